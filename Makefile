@@ -1,0 +1,53 @@
+# SpeeDO. `make` alone says what there is.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+
+# Set on the command line or in the environment; scripts/setup.sh says what each does.
+export PYTHON SPEEDO_CAFFE_PYTHONPATH SPEEDO_CAFFE_SOURCE SPEEDO_CAFFE_MIRROR SPEEDO_CACHE
+
+BIN := .venv/bin
+# For example: make test ARGS='-k easgd -x', make demo ARGS='--mode easgd'
+ARGS ?=
+
+.PHONY: help setup test check format demo bench lock clean distclean
+
+help: ## this list
+	@echo 'SpeeDO trains one Caffe model with many workers. First time here: make demo'
+	@echo
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 18
+	@echo
+	@echo "Settings for setup: PYTHON, SPEEDO_CAFFE_PYTHONPATH, SPEEDO_CAFFE_SOURCE, SPEEDO_CAFFE_MIRROR, SPEEDO_CACHE"
+	@echo "(scripts/setup.sh says what each does). ARGS='...' is handed on by test, demo and bench."
+
+setup: ## install all that is missing: Debian packages, .venv, pycaffe (built once, some minutes), speedo
+	@scripts/setup.sh
+
+test: setup ## every test, with real Redis, Ray and Caffe
+	$(BIN)/python -m pytest --durations=10 $(ARGS)
+
+check: ## the fast loop, in seconds: format, lint, types, and the tests that start no server
+	@test -x $(BIN)/ruff || { echo 'make setup comes first' >&2; exit 1; }
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q -m 'not redis and not ray and not caffe and not slow' $(ARGS)
+
+format: ## let ruff format the code and mend what it can
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+demo: setup ## train LeNet on Fashion-MNIST with two workers, one epoch, and say where the model is
+	$(BIN)/speedo train --mode sync --workers 2 --max-iter 938 $(ARGS)
+
+bench: setup ## measure throughput, and loss against epochs, of every mode
+	$(BIN)/python -m bench $(ARGS)
+
+lock: ## write the lock files anew from pyproject.toml (ARGS=--upgrade: with the newest of everything)
+	scripts/lock.sh $(ARGS)
+
+clean: ## remove what builds, tests and tools left here; keep .venv and the cached wheel
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -path ./.venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## remove .venv too; the cached wheel and source stay in ~/.cache/speedo
+	rm -rf .venv

@@ -1,0 +1,260 @@
+#!/usr/bin/env bash
+# Makes a fresh Debian 12 machine ready: Debian packages, .venv with the locked Python packages, pycaffe, speedo.
+#
+#   make setup                              what is there already is found, and takes seconds
+#   make setup PYTHON=/path/to/python3.11   the interpreter to make .venv with
+#   make setup SPEEDO_CAFFE_PYTHONPATH=DIR  use the pycaffe in DIR, the folder that holds `caffe`
+#   make setup SPEEDO_CAFFE_SOURCE=FILE     build pycaffe from a source archive fetched by hand
+#   make setup SPEEDO_CAFFE_MIRROR=URI      fetch that archive from this Debian mirror
+#
+# Where things go: .venv and build/ here, downloads and the built wheel in ~/.cache/speedo (SPEEDO_CACHE).
+# Nothing is written to /etc/apt, and Debian's redis service is neither started nor enabled: speedo starts
+# a private one where it needs one.
+set -euo pipefail
+# shellcheck source=scripts/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+# shellcheck source=scripts/build_pycaffe.sh
+source "$SPEEDO_ROOT/scripts/build_pycaffe.sh"
+
+venv="$SPEEDO_ROOT/.venv"
+stamps="$venv/.setup"
+venv_python="$venv/bin/python"
+base_python=''  # the interpreter that .venv is made with
+caffe_from=''   # 'own FOLDER' or 'wheel KEY'
+wheel_folder='' # where the cache keeps the wheel of that key
+changed=''      # set when this run changed something
+
+# An interpreter inside a virtual environment stands for the one that it was made with.
+find_base='import os, sys
+if sys.version_info >= (3, 11): print(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))'
+
+main() {
+  cd "$SPEEDO_ROOT"
+  mkdir -p build
+  exec 9>build/setup.lock
+  flock --nonblock 9 || { say '  another setup is at work here; waiting for it' && flock 9; }
+  trap end_step EXIT
+  trap 'exit 130' INT
+  trap 'exit 143' TERM
+
+  choose_python
+  choose_caffe
+  install_missing_packages
+  make_venv
+  install_python_packages
+  install_pycaffe
+  install_speedo
+  if [ -n "$changed" ]; then
+    step 'check' check_everything
+  fi
+  line ready 'SpeeDO' "in ${SECONDS} s; next: make demo, or .venv/bin/speedo --help"
+}
+
+# --- what there is, and what is wanted -----------------------------------------------------------
+
+choose_python() {
+  local name found
+  for name in ${PYTHON:+"$PYTHON"} python3.11 python3; do
+    found="$("$name" -c "$find_base" 2>/dev/null || true)"
+    if [ -n "$found" ]; then
+      base_python="$found"
+      line ok 'Python' "$("$base_python" -c 'import platform; print(platform.python_version())')  $base_python"
+      return
+    fi
+    if [ -n "${PYTHON:-}" ]; then
+      stop "PYTHON is $PYTHON: it does not run, or is older than 3.11" \
+        'Name a Python 3.11, for example: make setup PYTHON=/usr/bin/python3.11'
+    fi
+  done
+  stop 'no Python 3.11 was found (tried python3.11 and python3)' \
+    "On Debian 12: apt-get install python3.11, then make setup again." \
+    'Elsewhere: make setup PYTHON=/path/to/python3.11'
+}
+
+choose_caffe() {
+  local stamp key
+  stamp="$(cat "$stamps/pycaffe" 2>/dev/null || true)"
+  key="wheel $(pycaffe_key "$base_python")"
+  wheel_folder="$SPEEDO_CACHE/pycaffe/${key#wheel }"
+  if [ -n "${SPEEDO_CAFFE_PYTHONPATH:-}" ]; then
+    [ -d "$SPEEDO_CAFFE_PYTHONPATH/caffe" ] || stop "SPEEDO_CAFFE_PYTHONPATH is $SPEEDO_CAFFE_PYTHONPATH, and there is no folder 'caffe' in it" \
+      'Name the folder that holds it (for a built source tree of Caffe: its folder python).'
+    caffe_from="own $(cd "$SPEEDO_CAFFE_PYTHONPATH" && pwd)"
+  elif [ "$stamp" = "$key" ]; then
+    caffe_from="$key" # settled by an earlier run
+  elif [[ "$stamp" == own\ * && -d "${stamp#own }/caffe" ]]; then
+    caffe_from="$stamp"
+  elif (cd / && "$base_python" "$SPEEDO_ROOT/scripts/pycaffe/check.py") >/dev/null 2>&1; then
+    caffe_from="own $(cd / && "$base_python" -c 'import caffe, os; print(os.path.dirname(os.path.dirname(os.path.abspath(caffe.__file__))))' 2>/dev/null)"
+  else
+    caffe_from="$key"
+  fi
+}
+
+have_wheel() { compgen -G "$wheel_folder/*.whl" >/dev/null; }
+
+# --- Debian packages -----------------------------------------------------------------------------
+
+install_missing_packages() {
+  local wanted=() missing lists=scripts/packages
+  mapfile -t wanted < <(names "$lists/tools.txt")
+  if [[ "$caffe_from" == wheel\ * ]]; then
+    mapfile -t -O "${#wanted[@]}" wanted < <(names "$lists/pycaffe-run.txt")
+    if ! have_wheel && ! fresh pycaffe "$caffe_from"; then
+      mapfile -t -O "${#wanted[@]}" wanted < <(names "$lists/pycaffe-build.txt")
+      if is_debians_python && ! has_headers; then wanted+=("python3.11-dev"); fi
+    fi
+  fi
+  if is_debians_python && ! "$base_python" -c 'import ensurepip, venv' 2>/dev/null; then
+    wanted+=("python3.11-venv")
+  fi
+  if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
+    line skip 'Debian packages' 'this is no Debian; see scripts/packages for what must be there'
+    return
+  fi
+  mapfile -t missing < <(missing_packages "${wanted[@]}")
+  if ((${#missing[@]} == 0)); then
+    line ok 'Debian packages' "${#wanted[@]} wanted, all installed"
+    return
+  fi
+  if (($(id -u) != 0)); then
+    command -v sudo >/dev/null || stop "these Debian packages are missing, and there is neither root nor sudo to install them:" \
+      "${missing[*]}" "Have them installed (apt-get install --no-install-recommends ...) and run make setup again."
+    sudo -v || stop 'sudo was refused' "These Debian packages have to be installed: ${missing[*]}"
+  fi
+  changed=1
+  step 'Debian packages' install_packages "${missing[@]}"
+}
+
+is_debians_python() { [ "$base_python" = /usr/bin/python3.11 ]; }
+
+has_headers() { [ -f "$("$base_python" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ]; }
+
+# install_packages NAME...: as they are; Debian starts and enables a service that it installs, which is prevented.
+install_packages() {
+  local policy=/usr/sbin/policy-rc.d ours='# put here by speedo setup while it installs packages' redis=''
+  [[ " $* " == *' redis-server '* ]] && redis=1
+  as_root apt-get -o DPkg::Lock::Timeout=300 update ||
+    echo 'the package lists could not all be fetched; going on with those that are there'
+  if [ -n "$redis" ]; then
+    if [ ! -e "$policy" ] || grep -q "^$ours" "$policy"; then
+      # shellcheck disable=SC2064
+      trap "as_root rm -f $policy" EXIT
+      printf '#!/bin/sh\n%s\nexit 101\n' "$ours" | as_root tee "$policy" >/dev/null
+      as_root chmod 755 "$policy"
+    fi
+  fi
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 \
+    install --yes --no-install-recommends "$@"
+  if [ -n "$redis" ]; then
+    as_root systemctl disable redis-server.service || true
+    as_root update-rc.d redis-server disable || true
+    as_root service redis-server stop || true
+  fi
+}
+
+# --- .venv ---------------------------------------------------------------------------------------
+
+# fresh NAME KEY: whether the step NAME was done for exactly this KEY.
+fresh() { [ "$(cat "$stamps/$1" 2>/dev/null || true)" = "$2" ]; }
+
+mark() {
+  mkdir -p "$stamps"
+  printf '%s\n' "$2" >"$stamps/$1"
+  changed=1
+}
+
+make_venv() {
+  if [ "$("$venv_python" -c "$find_base" 2>/dev/null || true)" = "$base_python" ]; then
+    line ok '.venv' 'made earlier'
+    return
+  fi
+  step '.venv' create_venv
+  changed=1
+}
+
+create_venv() { "$base_python" -m venv --clear "$venv"; }
+
+pip() { "$venv_python" -m pip --disable-pip-version-check --no-input "$@"; }
+
+install_python_packages() {
+  local key
+  key="$(hash_of requirements-dev.lock)"
+  if fresh python-packages "$key"; then
+    line ok 'Python packages' "$(grep -c '==' requirements-dev.lock) locked, all installed"
+    return
+  fi
+  step 'Python packages' pip install --require-hashes --requirement requirements-dev.lock
+  mark python-packages "$key"
+}
+
+# --- pycaffe -------------------------------------------------------------------------------------
+
+install_pycaffe() {
+  if fresh pycaffe "$caffe_from"; then
+    line ok 'pycaffe' "${caffe_from#wheel }"
+    return
+  fi
+  rm -f "$stamps/pycaffe"
+  if [[ "$caffe_from" == own\ * ]]; then
+    step 'pycaffe (your own)' link_own_caffe "${caffe_from#own }"
+  else
+    have_wheel || build_wheel
+    step 'pycaffe' pip install --no-index --no-deps --force-reinstall "$wheel_folder"/*.whl
+    rm -rf "$venv"/lib/python3*/site-packages/speedo-own-caffe*
+  fi
+  mark pycaffe "$caffe_from"
+}
+
+build_wheel() {
+  local archive="$SPEEDO_CACHE/source/$CAFFE_ARCHIVE" work="$SPEEDO_ROOT/build/pycaffe"
+  if [ "$("$base_python" -c 'import sys; print(sys.version_info[:2] == (3, 11))')" != True ]; then
+    stop "pycaffe can be built here for Python 3.11 only, since Debian 12's Boost.Python is; $base_python is another version" \
+      'Choose a Python 3.11: make setup PYTHON=/path/to/python3.11' \
+      'or bring a pycaffe for yours: make setup SPEEDO_CAFFE_PYTHONPATH=/folder/that/holds/caffe'
+  fi
+  step 'Caffe source' fetch_caffe_source "$archive"
+  step 'Caffe build' compile_pycaffe "$venv_python" "$archive" "$work"
+  step 'pycaffe wheel' pack_pycaffe "$venv_python" "$work" "$wheel_folder"
+}
+
+# link_own_caffe FOLDER: make this one package of FOLDER, and nothing else there, importable in .venv.
+link_own_caffe() {
+  local folder="$1" site links
+  site="$("$venv_python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+  links="$site/speedo-own-caffe"
+  pip uninstall --yes pycaffe
+  mkdir -p "$links"
+  ln -sfn "$folder/caffe" "$links/caffe"
+  echo "$links" >"$site/speedo-own-caffe.pth"
+  if ! check_pycaffe; then
+    # A plain pycaffe imports scikit-image as soon as it is imported.
+    pip install --require-hashes --requirement requirements-own-caffe.lock
+    check_pycaffe || stop "the pycaffe in $folder does not work with the Python packages of .venv (the reason is above)" \
+      'Repair it, or let one be built: run make setup without SPEEDO_CAFFE_PYTHONPATH, and without it on PYTHONPATH.'
+  fi
+}
+
+check_pycaffe() { (cd / && "$venv_python" "$SPEEDO_ROOT/scripts/pycaffe/check.py"); }
+
+# --- speedo itself -------------------------------------------------------------------------------
+
+install_speedo() {
+  local key
+  key="$(hash_of pyproject.toml) $SPEEDO_ROOT"
+  if fresh speedo "$key" && [ -x "$venv/bin/speedo" ]; then
+    line ok 'speedo' 'installed from this folder'
+    return
+  fi
+  step 'speedo' pip install --no-index --no-deps --no-build-isolation --editable .
+  mark speedo "$key"
+}
+
+check_everything() {
+  check_pycaffe
+  redis-server --version
+  (cd / && "$venv_python" -c 'import speedo; print("speedo:", speedo.__file__)')
+  pip check
+}
+
+main "$@"

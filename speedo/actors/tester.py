@@ -1,0 +1,45 @@
+"""The tester actor: scores the version it is told, beside the training."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import ray
+
+from speedo.engines.fatal import capture_stderr
+from speedo.training import RunSettings
+
+
+@ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0)
+class TesterActor:
+    """Holds the test nets of a run."""
+
+    def __init__(self, settings: RunSettings, log: Path) -> None:
+        capture_stderr(log)
+        self._settings, self._log = settings, log
+
+    def start(self) -> int:
+        """Build the nets; returns the process id."""
+        from speedo.engines.pycaffe import PycaffeEngine
+        from speedo.solver import solver_for_tester
+        from speedo.storage.redis_store import RedisStore
+
+        spec = self._settings.spec
+        text = solver_for_tester(spec, seed=self._settings.seed, scratch=self._log.parent)
+        self._engine = PycaffeEngine(text, lr_policy=spec.lr_policy, folder=spec.folder)
+        self._store = RedisStore(self._settings.redis_url)
+        self._vector = self._engine.layout.zeros()
+        return os.getpid()
+
+    def evaluate(self, version: int) -> Mapping[str, float]:
+        """The metrics of one version of the center."""
+        from speedo.storage import keys
+        from speedo.weights import Kind
+        from speedo.worker import fetch_vector
+
+        key = keys.center(self._settings.run, version)
+        fetch_vector(self._store, key, self._engine.layout, Kind.CENTER, self._vector)
+        self._engine.load_weights(self._vector)
+        return dict(self._engine.evaluate())

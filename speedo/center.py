@@ -1,0 +1,112 @@
+"""The center: the merged weights, what comes in to be merged, and the versions in the store.
+
+Everything that can be wrong with a payload is found in `receive`, before the coordinator hears of the result,
+so that a merge, once decided, is carried out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from speedo.errors import MissingKeyError, PayloadError
+from speedo.messages import Merge, Refused, Trained
+from speedo.sgd_modes.rules import Contribution, MergeRule
+from speedo.storage import keys
+from speedo.storage.base import Store
+from speedo.weights import Kind, Layout, Vector, as_bytes, header_for
+from speedo.worker import fetch_vector
+
+
+@dataclass
+class Center:
+    """The center vector of a run at `version`, owned by the master; published from the start."""
+
+    run: str
+    vector: Vector
+    layout: Layout
+    store: Store
+    version: int = 0
+    epoch: int = 0
+    _received: dict[tuple[int, int], tuple[Vector, MergeRule]] = field(default_factory=dict)
+    _spare: list[Vector] = field(default_factory=list)
+    _uses: Counter[int] = field(default_factory=Counter)
+    _published: set[int] = field(default_factory=set)
+
+    def receive(self, event: Trained, rule: MergeRule) -> Trained | Refused:
+        """Take a result's payload out of the store; `Refused` says why it cannot be merged."""
+        key = keys.payload(self.run, event.worker, event.ticket)
+        vector = self._spare.pop() if self._spare else self.layout.zeros()
+        try:
+            header = fetch_vector(self.store, key, self.layout, rule.payload, vector)
+            sender = (header.worker, header.incarnation, header.ticket, header.epoch)
+            if sender != (event.worker, event.incarnation, event.ticket, self.epoch):
+                raise PayloadError(f"{key} was written by another turn {sender}")
+            if not (np.isfinite(event.loss) and _is_finite(vector)):
+                raise PayloadError(
+                    "it is not finite (NaN or infinity): training diverges there; lower --lr or --momentum"
+                )
+        except (PayloadError, MissingKeyError) as error:
+            self._spare.append(vector)
+            self.store.delete(key)
+            return Refused(event.worker, event.incarnation, event.ticket, str(error))
+        self.store.delete(key)
+        self._received[event.worker, event.ticket] = (vector, rule)
+        return event
+
+    def merge(self, action: Merge, iteration_before: int) -> None:
+        """Carry out a merge and publish the version that it makes."""
+        taken = [self._received.pop((part.worker, part.ticket)) for part in action.parts]
+        contributions = [
+            Contribution(vector, part.samples)
+            for (vector, _), part in zip(taken, action.parts, strict=True)
+        ]
+        taken[0][1].merge(self.vector, contributions, action.rate, iteration_before)
+        self._spare.extend(vector for vector, _ in taken)
+        previous, self.version = self.version, action.version
+        self.publish()
+        self._retire(previous)
+
+    def drop(self, worker: int, ticket: int) -> None:
+        """Forget a result that is not merged."""
+        taken = self._received.pop((worker, ticket), None)
+        if taken is not None:
+            self._spare.append(taken[0])
+        else:
+            self.store.delete(keys.payload(self.run, worker, ticket))
+
+    def publish(self) -> None:
+        """Write the present version to the store."""
+        header = header_for(
+            self.vector, self.layout, Kind.CENTER, version=self.version, epoch=self.epoch
+        )
+        key = keys.center(self.run, self.version)
+        self.store.write(key, header.pack(), as_bytes(self.vector))
+        self._published.add(self.version)
+
+    def hold(self, version: int) -> None:
+        """Somebody was told to read this version: it stays until released as often as held."""
+        self._uses[version] += 1
+
+    def release(self, version: int) -> None:
+        self._uses[version] -= 1
+        if self._uses[version] <= 0:
+            del self._uses[version]
+            self._retire(version)
+
+    def _retire(self, version: int) -> None:
+        if version != self.version and not self._uses[version] and version in self._published:
+            self._published.discard(version)
+            self.store.delete(keys.center(self.run, version))
+
+
+def _is_finite(vector: Vector) -> bool:
+    """One pass, no temporary: the squared norm is finite only if every value is.
+
+    A norm above 1e19, whose square overflows float32, counts as not finite; so no sum of two accepted
+    vectors can overflow.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(np.dot(vector, vector)))

@@ -1,0 +1,287 @@
+"""One configuration for a run: every option, its default with the default's source, and every check.
+
+Options come from the command line, a YAML file or Python alike. All mistakes are reported at once, each
+with its value and its remedy.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from speedo.errors import ConfigError
+
+PlainMode = Literal["sync", "async", "partial", "weed-out", "easgd"]
+Mode = Literal["sync", "async", "partial", "weed-out", "easgd", "hybrid"]
+MODES: Final = get_args(Mode)
+PLAIN_MODES: Final = get_args(PlainMode)
+
+DEFAULT_PORT: Final = 56126  # the original SpeeDO's master; Ray and Redis both want 6379
+DEFAULT_MAX_ADVANCE: Final = 2  # the bound of the worked example in docs/modes.md
+DEFAULT_WINDOW: Final = 3  # likewise; the bound in force is max(window, workers)
+LARGEST_WORKERS: Final = (
+    10_000  # slots are small integers; beyond this a mistake is likelier than a wish
+)
+
+
+class ModeOptions(BaseModel):
+    """What a mode can be told; an option that the mode does not have is a mistake, not ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    moving_rate: float | None = Field(
+        None, description="alpha of elastic averaging; default 0.9 / workers"
+    )
+    max_advance: int | None = Field(
+        None, description="turns that partial lets a worker run ahead; default 2"
+    )
+    window: int | None = Field(
+        None, description="staleness from which weed-out discards; default 3"
+    )
+    local_steps: int = Field(1, description="solver steps per turn (tau)")
+    delta_scale: float | None = Field(
+        None, description="factor on merged deltas; default min(1, 2 / workers), sync 1"
+    )
+    server_gradient: bool = Field(
+        False, description="workers send raw gradients, the master applies the solver's update"
+    )
+
+    def problems_in(self, mode: str) -> list[str]:
+        """What cannot work in this mode, a sentence each."""
+        found = []
+        if self.local_steps < 1:
+            found.append(f"local_steps is {self.local_steps}: a turn needs a step; use 1 or more")
+        if self.moving_rate is not None:
+            if not 0 < self.moving_rate < 1:
+                found.append(
+                    f"moving_rate is {self.moving_rate}: the pull must lie between 0 and 1, both excluded; "
+                    "0.9 divided by the number of workers is the usual choice"
+                )
+            if mode in ("sync", "async"):
+                found.append(
+                    f"moving_rate is {self.moving_rate}, but mode {mode} has no elastic pull; "
+                    "use --mode easgd, partial or weed-out, or leave moving_rate out"
+                )
+            if self.delta_scale is not None:
+                found.append(
+                    f"delta_scale is {self.delta_scale} together with moving_rate {self.moving_rate}: elastic "
+                    "averaging merges weights, not deltas; leave one of the two out"
+                )
+        if self.max_advance is not None:
+            if mode != "partial":
+                found.append(
+                    f"max_advance is {self.max_advance}, but only mode partial has it, not {mode}"
+                )
+            elif self.max_advance < 1:
+                found.append(
+                    f"max_advance is {self.max_advance}: every worker would wait for ever; use 1 or more"
+                )
+        if self.window is not None:
+            if mode != "weed-out":
+                found.append(f"window is {self.window}, but only mode weed-out has it, not {mode}")
+            elif self.window < 1:
+                found.append(
+                    f"window is {self.window}: every result would be discarded; use 1 or more"
+                )
+        if self.delta_scale is not None:
+            if not 0 < self.delta_scale <= 10 or not math.isfinite(self.delta_scale):
+                found.append(
+                    f"delta_scale is {self.delta_scale}: use a factor above 0, usually at most 1"
+                )
+            if mode == "easgd":
+                found.append(
+                    f"delta_scale is {self.delta_scale}, but easgd merges no deltas; use moving_rate"
+                )
+        if self.server_gradient:
+            if mode == "easgd" or self.moving_rate is not None:
+                found.append(
+                    "server_gradient and elastic averaging exclude each other; leave one out"
+                )
+            if self.local_steps > 1:
+                found.append(
+                    f"server_gradient with local_steps {self.local_steps}: a raw gradient belongs to one point; "
+                    "use local_steps 1, and --batch for more samples per gradient"
+                )
+            if self.delta_scale is not None:
+                found.append("server_gradient sends no deltas; leave delta_scale out")
+        return found
+
+
+class PhaseConfig(ModeOptions):
+    """One phase of a hybrid run: a mode with its options, for so many iterations."""
+
+    mode: PlainMode
+    iterations: int
+
+    def problems(self, number: int) -> list[str]:
+        found = self.problems_in(self.mode)
+        if self.iterations < 1:
+            found.append(f"it lasts {self.iterations} iterations; use 1 or more")
+        return [f"phase {number} ({self.mode}): {problem}" for problem in found]
+
+
+class RunConfig(ModeOptions):
+    """Everything that one run is told. None means: as the solver says, or the default of the mode."""
+
+    mode: Mode = "sync"
+    workers: int = 2
+    phases: tuple[PhaseConfig, ...] = ()
+
+    solver: Path | None = None
+    weights: Path | None = None
+    max_iter: int | None = None
+    test_interval: int | None = None
+    lr: float | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
+    batch: int | None = None
+    split_batch: bool | None = None
+    seed: int | None = None
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    redis: str | None = None
+    timeout: float = 120.0
+    join_timeout: float | None = None
+    min_workers: int = 1
+    data_root: Path | None = None
+    run_dir: Path | None = None
+
+    @property
+    def splits_batch(self) -> bool:
+        """Whether the solver's batch is spread over the workers: by default wherever rounds are synchronous."""
+        if self.split_batch is not None:
+            return self.split_batch
+        return self.mode == "sync" or any(phase.mode == "sync" for phase in self.phases)
+
+    @property
+    def seconds_to_join(self) -> float:
+        """How long a run that has lost its workers waits for new ones."""
+        return self.timeout if self.join_timeout is None else self.join_timeout
+
+    def problems(self) -> list[str]:
+        """Everything in this configuration that cannot work, a sentence each."""
+        found = self.problems_in(self.mode)
+        if not 1 <= self.workers <= LARGEST_WORKERS:
+            found.append(f"workers is {self.workers}: use 1 to {LARGEST_WORKERS}")
+        if not 1 <= self.min_workers <= max(self.workers, 1):
+            found.append(
+                f"min_workers is {self.min_workers}: use 1 up to the {self.workers} of workers"
+            )
+        if self.mode == "hybrid" and not self.phases:
+            found.append(
+                "mode hybrid has no phases; give at least one, for example --phase sync:500 --phase easgd:1000"
+            )
+        if self.mode != "hybrid" and self.phases:
+            found.append(f"phases are given, but the mode is {self.mode}; use --mode hybrid")
+        if self.mode == "hybrid":
+            found += [
+                f"{name} is given to mode hybrid as a whole; give it to a phase, as in --phase easgd:1000,{name}=..."
+                for name in ("moving_rate", "max_advance", "window", "delta_scale")
+                if getattr(self, name) is not None
+            ]
+        for number, phase in enumerate(self.phases, 1):
+            found += phase.problems(number)
+        for name, least in (("max_iter", 1), ("test_interval", 0), ("batch", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                found.append(f"{name} is {value}: use {least} or more")
+        if self.lr is not None and not (self.lr > 0 and math.isfinite(self.lr)):
+            found.append(f"lr is {self.lr}: use a learning rate above 0")
+        if self.momentum is not None and not 0 <= self.momentum < 1:
+            found.append(f"momentum is {self.momentum}: use 0 up to, not including, 1")
+        if self.weight_decay is not None and not (
+            self.weight_decay >= 0 and math.isfinite(self.weight_decay)
+        ):
+            found.append(f"weight_decay is {self.weight_decay}: use 0 or more")
+        if not 1 <= self.port <= 65535:
+            found.append(f"port is {self.port}: use 1 to 65535, {DEFAULT_PORT} by default")
+        if not (self.timeout > 0 and math.isfinite(self.timeout)):
+            found.append(f"timeout is {self.timeout}: use a number of seconds above 0")
+        if self.join_timeout is not None and not (
+            self.join_timeout > 0 and math.isfinite(self.join_timeout)
+        ):
+            found.append(f"join_timeout is {self.join_timeout}: use a number of seconds above 0")
+        if self.weights is not None and not self.weights.is_file():
+            found.append(f"weights names {self.weights}, which is no file; give a .caffemodel")
+        return found
+
+
+def make_config(options: Mapping[str, Any], *, file: Path | None = None) -> RunConfig:
+    """The configuration from a YAML file, if any, with `options` (those that are not None) before it.
+
+    Raises `ConfigError` with every problem found.
+    """
+    values = _read_yaml(file) if file is not None else {}
+    values.update({name: value for name, value in options.items() if value is not None})
+    try:
+        config = RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError([_sentence(dict(detail), file) for detail in error.errors()]) from None
+    problems = config.problems()
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+def parse_phase(text: str) -> dict[str, Any]:
+    """`easgd:1000,moving_rate=0.3,local_steps=10` as the mapping that a YAML file would hold."""
+    head, *options = text.split(",")
+    mode, colon, iterations = head.partition(":")
+    if not colon or not iterations.strip().isdigit():
+        raise ConfigError(
+            f"phase {text!r} is not of the form MODE:ITERATIONS[,OPTION=VALUE...]; "
+            "for example --phase sync:500 or --phase easgd:1000,moving_rate=0.3"
+        )
+    phase: dict[str, Any] = {"mode": mode.strip(), "iterations": int(iterations)}
+    for option in options:
+        name, equals, value = option.partition("=")
+        if not equals:
+            raise ConfigError(f"phase {text!r}: {option!r} is not of the form OPTION=VALUE")
+        phase[name.strip().replace("-", "_")] = value.strip()
+    return phase
+
+
+def _read_yaml(file: Path) -> dict[str, Any]:
+    try:
+        loaded = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"the configuration {file} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        where = getattr(error, "problem_mark", None)
+        line = f", line {where.line + 1}" if where is not None else ""
+        raise ConfigError(
+            f"the configuration {file}{line} is not YAML: {getattr(error, 'problem', None) or error}; "
+            "write one 'option: value' per line"
+        ) from None
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise ConfigError(
+            f"the configuration {file} holds no options; write one 'option: value' per line"
+        )
+    return {str(name).replace("-", "_"): value for name, value in loaded.items()}
+
+
+def _sentence(detail: dict[str, Any], file: Path | None) -> str:
+    """One of pydantic's findings in our own form: name, value, remedy."""
+    place = [str(part) for part in detail["loc"]]
+    name = ".".join(place) or "the configuration"
+    origin = f" (perhaps in {file})" if file is not None else ""
+    if detail["type"] == "extra_forbidden":
+        known = list(PhaseConfig.model_fields if "phases" in place else RunConfig.model_fields)
+        close = difflib.get_close_matches(place[-1], known, n=1)
+        hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(sorted(known))}"
+        return f"{name} is no option{origin}{hint}"
+    if detail["type"] == "literal_error":
+        return f"{name} is {detail['input']!r}{origin}; use one of {detail['ctx']['expected']}"
+    if detail["type"] == "missing":
+        return f"{name} is missing{origin}; give it"
+    message = str(detail["msg"])
+    return f"{name} is {detail['input']!r}{origin}: {message[0].lower()}{message[1:]}"

@@ -1,0 +1,380 @@
+"""The state machine of a run: an event comes in, a list of actions goes out, in the order to carry out.
+
+Theory of operation. The strategy (`speedo.sgd_modes`) decides who is merged and who trains; the coordinator
+keeps the books that make its decisions safe:
+
+- *Tickets.* Each turn has a number, given once. A result is taken only while its worker is there in the same
+  incarnation and this very ticket is outstanding; taking it ends the ticket. So a result merges at most once,
+  and late, repeated and foreign ones are told apart and refused.
+- *Versions.* Each merge makes the next version of the center; nothing else does.
+- *Iterations* count samples merged, divided by the solver's batch. No more turns are issued than the work that
+  is left needs; a worker without work, or while too few workers live, is parked. To the strategy a parked
+  worker has left, and joins when there is work again: it needs no rule of its own for the end.
+- *Staleness* of a result is the number of results received between its ticket's issue and itself.
+- *Bad results.* To the strategy a worker whose payload is refused has left and joined again, so nobody waits
+  for the lost result. After `STRIKES` of them in a row the worker is set aside.
+
+No clock, no I/O, no arrays. Actions are applied to the books before they are returned, so the driver must carry
+them out in order, all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from speedo.messages import (
+    Action,
+    Decision,
+    Drop,
+    Event,
+    Finish,
+    Joined,
+    Left,
+    Merge,
+    Part,
+    Refused,
+    Result,
+    SetAside,
+    Snapshot,
+    StopAsked,
+    Evaluate,
+    Tested,
+    Train,
+    Trained,
+)
+from speedo.sgd_modes.base import Strategy
+from speedo.sgd_modes.rules import MergeRule
+from speedo.weights import Kind
+
+STRIKES = 3  # refused results in a row after which a worker is set aside
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The work of a run, in the solver's own terms: iterations of `batch` samples."""
+
+    batch: int
+    max_iter: int
+    workers: int
+    min_workers: int = 1
+    test_interval: int = 0
+    test_initialization: bool = False
+    snapshot: int = 0
+
+    @property
+    def samples(self) -> int:
+        return self.batch * self.max_iter
+
+
+@dataclass(slots=True)
+class _Turn:
+    ticket: int
+    samples: int
+    received_before: int
+    rule: MergeRule
+
+
+@dataclass(frozen=True, slots=True)
+class _Merged:
+    """The merge that a worker's latest result went into."""
+
+    version: int
+    rule: MergeRule
+    rate: float
+
+
+@dataclass(slots=True)
+class _Member:
+    incarnation: int
+    samples_per_step: int
+    turn: _Turn | None = None
+    strikes: int = 0
+    merged: _Merged | None = None
+
+
+@dataclass(slots=True)
+class _Held:
+    """A result that was taken and waits for the strategy's word."""
+
+    part: Part
+    rule: MergeRule
+
+
+@dataclass
+class Coordinator:
+    """One run's books. `version` and `samples` start where a resumed run left them."""
+
+    strategy: Strategy
+    plan: Plan
+    version: int = 0
+    samples: int = 0
+    first_ticket: int = 1
+    received: int = 0
+    finished: bool = False
+    members: dict[int, _Member] = field(default_factory=dict)
+    _held: dict[int, _Held] = field(default_factory=dict)
+    _parked: set[int] = field(default_factory=set)
+    _samples_in_flight: int = 0
+    _samples_per_step: int = 0
+    _started: bool = False
+
+    def __post_init__(self) -> None:
+        self._next_ticket = self.first_ticket
+
+    # ------------------------------------------------------------ questions
+
+    @property
+    def iteration(self) -> int:
+        """The global iteration: samples merged over the solver's batch."""
+        return self.samples // self.plan.batch
+
+    @property
+    def short_of_workers(self) -> bool:
+        """Whether the run stands still until more workers join."""
+        needed = self.plan.min_workers if self._started else self.plan.workers
+        return not self.finished and len(self.members) < needed
+
+    def expects(self, event: Trained) -> MergeRule | None:
+        """The rule that this result's turn was issued under; None if its ticket is not outstanding."""
+        if self._refusal(event) is not None:
+            return None
+        turn = self.members[event.worker].turn
+        return turn.rule if turn is not None else None
+
+    def outstanding(self, worker: int, ticket: int) -> bool:
+        """Whether this worker still owes the result of this ticket."""
+        member = self.members.get(worker)
+        return member is not None and member.turn is not None and member.turn.ticket == ticket
+
+    # ------------------------------------------------------------ events
+
+    def handle(self, event: Event) -> list[Action]:
+        """Take one event; returns what follows from it. A finished run answers only with refusals."""
+        actions: list[Action] = []
+        match event:
+            case Trained():
+                self._on_trained(event, actions)
+            case Joined() if not self.finished:
+                self._on_joined(event, actions)
+            case Left():
+                self._on_left(event, actions)
+            case Refused():
+                self._on_refused(event, actions)
+            case StopAsked() if not self.finished:
+                self._finish(actions, complete=False, reason=event.reason)
+            case Tested() | Joined() | StopAsked():
+                pass
+        if not self.finished:
+            self._wake(actions)
+            if self.samples >= self.plan.samples:
+                self._finish(
+                    actions, complete=True, reason=f"reached max_iter {self.plan.max_iter}"
+                )
+        return actions
+
+    def _on_joined(self, event: Joined, actions: list[Action]) -> None:
+        if event.worker in self.members:
+            self._on_left(
+                Left(
+                    event.worker,
+                    self.members[event.worker].incarnation,
+                    "a newer one took its place",
+                ),
+                actions,
+            )
+        self.members[event.worker] = _Member(event.incarnation, event.samples_per_step)
+        self._samples_per_step += event.samples_per_step
+        self._parked.add(event.worker)
+
+    def _on_left(self, event: Left, actions: list[Action]) -> None:
+        member = self.members.get(event.worker)
+        if member is None or member.incarnation != event.incarnation:
+            return
+        self._end_turn(member)
+        del self.members[event.worker]
+        self._samples_per_step -= member.samples_per_step
+        if event.worker in self._parked:
+            self._parked.discard(event.worker)
+        elif not self.finished:
+            self._carry_out(self.strategy.on_leave(event.worker), actions)
+
+    def _on_trained(self, event: Trained, actions: list[Action]) -> None:
+        reason = self._refusal(event)
+        if reason is not None:
+            actions.append(
+                Drop(event.worker, event.incarnation, event.ticket, "late", reason, loss=event.loss)
+            )
+            return
+        member = self.members[event.worker]
+        turn = self._end_turn(member)
+        staleness = self.received - turn.received_before
+        self.received += 1
+        member.strikes = 0
+        part = Part(
+            event.worker, event.incarnation, event.ticket, event.samples, staleness, event.loss
+        )
+        self._held[event.worker] = _Held(part, turn.rule)
+        self._carry_out(
+            self.strategy.on_result(Result(event.worker, event.samples, staleness)), actions
+        )
+
+    def _on_refused(self, event: Refused, actions: list[Action]) -> None:
+        reason = self._refusal(event)
+        decision = "refused" if reason is None else "late"
+        actions.append(
+            Drop(event.worker, event.incarnation, event.ticket, decision, reason or event.reason)
+        )
+        if reason is not None:
+            return
+        member = self.members[event.worker]
+        self._end_turn(member)
+        member.strikes += 1
+        if member.strikes < STRIKES:
+            self._park(event.worker, actions)
+            return
+        why = f"{STRIKES} results in a row were refused, the last: {event.reason}"
+        actions.append(SetAside(event.worker, event.incarnation, why))
+        self._on_left(Left(event.worker, event.incarnation, why), actions)
+        if not self.members:
+            self._finish(actions, complete=False, reason=f"every worker was set aside; {why}")
+
+    def _refusal(self, event: Trained | Refused) -> str | None:
+        """Why this result is not the one that is waited for; None if it is."""
+        if self.finished:
+            return "the run is over"
+        member = self.members.get(event.worker)
+        if member is None:
+            return "its worker is not in the run"
+        if member.incarnation != event.incarnation:
+            return f"it is of incarnation {event.incarnation}, the worker's is {member.incarnation}"
+        if member.turn is None or member.turn.ticket != event.ticket:
+            return "its ticket is not outstanding"
+        return None
+
+    # ------------------------------------------------------------ decisions
+
+    def _carry_out(self, decision: Decision, actions: list[Action]) -> None:
+        for worker in decision.discard:
+            part = self._held.pop(worker).part
+            reason = f"staleness {part.staleness} is too high for mode {self.strategy.name}"
+            actions.append(
+                Drop(
+                    worker,
+                    part.incarnation,
+                    part.ticket,
+                    "discarded",
+                    reason,
+                    part.staleness,
+                    part.loss,
+                )
+            )
+        if decision.merge:
+            self._merge(decision.merge, actions)
+        if decision.train:
+            self._train(decision.train, actions)
+
+    def _merge(self, workers: tuple[int, ...], actions: list[Action]) -> None:
+        held = [self._held.pop(worker) for worker in workers]
+        before = self.iteration
+        self.version += 1
+        self.samples += sum(one.part.samples for one in held)
+        rate = held[0].rule.rate(max(len(self.members), 1))
+        actions.append(
+            Merge(self.version, self.iteration, self.samples, rate, tuple(one.part for one in held))
+        )
+        for one in held:
+            member = self.members.get(one.part.worker)
+            if member is not None and member.incarnation == one.part.incarnation:
+                member.merged = _Merged(self.version, one.rule, rate)
+        if self.samples < self.plan.samples:  # the end has its own test and model
+            if _crossed(before, self.iteration, self.plan.test_interval):
+                actions.append(Evaluate(self.version, self.iteration))
+            if _crossed(before, self.iteration, self.plan.snapshot):
+                actions.append(Snapshot(self.version, self.iteration))
+
+    def _train(self, workers: tuple[int, ...], actions: list[Action]) -> None:
+        """Issue one turn to each, all of the same length, as far as there is work; park the others."""
+        left = self.plan.samples - self.samples - self._samples_in_flight
+        per_step = sum(self.members[worker].samples_per_step for worker in workers)
+        rule = self.strategy.rule
+        steps = max(1, min(self.strategy.local_steps, -(-left // per_step)))
+        stride = max(1, self._samples_per_step // self.plan.batch)
+        for position, worker in enumerate(workers):
+            if left <= 0 or len(self.members) < self.plan.min_workers:
+                for other in workers[position:]:
+                    self._park(other, actions)
+                return
+            member = self.members[worker]
+            samples = steps * member.samples_per_step
+            member.turn = _Turn(self._next_ticket, samples, self.received, rule)
+            self._next_ticket += 1
+            self._samples_in_flight += samples
+            left -= samples
+            actions.append(
+                Train(
+                    worker,
+                    member.incarnation,
+                    member.turn.ticket,
+                    self.version,
+                    self.iteration,
+                    steps,
+                    stride,
+                    rule.payload,
+                    self._moving_rate(member, rule),
+                )
+            )
+
+    def _moving_rate(self, member: _Member, rule: MergeRule) -> float | None:
+        """Elastic averaging goes on from the worker's own weights, right after its own merge."""
+        merged = member.merged
+        if rule.payload is not Kind.WEIGHTS or merged is None:
+            return None
+        own = merged.rule is rule and merged.version == self.version
+        return merged.rate if own else None
+
+    def _park(self, worker: int, actions: list[Action]) -> None:
+        self._parked.add(worker)
+        self._carry_out(self.strategy.on_leave(worker), actions)
+
+    def _wake(self, actions: list[Action]) -> None:
+        """Let parked workers join, if there is work for them and enough of them live."""
+        if not self._parked or self.short_of_workers:
+            return
+        if not self._started:
+            self._started = True
+            if self.plan.test_initialization and self.samples == 0:
+                actions.append(Evaluate(self.version, self.iteration))
+        if self.plan.samples - self.samples - self._samples_in_flight > 0:
+            workers, self._parked = tuple(sorted(self._parked)), set()
+            self._carry_out(self.strategy.on_join(workers), actions)
+
+    def _end_turn(self, member: _Member) -> _Turn:
+        turn = member.turn
+        if turn is None:
+            return _Turn(0, 0, 0, self.strategy.rule)
+        member.turn = None
+        self._samples_in_flight -= turn.samples
+        return turn
+
+    def _finish(self, actions: list[Action], *, complete: bool, reason: str) -> None:
+        self.finished = True
+        for worker, held in sorted(self._held.items()):
+            part = held.part
+            actions.append(
+                Drop(
+                    worker,
+                    part.incarnation,
+                    part.ticket,
+                    "discarded",
+                    "the run is over",
+                    part.staleness,
+                    part.loss,
+                )  # fmt: skip
+            )
+        self._held.clear()
+        actions.append(Finish(complete, reason))
+
+
+def _crossed(before: int, after: int, interval: int) -> bool:
+    """Whether a multiple of the interval lies in (before, after]."""
+    return interval > 0 and after // interval > before // interval

@@ -1,0 +1,20 @@
+"""Datasets into what Caffe reads: LMDB databases, a mean file, and a manifest of what they are."""
+
+from speedo.data.base import COMMAND, Prepared, Progress, silent
+from speedo.data.cifar10 import prepare_cifar10
+from speedo.data.images import prepare_images
+from speedo.data.mnist import prepare_fashion_mnist, prepare_mnist
+from speedo.data.roots import default_data_root, ensure_bundled
+
+__all__ = [
+    "COMMAND",
+    "Prepared",
+    "Progress",
+    "default_data_root",
+    "ensure_bundled",
+    "prepare_cifar10",
+    "prepare_fashion_mnist",
+    "prepare_images",
+    "prepare_mnist",
+    "silent",
+]

@@ -1,0 +1,47 @@
+"""The nouns of this package: one sample, what a preparation leaves, how it tells of its
+progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+# How the command line calls this package; error messages send the reader there.
+COMMAND: Final = "speedo data"
+MANIFEST: Final = "dataset.json"
+MEAN_FILE: Final = "mean.binaryproto"
+TRAIN_DATABASE: Final = "train_lmdb"
+TEST_DATABASE: Final = "test_lmdb"
+
+# Between two calls of a progress callback.
+PROGRESS_RECORDS: Final = 5000
+
+Shape = tuple[int, int, int]
+"""Channels, height, width: the order in which Caffe holds an image."""
+
+Progress = Callable[[int, int, str], None]
+"""Called with the number done, the number in all, and what is being done."""
+
+
+def silent(done: int, total: int, what: str) -> None:
+    """Tell nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A dataset folder that is complete.
+
+    `counts` gives the records of each database; `shape` is None where images differ in size;
+    `built` is False if the folder was found complete. Of the lines that were skipped,
+    `skipped_lines` shows the first few.
+    """
+
+    folder: Path
+    counts: Mapping[str, int]
+    shape: Shape | None
+    mean: Path | None
+    built: bool
+    skipped: int = 0
+    skipped_lines: tuple[str, ...] = ()

@@ -1,0 +1,101 @@
+"""Files by name: found in a local folder or fetched, and checked against their published
+checksum."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from speedo.data.base import Progress, silent
+from speedo.errors import DataError
+
+TIMEOUT_SECONDS: Final = 30.0
+_CHUNK_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedFile:
+    """A file of a published dataset; `urls` are tried in order."""
+
+    name: str
+    sha256: str
+    urls: tuple[str, ...]
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal digits."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def check_sha256(path: Path, expected: str) -> str:
+    """The checksum of a file; raises DataError if it is not the published one."""
+    found = file_sha256(path)
+    if found != expected:
+        raise DataError(
+            f"{path} is not the published file: its SHA-256 is {found}, published is {expected}; "
+            "fetch it again"
+        )
+    return found
+
+
+def fetch(
+    file: PublishedFile,
+    folder: Path,
+    *,
+    remedy: str,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+    progress: Progress = silent,
+) -> Path:
+    """Download a file into `folder` and check it.
+
+    `timeout_seconds` bounds every wait for the network, not the whole transfer. Raises DataError
+    with what each address answered and the `remedy`; a file with a wrong checksum is removed.
+    """
+    target = folder / file.name
+    failures: list[str] = []
+    for url in file.urls:
+        try:
+            _transfer(url, target, timeout_seconds, progress)
+            check_sha256(target, file.sha256)
+            return target
+        except DataError as error:
+            failures.append(f"{url}: {error}")
+        target.unlink(missing_ok=True)
+    raise DataError(_joined(f"{file.name} could not be downloaded", failures, remedy))
+
+
+def _joined(what: str, failures: Sequence[str], remedy: str) -> str:
+    return "\n".join([f"{what}:", *(f"  {failure}" for failure in failures), remedy])
+
+
+def _transfer(url: str, target: Path, timeout_seconds: float, progress: Progress) -> None:
+    """Errors of the network become DataError; those of the disk stay OSError."""
+    request = urllib.request.Request(url, headers={"User-Agent": "speedo"})
+    with _network_errors():
+        answer = urllib.request.urlopen(request, timeout=timeout_seconds)
+    with answer, target.open("wb") as out:
+        total = int(answer.headers.get("Content-Length") or 0)
+        done = 0
+        while True:
+            with _network_errors():
+                chunk = answer.read(_CHUNK_BYTES)
+            if not chunk:
+                return
+            out.write(chunk)
+            done += len(chunk)
+            progress(done, max(total, done), f"download {target.name}")
+
+
+@contextlib.contextmanager
+def _network_errors() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, http.client.HTTPException) as error:
+        raise DataError(str(getattr(error, "reason", None) or error)) from error

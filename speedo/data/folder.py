@@ -1,0 +1,259 @@
+"""A dataset folder is made whole or not at all, by one process at a time.
+
+Everything is written into a hidden folder beside the target and renamed at the end. A new target
+appears in one rename. Databases that join or replace others in a target that exists are renamed one
+by one, and the manifest, which alone says what is done, comes last. A lock file beside the target
+makes a second process wait; the kernel drops the lock of a process that dies, so nothing stale can
+block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import lmdb
+
+from speedo.data.base import MANIFEST, MEAN_FILE, Prepared
+from speedo.data.manifest import Database, Manifest, Mean, read_manifest, write_manifest
+from speedo.errors import DataError
+
+LOCK_WAIT_SECONDS: Final = 1800.0
+_POLL_SECONDS: Final = 0.1
+_NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is wanted in a folder: a dataset, and the options of each of its databases.
+
+    `alone` says that the databases are the whole dataset, not some among others.
+    """
+
+    dataset: str
+    databases: Mapping[str, Options]
+    alone: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What a builder left in the staging folder."""
+
+    databases: Mapping[str, Database]
+    mean: Mean | None
+
+
+def prepare_folder(
+    folder: Path,
+    request: Request,
+    build: Callable[[Path], Built],
+    *,
+    force: bool = False,
+    wait_seconds: float = LOCK_WAIT_SECONDS,
+) -> Prepared:
+    """Return the folder if it is complete, otherwise `build` it in a staging folder and publish
+    that.
+
+    Raises DataError: the folder was made with other options, holds what is not ours, is locked for
+    longer than `wait_seconds`, or cannot be written.
+    """
+    folder = folder.expanduser().absolute()
+    if not force and (found := _complete(folder, request)):
+        return found.prepared(folder, built=False)
+    with _errors_named(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(folder, wait_seconds):
+            # The process that held the lock before may have made what we came for.
+            if not force and (found := _complete(folder, request)):
+                return found.prepared(folder, built=False)
+            _refuse_foreign(folder, request, force)
+            _sweep(folder)
+            staging = Path(tempfile.mkdtemp(prefix=_staging_prefix(folder), dir=folder.parent))
+            try:
+                # mkdtemp hides its folder from other users; a dataset is for all who may read its
+                # parent.
+                staging.chmod(0o777 & ~_umask())
+                built = build(staging)
+                return _publish(staging, folder, request, built).prepared(folder, built=True)
+            finally:
+                shutil.rmtree(staging, ignore_errors=True)
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether the folder holds every file that its manifest names."""
+    manifest = read_manifest(folder)
+    return (
+        manifest is not None
+        and not manifest.pending
+        and all(manifest.intact(folder, name) for name in manifest.databases)
+    )
+
+
+def _complete(folder: Path, request: Request) -> Manifest | None:
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return None
+    if manifest.dataset != request.dataset:
+        raise DataError(
+            f"{folder} holds the dataset {manifest.dataset}, not {request.dataset}: "
+            "use another folder"
+        )
+    for name, options in request.databases.items():
+        if not manifest.intact(folder, name):
+            return None
+        made_with = dict(manifest.databases[name].options)
+        if made_with != dict(options):
+            differing = sorted(
+                key
+                for key in made_with.keys() | options.keys()
+                if made_with.get(key) != options.get(key)
+            )
+            told = ", ".join(
+                f"{key} {made_with.get(key)}, not {options.get(key)}" for key in differing
+            )
+            raise DataError(
+                f"{folder / name} was prepared with {told}: use another folder, "
+                "or --force to replace it"
+            )
+    return manifest
+
+
+def _refuse_foreign(folder: Path, request: Request, force: bool) -> None:
+    """Raise if something stands where a database or mean file shall go and we did not write it."""
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{folder} is a file: name a folder")
+    manifest = read_manifest(folder)
+    ours = {*manifest.databases, *manifest.pending} if manifest else set()
+    if manifest and manifest.mean:
+        ours.add(manifest.mean.file)
+    for name in (*request.databases, MEAN_FILE):
+        if (folder / name).exists() and name not in ours and not force:
+            raise DataError(
+                f"{folder / name} is there but {MANIFEST} does not name it: move it away, "
+                "use another folder, or --force to replace it"
+            )
+
+
+def _publish(staging: Path, folder: Path, request: Request, built: Built) -> Manifest:
+    whole = Manifest(request.dataset, built.databases, built.mean)
+    old = read_manifest(folder)
+    if not folder.exists() or not any(folder.iterdir()):
+        write_manifest(staging, whole)
+        staging.rename(folder)
+        _sync_folder(folder.parent)
+        return whole
+    entries = [*built.databases, *([built.mean.file] if built.mean else [])]
+    kept = {
+        name: database
+        for name, database in (old.databases if old and not request.alone else {}).items()
+        if name not in built.databases
+    }
+    kept_mean = old.mean if old and old.mean and old.mean.database in kept else None
+    # From here to the last line a reader of the manifest finds that these entries are not done.
+    write_manifest(folder, Manifest(request.dataset, kept, kept_mean, pending=tuple(entries)))
+    if old and old.mean and not kept_mean:
+        # The mean of a database that goes must go too, even if no other takes its place.
+        _move(folder / old.mean.file, staging / f"old-{old.mean.file}")
+    for entry in entries:
+        _move(folder / entry, staging / f"old-{entry}")
+        (staging / entry).rename(folder / entry)
+    _sync_folder(folder)
+    merged = replace(whole, databases=kept | dict(built.databases), mean=built.mean or kept_mean)
+    write_manifest(folder, merged)
+    return merged
+
+
+def _move(path: Path, target: Path) -> None:
+    if path.exists():
+        path.rename(target)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, wait_seconds: float) -> Iterator[None]:
+    path = folder.parent / f".{folder.name}.lock"
+    deadline = time.monotonic() + wait_seconds
+    with path.open("a+") as stream:
+        while True:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    stream.seek(0)
+                    holder = stream.read().strip() or "another process"
+                    raise DataError(
+                        f"{holder} has been preparing {folder} for more than {wait_seconds:g} s: "
+                        "wait for it, or end it"
+                    ) from None
+                time.sleep(_POLL_SECONDS)
+        stream.truncate(0)
+        stream.write(f"process {os.getpid()} on {os.uname().nodename}\n")
+        stream.flush()
+        # Closing the file gives the lock up. The file stays: removing it would let two hold "the"
+        # lock.
+        yield
+
+
+@contextlib.contextmanager
+def _errors_named(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except lmdb.DiskError as error:
+        raise _no_space(folder) from error
+    except lmdb.Error as error:
+        raise DataError(f"LMDB could not write {folder}: {error}") from error
+    except OSError as error:
+        if error.errno in _NO_SPACE:
+            raise _no_space(folder) from error
+        raise DataError(
+            f"{folder} could not be prepared: {error.strerror or error} "
+            f"({error.filename or folder}): choose a folder that can be written, "
+            "with SPEEDO_DATA or as the argument"
+        ) from error
+
+
+def _no_space(folder: Path) -> DataError:
+    free = ""
+    with contextlib.suppress(OSError):
+        free = f" ({shutil.disk_usage(folder.parent).free >> 20} MiB free now)"
+    return DataError(
+        f"no space is left for {folder}{free}: free some, or choose another disk "
+        "with SPEEDO_DATA or as the argument; nothing half-written was kept"
+    )
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed preparations left; we hold the lock, so nobody is using it."""
+    prefix = _staging_prefix(folder)
+    for entry in folder.parent.iterdir():
+        if entry.name.startswith(prefix):
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def _staging_prefix(folder: Path) -> str:
+    return f".{folder.name}.partial-"
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

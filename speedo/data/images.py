@@ -1,0 +1,234 @@
+"""A list of image files and labels -> a database and, for the training set, a mean image.
+
+A raw datum holds blue, green and red planes, as OpenCV and so Caffe would give them. An encoded
+datum holds the image file itself: small on disk, decoded at every pass by a Caffe that was built
+with OpenCV.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from speedo.data.base import (
+    MANIFEST,
+    MEAN_FILE,
+    PROGRESS_RECORDS,
+    TRAIN_DATABASE,
+    Prepared,
+    Progress,
+    Shape,
+    silent,
+)
+from speedo.data.database import Record, record_key, write_database
+from speedo.data.folder import LOCK_WAIT_SECONDS, Built, Request, prepare_folder
+from speedo.data.manifest import Database
+from speedo.data.mean import MeanImage, write_mean
+from speedo.data.picture import Form, Picture, decode
+from speedo.data.wire import Datum
+from speedo.errors import DataError
+
+IMAGES: Final = "images"
+# Decoded at once: enough to keep the threads busy, few enough to fit in memory at any size of
+# image.
+_CHUNK: Final = 64
+_SHOWN_LINES: Final = 20
+_LARGEST_LABEL: Final = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the list: where it stands, the file as written, its label."""
+
+    number: int
+    name: str
+    label: int
+
+
+def prepare_images(
+    list_file: Path,
+    folder: Path,
+    *,
+    root: Path | None = None,
+    database: str = TRAIN_DATABASE,
+    size: tuple[int, int] | None = None,
+    gray: bool = False,
+    encoded: bool = False,
+    shuffle: bool = False,
+    seed: int = 1,
+    skip_bad: bool = False,
+    mean: bool | None = None,
+    force: bool = False,
+    threads: int | None = None,
+    progress: Progress = silent,
+    wait_seconds: float = LOCK_WAIT_SECONDS,
+) -> Prepared:
+    """Images named in `list_file`, a line `path label` each, into `folder / database`.
+
+    Paths are relative to `root`, by default the list's folder. `size` is (height, width) to resize
+    to; without it all images must be of one size, unless `mean` is off and they are `encoded`.
+    `mean` is made for `train_lmdb` unless said otherwise. A second call with another `database`
+    adds it to the same folder. Raises DataError naming list and line of every kind of fault;
+    `skip_bad` leaves such lines out and counts them. See also `prepare_folder`.
+    """
+    _check_database(database)
+    try:
+        content = list_file.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"the list {list_file} cannot be read: {error.strerror or error}"
+        ) from error
+    base = (root or list_file.parent).absolute()
+    with_mean = database == TRAIN_DATABASE if mean is None else mean
+    form = Form(size, gray, encoded)
+    options: dict[str, Any] = asdict(form) | {
+        "size": list(size) if size else None,
+        "list_sha256": hashlib.sha256(content).hexdigest(),
+        "root": str(base),
+        "seed": seed if shuffle else None,
+        "skip_bad": skip_bad,
+        "mean": with_mean,
+    }
+
+    def build(staging: Path) -> Built:
+        faults = _Faults(list_file, skip_bad)
+        lines = _read_lines(content, faults)
+        if shuffle:
+            order = np.random.default_rng(seed).permutation(len(lines))
+            lines = [lines[place] for place in order]
+        work = _Conversion(base, form, faults, with_mean or not encoded, threads)
+        written = write_database(staging / database, work.records(lines, database, progress))
+        if not written.records:
+            raise DataError(f"{list_file} gives no image: " + (faults.first or "it has no line"))
+        described = Database(
+            records=written.records,
+            shape=work.shape if work.one_shape else None,
+            channels="gray" if gray else "BGR",
+            encoded=encoded,
+            file_bytes=written.file_bytes,
+            sha256=written.sha256,
+            options=options,
+            sources={list_file.name: options["list_sha256"]},
+            skipped=faults.count,
+            skipped_lines=tuple(faults.shown),
+        )
+        made = write_mean(staging, database, work.mean) if with_mean else None
+        return Built({database: described}, made)
+
+    request = Request(IMAGES, {database: options}, alone=False)
+    return prepare_folder(folder, request, build, force=force, wait_seconds=wait_seconds)
+
+
+class _Faults:
+    """Raises at the first fault, or counts them all and shows the first few."""
+
+    def __init__(self, list_file: Path, skip: bool) -> None:
+        self._list_file = list_file
+        self._skip = skip
+        self.count = 0
+        self.shown: list[str] = []
+
+    @property
+    def first(self) -> str:
+        return self.shown[0] if self.shown else ""
+
+    def add(self, line: int, what: str) -> None:
+        told = f"{self._list_file} line {line}: {what}"
+        if not self._skip:
+            raise DataError(f"{told}; mend it, or leave such lines out with --skip-bad")
+        self.count += 1
+        if len(self.shown) < _SHOWN_LINES:
+            self.shown.append(told)
+
+
+class _Conversion:
+    """Lines into records, with several threads, in the order of the lines."""
+
+    def __init__(
+        self, root: Path, form: Form, faults: _Faults, one_shape: bool, threads: int | None
+    ) -> None:
+        self._root = root
+        self._form = form
+        self._faults = faults
+        self._need_one_shape = one_shape
+        self._threads = threads or os.cpu_count() or 1
+        self.shape: Shape | None = None
+        self.one_shape = True
+        self.mean = MeanImage()
+
+    def records(self, lines: Sequence[Line], what: str, progress: Progress) -> Iterator[Record]:
+        done = index = 0
+        with ThreadPoolExecutor(self._threads) as pool:
+            for start in range(0, len(lines), _CHUNK):
+                chunk = lines[start : start + _CHUNK]
+                for line, picture in zip(chunk, pool.map(self._decode, chunk), strict=True):
+                    done += 1
+                    if done % PROGRESS_RECORDS == 0 or done == len(lines):
+                        progress(done, len(lines), what)
+                    if isinstance(picture, str):
+                        self._faults.add(line.number, picture)
+                    elif self._fits(line, picture):
+                        yield self._record(index, line, picture)
+                        index += 1
+
+    def _decode(self, line: Line) -> Picture | str:
+        """The picture, or what is wrong with it; threads report, the caller decides."""
+        try:
+            return decode(self._root / line.name, self._form)
+        except DataError as error:
+            return str(error)
+
+    def _fits(self, line: Line, picture: Picture) -> bool:
+        shape = picture.shape
+        if self.shape is None:
+            self.shape = shape
+        if shape == self.shape:
+            return True
+        if not self._need_one_shape:
+            self.one_shape = False
+            return True
+        self._faults.add(
+            line.number,
+            f"{line.name} is {shape[1]} x {shape[2]} but the images before it are "
+            f"{self.shape[1]} x {self.shape[2]}: give one size with --size",
+        )
+        return False
+
+    def _record(self, index: int, line: Line, picture: Picture) -> Record:
+        # Without one shape there is no mean: the pixels of encoded images are then not needed.
+        if self._need_one_shape:
+            self.mean.add(picture.pixels)
+        data = picture.file if self._form.encoded else picture.pixels.tobytes()
+        datum = Datum(*picture.shape, data, line.label, encoded=self._form.encoded)
+        return record_key(index, line.name), datum.to_bytes()
+
+
+def _read_lines(content: bytes, faults: _Faults) -> list[Line]:
+    lines: list[Line] = []
+    for number, raw in enumerate(content.decode("utf-8", "surrogateescape").split("\n"), 1):
+        text = raw.strip()
+        if not text:
+            continue
+        # The label is what follows the last blank, so that a path may hold blanks.
+        name, _, label = text.rpartition(" ") if "\t" not in text else text.rpartition("\t")
+        if not name.strip() or not label.isascii() or not label.isdigit():
+            faults.add(number, f"{text!r} is not 'path label' with a label of 0 or more")
+        elif int(label) > _LARGEST_LABEL:
+            faults.add(number, f"the label {label} does not fit into 32 bits")
+        else:
+            lines.append(Line(number, name.strip(), int(label)))
+    return lines
+
+
+def _check_database(name: str) -> None:
+    if name in ("", MANIFEST, MEAN_FILE) or "/" in name or name.startswith("."):
+        raise DataError(
+            f"{name!r} cannot name a database: use a plain name such as {TRAIN_DATABASE}"
+        )

@@ -1,0 +1,39 @@
+"""Where datasets live when nobody says otherwise, and the one that the bundled solver needs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from speedo.data.base import COMMAND, Progress, silent
+from speedo.data.folder import is_complete
+from speedo.data.mnist import FASHION_MNIST, prepare_fashion_mnist
+from speedo.errors import DataError
+
+
+def default_data_root() -> Path:
+    """`$SPEEDO_DATA`, or `speedo/data` in the user's data folder (XDG Base Directory
+    Specification)."""
+    if chosen := os.environ.get("SPEEDO_DATA"):
+        return Path(chosen).expanduser()
+    home = os.environ.get("XDG_DATA_HOME", "")
+    # The specification tells readers to ignore a relative path.
+    base = Path(home) if Path(home).is_absolute() else Path.home() / ".local" / "share"
+    return base / "speedo" / "data"
+
+
+def ensure_bundled(
+    data_root: Path, name: str = FASHION_MNIST, *, progress: Progress = silent
+) -> Path:
+    """The complete folder of a dataset under the root; Fashion-MNIST is made from Debian's package
+    if missing.
+
+    Safe to call at once on every worker of a node. Raises DataError for any other dataset that is
+    missing: downloading is asked for, never a side effect.
+    """
+    folder = data_root / name
+    if name == FASHION_MNIST:
+        return prepare_fashion_mnist(folder, progress=progress).folder
+    if not is_complete(folder):
+        raise DataError(f"{folder} has no complete dataset {name}: make it with {COMMAND} {name}")
+    return folder

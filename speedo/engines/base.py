@@ -1,0 +1,72 @@
+"""The seam to what computes: one model with its solver in this process.
+
+The engine counts nothing global: which iteration of the run a step belongs to, and so its learning rate,
+is told by `set_iteration` before the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from speedo.weights import Layout, Vector
+
+
+class Engine(Protocol):
+    """A model and its solver. Vectors are flat float32 of `layout.size` values, owned by the caller."""
+
+    @property
+    def layout(self) -> Layout: ...
+
+    @property
+    def samples_per_step(self) -> int:
+        """Records of one solver step: `batch_size * iter_size` of this engine's own train net."""
+        ...
+
+    def read_weights(self, out: Vector) -> None:
+        """Copy the parameters into `out`."""
+        ...
+
+    def load_weights(self, vector: Vector) -> None:
+        """Copy `vector` into the parameters; the solver's history stays."""
+        ...
+
+    def set_iteration(self, iteration: int) -> None:
+        """The global iteration of the next step; it sets the learning rate, the following steps count on."""
+        ...
+
+    def step(self, n: int) -> float:
+        """Run `n` solver steps on the next records and return the mean of their losses."""
+        ...
+
+    def gradient(self, n: int, out: Vector) -> float:
+        """Mean raw gradient (no weight decay, no momentum) over `n` batches at the present weights; mean loss."""
+        ...
+
+    def apply_gradient(self, vector: Vector) -> None:
+        """One update of the solver (clipping, weight decay, momentum) with this raw gradient."""
+        ...
+
+    def evaluate(self) -> Mapping[str, float]:
+        """Mean of each output of the test net(s) over `test_iter` batches: `accuracy`, `loss`, ...
+
+        With several test nets the names of net `k` (from the second) are prefixed `test{k}/`.
+        """
+        ...
+
+    def save(self, path: Path) -> None:
+        """Write a `.caffemodel` that any Caffe loads; whole or not at all."""
+        ...
+
+    def history(self) -> bytes:
+        """The solver's own state (momentum and the like), to be given to `load_history` of an equal engine."""
+        ...
+
+    def load_history(self, state: bytes) -> None:
+        """Take over `history()`; raises `EngineError` if it is not of this solver."""
+        ...
+
+    def close(self) -> None:
+        """Free what the engine holds; may be called twice."""
+        ...

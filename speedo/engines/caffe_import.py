@@ -1,0 +1,49 @@
+"""The one place that imports pycaffe: what it reads from the environment, it reads once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import MutableMapping
+from functools import cache
+from typing import Any
+
+from speedo.errors import EngineError
+
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def prepare_environment(
+    threads: int | None = 1, environment: MutableMapping[str, str] | None = None
+) -> None:
+    """Set what glog and the BLAS read once, when pycaffe is first imported.
+
+    glog is held to errors (level 2) unless the user chose a level. `threads` is the number of BLAS
+    threads of this process; None leaves the user's own setting.
+    """
+    chosen = os.environ if environment is None else environment
+    chosen.setdefault("GLOG_minloglevel", "2")
+    # scikit-image pulls in matplotlib, which must not look for a display on a worker node.
+    chosen.setdefault("MPLBACKEND", "Agg")
+    if threads is not None:
+        for name in _THREAD_VARIABLES:
+            chosen[name] = str(threads)
+
+
+@cache
+def load_caffe() -> Any:
+    """The module `caffe`; raises `EngineError` where there is none."""
+    prepare_environment(threads=None)
+    try:
+        import caffe
+        import caffe.proto.caffe_pb2
+    except ImportError as error:
+        raise EngineError(
+            f"pycaffe cannot be imported here ({error}): run `make pycaffe` on this node, "
+            "or start SpeeDO with the interpreter that has it"
+        ) from error
+    return caffe
+
+
+def is_cpu_only() -> bool:
+    """Whether this Caffe was built without CUDA: only a GPU build gives blobs a device pointer."""
+    return not hasattr(load_caffe()._caffe.Blob, "_gpu_data_ptr")

@@ -1,0 +1,79 @@
+"""The learnable blobs of a Caffe net as one flat vector, shared parameters once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from speedo.weights import Blob, Layout, Vector
+
+
+class Parameters:
+    """The parameter blobs of `net` in net order, with the layout that they have in a vector.
+
+    A blob that several layers share is held once, under its owner's name: Caffe lets the others
+    point at the same memory (Caffe: net.cpp, AppendParam and ShareWeights).
+    """
+
+    def __init__(self, net: Any) -> None:
+        names: list[Blob] = []
+        self._blobs: list[Any] = []
+        seen: set[int] = set()
+        for name, layer in zip(net._layer_names, net.layers, strict=True):
+            for index, blob in enumerate(layer.blobs):
+                address = blob.data.ctypes.data
+                if address in seen:
+                    continue
+                seen.add(address)
+                shape = tuple(int(extent) for extent in blob.shape)
+                names.append(Blob(f"{name}/{index}", shape, layer.type == "BatchNorm"))
+                self._blobs.append(blob)
+        self.layout = Layout(tuple(names))
+        self._places = [place for _, place in self.layout.slices()]
+        self._statistics = [
+            (blob, place)
+            for blob, (named, place) in zip(self._blobs, self.layout.slices(), strict=True)
+            if named.statistic
+        ]
+
+    # `blob.data` is asked for anew at every use: it is what tells Caffe that the memory of the host
+    # is the newest, and it costs a microsecond.
+
+    def read(self, out: Vector) -> None:
+        """Copy the weights into `out`."""
+        for blob, place in zip(self._blobs, self._places, strict=True):
+            out[place] = blob.data.reshape(-1)
+
+    def write(self, vector: Vector) -> None:
+        """Copy `vector` into the weights."""
+        for blob, place in zip(self._blobs, self._places, strict=True):
+            blob.data.reshape(-1)[:] = vector[place]
+
+    def read_gradient(self, out: Vector, divisor: int) -> None:
+        """Copy the gradients, divided by `divisor`, into `out`."""
+        for blob, place in zip(self._blobs, self._places, strict=True):
+            np.divide(blob.diff.reshape(-1), np.float32(divisor), out=out[place])
+
+    def write_gradient(self, vector: Vector, factor: int) -> None:
+        """Copy `vector`, times `factor`, into the gradients."""
+        for blob, place in zip(self._blobs, self._places, strict=True):
+            np.multiply(vector[place], np.float32(factor), out=blob.diff.reshape(-1))
+
+    def read_statistics(self) -> list[Vector]:
+        """A copy of each of BatchNorm's running sums."""
+        return [blob.data.reshape(-1).copy() for blob, _ in self._statistics]
+
+    def read_statistics_change(self, before: list[Vector], out: Vector) -> None:
+        """Put what the running sums gained since `before` into their places of `out`."""
+        for (blob, place), former in zip(self._statistics, before, strict=True):
+            np.subtract(blob.data.reshape(-1), former, out=out[place])
+
+    def add_statistics(self, vector: Vector) -> None:
+        """Add to the running sums what stands in their places of `vector`."""
+        for blob, place in self._statistics:
+            blob.data.reshape(-1)[:] += vector[place]
+
+    def are_finite(self) -> bool:
+        """Whether no weight is NaN or infinite."""
+        return all(bool(np.isfinite(blob.data).all()) for blob in self._blobs)

@@ -1,0 +1,282 @@
+"""A real Caffe solver in this process, driven from outside.
+
+Caffe's solver keeps its history, and applies clipping, decay, momentum and rate; the loop around it
+(Caffe: solver.cpp, Step) is ours, because only so the loss of every sub-batch and the raw gradient
+can be had. The steps are the same native calls in the same order, so the weights are the same to
+the bit.
+
+Rank and count of the solver are properties of the thread in Caffe, and some data layers ask for
+them at every batch, so they are set before every call: several engines may live in one process. A
+failing native CHECK aborts the process (`speedo.engines.fatal`). Native calls hold the GIL.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from google.protobuf import text_format
+
+from speedo.engines.caffe_import import is_cpu_only, load_caffe, prepare_environment
+from speedo.engines.evaluation import TestNets
+from speedo.engines.fatal import describe_exception
+from speedo.engines.parameters import Parameters
+from speedo.engines.solver_history import PREFIX, restore_history, save_history
+from speedo.errors import EngineError, SpeedoError
+from speedo.weights import Layout, Vector
+
+
+class Schedule(Protocol):
+    """The learning rate as a function of the global iteration."""
+
+    def rate(self, iteration: int) -> float:
+        """The rate of this iteration."""
+        ...
+
+
+class PycaffeEngine:
+    """An `Engine` made from the text of a SolverParameter with inline nets and absolute paths.
+
+    `rank` and `count` choose the shard of `Data` and `HDF5Data` layers. Test nets in the text are
+    built at the first `evaluate`. `folder` is where the modules of Python layers are found;
+    `scratch` takes small files (and the model's size at each `history`). `threads` counts only in a
+    process that has no pycaffe yet.
+    """
+
+    def __init__(
+        self,
+        solver_text: str,
+        *,
+        lr_policy: Schedule,
+        rank: int = 0,
+        count: int = 1,
+        folder: Path | None = None,
+        scratch: Path | None = None,
+        threads: int | None = 1,
+    ) -> None:
+        prepare_environment(threads)
+        self._caffe = load_caffe()
+        self._rank, self._count = rank, count
+        self._schedule = lr_policy
+        self._iteration = 0
+        self._closed = False
+        self._temporary = tempfile.TemporaryDirectory(prefix="speedo-engine-", dir=scratch)
+        self._scratch = Path(self._temporary.name)
+        parameter = self._caffe.proto.caffe_pb2.SolverParameter()
+        text_format.Parse(solver_text, parameter)
+        self._iter_size = int(parameter.iter_size)
+        self._type = str(parameter.type)
+        self._gpu = not is_cpu_only() and _asks_for_gpu(parameter)
+        if folder is not None and str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
+        with self._native():
+            _import_python_layers(parameter)
+            self._tests = TestNets(
+                self._caffe,
+                list(parameter.test_net_param),
+                list(parameter.test_iter),
+                scratch=self._scratch,
+                seed=int(parameter.random_seed),
+            )
+            self._solver = self._make_solver(parameter)
+            self._net = self._solver.net
+            self._last_layer = len(self._net.layers) - 1
+            self._parameters = Parameters(self._net)
+            self._batch_size = _batch_size(self._net)
+
+    @property
+    def layout(self) -> Layout:
+        """The train net's parameter blobs."""
+        return self._parameters.layout
+
+    @property
+    def samples_per_step(self) -> int:
+        """Records of one solver step, taken from the shape of the data in the net as built."""
+        return self._batch_size * self._iter_size
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate that Caffe used last, in float32 (Caffe: GetLearningRate)."""
+        return float(self._solver.lr)
+
+    def read_weights(self, out: Vector) -> None:
+        """Copy the parameters into `out`."""
+        self._parameters.read(out)
+
+    def load_weights(self, vector: Vector) -> None:
+        """Copy `vector` into the parameters; test nets share them, the history stays."""
+        self._parameters.write(vector)
+
+    def set_iteration(self, iteration: int) -> None:
+        """The global iteration of the next step, from which the rate follows."""
+        self._iteration = iteration
+
+    def step(self, n: int) -> float:
+        """Run `n` solver steps; mean loss over all their batches."""
+        total = 0.0
+        with self._native():
+            for _ in range(n):
+                total += self._accumulate(self._iter_size)
+                self._update()
+        return total / (n * self._iter_size)
+
+    def gradient(self, n: int, out: Vector) -> float:
+        """Mean raw gradient over `n * iter_size` batches at the present weights; mean loss.
+
+        BatchNorm's running sums have no gradient: their places hold what they gained instead, and
+        `apply_gradient` adds it.
+        """
+        batches = n * self._iter_size
+        with self._native():
+            before = self._parameters.read_statistics()
+            total = self._accumulate(batches)
+            self._parameters.read_gradient(out, batches)
+            self._parameters.read_statistics_change(before, out)
+        return total / batches
+
+    def apply_gradient(self, vector: Vector) -> None:
+        """One update as Caffe does it: it clips the sum over `iter_size` batches, then divides."""
+        with self._native():
+            self._parameters.write_gradient(vector, self._iter_size)
+            self._parameters.add_statistics(vector)
+            self._update()
+
+    def evaluate(self) -> Mapping[str, float]:
+        """The metrics; `EngineError` without a test net, or if weights or outputs are not finite.
+
+        Caffe's Accuracy layer answers 1.0 for a net full of NaN, so the weights are looked at
+        first.
+        """
+        with self._native():
+            if not self._parameters.are_finite():
+                raise EngineError(
+                    "the weights are not finite: training has diverged; lower base_lr"
+                )
+            metrics = self._tests.evaluate(self._net)
+        if not metrics:
+            raise EngineError("there is no test net with an output: add one and its test_iter")
+        return metrics
+
+    def test_outputs(self) -> tuple[str, ...]:
+        """The names that `evaluate` will give; builds the test nets, but runs none."""
+        with self._native():
+            return self._tests.outputs()
+
+    def save(self, path: Path) -> None:
+        """Write the `.caffemodel`, in place by renaming; `EngineError` if it cannot be."""
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            # Opened here first: Caffe aborts the process where it cannot write.
+            temporary.touch()
+            with self._native():
+                self._net.save(str(temporary))
+            with temporary.open("rb") as written:
+                os.fsync(written.fileno())
+            temporary.replace(path)
+        except OSError as error:
+            raise EngineError(
+                f"cannot write the model {path}: {error.strerror or error}"
+            ) from error
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def history(self) -> bytes:
+        """A line naming solver type and layout, then Caffe's `.solverstate`."""
+        with self._native(as_root=True):
+            return save_history(self._solver, self._type, self.layout, self._scratch)
+
+    def load_history(self, state: bytes) -> None:
+        """Take over `history()`, weights aside; `EngineError` if it is another solver's."""
+        with self._native():
+            restore_history(
+                self._caffe, self._solver, self._type, self.layout, self._scratch, state
+            )
+
+    def close(self) -> None:
+        """Free net, solver and reading threads."""
+        if self._closed:
+            return
+        self._closed = True
+        self._tests.close()
+        # The net's data layers stop their reading threads when the last reference goes.
+        del self._solver, self._net, self._parameters
+        self._temporary.cleanup()
+
+    def _accumulate(self, batches: int) -> float:
+        """Sum the gradients of `batches` batches in the blobs; the sum of the losses."""
+        net = self._net
+        net.clear_param_diffs()
+        total = 0.0
+        for _ in range(batches):
+            total += net._forward(0, self._last_layer)
+            net._backward(self._last_layer, 0)
+        return total
+
+    def _update(self) -> None:
+        # Adam's bias correction counts this solver's own updates, as its moments do.
+        self._solver.param.base_lr = self._schedule.rate(self._iteration)
+        self._solver.apply_update()
+        self._iteration += 1
+
+    @contextmanager
+    def _native(self, *, as_root: bool = False) -> Iterator[None]:
+        """Take this thread's Caffe for this engine; exceptions of Python layers become ours."""
+        caffe = self._caffe
+        if self._closed:
+            raise EngineError("the engine is closed")
+        caffe.set_mode_gpu() if self._gpu else caffe.set_mode_cpu()
+        caffe.set_solver_count(self._count)
+        # Caffe refuses to snapshot on any rank but 0 (Caffe: solver.cpp, Snapshot).
+        caffe.set_solver_rank(0 if as_root else self._rank)
+        # Without it Caffe refuses Python layers where there are several solvers (Caffe:
+        # python_layer.hpp).
+        caffe.set_multiprocess(True)
+        try:
+            yield
+        except (SpeedoError, OSError, MemoryError):
+            raise
+        except Exception as error:
+            raise EngineError(f"Caffe failed: {describe_exception(error)}") from error
+
+    def _make_solver(self, parameter: Any) -> Any:
+        """A solver for the train net alone: rate, tests and snapshots are driven from outside."""
+        own = type(parameter)()
+        own.CopyFrom(parameter)
+        for field in ("test_net", "test_net_param", "test_state", "test_iter", "test_interval"):
+            own.ClearField(field)
+        own.lr_policy = "fixed"
+        own.base_lr = self._schedule.rate(0)
+        own.snapshot = 0
+        own.display = 0
+        own.snapshot_prefix = str(self._scratch / PREFIX)
+        own.snapshot_format = own.BINARYPROTO
+        file = self._scratch / "solver.prototxt"
+        file.write_text(text_format.MessageToString(own))
+        return self._caffe.get_solver(str(file))
+
+
+def _asks_for_gpu(parameter: Any) -> bool:
+    # Only what is written counts: the field's own default is GPU.
+    return bool(parameter.HasField("solver_mode") and parameter.solver_mode == parameter.GPU)
+
+
+def _import_python_layers(parameter: Any) -> None:
+    """Import the modules of Python layers here: Caffe would lose the exception."""
+    for net in (parameter.train_net_param, parameter.net_param, *parameter.test_net_param):
+        for layer in net.layer:
+            if layer.type == "Python":
+                getattr(
+                    importlib.import_module(layer.python_param.module), layer.python_param.layer
+                )
+
+
+def _batch_size(net: Any) -> int:
+    """Leading extent of the first layer's first output: the records of one batch."""
+    tops = net._top_ids(0)
+    return int(net._blobs[tops[0]].shape[0]) if len(tops) else 0

@@ -1,0 +1,196 @@
+"""An exact toy problem: a quadratic bowl whose records each want another minimum.
+
+Record k asks for w = target + offset_k, with loss 0.5 (w - target - offset_k)' C (w - target -
+offset_k) and diagonal C, so the gradient of a batch is exact and a split batch adds up to the whole
+one. It stands in for Caffe wherever the engine is not the matter: a step costs a few microseconds.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from speedo.errors import EngineError
+from speedo.weights import Blob, Layout, Vector
+
+# Divisible by 2, 3, 4, 5 and 6, so that shards of as many workers hold equally many records.
+RECORDS: Final = 240
+
+
+@cache
+def _problem(size: int, seed: int) -> tuple[Vector, Vector, Vector]:
+    """Curvature, target (`size` values each) and offsets (`RECORDS` rows, mean zero), read-only."""
+    random = np.random.default_rng(seed)
+    curvature = random.uniform(0.5, 1.5, size).astype(np.float32)
+    target = random.standard_normal(size).astype(np.float32)
+    offsets = random.standard_normal((RECORDS, size))
+    centred = (offsets - offsets.mean(axis=0)).astype(np.float32)
+    for array in (curvature, target, centred):
+        array.flags.writeable = False
+    return curvature, target, centred
+
+
+@cache
+def _batch_offset(
+    size: int, seed: int, noise: float, start: int, batch: int, count: int
+) -> tuple[Vector, float]:
+    """Mean offset of the batch start, start + count, ... and what its spread adds to the loss."""
+    curvature, _, offsets = _problem(size, seed)
+    wanted = np.float32(noise) * offsets[(start + count * np.arange(batch)) % RECORDS]
+    mean = wanted.mean(axis=0)
+    mean.flags.writeable = False
+    return mean, float(((wanted - mean) ** 2 @ curvature).mean())
+
+
+class QuadraticEngine:
+    """An `Engine` in numpy: plain SGD with momentum at a fixed rate, from zero weights.
+
+    Rank `rank` of `count` reads the records rank, rank + count, ... `noise` scales the offsets;
+    with 0 all records are alike and the minimum is exact.
+    """
+
+    def __init__(
+        self,
+        size: int = 8,
+        *,
+        seed: int = 0,
+        rank: int = 0,
+        count: int = 1,
+        batch: int = 1,
+        lr: float = 0.1,
+        momentum: float = 0.0,
+        noise: float = 0.0,
+    ) -> None:
+        self._curvature, self._target, _ = _problem(size, seed)
+        self._layout = Layout((Blob("w/0", (size,)),))
+        self._rank, self._count, self._batch = rank, count, batch
+        self._lr, self._momentum = np.float32(lr), np.float32(momentum)
+        self._noise = noise
+        self._problem = (size, seed, noise)
+        self._weights = np.zeros(size, np.float32)
+        self._velocity = np.zeros(size, np.float32)
+        self._difference = np.empty(size, np.float32)
+        self._gradient = np.empty(size, np.float32)
+        self._iteration = 0
+        self._records_read = 0
+
+    @property
+    def layout(self) -> Layout:
+        """One blob, `w/0`."""
+        return self._layout
+
+    @property
+    def samples_per_step(self) -> int:
+        """The batch."""
+        return self._batch
+
+    @property
+    def iteration(self) -> int:
+        """The iteration of the next step."""
+        return self._iteration
+
+    def read_weights(self, out: Vector) -> None:
+        """Copy the parameters into `out`."""
+        out[:] = self._weights
+
+    def load_weights(self, vector: Vector) -> None:
+        """Copy `vector` into the parameters; the velocity stays."""
+        self._weights[:] = vector
+
+    def set_iteration(self, iteration: int) -> None:
+        """The iteration of the next step; the rate does not depend on it."""
+        self._iteration = iteration
+
+    def step(self, n: int) -> float:
+        """Run `n` steps; mean loss, each at the weights before its step."""
+        total = 0.0
+        for _ in range(n):
+            total += self._forward_backward()
+            self._update(self._gradient)
+        return total / n
+
+    def gradient(self, n: int, out: Vector) -> float:
+        """Mean gradient over `n` batches at the present weights; mean loss."""
+        out[:] = 0
+        total = 0.0
+        for _ in range(n):
+            total += self._forward_backward()
+            out += self._gradient
+        out /= n
+        return total / n
+
+    def apply_gradient(self, vector: Vector) -> None:
+        """One update with momentum."""
+        np.copyto(self._gradient, vector)
+        self._update(self._gradient)
+
+    def evaluate(self) -> Mapping[str, float]:
+        """`loss` of the mean record, zero at the target; `EngineError` if it is not finite."""
+        difference = (self._weights - self._target).astype(np.float64)
+        loss = 0.5 * float(difference @ (self._curvature * difference))
+        if not math.isfinite(loss):
+            raise EngineError("the weights are not finite: training has diverged; lower lr")
+        return {"loss": loss}
+
+    def save(self, path: Path) -> None:
+        """Write the weights as numpy's `.npy`; whole or not at all."""
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+        buffer = io.BytesIO()
+        np.save(buffer, self._weights)
+        try:
+            temporary.write_bytes(buffer.getvalue())
+            temporary.replace(path)
+        except OSError as error:
+            raise EngineError(f"cannot write the model {path}: {error.strerror}") from error
+
+    def history(self) -> bytes:
+        """The velocity and the place in the records."""
+        return self._records_read.to_bytes(8, "little") + self._velocity.tobytes()
+
+    def load_history(self, state: bytes) -> None:
+        """Take over `history()`; raises `EngineError` for another size."""
+        if len(state) != 8 + self._velocity.nbytes:
+            raise EngineError(
+                f"the history has {len(state)} bytes, this engine's {8 + self._velocity.nbytes}: "
+                "resume with the same problem"
+            )
+        self._records_read = int.from_bytes(state[:8], "little")
+        self._velocity[:] = np.frombuffer(state, np.float32, offset=8)
+
+    def close(self) -> None:
+        """There is nothing to free."""
+
+    def _forward_backward(self) -> float:
+        """Leave the gradient of the next batch in `_gradient`; its loss."""
+        np.subtract(self._weights, self._target, self._difference)
+        spread = 0.0
+        if self._noise:
+            spread = self._take_offset()
+        np.multiply(self._curvature, self._difference, self._gradient)
+        return 0.5 * (float(self._difference.dot(self._gradient)) + spread)
+
+    def _take_offset(self) -> float:
+        """Move `_difference` by the batch's mean offset; what their spread adds to the loss."""
+        start = (self._records_read * self._count + self._rank) % RECORDS
+        self._records_read += self._batch
+        mean, spread = _batch_offset(*self._problem, start, self._batch, self._count)
+        self._difference -= mean
+        return spread
+
+    def _update(self, gradient: Vector) -> None:
+        # v = mu v + lr g; w = w - v  (Caffe: solvers/sgd_solver.cpp, ComputeUpdateValue)
+        gradient *= self._lr
+        if self._momentum:
+            self._velocity *= self._momentum
+            self._velocity += gradient
+            self._weights -= self._velocity
+        else:
+            self._weights -= gradient
+        self._iteration += 1

@@ -1,0 +1,62 @@
+"""A solver's own state (momentum and the like) as bytes, by way of Caffe's `.solverstate`.
+
+pycaffe gives no other access to it. The weights stay where they are: the state that is restored
+names no model file (Caffe: solvers/sgd_solver.cpp, RestoreSolverStateFromBinaryProto).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from speedo.errors import EngineError
+from speedo.weights import Layout
+
+_MAGIC: Final = b"speedo-history-1"
+# Adam and AdaDelta keep two vectors, the others one (Caffe: adam_solver.cpp, adadelta_solver.cpp).
+_VECTORS: Final = {"Adam": 2, "AdaDelta": 2}
+PREFIX: Final = "state"
+
+
+def save_history(solver: Any, solver_type: str, layout: Layout, scratch: Path) -> bytes:
+    """One line that says whose it is, then Caffe's SolverState; the solver's rank must be 0 now."""
+    solver.snapshot()
+    stem = f"{PREFIX}_iter_{solver.iter}"
+    state = scratch / f"{stem}.solverstate"
+    try:
+        return _header(solver_type, layout) + state.read_bytes()
+    finally:
+        state.unlink(missing_ok=True)
+        (scratch / f"{stem}.caffemodel").unlink(missing_ok=True)
+
+
+def restore_history(
+    caffe: Any, solver: Any, solver_type: str, layout: Layout, scratch: Path, state: bytes
+) -> None:
+    """Take over `state`; `EngineError`, and no change, if it is not of this solver and net."""
+    header = _header(solver_type, layout)
+    if not state.startswith(header):
+        found = state.split(b"\n", 1)[0][:80].decode("utf-8", "replace")
+        raise EngineError(
+            f"the solver history is {found!r}, this solver needs {header.decode().strip()!r}: "
+            "resume with the same net and the same solver type"
+        )
+    parsed = caffe.proto.caffe_pb2.SolverState()
+    try:
+        parsed.ParseFromString(state[len(header) :])
+    except Exception as error:  # protobuf's DecodeError differs between its implementations
+        raise EngineError(f"the solver history is damaged: {error}") from error
+    sizes = [blob.size for blob in layout.blobs] * _VECTORS.get(solver_type, 1)
+    if [len(blob.data) for blob in parsed.history] != sizes:
+        raise EngineError("the solver history is damaged: its blobs are not those of this net")
+    parsed.ClearField("learned_net")
+    file = scratch / f"{PREFIX}_restore.solverstate"
+    file.write_bytes(parsed.SerializeToString())
+    try:
+        solver.restore(str(file))
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def _header(solver_type: str, layout: Layout) -> bytes:
+    return b"%s %s %016x\n" % (_MAGIC, solver_type.encode(), layout.digest)

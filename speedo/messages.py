@@ -1,0 +1,201 @@
+"""The nouns of a run: events that reach the master, actions that the coordinator answers with.
+
+All are frozen and small; none carries an array. Weights and payloads travel through the store, under
+keys that these messages imply (`speedo.storage.keys`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from speedo.weights import Kind
+
+# ---------------------------------------------------------------- events: to the master
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A worker has loaded its model and can train; `samples_per_step` is its batch (x iter_size)."""
+
+    worker: int
+    incarnation: int
+    samples_per_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A worker is gone; `cause` is a sentence for people."""
+
+    worker: int
+    incarnation: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A turn is finished and its payload lies in the store. `loss` is the mean over its steps.
+
+    `timings` tells where the turn's seconds went: fetch, compute, publish.
+    """
+
+    worker: int
+    incarnation: int
+    ticket: int
+    loss: float
+    samples: int
+    timings: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A result whose payload cannot be merged: not finite, wrong layout, damaged or missing."""
+
+    worker: int
+    incarnation: int
+    ticket: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tested:
+    """The tester's answer for one version: its metrics, or the reason why there are none."""
+
+    version: int
+    metrics: Mapping[str, float]
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """Somebody wants the run to end; what is merged so far is exported."""
+
+    reason: str
+
+
+Event = Joined | Left | Trained | Refused | Tested | StopAsked
+
+# ---------------------------------------------------------------- actions: from the coordinator
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """Command to a worker: one turn of `steps` solver steps.
+
+    Without `moving_rate` the turn starts from center `version`. With it the worker goes on from its own
+    weights, after it was pulled towards that center (elastic averaging). Step `k` of the turn belongs to
+    iteration `iteration + k * stride`.
+    """
+
+    worker: int
+    incarnation: int
+    ticket: int
+    version: int
+    iteration: int
+    steps: int
+    stride: int
+    payload: Kind
+    moving_rate: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One result in a merge."""
+
+    worker: int
+    incarnation: int
+    ticket: int
+    samples: int
+    staleness: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Merge these results into the center, which becomes `version` at `iteration`, and publish it.
+
+    `rate` is the factor of the rule at this membership: delta scale or moving rate. `samples_seen` counts all
+    samples merged so far, this merge included.
+    """
+
+    version: int
+    iteration: int
+    samples_seen: int
+    rate: float
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """A result that is not merged, and why: `discarded` (by the mode), `late`, `refused`."""
+
+    worker: int
+    incarnation: int
+    ticket: int
+    decision: str
+    reason: str
+    staleness: int = 0
+    loss: float = float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """Let this worker go: it sent bad results again and again."""
+
+    worker: int
+    incarnation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """Command to the tester: score this version."""
+
+    version: int
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Write the center of this version as a `.caffemodel`."""
+
+    version: int
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The run is over; `complete` tells whether its work was done."""
+
+    complete: bool
+    reason: str
+
+
+Command = Train | Evaluate
+Action = Merge | Drop | Train | Evaluate | Snapshot | SetAside | Finish
+
+# ---------------------------------------------------------------- between coordinator and strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a strategy sees of a finished turn."""
+
+    worker: int
+    samples: int
+    staleness: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a strategy wants, worker by worker; carried out in this order.
+
+    `merge` names workers whose results are merged together, once, into one new version.
+    """
+
+    discard: tuple[int, ...] = ()
+    merge: tuple[int, ...] = ()
+    train: tuple[int, ...] = ()
+
+
+NOTHING = Decision()

@@ -1,0 +1,167 @@
+"""What a run leaves behind: its directory with configuration, metrics, result and model.
+
+`metrics.jsonl` has a line for every result that reached the master, with what became of it, and one for every
+test, join and leave. `time` is seconds since the run began, on a clock that never jumps.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import yaml
+
+from speedo.errors import ConfigError
+from speedo.messages import (
+    Action,
+    Drop,
+    Event,
+    Finish,
+    Joined,
+    Left,
+    Merge,
+    SetAside,
+    Snapshot,
+    Tested,
+    Trained,
+)
+
+METRICS = "metrics.jsonl"
+CONFIG = "config.yaml"
+RESULT = "result.json"
+MODEL = "model.caffemodel"
+
+
+def create_run_dir(folder: Path) -> Path:
+    """Make an empty run directory; raises `ConfigError` if it holds a run already or cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / METRICS).exists() or (folder / RESULT).exists():
+            raise ConfigError(
+                f"run_dir {folder} already holds a run; give another, or remove that one"
+            )
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+        (folder / "logs").mkdir(exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"run_dir {folder} cannot be written: {error.strerror}; give another with --run-dir"
+        ) from None
+    return folder.resolve()
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def write_config(folder: Path, values: Mapping[str, Any]) -> None:
+    """Keep the configuration in the form that `--config` reads; secrets must be gone from it."""
+    write_whole(folder / CONFIG, yaml.safe_dump(dict(values), sort_keys=False))
+
+
+def write_result(folder: Path, result: Mapping[str, Any]) -> None:
+    write_whole(folder / RESULT, json.dumps(_plain(result), indent=2) + "\n")
+
+
+class MetricsLog:
+    """An observer that writes `metrics.jsonl`, a line as soon as it is known."""
+
+    def __init__(self, folder: Path, start: float) -> None:
+        self._start = start
+        self._file: TextIO = (folder / METRICS).open("w", encoding="utf-8", buffering=1)
+        self._timings: dict[tuple[int, int], Mapping[str, float]] = {}
+        self._iterations: dict[int, int] = {}
+
+    def saw(self, event: Event, now: float) -> None:
+        match event:
+            case Trained():
+                self._timings[event.worker, event.ticket] = event.timings
+            case Joined():
+                self._write(now, "joined", worker=event.worker, incarnation=event.incarnation)
+            case Left():
+                self._write(
+                    now,
+                    "left",
+                    worker=event.worker,
+                    incarnation=event.incarnation,
+                    cause=event.cause,
+                )
+            case Tested():
+                self._write(
+                    now,
+                    "test",
+                    version=event.version,
+                    iteration=self._iterations.get(event.version, 0),
+                    metrics=dict(event.metrics),
+                    problem=event.problem or None,
+                )
+            case _:
+                pass
+
+    def did(self, action: Action, now: float) -> None:
+        match action:
+            case Merge():
+                self._iterations[action.version] = action.iteration
+                for part in action.parts:
+                    self._write(
+                        now,
+                        "result",
+                        decision="merged",
+                        worker=part.worker,
+                        incarnation=part.incarnation,
+                        ticket=part.ticket,
+                        version=action.version,
+                        iteration=action.iteration,
+                        staleness=part.staleness,
+                        samples=part.samples,
+                        loss=part.loss,
+                        rate=action.rate,
+                        timings=self._timings.pop((part.worker, part.ticket), {}),
+                    )
+            case Drop():
+                self._timings.pop((action.worker, action.ticket), None)
+                self._write(
+                    now,
+                    "result",
+                    decision=action.decision,
+                    reason=action.reason,
+                    worker=action.worker,
+                    incarnation=action.incarnation,
+                    ticket=action.ticket,
+                    staleness=action.staleness,
+                    loss=action.loss,
+                )
+            case SetAside():
+                self._write(now, "set-aside", worker=action.worker, reason=action.reason)
+            case Snapshot():
+                self._write(now, "snapshot", version=action.version, iteration=action.iteration)
+            case Finish():
+                self._write(now, "finish", complete=action.complete, reason=action.reason)
+            case _:
+                pass
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, now: float, event: str, **fields: Any) -> None:
+        line = {"time": round(now - self._start, 6), "event": event, **fields}
+        self._file.write(json.dumps(_plain(line)) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    """JSON knows neither NaN nor infinity: they become null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value

@@ -1,0 +1,29 @@
+"""Asynchronous SGD: every result is merged the moment it arrives, and nobody waits.
+
+Dean et al., Large Scale Distributed Deep Networks, NIPS 2012, section 4.1 (Downpour SGD).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from speedo.messages import NOTHING, Decision, Result
+from speedo.sgd_modes.rules import MergeRule
+
+
+@dataclass
+class Asynchronous:
+    """Merge w's result now; w trains on. With the elastic rule this is EASGD's schedule."""
+
+    rule: MergeRule
+    local_steps: int = 1
+    name: str = "async"
+
+    def on_join(self, workers: tuple[int, ...]) -> Decision:
+        return Decision(train=workers)
+
+    def on_result(self, result: Result) -> Decision:
+        return Decision(merge=(result.worker,), train=(result.worker,))
+
+    def on_leave(self, worker: int) -> Decision:
+        return NOTHING

@@ -1,0 +1,37 @@
+"""Weed-out SGD: asynchronous, but a result that is too stale is thrown away.
+
+SpeeDO (Zheng et al., SpeeDO: Parallelizing Stochastic Gradient Descent for Deep Convolutional Neural
+Network, LearningSys at NIPS 2015): weed out the delayed deltas.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from speedo.messages import NOTHING, Decision, Result
+from speedo.sgd_modes.rules import MergeRule
+
+
+@dataclass
+class WeedOut:
+    """Discard a result with staleness >= max(window, n), n live workers; its worker starts anew."""
+
+    rule: MergeRule
+    window: int
+    local_steps: int = 1
+    name: str = "weed-out"
+    live: set[int] = field(default_factory=set)
+
+    def on_join(self, workers: tuple[int, ...]) -> Decision:
+        self.live.update(workers)
+        return Decision(train=workers)
+
+    def on_result(self, result: Result) -> Decision:
+        worker = (result.worker,)
+        if result.staleness >= max(self.window, len(self.live)):
+            return Decision(discard=worker, train=worker)
+        return Decision(merge=worker, train=worker)
+
+    def on_leave(self, worker: int) -> Decision:
+        self.live.discard(worker)
+        return NOTHING

@@ -1,0 +1,345 @@
+"""A cluster in one process with a virtual clock: seeded latencies, speeds and faults, and a readable trace.
+
+Coordinator, center, strategies and the worker's turn are the real ones, over the in-memory store; only time,
+the network and the model (a quadratic) are made up. The same seed replays to the byte.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from speedo.center import Center
+from speedo.coordinator import Coordinator, Plan
+from speedo.driver import Driver, Limits, Observer, Outcome
+from speedo.engines.quadratic import QuadraticEngine
+from speedo.messages import (
+    Action,
+    Command,
+    Drop,
+    Event,
+    Finish,
+    Joined,
+    Left,
+    Merge,
+    SetAside,
+    Evaluate,
+    Tested,
+    Train,
+    Trained,
+)
+from speedo.sgd_modes.base import Strategy
+from speedo.storage import keys
+from speedo.storage.memory_store import MemoryStore
+from speedo.weights import as_bytes, header_for
+from speedo.worker import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Probabilities per turn of what goes wrong; a worker that dies comes back after `return_s`, if given.
+
+    `die` splits evenly over dying while computing and after the push but before the message; in both cases
+    the death is noticed `notice_s` later. `late` delivers a result only after its worker was given up.
+    """
+
+    die: float = 0.0
+    lose: float = 0.0
+    repeat: float = 0.0
+    late: float = 0.0
+    poison: float = 0.0
+    leave: float = 0.0
+    notice_s: float = 1.0
+    return_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Speeds, in seconds: a turn lasts `step_s` times its steps times the worker's own factor, plus jitter."""
+
+    step_s: float = 0.1
+    latency_s: float = 0.001
+    jitter: float = 0.1
+    slowness: Callable[[int], float] = lambda worker: 1.0
+    faults: Faults = field(default_factory=Faults)
+
+
+class Trace:
+    """What happened, a line each; `lines` may be None to keep nothing."""
+
+    def __init__(self, keep: bool = True) -> None:
+        self.lines: list[str] | None = [] if keep else None
+
+    def saw(self, event: Event, now: float) -> None:
+        if self.lines is None:
+            return
+        match event:
+            case Joined():
+                text = f"worker {event.worker}.{event.incarnation} joins"
+            case Left():
+                text = f"worker {event.worker}.{event.incarnation} leaves: {event.cause}"
+            case Trained():
+                text = (
+                    f"worker {event.worker}.{event.incarnation} trained ticket {event.ticket}, "
+                    f"{event.samples} samples, loss {event.loss:.6f}"
+                )
+            case Tested():
+                text = f"version {event.version} tested: {event.problem or dict(event.metrics)}"
+            case _:
+                text = str(event)
+        self.lines.append(f"{now:10.4f}  > {text}")
+
+    def did(self, action: Action, now: float) -> None:
+        if self.lines is None:
+            return
+        match action:
+            case Train():
+                base = "own weights" if action.moving_rate is not None else "center"
+                text = (
+                    f"train worker {action.worker}.{action.incarnation} ticket {action.ticket} from "
+                    f"{base} {action.version}, {action.steps} steps at iteration {action.iteration}"
+                )
+            case Merge():
+                parts = ", ".join(
+                    f"{part.worker}#{part.ticket} (staleness {part.staleness})"
+                    for part in action.parts
+                )
+                text = f"merge {parts} x {action.rate:.4g} -> version {action.version}, iteration {action.iteration}"
+            case Drop():
+                text = f"{action.decision} {action.worker}#{action.ticket}: {action.reason}"
+            case SetAside():
+                text = f"set worker {action.worker}.{action.incarnation} aside: {action.reason}"
+            case Finish():
+                text = f"finish, {'complete' if action.complete else 'incomplete'}: {action.reason}"
+            case _:
+                text = str(action)
+        self.lines.append(f"{now:10.4f}  < {text}")
+
+    def text(self) -> str:
+        return "\n".join(self.lines or []) + "\n"
+
+
+class SimulatedCluster:
+    """Implements `speedo.driver.Cluster` over a heap of things to come; chance comes from one seed."""
+
+    def __init__(
+        self,
+        world: World,
+        store: MemoryStore,
+        run: str,
+        engine: Callable[[int], QuadraticEngine],
+        seed: int,
+    ) -> None:
+        self.world, self.store, self.run, self.engine = world, store, run, engine
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self._heap: list[tuple[float, int, Callable[[], Event | None]]] = []
+        self._count = 0
+        self._workers: dict[int, Worker] = {}
+
+    # ------------------------------------------------------------ what tests script
+
+    def at(self, time: float, happening: Callable[[], Event | None]) -> None:
+        """Something happens at this time; what it returns reaches the driver then."""
+        self._count += 1
+        heapq.heappush(self._heap, (time, self._count, happening))
+
+    def join(self, worker: int, time: float = 0.0) -> None:
+        """A worker joins at this time, in the next incarnation of its slot."""
+        self.at(time, lambda: self._join(worker))
+
+    def die(self, worker: int, time: float, cause: str = "killed") -> None:
+        """A worker dies at this time, which is noticed at once."""
+        self.at(time, lambda: self._gone(worker, cause))
+
+    # ------------------------------------------------------------ Cluster
+
+    def clock(self) -> float:
+        return self.now
+
+    def send(self, command: Command) -> None:
+        if isinstance(command, Train):
+            self._send_train(command)
+        else:
+            self.at(self.now + self.world.step_s, lambda: self._test(command))
+
+    def next_event(self, timeout_s: float) -> Event | None:
+        limit = self.now + timeout_s
+        while self._heap and self._heap[0][0] <= limit:
+            self.now, _, happening = heapq.heappop(self._heap)
+            event = happening()
+            if event is not None:
+                return event
+        self.now = limit
+        return None
+
+    def evict(self, worker: int, incarnation: int, reason: str) -> None:
+        present = self._workers.get(worker)
+        if present is not None and present.incarnation == incarnation:
+            del self._workers[worker]
+            if self.world.faults.return_s is not None:
+                self.join(worker, self.now + self.world.faults.return_s)
+
+    # ------------------------------------------------------------ inside
+
+    def _join(self, worker: int) -> Event | None:
+        if worker in self._workers:
+            return None
+        self._count += 1
+        engine = self.engine(worker)
+        self._workers[worker] = Worker(
+            self.run, worker, self._count, engine, self.store, self.clock
+        )
+        return Joined(worker, self._count, engine.samples_per_step)
+
+    def _gone(self, worker: int, cause: str) -> Event | None:
+        present = self._workers.pop(worker, None)
+        if present is None:
+            return None
+        if self.world.faults.return_s is not None:
+            self.join(worker, self.now + self.world.faults.return_s)
+        return Left(worker, present.incarnation, cause)
+
+    def _send_train(self, command: Train) -> None:
+        worker = self._workers.get(command.worker)
+        if worker is None or worker.incarnation != command.incarnation:
+            return
+        world, faults, chance = self.world, self.world.faults, self.random.random
+        lasts = world.step_s * command.steps * world.slowness(command.worker)
+        lasts *= 1.0 + world.jitter * (2.0 * chance() - 1.0)
+        done = self.now + lasts + 2 * world.latency_s
+        if faults.die and chance() < faults.die:
+            pushed = chance() < 0.5
+            self.at(done, lambda: self._die_in_turn(worker, command, pushed))
+        elif faults.lose and chance() < faults.lose:
+            self.at(done, lambda: self._lost(worker, command))
+        elif faults.late and chance() < faults.late:
+            self.at(done, lambda: self._late(worker, command))
+        elif faults.leave and chance() < faults.leave:
+            self.at(done, lambda: self._gone(worker.worker, "leaves of its own will"))
+        else:
+            poisoned = faults.poison > 0 and chance() < faults.poison
+            again = faults.repeat > 0 and chance() < faults.repeat
+            self.at(done, lambda: self._turn(worker, command, poisoned, again))
+
+    def _present(self, worker: Worker) -> bool:
+        return self._workers.get(worker.worker) is worker
+
+    def _turn(
+        self, worker: Worker, command: Train, poisoned: bool = False, again: bool = False
+    ) -> Trained | None:
+        if not self._present(worker):
+            return None
+        result = worker.turn(command)
+        if poisoned:
+            self._poison(worker, command)
+        if again:
+            self.at(self.now + self.world.latency_s, lambda: result)
+        return result
+
+    def _lost(self, worker: Worker, command: Train) -> None:
+        """The turn is done, the message never arrives."""
+        self._turn(worker, command)
+
+    def _poison(self, worker: Worker, command: Train) -> None:
+        """Put a payload of NaN, well formed otherwise, in the place of the one that was published."""
+        layout = worker.engine.layout
+        vector = layout.zeros()
+        vector.fill(float("nan"))
+        header = header_for(
+            vector,
+            layout,
+            command.payload,
+            version=command.version,
+            worker=worker.worker,
+            incarnation=worker.incarnation,
+            ticket=command.ticket,
+        )
+        key = keys.payload(self.run, worker.worker, command.ticket)
+        self.store.write(key, header.pack(), as_bytes(vector))
+
+    def _die_in_turn(self, worker: Worker, command: Train, pushed: bool) -> None:
+        if not self._present(worker):
+            return
+        if pushed:
+            worker.turn(command)
+        self.at(
+            self.now + self.world.faults.notice_s,
+            lambda: self._gone(worker.worker, "killed") if self._present(worker) else None,
+        )
+
+    def _late(self, worker: Worker, command: Train) -> Event | None:
+        """The worker is given up; its result comes all the same, a while later."""
+        result = self._turn(worker, command)
+        if result is None:
+            return None
+        self.at(self.now + 5 * self.world.step_s, lambda: result)
+        return self._gone(worker.worker, "cut off")
+
+    def _test(self, command: Command) -> Event:
+        return Tested(command.version, {"version": float(command.version)})
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """What a simulated run left: its outcome, the books, the center and the trace."""
+
+    outcome: Outcome
+    coordinator: Coordinator
+    center: Center
+    cluster: SimulatedCluster
+    trace: Trace
+
+
+def simulate(
+    strategy: Strategy,
+    plan: Plan,
+    *,
+    world: World | None = None,
+    seed: int = 0,
+    size: int = 8,
+    lr: float = 0.05,
+    momentum: float = 0.0,
+    keep_trace: bool = True,
+    samples_per_step: int | None = None,
+    script: Callable[[SimulatedCluster], None] | None = None,
+    joins: Iterable[int] | None = None,
+    observer: Callable[[Observer], Observer] = lambda trace: trace,
+    limits: Limits | None = None,
+) -> Simulation:
+    """Run `plan` with `strategy` on simulated workers, `plan.workers` of them unless `joins` says otherwise.
+
+    `samples_per_step` is each worker's batch: the plan's by default. `script` may add joins and deaths.
+    """
+    world = world or World()
+    store = MemoryStore()
+    samples = samples_per_step or plan.batch
+
+    def engine(rank: int) -> QuadraticEngine:
+        return QuadraticEngine(
+            size, seed=seed, rank=rank, batch=samples, lr=lr, momentum=momentum, noise=0.01
+        )
+
+    cluster = SimulatedCluster(world, store, "simulated", engine, seed)
+    for worker in range(plan.workers) if joins is None else joins:
+        cluster.join(worker)
+    if script is not None:
+        script(cluster)
+    coordinator = Coordinator(strategy, plan)
+    first = engine(0)
+    vector = first.layout.zeros()
+    first.read_weights(vector)
+    center = Center("simulated", vector, first.layout, store)
+    trace = Trace(keep_trace)
+    driver = Driver(
+        coordinator,
+        center,
+        cluster,
+        observer(trace),
+        cluster.clock,
+        limits or Limits(),
+        has_tester=True,
+    )
+    return Simulation(driver.run(), coordinator, center, cluster, trace)

@@ -1,0 +1,24 @@
+"""Reads a Caffe solver with its nets, checks it, and rewrites it for each process of a run.
+
+`read_solver` on the master gives a `SolverSpec`, plain data that any node can have; `check_solver`
+tells all that is wrong with it; `solver_for_worker` and its kin make the text that an engine is
+built from.
+"""
+
+from speedo.solver.checks import check_solver, split_batch
+from speedo.solver.lr_policies import LrPolicy
+from speedo.solver.reading import read_solver
+from speedo.solver.rewrite import solver_for_server, solver_for_tester, solver_for_worker
+from speedo.solver.spec import SolverOverrides, SolverSpec
+
+__all__ = [
+    "LrPolicy",
+    "SolverOverrides",
+    "SolverSpec",
+    "check_solver",
+    "read_solver",
+    "solver_for_server",
+    "solver_for_tester",
+    "solver_for_worker",
+    "split_batch",
+]

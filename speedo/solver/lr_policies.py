@@ -1,0 +1,95 @@
+"""Caffe's seven learning-rate policies as functions of the global iteration.
+
+Caffe computes in float32, with `pow` promoted to double where its exponent is an integer
+(Caffe: solvers/sgd_solver.cpp, GetLearningRate, Dtype = float).
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+# Each policy with the solver fields that it needs; Caffe reads an absent one as zero.
+REQUIRED: Final[dict[str, tuple[str, ...]]] = {
+    "fixed": (),
+    "step": ("gamma", "stepsize"),
+    "exp": ("gamma",),
+    "inv": ("gamma", "power"),
+    "multistep": ("gamma", "stepvalue"),
+    "poly": ("power",),
+    "sigmoid": ("gamma", "stepsize"),
+}
+
+
+def _float32(value: float) -> float:
+    """`value` rounded to float32."""
+    return float(np.float32(value))
+
+
+@dataclass(frozen=True, slots=True)
+class LrPolicy:
+    """A policy with its parameters; `rate` keeps no state, so iterations may come in any order."""
+
+    policy: str
+    base_lr: float
+    gamma: float = 0.0
+    power: float = 0.0
+    stepsize: int = 0
+    stepvalues: tuple[int, ...] = ()
+    max_iter: int = 0
+
+    @classmethod
+    def from_solver(cls, parameter: Any) -> LrPolicy:
+        """The policy of a SolverParameter that `solver_problems` has passed."""
+        return cls(
+            str(parameter.lr_policy),
+            float(parameter.base_lr),
+            float(parameter.gamma),
+            float(parameter.power),
+            int(parameter.stepsize),
+            reached_at(parameter.stepvalue),
+            int(parameter.max_iter),
+        )
+
+    def rate(self, iteration: int) -> float:
+        """The learning rate of this iteration, a float32 value.
+
+        `poly` stays at 0 beyond `max_iter`, where Caffe's formula would leave the real numbers.
+        """
+        return _float32(self.base_lr * self._factor(iteration))
+
+    def _factor(self, iteration: int) -> float:
+        match self.policy:
+            case "fixed":
+                return 1.0
+            case "step":
+                return math.pow(self.gamma, iteration // self.stepsize)
+            case "multistep":
+                return math.pow(self.gamma, bisect.bisect_right(self.stepvalues, iteration))
+            case "exp":
+                return math.pow(self.gamma, iteration)
+            case "inv":
+                base = _float32(1.0 + _float32(_float32(self.gamma) * iteration))
+                return _float32(math.pow(base, -self.power))
+            case "poly":
+                done = min(_float32(iteration / self.max_iter), 1.0)
+                return _float32(math.pow(_float32(1.0 - done), self.power))
+            case "sigmoid":
+                exponent = _float32(-self.gamma * (iteration - self.stepsize))
+                # Caffe's float32 overflows to infinity here, and the rate to zero.
+                growth = _float32(math.exp(exponent)) if exponent < 88.0 else math.inf
+                return _float32(1.0 / _float32(1.0 + growth))
+        raise ValueError(f"unknown learning-rate policy {self.policy!r}")
+
+
+def reached_at(stepvalues: Sequence[int]) -> tuple[int, ...]:
+    """The iteration at which Caffe takes each step: in order, at most one at a time."""
+    reached: list[int] = []
+    for value in stepvalues:
+        reached.append(max(int(value), reached[-1] + 1) if reached else max(int(value), 0))
+    return tuple(reached)

@@ -1,0 +1,106 @@
+"""What Caffe would refuse in a net before it reads a record: a sentence each.
+
+Caffe: net.cpp, Init; layer_factory.hpp, CreateLayer.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from speedo.engines.caffe_import import load_caffe
+from speedo.solver.data_layers import FED_FROM_OUTSIDE, batch_of, data_layers, is_data_layer
+from speedo.solver.paths import SearchPath
+from speedo.solver.proto import did_you_mean
+from speedo.solver.source_checks import source_problems, transform_problems
+
+_TRAIN: Final = "train net"
+_TEST: Final = "test net"
+
+
+def net_problems(parameter: Any, search: SearchPath, net_files: Sequence[str]) -> list[str]:
+    """Every problem in the nets of an inlined SolverParameter and in the files that they name.
+
+    Each sentence begins with the net's file; one that holds for train and test net is told once.
+    """
+    nets = [(_TRAIN, parameter.train_net_param)]
+    nets += [(_TEST, net) for net in parameter.test_net_param]
+    found: list[str] = []
+    for (role, net), file in zip(nets, net_files, strict=False):
+        found += [f"{file}: {text}" for text in _layers(net, search)]
+        found += [f"{file}: {text}" for text in (_train(net) if role == _TRAIN else _test(net))]
+    for weights in (name.strip() for names in parameter.weights for name in names.split(",")):
+        if search.find(weights) is None:
+            found.append(f"weights {search.missing(weights)}")
+    return list(dict.fromkeys(found))
+
+
+def _layers(net: Any, search: SearchPath) -> Iterator[str]:
+    known = list(load_caffe().layer_type_list())
+    tops: list[str] = []
+    for layer in net.layer:
+        name = f"layer {layer.name!r}"
+        if layer.type not in known:
+            suggestion = did_you_mean(layer.type, known)
+            yield f"{name} has the unknown type {layer.type!r}{suggestion or ': correct it'}"
+        for bottom in layer.bottom:
+            if bottom not in tops:
+                suggestion = did_you_mean(bottom, tops) or ": correct it"
+                yield f"{name} reads {bottom!r}, which no layer before it makes{suggestion}"
+        for top in layer.top:
+            if top in tops and top not in layer.bottom:
+                yield f"{name} makes {top!r}, which another layer makes already: rename one"
+        tops += layer.top
+        if is_data_layer(layer):
+            yield from (f"{name} {text}" for text in source_problems(layer, search))
+        yield from (f"{name} {text}" for text in transform_problems(layer, search))
+        if layer.type == "Python":
+            yield from (f"{name} {text}" for text in _python(layer, search))
+
+
+def _train(net: Any) -> Iterator[str]:
+    outside = [layer for layer in net.layer if layer.type in FED_FROM_OUTSIDE]
+    for layer in outside:
+        yield (
+            f"the train net takes records from outside (layer {layer.name!r}, type {layer.type}): "
+            "give it a Data, HDF5Data or ImageData layer"
+        )
+    if not outside and not data_layers(net):
+        yield "the train net has no data layer: give it a Data, HDF5Data or ImageData layer"
+    elif not outside and not any(batch_of(layer) for layer in data_layers(net)):
+        yield (
+            "the batch size of the train net cannot be told: "
+            "write batch_size in the param_str of its Python data layer"
+        )
+    if not any(_has_loss(layer) for layer in net.layer):
+        yield "the train net has no loss: add a loss layer such as SoftmaxWithLoss"
+
+
+def _test(net: Any) -> Iterator[str]:
+    if not data_layers(net):
+        yield "the test net has no data layer: give it one with `include { phase: TEST }`"
+
+
+def _has_loss(layer: Any) -> bool:
+    if layer.loss_weight:
+        return any(layer.loss_weight)
+    return bool(layer.type.endswith("Loss"))
+
+
+def _python(layer: Any, search: SearchPath) -> Iterator[str]:
+    module = layer.python_param.module
+    if not module or not layer.python_param.layer:
+        yield "needs python_param with module and layer: add them"
+        return
+    sys.path.insert(0, str(search.folder))
+    try:
+        found = importlib.util.find_spec(module.partition(".")[0]) is not None
+    finally:
+        sys.path.remove(str(search.folder))
+    if not found:
+        yield (
+            f"needs the Python module {module!r}, which is neither in {search.folder} nor "
+            "installed: put it there or set PYTHONPATH"
+        )

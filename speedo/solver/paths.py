@@ -1,0 +1,46 @@
+"""Where a relative path in a prototxt may be: Caffe itself knows only the working directory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from speedo.errors import SolverError
+
+
+@dataclass(frozen=True, slots=True)
+class SearchPath:
+    """Relative paths are tried from the solver's folder, the working directory, the data root."""
+
+    folder: Path
+    working_folder: Path
+    data_root: Path | None = None
+
+    def candidates(self, name: str) -> tuple[Path, ...]:
+        """Every place to look at, in order, each once."""
+        path = Path(name).expanduser()
+        if path.is_absolute():
+            return (path,)
+        roots = [self.folder, self.working_folder]
+        if self.data_root is not None:
+            roots.append(self.data_root)
+        return tuple(dict.fromkeys((root / path).absolute() for root in roots))
+
+    def find(self, name: str) -> Path | None:
+        """The first place that exists."""
+        return next((path for path in self.candidates(name) if path.exists()), None)
+
+    def missing(self, name: str) -> str:
+        """`'x' was not found (tried ...): remedy`, to be put behind what needs the file."""
+        tried = ", ".join(str(path) for path in self.candidates(name))
+        remedy = (
+            "correct the path" if Path(name).is_absolute() else "correct it or give --data-root"
+        )
+        return f"{name!r} was not found (tried {tried}): {remedy}"
+
+    def require(self, name: str, owner: str) -> Path:
+        """As `find`; raises `SolverError`, beginning with `owner`, where there is nothing."""
+        found = self.find(name)
+        if found is None:
+            raise SolverError(f"{owner} {self.missing(name)}")
+        return found

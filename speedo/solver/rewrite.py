@@ -1,0 +1,164 @@
+"""From a `SolverSpec` to the solver text of one process: absolute paths, its share of the data.
+
+Data sources are looked for here, on the node that will read them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from speedo.errors import SolverError
+from speedo.solver.data_layers import SOURCES, set_net_batch
+from speedo.solver.paths import SearchPath
+from speedo.solver.proto import caffe_proto, parse_text, to_text
+from speedo.solver.source_checks import image_root, read_list
+from speedo.solver.spec import SolverSpec
+
+
+def solver_for_worker(
+    spec: SolverSpec,
+    *,
+    rank: int,
+    count: int,
+    batch_size: int,
+    seed: int | None = None,
+    scratch: Path | None = None,
+) -> str:
+    """The solver of worker `rank` of `count`: the train net alone, its rate driven from outside.
+
+    `Data` and `HDF5Data` layers share the records out themselves when the engine is given `rank`
+    and `count`; for `ImageData` a list of every `count`-th line from `rank` on is written into
+    `scratch`, as are lists whose names are relative. Caffe adds its rank to the seed, so the same
+    seed (or the solver's own) draws differently in every worker and alike in every run. Raises
+    `SolverError` for data that is not on this node.
+    """
+    parameter = _train_only(spec, seed)
+    set_net_batch(parameter.train_net_param, batch_size)
+    _resolve(parameter, spec.search, _Lists(scratch, rank, count))
+    return to_text(parameter)
+
+
+def solver_for_server(
+    spec: SolverSpec, *, seed: int | None = None, scratch: Path | None = None
+) -> str:
+    """The solver that draws the first weights and applies gradients: batch 1, for it runs no pass.
+
+    With the same seed its weights are those that sequential Caffe begins with.
+    """
+    return solver_for_worker(spec, rank=0, count=1, batch_size=1, seed=seed, scratch=scratch)
+
+
+def solver_for_tester(
+    spec: SolverSpec, *, seed: int | None = None, scratch: Path | None = None
+) -> str:
+    """As `solver_for_server`, with the test nets.
+
+    The train net is there for its parameters: it fixes the layout, and is what is exported.
+    """
+    parameter = _train_only(spec, seed)
+    set_net_batch(parameter.train_net_param, 1)
+    whole = parse_text(spec.text, caffe_proto().SolverParameter())
+    parameter.test_net_param.extend(whole.test_net_param)
+    parameter.test_iter.extend(whole.test_iter)
+    parameter.test_interval = whole.test_interval
+    _resolve(parameter, spec.search, _Lists(scratch, 0, 1))
+    return to_text(parameter)
+
+
+def _train_only(spec: SolverSpec, seed: int | None) -> Any:
+    parameter = parse_text(spec.text, caffe_proto().SolverParameter())
+    for field in ("test_net_param", "test_iter", "test_interval", "stepvalue"):
+        parameter.ClearField(field)
+    parameter.lr_policy = "fixed"
+    parameter.snapshot = 0
+    parameter.snapshot_after_train = False
+    parameter.snapshot_prefix = str(spec.path.with_suffix(""))
+    parameter.display = 0
+    if not parameter.HasField("solver_mode"):
+        parameter.solver_mode = parameter.CPU
+    if seed is not None:
+        parameter.random_seed = seed
+    return parameter
+
+
+class _Lists:
+    """Writes list files for one worker: names made absolute, lines shared out."""
+
+    def __init__(self, scratch: Path | None, rank: int, count: int) -> None:
+        self._scratch = scratch
+        self.rank, self.count = rank, count
+        self._written = 0
+
+    def write(self, lines: list[str], owner: str) -> str:
+        if self._scratch is None:
+            raise SolverError(f"{owner} needs a list file of its own: give a scratch folder")
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        self._written += 1
+        file = self._scratch / f"list-{self.rank}-{self._written}.txt"
+        text = "".join(f"{line}\n" for line in lines)
+        file.write_text(text, encoding="utf-8", errors="surrogateescape")
+        return str(file.absolute())
+
+
+def _resolve(parameter: Any, search: SearchPath, lists: _Lists) -> None:
+    """Make every path of the nets absolute; raises one `SolverError` with all that are missing."""
+    problems: list[str] = []
+    whole = _Lists(lists._scratch, -1, 1)
+    nets = [(parameter.train_net_param, lists), *((n, whole) for n in parameter.test_net_param)]
+    for net, own in nets:
+        for layer in net.layer:
+            try:
+                _resolve_layer(layer, search, own)
+            except SolverError as error:
+                problems += error.problems
+    for index, names in enumerate(parameter.weights):
+        try:
+            found = [search.require(name.strip(), "weights") for name in names.split(",")]
+            parameter.weights[index] = ",".join(str(path) for path in found)
+        except SolverError as error:
+            problems += error.problems
+    if problems:
+        raise SolverError(list(dict.fromkeys(problems)))
+
+
+def _resolve_layer(layer: Any, search: SearchPath, lists: _Lists) -> None:
+    owner = f"layer {layer.name!r}"
+    if layer.transform_param.mean_file:
+        found = search.require(layer.transform_param.mean_file, f"{owner}: mean file")
+        layer.transform_param.mean_file = str(found)
+    if layer.infogain_loss_param.source:
+        found = search.require(layer.infogain_loss_param.source, f"{owner}: infogain matrix")
+        layer.infogain_loss_param.source = str(found)
+    if layer.type not in SOURCES:
+        return
+    source = getattr(layer, SOURCES[layer.type])
+    source.source = str(search.require(source.source, f"{owner}: source"))
+    if layer.type == "HDF5Data":
+        _resolve_hdf5(source, search, lists, owner)
+    elif layer.type == "ImageData":
+        _resolve_images(layer, search, lists, owner)
+    elif layer.type == "WindowData" and source.root_folder:
+        source.root_folder = f"{search.require(source.root_folder, f'{owner}: root_folder')}/"
+
+
+def _resolve_hdf5(source: Any, search: SearchPath, lists: _Lists, owner: str) -> None:
+    names = " ".join(read_list(Path(source.source))).split()
+    found = [str(search.require(name, f"{owner}: HDF5 file")) for name in names]
+    if found != names:
+        source.source = lists.write(found, owner)
+
+
+def _resolve_images(layer: Any, search: SearchPath, lists: _Lists, owner: str) -> None:
+    source = layer.image_data_param
+    lines = read_list(Path(source.source))
+    root = image_root(layer, lines, search) if lines else None
+    if root is None:
+        raise SolverError(f"{owner}: the list {source.source} is empty or its images are missing")
+    if lines[0].rpartition(" ")[0].startswith("/") and not source.root_folder:
+        source.root_folder = ""
+    else:
+        source.root_folder = f"{str(root).rstrip('/')}/"
+    if lists.count > 1:
+        # ImageData does not look at rank and count (Caffe: layers/image_data_layer.cpp).
+        source.source = lists.write(lines[lists.rank :: lists.count], owner)

@@ -1,0 +1,90 @@
+"""A solver as read: one self-contained text, and the facts that a run needs of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from speedo.solver.lr_policies import LrPolicy
+from speedo.solver.paths import SearchPath
+
+
+@dataclass(frozen=True, slots=True)
+class SolverOverrides:
+    """Values in place of the solver's own; `batch` is the `batch_size` of the train net."""
+
+    max_iter: int | None = None
+    test_interval: int | None = None
+    lr: float | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
+    batch: int | None = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SolverSpec:
+    """A solver with its nets inside, so that no other node needs a prototxt file.
+
+    `text` is a SolverParameter whose train net stands in `train_net_param` and whose test nets
+    stand in `test_net_param`, one for each `test_iter`; all are upgraded and hold the layers of
+    their own state alone. Paths of data in it are as written. `net_files` says where the nets came
+    from, the train net first. `random_seed` is -1 where the solver has none.
+    """
+
+    text: str
+    path: Path
+    search: SearchPath
+    net_files: tuple[str, ...]
+    net_name: str
+    type: str
+    max_iter: int
+    test_iter: tuple[int, ...]
+    test_interval: int
+    test_initialization: bool
+    snapshot: int
+    snapshot_prefix: str
+    batch_size: int
+    iter_size: int
+    momentum: float
+    weight_decay: float
+    lr_policy: LrPolicy
+    random_seed: int
+    train_source: str | None
+    layer_types: tuple[str, ...]
+
+    @property
+    def folder(self) -> Path:
+        """The solver's own folder, where the modules of Python layers are."""
+        return self.search.folder
+
+    @property
+    def data_root(self) -> Path | None:
+        """What `--data-root` gave."""
+        return self.search.data_root
+
+    @property
+    def batch(self) -> int:
+        """Records of one iteration of sequential Caffe: `batch_size * iter_size`."""
+        return self.batch_size * self.iter_size
+
+    @property
+    def has_test(self) -> bool:
+        """Whether there is a test net."""
+        return bool(self.test_iter)
+
+
+def apply_overrides(parameter: Any, overrides: SolverOverrides) -> None:
+    """Put the overrides into a SolverParameter in place; the batch is set with the nets."""
+    values = {
+        "max_iter": overrides.max_iter,
+        "test_interval": overrides.test_interval,
+        "base_lr": overrides.lr,
+        "momentum": overrides.momentum,
+        "weight_decay": overrides.weight_decay,
+        "random_seed": overrides.seed,
+    }
+    for field, value in values.items():
+        if value is not None:
+            setattr(parameter, field, value)

@@ -1,0 +1,30 @@
+"""Bytes under keys: the seam, the names of the keys, and the stores behind it.
+
+`RedisStore` and `PrivateRedis` are loaded when they are asked for, for the sake of those who
+have no use for redis.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from speedo.storage.base import MAX_HEAD_BYTES, Store
+from speedo.storage.memory_store import MemoryStore
+
+if TYPE_CHECKING:
+    from speedo.storage.redis_server import PrivateRedis
+    from speedo.storage.redis_store import RedisStore
+
+__all__ = ["MAX_HEAD_BYTES", "MemoryStore", "PrivateRedis", "RedisStore", "Store"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "RedisStore":
+        from speedo.storage.redis_store import RedisStore
+
+        return RedisStore
+    if name == "PrivateRedis":
+        from speedo.storage.redis_server import PrivateRedis
+
+        return PrivateRedis
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

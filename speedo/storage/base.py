@@ -1,0 +1,76 @@
+"""The seam to the store: bytes under keys, each written once and whole.
+
+A blob is a short head and a long body. A reader sees both or nothing: an unfinished write is
+invisible, and so is one whose parts have expired. Every call ends within the store's deadline or
+raises `StoreTimeoutError`. Keys come from `speedo.storage.keys` alone.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from speedo.errors import PayloadError, StoreError
+
+MAX_HEAD_BYTES = 4096
+
+
+def check_blob(key: str, head: bytes) -> None:
+    """Refuse a key (`StoreError`) or a head (`PayloadError`) that no store takes."""
+    if not key or "#" in key:
+        raise StoreError(
+            f"{key!r} cannot be a key: it must not be empty, and '#' marks parts of a blob"
+        )
+    if len(head) > MAX_HEAD_BYTES:
+        raise PayloadError(f"a head has at most {MAX_HEAD_BYTES} bytes, this one {len(head)}")
+
+
+class Store(Protocol):
+    """Bytes under keys; safe for use by one thread at a time, one instance per process."""
+
+    @property
+    def address(self) -> str:
+        """The server as a person would name it, without its password."""
+        ...
+
+    def write(
+        self, key: str, head: bytes, body: memoryview, *, expire_s: float | None = None
+    ) -> None:
+        """Write a blob, visible once it is complete; `expire_s` removes it after that time.
+
+        `body` is contiguous bytes (format "B"). Overwriting a key replaces the blob as a whole.
+        Raises `PayloadError` for a head above `MAX_HEAD_BYTES`, `StoreError` for the rest; the key
+        then holds the former blob, the new one or nothing, but never a part.
+        """
+        ...
+
+    def read_head(self, key: str) -> tuple[bytes, int]:
+        """The head of a blob and the length of its body in bytes.
+
+        Raises `MissingKeyError`, `StoreError`.
+        """
+        ...
+
+    def read(self, key: str, into: memoryview) -> bytes:
+        """Fill `into` (writable, exactly the body's length) and return the head that belongs to it.
+
+        Raises `MissingKeyError` if there is no complete blob (also if it is replaced or deleted
+        while it is being read: `into` may then be partly filled), `PayloadError` if the body's
+        length is not that of `into` (nothing is written then), `StoreError` for the rest.
+        """
+        ...
+
+    def delete(self, *keys: str) -> None:
+        """Remove blobs; a key that holds nothing is no error."""
+        ...
+
+    def keys(self, prefix: str) -> list[str]:
+        """The keys that begin with `prefix`, sorted; for clean-up and inspection only."""
+        ...
+
+    def ping(self) -> None:
+        """Return if the server answers; raises `StoreError` otherwise."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the connection, which a later call opens again; may be called twice."""
+        ...

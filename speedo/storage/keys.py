@@ -1,0 +1,27 @@
+"""Every key that SpeeDO writes to a store, in one place.
+
+All keys of a run begin with `speedo:{run}:`, so that several runs share one server, and a run is
+removed by its prefix.
+"""
+
+from __future__ import annotations
+
+
+def prefix(run: str) -> str:
+    """What every key of this run begins with."""
+    return f"speedo:{run}:"
+
+
+def center(run: str, version: int) -> str:
+    """The merged weights of one version."""
+    return f"speedo:{run}:center:{version}"
+
+
+def payload(run: str, worker: int, ticket: int) -> str:
+    """What one worker made of one ticket: a delta, weights or a gradient."""
+    return f"speedo:{run}:payload:{worker}:{ticket}"
+
+
+def payloads(run: str, worker: int) -> str:
+    """What every payload key of one worker begins with."""
+    return f"speedo:{run}:payload:{worker}:"

@@ -1,0 +1,241 @@
+"""How a blob lies in Redis: a record under its key, and the chunks that did not fit into it.
+
+The record is a prefix of fixed length, the head, and the first chunk of the body; the other chunks
+lie under `{key}#{write id}:{number}`. Every write has an id of its own and puts its record in place
+last, so a reader that has the record of a write can meet only the chunks of that same write. Chunks
+expire by themselves until their record is there: what a killed writer leaves removes itself.
+"""
+
+from __future__ import annotations
+
+import secrets
+import struct
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from speedo.errors import MissingKeyError, PayloadError, StoreError
+from speedo.storage.base import MAX_HEAD_BYTES
+from speedo.storage.resp import ProtocolError, Reply, ReplyError, RespStream, command, set_command
+
+AHEAD_BYTES: Final = 16 << 20
+"""How much is sent or asked for before its replies are read: what the server must buffer for us."""
+PAGE_KEYS: Final = 1000
+_PREFIX: Final = struct.Struct("<4sHHIIQ8s")
+_MAGIC: Final = b"SPB1"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What the prefix says; all lengths in bytes."""
+
+    write_id: bytes
+    head_bytes: int
+    body_bytes: int
+    chunk_bytes: int
+
+    @property
+    def inline_bytes(self) -> int:
+        """How much of the body the record itself holds."""
+        return min(self.body_bytes, self.chunk_bytes)
+
+    @property
+    def value_bytes(self) -> int:
+        """Length of the record as a whole."""
+        return _PREFIX.size + self.head_bytes + self.inline_bytes
+
+    def chunks(self, key: bytes) -> list[tuple[bytes, slice]]:
+        """Key, and place in the body, of every chunk outside the record."""
+        stem, size = b"%b#%b:" % (key, self.write_id.hex().encode()), self.chunk_bytes
+        starts = range(size, self.body_bytes, size)
+        return [
+            (b"%b%d" % (stem, number), slice(start, min(start + size, self.body_bytes)))
+            for number, start in enumerate(starts)
+        ]
+
+    def pack(self) -> bytes:
+        """The prefix as bytes."""
+        sizes = self.head_bytes, 0, self.inline_bytes, self.chunk_bytes, self.body_bytes
+        return _PREFIX.pack(_MAGIC, *sizes, self.write_id)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Record | None:
+        """The record with this prefix; None if the bytes are not one of ours."""
+        if len(data) != _PREFIX.size:
+            return None
+        magic, head_bytes, _, inline_bytes, chunk_bytes, body_bytes, write_id = _PREFIX.unpack(data)
+        record = cls(write_id, head_bytes, body_bytes, chunk_bytes)
+        sound = magic == _MAGIC and chunk_bytes > 0 and inline_bytes == record.inline_bytes
+        return record if sound else None
+
+
+class RedisBlobs:
+    """Blobs over one stream, for one exchange; `address` stands in the messages."""
+
+    def __init__(self, stream: RespStream, address: str) -> None:
+        self._stream = stream
+        self._address = address
+
+    def write(
+        self,
+        key: str,
+        head: bytes,
+        body: memoryview,
+        *,
+        chunk_bytes: int,
+        expire_ms: int | None,
+        orphan_ms: int,
+    ) -> None:
+        """Chunks, then the record, which gives them its own expiry instead of `orphan_ms`."""
+        stream, name = self._stream, key.encode()
+        record = Record(secrets.token_bytes(8), len(head), len(body), chunk_bytes)
+        chunks = record.chunks(name)
+        self._write_chunks(chunks, body, _ahead(chunk_bytes), orphan_ms)
+        stream.queue(command(b"MULTI"), command(b"GETRANGE", name, 0, _PREFIX.size - 1), replies=2)
+        value = (record.pack(), head, body[: record.inline_bytes])
+        stream.queue(*set_command(name, value, () if expire_ms is None else (b"PX", expire_ms)))
+        for chunk, _ in chunks:  # after the record, so that none expires before it
+            stream.queue(
+                command(b"PERSIST", chunk)
+                if expire_ms is None
+                else command(b"PEXPIRE", chunk, expire_ms)
+            )
+        stream.queue(command(b"EXEC"))
+        former, _, *kept = self._results(3 + len(chunks))
+        self._unlink(_leftovers(former, name))
+        if any(answer != 1 for answer in kept):
+            self._unlink([name, *(chunk for chunk, _ in chunks)])
+            raise StoreError(
+                f"{self._address} lost chunks of {key} while it was written: "
+                "set its maxmemory-policy to noeviction"
+            )
+
+    def read_head(self, key: str) -> tuple[bytes, int]:
+        """Head, and length of the body in bytes."""
+        last = _PREFIX.size + MAX_HEAD_BYTES - 1
+        data = self._stream.ask(b"GETRANGE", key.encode(), 0, last)
+        if not isinstance(data, bytes) or not data:
+            raise MissingKeyError(f"{key} is not in {self._address}")
+        record = self._known(key, data[: _PREFIX.size])
+        return data[_PREFIX.size : _PREFIX.size + record.head_bytes], record.body_bytes
+
+    def read(self, key: str, into: memoryview) -> bytes:
+        """Fill `into`; raising leaves replies pending on the stream."""
+        stream = self._stream
+        stream.queue(command(b"GET", key.encode()))
+        length = stream.begin_bulk()
+        if length is None:
+            raise MissingKeyError(f"{key} is not in {self._address}")
+        record = self._known(key, stream.take(min(length, _PREFIX.size)))
+        if length != record.value_bytes:
+            raise StoreError(f"{key} in {self._address} is damaged: {length} bytes for {record}")
+        if record.body_bytes != len(into):
+            raise PayloadError(
+                f"{key} has a body of {record.body_bytes} bytes, {len(into)} were expected"
+            )
+        head = stream.take(record.head_bytes)
+        chunks, ahead = record.chunks(key.encode()), _ahead(record.chunk_bytes)
+        for chunk, _ in chunks[:ahead]:
+            stream.queue(command(b"GET", chunk))
+        stream.flush()
+        stream.fill(into[: record.inline_bytes])
+        stream.end_bulk()
+        for number, (_, place) in enumerate(chunks):
+            if stream.begin_bulk() != place.stop - place.start:
+                raise MissingKeyError(
+                    f"{key} in {self._address} was replaced, deleted or expired while it was read"
+                )
+            if number + ahead < len(chunks):
+                stream.queue(command(b"GET", chunks[number + ahead][0]))
+                stream.flush()
+            stream.fill(into[place])
+            stream.end_bulk()
+        return head
+
+    def delete(self, keys: list[str]) -> None:
+        """Remove records, then the chunks that belonged to them."""
+        names, stream = [key.encode() for key in keys], self._stream
+        stream.queue(command(b"MULTI"))
+        for name in names:
+            stream.queue(command(b"GETRANGE", name, 0, _PREFIX.size - 1))
+            stream.queue(command(b"UNLINK", name))
+        stream.queue(command(b"EXEC"))
+        formers = self._results(1 + 2 * len(names))[::2]
+        self._unlink(
+            [
+                chunk
+                for name, former in zip(names, formers, strict=True)
+                for chunk in _leftovers(former, name)
+            ]
+        )
+
+    def page_of_keys(self, cursor: bytes, prefix: str) -> tuple[bytes, list[str]]:
+        """The next cursor (`b"0"` after the last page) and some keys; one may come twice."""
+        pattern = "".join(f"\\{c}" if c in "*?[]^\\" else c for c in prefix) + "*"
+        answer = self._stream.ask(b"SCAN", cursor, b"MATCH", pattern.encode(), b"COUNT", PAGE_KEYS)
+        if isinstance(answer, list) and len(answer) == 2:
+            following, names = answer
+            if isinstance(following, bytes) and isinstance(names, list):
+                texts = [n.decode(errors="replace") for n in names if isinstance(n, bytes)]
+                return following, [text for text in texts if "#" not in text]
+        raise ProtocolError("SCAN answered with something else than a cursor and keys")
+
+    def _write_chunks(
+        self, chunks: list[tuple[bytes, slice]], body: memoryview, ahead: int, life_ms: int
+    ) -> None:
+        stream = self._stream
+        try:
+            for chunk, place in chunks:
+                stream.queue(*set_command(chunk, (body[place],), (b"PX", life_ms)))
+                if stream.pending > ahead:
+                    stream.reply()
+            while stream.pending:
+                stream.reply()
+        except ReplyError:
+            while stream.pending:
+                with suppress(ReplyError):
+                    stream.reply()
+            self._unlink([chunk for chunk, _ in chunks])
+            raise
+
+    def _known(self, key: str, prefix: bytes) -> Record:
+        record = Record.unpack(prefix)
+        if record is None:
+            raise StoreError(
+                f"{key} in {self._address} is not of this version of SpeeDO: "
+                "use another run name or database, or delete the key"
+            )
+        return record
+
+    def _unlink(self, names: list[bytes]) -> None:
+        if names:
+            self._stream.ask(b"UNLINK", *names)
+
+    def _results(self, before: int) -> list[Reply]:
+        """The results of a transaction, after the `before` replies of MULTI and what was queued."""
+        refused: ReplyError | None = None
+        answers: Reply = None
+        for _ in range(before + 1):
+            try:
+                answers = self._stream.reply()
+            except ReplyError as error:
+                refused = refused or error
+        if refused is not None:
+            raise refused
+        if not isinstance(answers, list) or not answers:
+            raise ProtocolError("a transaction answered with something else than its results")
+        for answer in answers:
+            if isinstance(answer, ReplyError):
+                raise answer
+        return answers
+
+
+def _ahead(chunk_bytes: int) -> int:
+    """How many chunks may be under way at once."""
+    return max(2, min(AHEAD_BYTES // chunk_bytes, 256))
+
+
+def _leftovers(former: Reply, name: bytes) -> list[bytes]:
+    """The chunks of a record that is no longer in place; `former` is its prefix."""
+    record = Record.unpack(former) if isinstance(former, bytes) else None
+    return [] if record is None else [chunk for chunk, _ in record.chunks(name)]

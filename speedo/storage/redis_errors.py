@@ -1,0 +1,94 @@
+"""What Redis says, in words that tell a user what to change."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Mapping
+from typing import Final
+
+from speedo.storage.resp import ReplyError
+
+_REMEDIES: Final = {
+    "OOM": "it is out of memory: raise its maxmemory (keep maxmemory-policy noeviction), "
+    "or let payloads expire sooner",
+    "MISCONF": "it cannot save to its disk and therefore takes no writes: free the disk, "
+    "or switch saving off (save '', appendonly no)",
+    "READONLY": "it is a read-only replica: give the --redis URL of the primary",
+    "LOADING": "it is still loading its data from disk: wait, or start it empty",
+    "NOAUTH": "it wants a password: put it into SPEEDO_REDIS_PASSWORD or the --redis URL",
+    "WRONGPASS": "it does not accept this user and password: "
+    "correct SPEEDO_REDIS_PASSWORD or the --redis URL",
+    "NOPERM": "its access rules refuse this user: allow the commands and keys that SpeeDO uses",
+    "DENIED": "it runs in protected mode: set a password, or bind it to loopback only",
+    "BUSY": "it is busy with a script: end that script",
+    "WRONGTYPE": "another program's data lies under this key: use another run name or database",
+    "MASTERDOWN": "it is a replica without its primary: give the --redis URL of the primary",
+    "MOVED": "it is part of a cluster: give the --redis URL of a server of its own",
+}
+
+
+def refusal(error: ReplyError, address: str, what: str) -> str:
+    """What to do about a command that the server refused."""
+    said = str(error)
+    if "without any password" in said:
+        return (
+            f"{address} has no password, but one was given: "
+            "remove it from the --redis URL and from SPEEDO_REDIS_PASSWORD"
+        )
+    if "DB index" in said:
+        return f"{address} has no such database: use a smaller number in the --redis URL"
+    # An aborted transaction names its cause only in its text.
+    code = next((c for c in _REMEDIES if error.code == c or f" {c} " in said), None)
+    remedy = _REMEDIES[code] if code else "see the server's log"
+    return f"{address} refused {what}: {remedy} ({said[:200]})"
+
+
+def connection_error(error: BaseException, address: str, what: str) -> str:
+    """What to do about a connection that did not come about, or broke."""
+    causes = [error, error.__cause__, error.__context__]
+    if any(isinstance(c, (ConnectionRefusedError, FileNotFoundError)) for c in causes):
+        return f"no Redis answers at {address}: start it or give another --redis URL"
+    if any(isinstance(c, socket.gaierror) for c in causes):
+        return f"the host of {address} is not known: correct the --redis URL"
+    if any(isinstance(c, ssl.SSLError) for c in causes):
+        return (
+            f"{address} offers no TLS that can be verified: see its certificate, "
+            f"or name its authority with ?ssl_ca_certs=FILE ({error})"
+        )
+    return f"the connection to {address} broke ({what}: {error}): see whether the server still runs"
+
+
+def server_problems(facts: Mapping[str, str], address: str) -> list[str]:
+    """Settings (from INFO) with which a run would lose weights."""
+    problems = []
+    version = facts.get("redis_version", "0")
+    if int(version.split(".")[0]) < 6:
+        problems.append(f"{address} is Redis {version}: use 6.0 or later")
+    policy = facts.get("maxmemory_policy", "noeviction")
+    if facts.get("maxmemory", "0") != "0" and policy != "noeviction":
+        problems.append(
+            f"{address} drops weights when its memory is full (maxmemory-policy {policy}): "
+            "set maxmemory-policy noeviction"
+        )
+    if facts.get("role", "master") != "master":
+        problems.append(f"{address} is a replica: give the --redis URL of the primary")
+    return problems
+
+
+def server_warnings(facts: Mapping[str, str], address: str, *, guarded: bool) -> list[str]:
+    """Settings (from INFO) that cost speed or safety."""
+    warnings = []
+    if facts.get("aof_enabled", "0") != "0":
+        warnings.append(
+            f"{address} writes every delta to its disk (appendonly yes): set appendonly no"
+        )
+    policy = facts.get("maxmemory_policy", "noeviction")
+    if facts.get("maxmemory", "0") == "0" and policy != "noeviction":
+        warnings.append(
+            f"{address} would drop weights once a maxmemory is set (maxmemory-policy {policy}): "
+            "set maxmemory-policy noeviction"
+        )
+    if not guarded:
+        warnings.append(f"{address} can be reached without a password: set one (requirepass)")
+    return warnings

@@ -1,0 +1,230 @@
+"""A Redis server of our own, which lives exactly as long as the process that started it.
+
+A small shell stands between: it holds the reading end of a pipe whose writing end only this
+process has. However this process ends, the kernel closes its end; the shell then kills the server,
+waits for it and removes its directory. Both are in a session of their own, so Ctrl-C does not reach
+the server before the run has exported.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from speedo.errors import StoreError
+from speedo.storage.resp import ProtocolError, ReplyError, RespStream
+
+_KEEPER: Final = """
+trap '' HUP INT TERM
+exec 3<&0
+"$1" "$2/redis.conf" </dev/null 3<&- >"$2/log" 2>&1 &
+server=$!
+{ read -r _ <&3; [ -e "$2/exit" ] || kill -KILL "$server"; } &
+wait "$server"
+echo "$?" >"$2/exit"
+wait
+rm -rf "$2"
+"""
+_CONFIG: Final = """
+bind {host}
+port {port}
+requirepass {password}
+protected-mode yes
+daemonize no
+dir "{directory}"
+pidfile "{directory}/pid"
+logfile ""
+save ""
+appendonly no
+maxmemory {maxmemory}
+maxmemory-policy noeviction
+client-output-buffer-limit normal 256mb 128mb 60
+tcp-keepalive 60
+timeout 0
+"""
+_ATTEMPTS: Final = 20
+_STOP_S: Final = 5.0
+
+
+class PrivateRedis:
+    """A context in which a Redis server with a random password runs, without persistence.
+
+    It listens on a free port of `host`, and with `unix_socket` also on a socket in its directory.
+    `maxmemory_bytes` of 0 is no limit; beyond a limit it refuses writes and evicts nothing.
+    """
+
+    def __init__(
+        self,
+        *,
+        host: str = "127.0.0.1",
+        unix_socket: bool = False,
+        maxmemory_bytes: int = 0,
+        start_timeout_s: float = 10.0,
+        program: str = "redis-server",
+    ) -> None:
+        self._host = host
+        self._with_socket = unix_socket
+        self._maxmemory_bytes = maxmemory_bytes
+        self._start_timeout_s = start_timeout_s
+        self._program = program
+        self._password = secrets.token_hex(24)
+        self._port = 0
+        self._keeper: subprocess.Popen[bytes] | None = None
+        self._directory: Path | None = None
+
+    def __repr__(self) -> str:
+        return f"PrivateRedis({self.address})"
+
+    def __enter__(self) -> Self:
+        program = shutil.which(self._program)
+        if program is None:
+            raise StoreError(
+                f"{self._program} is not installed: apt-get install redis-server, "
+                "or give a --redis URL"
+            )
+        try:
+            deadline = time.monotonic() + self._start_timeout_s
+            for _ in range(_ATTEMPTS):
+                if self._start(program, deadline):
+                    return self
+                self.stop()
+            raise StoreError(
+                f"{self.address}: {_ATTEMPTS} free ports were taken by others in between"
+            )
+        except BaseException:
+            self.stop()
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def address(self) -> str:
+        """host:port, without the password."""
+        return f"{self._bracketed_host}:{self._port}"
+
+    @property
+    def url(self) -> str:
+        """The URL with the password: not for logs or command lines."""
+        return f"redis://:{self._password}@{self.address}/0"
+
+    @property
+    def unix_url(self) -> str:
+        """The URL of the unix socket, with the password."""
+        return f"unix://:{self._password}@{self._home}/socket?db=0"
+
+    @property
+    def process_id(self) -> int:
+        """The server's own process."""
+        return int((self._home / "pid").read_text())
+
+    def stop(self) -> None:
+        """End the server and remove its directory; may be called twice."""
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            assert keeper.stdin is not None
+            keeper.stdin.close()
+            try:
+                keeper.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                with suppress(ProcessLookupError):
+                    os.killpg(keeper.pid, signal.SIGKILL)
+                keeper.wait()
+            # Had someone killed the keeper, its group would still hold the server.
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(keeper.pid, signal.SIGKILL)
+        directory, self._directory = self._directory, None
+        if directory is not None:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    @property
+    def _bracketed_host(self) -> str:
+        return f"[{self._host}]" if ":" in self._host else self._host
+
+    @property
+    def _home(self) -> Path:
+        if self._directory is None:
+            raise StoreError("the private Redis does not run: use it inside its context")
+        return self._directory
+
+    def _start(self, program: str, deadline: float) -> bool:
+        """Whether the server answers; False if another program took the port first."""
+        self._port = _free_port(self._host)
+        self._directory = Path(tempfile.mkdtemp(prefix="speedo-redis-"))
+        config = self._home / "redis.conf"
+        config.touch(mode=0o600)
+        config.write_text(self._config())
+        self._keeper = subprocess.Popen(
+            ["/bin/sh", "-c", _KEEPER, "speedo-redis", program, str(self._directory)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        while not self._answers():
+            if (self._home / "exit").exists():
+                log = self._log()
+                if "Address already in use" in log:
+                    return False
+                raise StoreError(f"the private Redis ended at once. Its last lines:\n{log}")
+            if time.monotonic() > deadline:
+                raise StoreError(
+                    f"the private Redis did not answer within {self._start_timeout_s:g} s. "
+                    f"Its last lines:\n{self._log()}"
+                )
+            time.sleep(0.01)
+        config.unlink()
+        return True
+
+    def _config(self) -> str:
+        text = _CONFIG.format(
+            host=self._host,
+            port=self._port,
+            password=self._password,
+            directory=self._home,
+            maxmemory=self._maxmemory_bytes,
+        )
+        if self._with_socket:
+            text += f'unixsocket "{self._home}/socket"\nunixsocketperm 700\n'
+        return text
+
+    def _answers(self) -> bool:
+        """Whether our own server, known by its password, answers at the port."""
+        try:
+            with socket.create_connection((self._host, self._port), timeout=1.0) as sock:
+                stream = RespStream(sock, stall_s=1.0)
+                stream.ask(b"AUTH", self._password.encode())
+                return stream.ask(b"PING") == b"PONG" and (self._home / "pid").exists()
+        except (OSError, ReplyError, ProtocolError):
+            return False
+
+    def _log(self) -> str:
+        with suppress(OSError):
+            return "\n".join((self._home / "log").read_text(errors="replace").splitlines()[-8:])
+        return "(none)"
+
+
+def _free_port(host: str) -> int:
+    """A port that is free now; the server's own bind decides."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.bind((host, 0))
+            return int(sock.getsockname()[1])
+    except OSError as error:
+        raise StoreError(f"no Redis can be started on {host}: {error.strerror or error}") from None

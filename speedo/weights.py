@@ -1,0 +1,204 @@
+"""The flat float32 vector: which blobs it holds, and its form outside the process.
+
+Every exchange moves one vector, all parameter blobs of the net end to end in the net's own order,
+shared parameters once. Outside the process a vector is a header of fixed length, little-endian, and the
+raw array. The header says what the bytes are and for whom, so a delta can never be taken for weights.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from speedo.errors import PayloadError
+
+Vector = npt.NDArray[np.float32]
+
+MAGIC: Final = b"SPDO"
+FORMAT: Final = 1
+FLOAT32: Final = 1
+# magic, format, kind, dtype, reserved, worker, incarnation, epoch, count, layout, version, ticket, checksum
+_STRUCT: Final = struct.Struct("<4sBBBBIIIQQQQQ")
+HEADER_BYTES: Final = _STRUCT.size
+
+
+class Kind(enum.IntEnum):
+    """What a vector is; the numbers are part of the format."""
+
+    CENTER = 1
+    DELTA = 2
+    WEIGHTS = 3
+    GRADIENT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """One parameter blob. `statistic` marks BatchNorm's running sums: they are merged, but never
+    pulled elastically and never sent through a lossy format (Caffe: layers/batch_norm_layer.cpp)."""
+
+    name: str
+    shape: tuple[int, ...]
+    statistic: bool = False
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) if self.shape else 1
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The blobs of a net in the order in which the flat vector holds them."""
+
+    blobs: tuple[Blob, ...]
+
+    @cached_property
+    def size(self) -> int:
+        """Number of float32 values."""
+        return sum(blob.size for blob in self.blobs)
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * self.size
+
+    @cached_property
+    def digest(self) -> int:
+        """64 bits that two nets share only if names, shapes and order of their blobs agree."""
+        text = ";".join(
+            f"{b.name}:{','.join(map(str, b.shape))}:{int(b.statistic)}" for b in self.blobs
+        )
+        return xxhash.xxh3_64_intdigest(text.encode())
+
+    def slices(self) -> Iterator[tuple[Blob, slice]]:
+        """Each blob with its place in the flat vector."""
+        start = 0
+        for blob in self.blobs:
+            yield blob, slice(start, start + blob.size)
+            start += blob.size
+
+    @cached_property
+    def statistics(self) -> tuple[slice, ...]:
+        """The places of the BatchNorm statistics."""
+        return tuple(place for blob, place in self.slices() if blob.statistic)
+
+    def zeros(self) -> Vector:
+        return np.zeros(self.size, np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the bytes behind it are. `worker`, `incarnation` and `ticket` are 0 for a center."""
+
+    kind: Kind
+    count: int
+    layout: int
+    version: int
+    checksum: int
+    worker: int = 0
+    incarnation: int = 0
+    ticket: int = 0
+    epoch: int = 0
+
+    def pack(self) -> bytes:
+        return _STRUCT.pack(
+            MAGIC, FORMAT, self.kind, FLOAT32, 0, self.worker, self.incarnation, self.epoch,
+            self.count, self.layout, self.version, self.ticket, self.checksum,
+        )  # fmt: skip
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Header:
+        """Raises `PayloadError` for anything that is not a header of this format."""
+        if len(data) != HEADER_BYTES:
+            raise PayloadError(f"a header has {HEADER_BYTES} bytes, this one {len(data)}")
+        (
+            magic,
+            form,
+            kind,
+            dtype,
+            _,
+            worker,
+            incarnation,
+            epoch,
+            count,
+            layout,
+            version,
+            ticket,
+            checksum,
+        ) = _STRUCT.unpack(data)
+        if magic != MAGIC:
+            raise PayloadError(
+                f"the bytes begin with {magic!r}, not with {MAGIC!r}: not written by SpeeDO"
+            )
+        if form != FORMAT or dtype != FLOAT32:
+            raise PayloadError(
+                f"format {form} with dtype {dtype} is not known here (format {FORMAT}, dtype {FLOAT32}): "
+                "run the same version of SpeeDO on every node"
+            )
+        try:
+            kind = Kind(kind)
+        except ValueError:
+            raise PayloadError(f"a vector of unknown kind {kind}") from None
+        return cls(kind, count, layout, version, checksum, worker, incarnation, ticket, epoch)
+
+
+def checksum(vector: Vector) -> int:
+    """64-bit xxh3 of the vector's bytes."""
+    return xxhash.xxh3_64_intdigest(as_bytes(vector))
+
+
+def as_bytes(vector: Vector) -> memoryview:
+    """The vector's own memory as bytes, without a copy; it must be contiguous float32."""
+    if vector.dtype != np.float32 or not vector.flags.c_contiguous:
+        raise PayloadError(f"a vector must be contiguous float32, not {vector.dtype}")
+    return memoryview(vector).cast("B")
+
+
+def header_for(
+    vector: Vector,
+    layout: Layout,
+    kind: Kind,
+    *,
+    version: int,
+    worker: int = 0,
+    incarnation: int = 0,
+    ticket: int = 0,
+    epoch: int = 0,
+) -> Header:
+    """The header that belongs before this vector; raises `PayloadError` if its length is not the layout's."""
+    if vector.shape != (layout.size,):
+        raise PayloadError(f"the net has {layout.size} parameters, the vector {vector.shape}")
+    return Header(
+        kind,
+        layout.size,
+        layout.digest,
+        version,
+        checksum(vector),
+        worker,
+        incarnation,
+        ticket,
+        epoch,
+    )
+
+
+def check_header(header: Header, layout: Layout, kind: Kind) -> None:
+    """Refuse, before any memory is taken, what is not of this kind and layout."""
+    if header.kind is not kind:
+        raise PayloadError(f"a {header.kind.name.lower()} where a {kind.name.lower()} was expected")
+    if header.layout != layout.digest or header.count != layout.size:
+        raise PayloadError(
+            f"{header.count} parameters of another net (layout {header.layout:016x}, "
+            f"here {layout.digest:016x}): give every node the same net"
+        )
+
+
+def check_body(header: Header, vector: Vector) -> None:
+    """Refuse a vector whose bytes are not those that were written."""
+    if checksum(vector) != header.checksum:
+        raise PayloadError("the checksum differs: the bytes changed on their way")

@@ -1,0 +1,132 @@
+"""One worker's turn: fetch the center, train, publish; the same for Ray's actors and for the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from speedo.engines.base import Engine
+from speedo.errors import PayloadError
+from speedo.messages import Train, Trained
+from speedo.sgd_modes.rules import pull_towards
+from speedo.storage import keys
+from speedo.storage.base import Store
+from speedo.weights import (
+    HEADER_BYTES,
+    Header,
+    Kind,
+    Layout,
+    Vector,
+    as_bytes,
+    check_body,
+    check_header,
+    header_for,
+)
+
+PAYLOAD_EXPIRY_S = 900.0  # a payload that no master fetched leaves the store by itself
+
+
+def fetch_vector(store: Store, key: str, layout: Layout, kind: Kind, into: Vector) -> Header:
+    """Read a vector into `into` and refuse it unless it is of this kind and layout and undamaged.
+
+    Raises `MissingKeyError`, `StoreError`, `PayloadError`.
+    """
+    header = Header.unpack(store.read(key, as_bytes(into)))
+    check_header(header, layout, kind)
+    check_body(header, into)
+    return header
+
+
+@dataclass
+class Worker:
+    """The worker `worker` of a run, in this incarnation; `clock` gives seconds for the timings."""
+
+    run: str
+    worker: int
+    incarnation: int
+    engine: Engine
+    store: Store
+    clock: Callable[[], float]
+    epoch: int = 0
+    _center: Vector = field(init=False)
+    _local: Vector = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._center = self.engine.layout.zeros()
+        self._local = self.engine.layout.zeros()
+
+    def turn(self, command: Train) -> Trained:
+        """Carry out one command and return its result, whose payload lies in the store by then."""
+        started = self.clock()
+        self._fetch(command)
+        fetched = self.clock()
+        loss = self._compute(command)
+        computed = self.clock()
+        self._publish(command)
+        timings = {
+            "fetch": fetched - started,
+            "compute": computed - fetched,
+            "publish": self.clock() - computed,
+        }
+        samples = command.steps * self.engine.samples_per_step
+        return Trained(self.worker, self.incarnation, command.ticket, loss, samples, timings)
+
+    def _fetch(self, command: Train) -> None:
+        engine, layout = self.engine, self.engine.layout
+        key = keys.center(self.run, command.version)
+        header = fetch_vector(self.store, key, layout, Kind.CENTER, self._center)
+        if header.version != command.version:
+            raise PayloadError(f"{key} holds version {header.version}")
+        if command.moving_rate is None:
+            engine.load_weights(self._center)
+            return
+        engine.read_weights(self._local)
+        pull_towards(self._local, self._center, command.moving_rate, layout.statistics)
+        engine.load_weights(self._local)
+
+    def _compute(self, command: Train) -> float:
+        """Leaves the payload in `_local`."""
+        engine = self.engine
+        if command.payload is Kind.GRADIENT:
+            engine.set_iteration(command.iteration)
+            loss = engine.gradient(command.steps, self._local)
+            if engine.layout.statistics:
+                weights = engine.layout.zeros()
+                engine.read_weights(weights)
+                for (
+                    place
+                ) in engine.layout.statistics:  # they have no gradient: their change travels
+                    self._local[place] = weights[place] - self._center[place]
+            return loss
+        loss = self._steps(command)
+        engine.read_weights(self._local)
+        if command.payload is Kind.DELTA:
+            np.subtract(self._local, self._center, out=self._local)
+        return loss
+
+    def _steps(self, command: Train) -> float:
+        if command.steps == 1 or command.stride == 1:
+            self.engine.set_iteration(command.iteration)
+            return self.engine.step(command.steps)
+        total = 0.0
+        for step in range(command.steps):
+            self.engine.set_iteration(command.iteration + step * command.stride)
+            total += self.engine.step(1)
+        return total / command.steps
+
+    def _publish(self, command: Train) -> None:
+        header = header_for(
+            self._local,
+            self.engine.layout,
+            command.payload,
+            version=command.version,
+            worker=self.worker,
+            incarnation=self.incarnation,
+            ticket=command.ticket,
+            epoch=self.epoch,
+        )
+        key = keys.payload(self.run, self.worker, command.ticket)
+        assert len(head := header.pack()) == HEADER_BYTES
+        self.store.write(key, head, as_bytes(self._local), expire_s=PAYLOAD_EXPIRY_S)

@@ -1,0 +1,211 @@
+"""Each mode decides as docs/modes.md says; the worked sequences are written out, workers by number."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from speedo.config import make_config
+from speedo.messages import NOTHING, Decision, Result
+from speedo.sgd_modes.asynchronous import Asynchronous
+from speedo.sgd_modes.easgd import easgd
+from speedo.sgd_modes.hybrid import Hybrid, Phase
+from speedo.sgd_modes.partial import Partial
+from speedo.sgd_modes.registry import make_strategy
+from speedo.sgd_modes.rules import AddDelta, AverageDeltas, Elastic, ServerGradient
+from speedo.sgd_modes.synchronous import Synchronous
+from speedo.sgd_modes.weed_out import WeedOut
+
+
+def result(worker: int, staleness: int = 0, samples: int = 10) -> Result:
+    return Result(worker, samples, staleness)
+
+
+def test_async_merges_at_once_and_trains_on() -> None:
+    mode = Asynchronous(AddDelta())
+    assert mode.on_join((0, 1)) == Decision(train=(0, 1))
+    assert mode.on_result(result(1)) == Decision(merge=(1,), train=(1,))
+    assert mode.on_leave(0) == NOTHING
+
+
+def test_sync_merges_once_when_the_last_has_reported() -> None:
+    mode = Synchronous(AverageDeltas())
+    assert mode.on_join((0, 1, 2)) == Decision(train=(0, 1, 2))
+    assert mode.on_result(result(2)) == NOTHING
+    assert mode.on_result(result(0)) == NOTHING
+    assert mode.on_result(result(1)) == Decision(merge=(0, 1, 2), train=(0, 1, 2))
+
+
+def test_sync_closes_the_round_when_the_last_one_waited_for_dies() -> None:
+    mode = Synchronous(AverageDeltas())
+    mode.on_join((0, 1, 2))
+    mode.on_result(result(0))
+    mode.on_result(result(1))
+    assert mode.on_leave(2) == Decision(merge=(0, 1), train=(0, 1))
+
+
+def test_sync_counts_the_delta_of_a_worker_that_died_after_delivering() -> None:
+    mode = Synchronous(AverageDeltas())
+    mode.on_join((0, 1))
+    mode.on_result(result(0))
+    assert mode.on_leave(0) == NOTHING
+    assert mode.on_result(result(1)) == Decision(merge=(0, 1), train=(1,))
+
+
+def test_sync_lets_a_newcomer_in_with_the_next_round() -> None:
+    mode = Synchronous(AverageDeltas())
+    mode.on_join((0,))
+    assert mode.on_join((1,)) == NOTHING
+    assert mode.on_result(result(0)) == Decision(merge=(0,), train=(0, 1))
+
+
+def test_sync_goes_on_after_all_died_and_one_came_back() -> None:
+    mode = Synchronous(AverageDeltas())
+    mode.on_join((0, 1))
+    assert mode.on_leave(0) == NOTHING
+    assert mode.on_leave(1) == Decision()
+    assert mode.on_join((1,)) == Decision(train=(1,))
+    assert mode.on_result(result(1)) == Decision(merge=(1,), train=(1,))
+
+
+def test_partial_holds_a_worker_two_ahead_until_the_slowest_has_caught_up() -> None:
+    mode = Partial(AddDelta(), max_advance=2)
+    assert mode.on_join((0, 1, 2)) == Decision(train=(0, 1, 2))
+    assert mode.on_result(result(0)) == Decision(merge=(0,), train=(0,))
+    assert mode.on_result(result(0)) == Decision(merge=(0,), train=())
+    assert mode.on_result(result(1)) == Decision(merge=(1,), train=(1,))
+    assert mode.on_result(result(2)) == Decision(merge=(2,), train=(2, 0))
+
+
+def test_partial_counts_a_newcomer_as_level_with_the_fastest() -> None:
+    mode = Partial(AddDelta(), max_advance=1)
+    mode.on_join((0, 1))
+    assert mode.on_result(result(0)).train == ()
+    assert mode.on_join((2,)) == Decision(train=(2,))
+    assert mode.on_result(result(2)).train == ()
+    assert mode.on_result(result(1)).train == (1, 0)
+
+
+def test_partial_releases_whoever_was_held_back_by_one_that_left() -> None:
+    mode = Partial(AddDelta(), max_advance=1)
+    mode.on_join((0, 1))
+    mode.on_result(result(0))
+    assert mode.on_leave(1) == Decision(train=(0,))
+
+
+def test_weed_out_discards_a_worker_absent_from_the_window() -> None:
+    """Window 3, three workers, results 0, 1, 1, 0, 2: the coordinator's staleness is 0, 1, 0, 2, 4."""
+    mode = WeedOut(AddDelta(), window=3)
+    mode.on_join((0, 1, 2))
+    merged = [mode.on_result(result(w, s)).merge for w, s in ((0, 0), (1, 1), (1, 0), (0, 2))]
+    assert merged == [(0,), (1,), (1,), (0,)]
+    assert mode.on_result(result(2, 4)) == Decision(discard=(2,), train=(2,))
+
+
+def test_weed_out_never_bounds_below_the_number_of_workers() -> None:
+    mode = WeedOut(AddDelta(), window=2)
+    mode.on_join((0, 1, 2, 3))
+    assert mode.on_result(result(0, 3)).merge == (0,)
+    assert mode.on_result(result(0, 4)).discard == (0,)
+    mode.on_leave(3)
+    mode.on_leave(2)
+    assert mode.on_result(result(0, 2)).discard == (0,)
+
+
+def test_easgd_is_the_asynchronous_schedule_with_the_elastic_rule() -> None:
+    mode = easgd(0.3, 10)
+    assert (mode.name, mode.local_steps, mode.rule) == ("easgd", 10, Elastic(0.3))
+    assert mode.on_result(result(0)) == Decision(merge=(0,), train=(0,))
+
+
+def two_phases() -> Hybrid:
+    return Hybrid(
+        [
+            Phase(lambda: Asynchronous(AddDelta(1.0)), samples=20),
+            Phase(lambda: Synchronous(AverageDeltas()), samples=20),
+        ]
+    )
+
+
+def test_hybrid_settles_every_turn_of_a_phase_before_the_next_begins() -> None:
+    mode = two_phases()
+    assert mode.on_join((0, 1, 2)) == Decision(train=(0, 1, 2))
+    assert mode.on_result(result(0)) == Decision(merge=(0,), train=(0,))
+    assert mode.on_result(result(1)) == Decision(merge=(1,), train=())  # 20 samples: the phase ends
+    assert mode.rule == AddDelta(1.0)
+    assert mode.on_result(result(2)) == Decision(merge=(2,), train=())
+    assert mode.on_result(result(0)) == Decision(merge=(0,), train=(0, 1, 2))
+    assert mode.rule == AverageDeltas()
+
+
+def test_hybrid_repeats_its_phases_afresh() -> None:
+    mode = two_phases()
+    mode.on_join((0,))
+    trained = [mode.on_result(result(0)) for _ in range(5)]
+    assert all(decision == Decision(merge=(0,), train=(0,)) for decision in trained)
+    assert (mode.index, mode.merged) == (0, 10)
+
+
+def test_hybrid_does_not_wait_for_a_dead_worker_at_the_switch() -> None:
+    mode = two_phases()
+    mode.on_join((0, 1))
+    mode.on_result(result(0))
+    assert mode.on_result(result(0)).train == ()
+    assert mode.on_leave(1) == Decision(train=(0,))
+    assert isinstance(mode.inner, Synchronous)
+
+
+def test_hybrid_lets_a_worker_that_joins_at_the_switch_in_with_the_new_phase() -> None:
+    mode = two_phases()
+    mode.on_join((0, 1))
+    mode.on_result(result(0))
+    mode.on_result(result(0))
+    assert mode.on_join((2,)) == NOTHING
+    assert mode.on_result(result(1)).train == (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "rule"),
+    [
+        ({"mode": "sync"}, Synchronous, AverageDeltas()),
+        ({"mode": "async", "delta_scale": 0.25}, Asynchronous, AddDelta(0.25)),
+        ({"mode": "partial", "max_advance": 5}, Partial, AddDelta()),
+        ({"mode": "partial", "moving_rate": 0.2}, Partial, Elastic(0.2)),
+        ({"mode": "weed-out", "moving_rate": 0.2}, WeedOut, Elastic(0.2)),
+        ({"mode": "easgd"}, Asynchronous, Elastic()),
+    ],
+)
+def test_options_choose_schedule_and_rule(
+    options: dict[str, object], kind: type, rule: object
+) -> None:
+    strategy = make_strategy(make_config(options), batch=10)
+    assert isinstance(strategy, kind)
+    assert strategy.rule == rule
+
+
+def test_hybrid_phases_count_iterations_of_the_solver() -> None:
+    phases = [
+        {"mode": "sync", "iterations": 5},
+        {"mode": "easgd", "iterations": 7, "local_steps": 3},
+    ]
+    strategy = make_strategy(make_config({"mode": "hybrid", "phases": phases}), batch=64)
+    assert isinstance(strategy, Hybrid)
+    assert [phase.samples for phase in strategy.phases] == [320, 448]
+    assert strategy.phases[1].start().local_steps == 3
+
+
+def test_server_gradient_gives_the_update_the_weighted_mean() -> None:
+    from speedo.sgd_modes.rules import Contribution
+
+    seen: list[np.ndarray] = []
+    strategy = make_strategy(
+        make_config({"mode": "sync", "server_gradient": True}),
+        10,
+        lambda g, c, i: seen.append(g.copy()),
+    )
+    assert isinstance(strategy.rule, ServerGradient)
+    vectors = [np.float32([1, 2]), np.float32([4, 8])]
+    strategy.rule.merge(
+        np.zeros(2, np.float32), [Contribution(vectors[0], 1), Contribution(vectors[1], 2)], 1.0, 0
+    )
+    np.testing.assert_allclose(seen[0], [3, 6])

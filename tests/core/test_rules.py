@@ -1,0 +1,84 @@
+"""The merge arithmetic, against the equations written out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from speedo.sgd_modes.rules import (
+    BLOCK,
+    AddDelta,
+    AverageDeltas,
+    Contribution,
+    Elastic,
+    pull_towards,
+)
+
+SIZES = (1, 7, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 3)
+
+
+def vectors(size: int, count: int) -> list[np.ndarray]:
+    random = np.random.default_rng(size)
+    return [random.standard_normal(size).astype(np.float32) for _ in range(count)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("scale", [1.0, 0.5, 0.3])
+def test_add_delta_adds_the_scaled_delta(size: int, scale: float) -> None:
+    center, delta = vectors(size, 2)
+    expected = center + np.float32(scale) * delta
+    AddDelta(scale).merge(center, [Contribution(delta, 5)], scale, 0)
+    np.testing.assert_array_equal(center, expected)
+
+
+def test_add_delta_scales_by_two_over_n_from_three_workers_on() -> None:
+    assert [AddDelta().rate(n) for n in (1, 2, 4, 8)] == [1.0, 1.0, 0.5, 0.25]
+    assert AddDelta(0.7).rate(8) == 0.7
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_average_deltas_weights_by_samples(size: int) -> None:
+    center, first, second, third = vectors(size, 4)
+    expected = center + (22 * first + 21 * second + 21 * third) / 64
+    AverageDeltas().merge(
+        center, [Contribution(first, 22), Contribution(second, 21), Contribution(third, 21)], 1.0, 0
+    )
+    np.testing.assert_allclose(center, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("alpha", [0.05, 0.225, 0.45, 0.9, 0.99])
+def test_both_halves_of_elastic_averaging_move_by_the_same_distance(
+    size: int, alpha: float
+) -> None:
+    center, local = vectors(size, 2)
+    pull = np.float32(alpha) * (local - center)
+    new_center, new_local = center + pull, local - pull
+    Elastic(alpha).merge(center, [Contribution(local, 1)], alpha, 0)
+    np.testing.assert_allclose(center, new_center, rtol=1e-6, atol=1e-6)
+    pull_towards(local, center, alpha)
+    np.testing.assert_allclose(local, new_local, rtol=1e-4, atol=1e-6 / (1 - alpha))
+
+
+def test_elastic_rate_is_the_papers() -> None:
+    assert Elastic().rate(3) == pytest.approx(0.3)
+
+
+def test_the_pull_leaves_statistics_alone() -> None:
+    center, local = vectors(10, 2)
+    before = local.copy()
+    pull_towards(local, center, 0.5, keep=[slice(3, 6)])
+    np.testing.assert_array_equal(local[3:6], before[3:6])
+    assert not np.array_equal(local[:3], before[:3])
+
+
+@given(st.floats(0.01, 0.9), st.integers(0, 2**32 - 1))
+def test_elastic_averaging_keeps_the_sum_of_worker_and_center(alpha: float, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    center, local = (random.standard_normal(16).astype(np.float32) for _ in range(2))
+    total = center + local
+    Elastic(alpha).merge(center, [Contribution(local, 1)], alpha, 0)
+    pull_towards(local, center, alpha)
+    np.testing.assert_allclose(center + local, total, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,70 @@
+"""Datum and BlobProto against expected bytes, and against Caffe's own parser."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from speedo.data.wire import Datum, mean_from_bytes, mean_to_bytes
+from speedo.errors import DataError
+
+
+def test_a_datum_has_the_bytes_that_protobuf_prescribes() -> None:
+    assert Datum(1, 2, 300, b"\x00\xff", 7).to_bytes().hex(" ") == (
+        "08 01 10 02 18 ac 02 22 02 00 ff 28 07"
+    )
+
+
+def test_an_encoded_datum_carries_its_flag_and_no_sizes() -> None:
+    assert (
+        Datum(3, 8, 8, b"png", 300, encoded=True).to_bytes() == b"\x22\x03png\x28\xac\x02\x38\x01"
+    )
+
+
+@pytest.mark.parametrize("label", [0, 127, 128, 2**31 - 1])
+def test_a_datum_reads_back_as_it_was(label: int) -> None:
+    datum = Datum(3, 2, 2, bytes(range(12)), label)
+    assert Datum.from_bytes(datum.to_bytes()) == datum
+
+
+def test_a_datum_refuses_a_negative_label() -> None:
+    with pytest.raises(ValueError, match="-1 is negative"):
+        Datum(1, 1, 1, b"\x00", -1).to_bytes()
+
+
+@pytest.mark.parametrize("message", [b"\x22\x05abc", b"\x08\x80", b"\x0b"])
+def test_damaged_messages_are_data_errors(message: bytes) -> None:
+    with pytest.raises(DataError):
+        Datum.from_bytes(message)
+
+
+def test_fields_that_we_do_not_know_are_passed_over() -> None:
+    # float_data (field 6) as one fixed32, then the label.
+    assert Datum.from_bytes(b"\x35\x00\x00\x80\x3f\x28\x05").label == 5
+
+
+def test_a_mean_reads_back_as_it_was() -> None:
+    mean = np.linspace(0, 255, 24, dtype=np.float32).reshape(2, 3, 4)
+    assert np.array_equal(mean_from_bytes(mean_to_bytes(mean)), mean)
+
+
+def test_a_mean_that_is_cut_off_is_refused() -> None:
+    content = mean_to_bytes(np.zeros((1, 2, 2), np.float32))
+    with pytest.raises(DataError, match="cut off"):
+        mean_from_bytes(content[:-4])
+
+
+@pytest.mark.caffe
+def test_caffe_parses_the_same_fields(caffe_pb2: Any) -> None:
+    data = bytes(range(256)) * 3
+    datum = caffe_pb2.Datum.FromString(Datum(3, 16, 16, data, 300).to_bytes())
+    assert (datum.channels, datum.height, datum.width, datum.label) == (3, 16, 16, 300)
+    assert datum.data == data
+    assert not datum.encoded
+    assert caffe_pb2.Datum.FromString(Datum(3, 4, 4, b"x", 1, encoded=True).to_bytes()).encoded
+    mean = np.linspace(0, 255, 24, dtype=np.float32).reshape(2, 3, 4)
+    blob = caffe_pb2.BlobProto.FromString(mean_to_bytes(mean))
+    assert (blob.num, blob.channels, blob.height, blob.width) == (1, 2, 3, 4)
+    assert np.array_equal(np.array(blob.data, np.float32), mean.ravel())

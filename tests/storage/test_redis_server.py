@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from speedo.errors import StoreError
+from speedo.storage import PrivateRedis, RedisStore
+from speedo.storage import redis_server as module
+
+pytestmark = pytest.mark.redis
+
+PARENT = """
+import sys, time, threading
+from speedo.storage import PrivateRedis
+servers = []
+def start():
+    server = PrivateRedis()
+    server.__enter__()
+    servers.append(server)
+thread = threading.Thread(target=start)  # the thread that started it ends; the server must not
+thread.start(); thread.join()
+server = servers[0]
+print(server.process_id, server._keeper.pid, server._directory, server._port, flush=True)
+time.sleep(60)
+"""
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+def wait_until(condition, limit_s: float = 5.0) -> None:
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("stopped", [False, True])
+def test_the_server_ends_with_its_parent_however_that_ends(how: signal.Signals, stopped: bool):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert parent.stdout is not None
+    server, keeper, directory, port = parent.stdout.readline().split()
+    assert is_alive(int(server))
+    assert is_open(int(port))
+    if stopped:
+        os.kill(int(server), signal.SIGSTOP)
+    parent.send_signal(how)
+    parent.communicate(timeout=10)
+    wait_until(lambda: not is_alive(int(server)) and not is_alive(int(keeper)))
+    wait_until(lambda: not Path(directory).exists())
+    assert not is_open(int(port))
+
+
+def test_it_ends_with_its_context_and_leaves_nothing():
+    with contextlib.suppress(KeyError), PrivateRedis() as server:
+        pid, home, port = server.process_id, server._home, server._port
+        assert stat.S_IMODE(home.stat().st_mode) == 0o700
+        assert not (home / "redis.conf").exists()
+        raise KeyError
+    assert not is_alive(pid)
+    assert not home.exists()
+    assert not is_open(port)
+    server.stop()
+
+
+def test_it_survives_ctrl_c_of_the_terminal_and_a_killed_keeper_is_cleaned_up():
+    with PrivateRedis() as server:
+        assert server._keeper is not None
+        pid, keeper = server.process_id, server._keeper.pid
+        assert os.getsid(pid) == keeper != os.getsid(0)
+        os.kill(keeper, signal.SIGINT)
+        os.kill(keeper, signal.SIGTERM)
+        time.sleep(0.05)
+        assert is_alive(keeper)
+        RedisStore(server.url).ping()
+        os.kill(keeper, signal.SIGKILL)
+        RedisStore(server.url).ping()
+    wait_until(lambda: not is_alive(pid))
+
+
+def test_the_password_is_not_in_any_command_line():
+    with PrivateRedis() as server:
+        secret = server._password.encode()
+        assert server._keeper is not None
+        for pid in (server.process_id, server._keeper.pid):
+            assert secret not in Path(f"/proc/{pid}/cmdline").read_bytes()
+            assert secret not in Path(f"/proc/{pid}/environ").read_bytes()
+
+
+def test_two_live_side_by_side():
+    with PrivateRedis() as one, PrivateRedis() as two:
+        assert one.address != two.address
+        RedisStore(one.url).write("k", b"", memoryview(b"1"))
+        assert RedisStore(two.url).keys("") == []
+        with pytest.raises(StoreError, match="does not accept"):
+            RedisStore(one.url.replace(one.address, two.address)).ping()
+
+
+def test_a_port_that_another_took_first_is_passed_over(monkeypatch):
+    free = module._free_port
+    with PrivateRedis() as first:
+        ports = iter([first._port, free("127.0.0.1")])
+        monkeypatch.setattr(module, "_free_port", lambda host: next(ports))
+        with PrivateRedis() as second:
+            assert second._port != first._port
+            RedisStore(second.url).ping()
+
+
+def test_an_early_death_is_told_with_its_last_lines(tmp_path):
+    program = tmp_path / "redis-server"
+    program.write_text("#!/bin/sh\necho Bad directive >&2\nexit 3\n")
+    program.chmod(0o755)
+    with pytest.raises(StoreError, match=r"ended at once.*\nBad directive"):
+        PrivateRedis(program=str(program)).__enter__()
+
+
+def test_a_server_that_never_answers_is_told_in_time(tmp_path):
+    program = tmp_path / "redis-server"
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o755)
+    with pytest.raises(StoreError, match=r"did not answer within 0\.2 s"):
+        PrivateRedis(program=str(program), start_timeout_s=0.2).__enter__()
+
+
+def test_a_missing_program_is_told_with_the_remedy():
+    with pytest.raises(StoreError, match="apt-get install redis-server, or give a --redis URL"):
+        PrivateRedis(program="redis-server-that-is-not-there").__enter__()
+
+
+def test_a_host_that_is_not_ours_is_told():
+    with pytest.raises(StoreError, match=r"no Redis can be started on 192\.0\.2\.1"):
+        PrivateRedis(host="192.0.2.1").__enter__()
