@@ -145,12 +145,11 @@ pack_pycaffe() {
 
 # pycaffe_key PYTHON: everything that makes one built wheel differ from another.
 pycaffe_key() {
-  local python="$1" files
-  mapfile -t files < <(find "$SPEEDO_ROOT/scripts/pycaffe" -type f -not -path '*/__pycache__/*' | LC_ALL=C sort)
+  local python="$1" inputs="$SPEEDO_ROOT/scripts/pycaffe"
   printf '%s-%s-%s-%s\n' \
     "$("$python" -c 'import sys; print(f"cp{sys.version_info.major}{sys.version_info.minor}")')" "$(uname -m)" \
     "$(awk -F '=' '$1 == "ID" || $1 == "VERSION_ID" { gsub("\"", "", $2); printf "%s", $2 }' /etc/os-release)" \
-    "$(hash_of "$SPEEDO_ROOT/scripts/build_pycaffe.sh" "${files[@]}")"
+    "$(hash_of "$SPEEDO_ROOT/scripts/build_pycaffe.sh" "$inputs/CMakeLists.txt" "$inputs/edits.py" "$inputs/make_wheel.py")"
 }
 
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then

@@ -20,7 +20,7 @@ compile --output-file requirements.lock "$@" pyproject.toml
 compile --output-file requirements-dev.lock --constraint requirements.lock "$@" pyproject.toml --group dev
 compile --output-file requirements-own-caffe.lock --constraint requirements-dev.lock "$@" --group own-caffe
 
-if grep -nE '://' requirements*.lock; then
+if grep -nE '://[a-z0-9]' requirements*.lock; then
   echo 'scripts/lock.sh: a lock file names an address (above); remove it' >&2
   exit 1
 fi

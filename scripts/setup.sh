@@ -22,7 +22,6 @@ venv_python="$venv/bin/python"
 base_python=''  # the interpreter that .venv is made with
 caffe_from=''   # 'own FOLDER' or 'wheel KEY'
 wheel_folder='' # where the cache keeps the wheel of that key
-changed=''      # set when this run changed something
 
 # An interpreter inside a virtual environment stands for the one that it was made with.
 find_base='import os, sys
@@ -44,8 +43,9 @@ main() {
   install_python_packages
   install_pycaffe
   install_speedo
-  if [ -n "$changed" ]; then
+  if ! fresh check "$caffe_from"; then
     step 'check' check_everything
+    mark check "$caffe_from"
   fi
   line ready 'SpeeDO' "in ${SECONDS} s; next: make demo, or .venv/bin/speedo --help"
 }
@@ -122,7 +122,7 @@ install_missing_packages() {
       "${missing[*]}" "Have them installed (apt-get install --no-install-recommends ...) and run make setup again."
     sudo -v || stop 'sudo was refused' "These Debian packages have to be installed: ${missing[*]}"
   fi
-  changed=1
+  rm -f "$stamps/check"
   step 'Debian packages' install_packages "${missing[@]}"
 }
 
@@ -158,10 +158,11 @@ install_packages() {
 # fresh NAME KEY: whether the step NAME was done for exactly this KEY.
 fresh() { [ "$(cat "$stamps/$1" 2>/dev/null || true)" = "$2" ]; }
 
+# mark NAME KEY: it is done now; whatever was changed is checked once more before this run ends.
 mark() {
   mkdir -p "$stamps"
+  rm -f "$stamps/check"
   printf '%s\n' "$2" >"$stamps/$1"
-  changed=1
 }
 
 make_venv() {
@@ -170,7 +171,6 @@ make_venv() {
     return
   fi
   step '.venv' create_venv
-  changed=1
 }
 
 create_venv() { "$base_python" -m venv --clear "$venv"; }
@@ -200,10 +200,17 @@ install_pycaffe() {
     step 'pycaffe (your own)' link_own_caffe "${caffe_from#own }"
   else
     have_wheel || build_wheel
-    step 'pycaffe' pip install --no-index --no-deps --force-reinstall "$wheel_folder"/*.whl
-    rm -rf "$venv"/lib/python3*/site-packages/speedo-own-caffe*
+    step 'pycaffe' install_wheel
   fi
   mark pycaffe "$caffe_from"
+}
+
+install_wheel() {
+  rm -rf "$venv"/lib/python3*/site-packages/speedo-own-caffe*
+  if ! pip install --no-index --no-deps --force-reinstall "$wheel_folder"/*.whl || ! check_pycaffe; then
+    stop "the wheel in $wheel_folder cannot be used (the reason is above)" \
+      'Remove that folder and run make setup again: it is built anew then.'
+  fi
 }
 
 build_wheel() {

@@ -1,0 +1,35 @@
+"""SpeeDO: trains one Caffe model with many workers on ordinary machines."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from speedo.training import RunResult
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "train"]
+
+
+def train(
+    solver: str | PathLike[str] | None = None,
+    *,
+    mode: str = "sync",
+    workers: int = 2,
+    **options: Any,
+) -> RunResult:
+    """Train on this machine and return the result; `solver` None is the bundled LeNet on Fashion-MNIST.
+
+    `options` are those of `speedo train`, with underscores: `max_iter`, `moving_rate`, `run_dir`, ... .
+    Raises `SpeedoError` with what is wrong and what to change.
+    """
+    from speedo.actors.launcher import train as launch
+    from speedo.config import make_config
+    from speedo.progress import Quiet
+
+    given = {"mode": mode, "workers": workers, **options}
+    if solver is not None:
+        given["solver"] = Path(solver)
+    return launch(make_config(given), Quiet())

@@ -18,7 +18,7 @@ from speedo.config import RunConfig
 from speedo.coordinator import Coordinator, Plan
 from speedo.driver import Cluster, Driver, Limits, Observer, Outcome
 from speedo.engines.pycaffe import PycaffeEngine
-from speedo.errors import EngineError
+from speedo.errors import EngineError, TrainingStopped
 from speedo.messages import Action, Event
 from speedo.sgd_modes.registry import make_strategy, needs_update
 from speedo.solver import SolverSpec, solver_for_server, split_batch
@@ -138,7 +138,13 @@ class Training:
     """A run from its first weights to its model; `run` blocks, `status` may be asked from other threads."""
 
     def __init__(
-        self, config: RunConfig, settings: RunSettings, run_dir: Path, store: Store, cluster: Cluster
+        self,
+        config: RunConfig,
+        settings: RunSettings,
+        run_dir: Path,
+        store: Store,
+        cluster: Cluster,
+        records: int | None,
     ) -> None:
         spec = settings.spec
         self.config, self.settings, self.run_dir = config, settings, run_dir
@@ -161,10 +167,12 @@ class Training:
             workers=config.workers,
             min_workers=config.min_workers,
             test_interval=spec.test_interval if spec.has_test else 0,
-            test_initialization=spec.has_test and spec.test_initialization and spec.test_interval > 0,
+            test_initialization=spec.has_test
+            and spec.test_initialization
+            and spec.test_interval > 0,
             snapshot=spec.snapshot,
         )
-        self.board = StatusBoard(config.mode, spec.max_iter, spec.batch, speedo_records(spec))
+        self.board = StatusBoard(config.mode, spec.max_iter, spec.batch, records)
         self._log = runlog.MetricsLog(run_dir, time.monotonic())
         self._driver = Driver(
             Coordinator(strategy, plan),
@@ -182,6 +190,8 @@ class Training:
         """Train, test the last version, export it, and write the result. Store failures propagate."""
         try:
             outcome = self._driver.run()
+            if not outcome.complete and outcome.samples == 0:
+                raise TrainingStopped(f"nothing was trained: {outcome.reason}")
             model = self.run_dir / runlog.MODEL
             self._export(model)
             result = self._result(outcome, model)
@@ -223,7 +233,9 @@ class Training:
 
     def _snapshot(self, version: int, iteration: int) -> None:
         """Named as Caffe names its own; a snapshot that cannot be written does not end the run."""
-        prefix = Path(self.settings.spec.snapshot_prefix or self.settings.spec.net_name or "model").name
+        prefix = Path(
+            self.settings.spec.snapshot_prefix or self.settings.spec.net_name or "model"
+        ).name
         try:
             self._export(self.run_dir / f"{prefix}_iter_{iteration}.caffemodel")
         except EngineError as error:

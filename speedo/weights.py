@@ -157,7 +157,7 @@ def as_bytes(vector: Vector) -> memoryview:
     """The vector's own memory as bytes, without a copy; it must be contiguous float32."""
     if vector.dtype != np.float32 or not vector.flags.c_contiguous:
         raise PayloadError(f"a vector must be contiguous float32, not {vector.dtype}")
-    return memoryview(vector).cast("B")
+    return vector.data.cast("B")
 
 
 def header_for(

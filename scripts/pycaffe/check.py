@@ -1,7 +1,7 @@
 """Says whether `import caffe` gives a pycaffe that SpeeDO can train with; exits 0 only then.
 
-It builds a two-layer net from constants and takes two solver steps, so that a placeholder package, an
-old binding or a missing shared library is found here and not in the middle of a run.
+It builds a two-layer net from constants and takes two solver steps, so that a placeholder package,
+an old binding or a missing shared library is found here and not in the middle of a run.
 """
 
 import os
@@ -23,7 +23,14 @@ SOLVER = """
 net: "{net}" base_lr: 0.1 lr_policy: "fixed" momentum: 0.9 max_iter: 10 display: 0
 snapshot_prefix: "{folder}/check" snapshot_after_train: false solver_mode: CPU
 """
-FUNCTIONS = ("get_solver", "layer_type_list", "set_mode_cpu", "set_random_seed", "set_solver_count", "set_solver_rank")
+FUNCTIONS = (
+    "get_solver",
+    "layer_type_list",
+    "set_mode_cpu",
+    "set_random_seed",
+    "set_solver_count",
+    "set_solver_rank",
+)
 
 
 def main() -> None:
@@ -31,7 +38,7 @@ def main() -> None:
     try:
         import caffe
         from caffe.proto import caffe_pb2
-    except Exception as error:  # noqa: BLE001 - whatever it is, this pycaffe is no use
+    except Exception as error:  # whatever it is, this pycaffe is of no use
         sys.exit(f"import caffe fails: {type(error).__name__}: {error}")
     missing = [name for name in FUNCTIONS if not hasattr(caffe, name)]
     if missing:
@@ -51,9 +58,12 @@ def main() -> None:
             sys.exit(f"two solver steps went wrong: iteration {solver.iter}, loss {loss}")
         solver.net.clear_param_diffs()
         solver.apply_update()
-    caffe_pb2.SolverParameter().FromString(caffe_pb2.SolverParameter(base_lr=0.1).SerializeToString())
+    caffe_pb2.SolverParameter().FromString(
+        caffe_pb2.SolverParameter(base_lr=0.1).SerializeToString()
+    )
     version = getattr(caffe, "__version__", "of unknown version")
-    print(f"caffe {version}, {len(caffe.layer_type_list())} layer types, {Path(caffe.__file__).parent}")
+    layers = len(caffe.layer_type_list())
+    print(f"caffe {version}, {layers} layer types, {Path(caffe.__file__).parent}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Edits Caffe's source tree, as of 2018, so that it builds and runs with what Debian 12 and today's Python bring.
+"""Edits Caffe's source tree, as of 2018, for what Debian 12 and today's Python bring.
 
     python edits.py CAFFE_SOURCE
 
@@ -36,7 +36,9 @@ EDITS = (
     ),
     Edit("src/caffe/util/io.cpp", 2, "CV_LOAD_IMAGE_COLOR", "cv::IMREAD_COLOR"),
     Edit("src/caffe/util/io.cpp", 2, "CV_LOAD_IMAGE_GRAYSCALE", "cv::IMREAD_GRAYSCALE"),
-    Edit("src/caffe/layers/window_data_layer.cpp", 1, "#include <opencv2/highgui/highgui_c.h>\n", ""),
+    Edit(
+        "src/caffe/layers/window_data_layer.cpp", 1, "#include <opencv2/highgui/highgui_c.h>\n", ""
+    ),
     Edit(
         "src/caffe/layers/window_data_layer.cpp",
         1,
@@ -52,7 +54,7 @@ EDITS = (
         "np.fromstring(datum.data, dtype=np.uint8)",
         "np.frombuffer(datum.data, dtype=np.uint8)",
     ),
-    # Training needs neither scikit-image nor SciPy: they are imported where an image file is read or resized.
+    # Training needs neither scikit-image nor SciPy: imported where an image is read or resized.
     Edit(
         "python/caffe/io.py",
         1,

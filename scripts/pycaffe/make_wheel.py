@@ -2,8 +2,8 @@
 
     python make_wheel.py CAFFE_SOURCE CMAKE_BUILD OUTPUT_FOLDER VERSION
 
-Run by the interpreter that the extension was built for: the wheel's tags are taken from it. The same
-inputs give the same bytes.
+Run by the interpreter that the extension was built for: the wheel's tags are taken from it. The
+same inputs give the same bytes.
 """
 
 import base64

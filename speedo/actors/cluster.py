@@ -12,7 +12,9 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from speedo.messages import Command, Event, Joined, Left, Refused, StopAsked, Tested, Train
 
-CAUSE_WAIT_S = 2.0  # a worker's own host knows better than Ray why it died, and may say so within this time
+CAUSE_WAIT_S = (
+    2.0  # a worker's own host knows better than Ray why it died, and may say so within this time
+)
 
 
 class RayCluster:

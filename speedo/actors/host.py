@@ -9,9 +9,9 @@ from typing import Any
 import psutil
 import ray
 from ray.exceptions import RayActorError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from speedo.actors.cluster import death_cause, first_line
+from speedo.actors.spawn import spawn
 from speedo.actors.worker import Ready, WorkerActor
 from speedo.engines.fatal import fatal_line
 from speedo.errors import EngineError, SpeedoError
@@ -42,15 +42,14 @@ class WorkerHost:
         for _ in range(count):
             place: Assignment = ray.get(self._master.assign.remote(self._name))
             log = self._logs / f"worker-{place.worker}.log"
-            node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-            actor = WorkerActor.options(scheduling_strategy=node).remote(  # type: ignore[attr-defined]
-                self._settings, place, log, self._data_root
-            )
+            actor = spawn(WorkerActor, self._settings, place, log, self._data_root)
             starting.append((place, actor, log, actor.start.remote()))
         try:
             for place, actor, log, reference in starting:
                 ready = started(reference, log, f"worker {place.worker}")
-                ray.get(self._master.join.remote(place, actor, ready.samples_per_step, ready.layout))
+                ray.get(
+                    self._master.join.remote(place, actor, ready.samples_per_step, ready.layout)
+                )
                 self._workers[place.worker] = (place, actor, ready.process)
         except RayTaskError as error:
             self._end(starting)
@@ -78,7 +77,9 @@ class WorkerHost:
             for worker, (place, _, process) in list(self._workers.items()):
                 if not _alive(process):
                     del self._workers[worker]
-                    cause = cause_in(self._logs / f"worker-{worker}.log") or "its process was killed"
+                    cause = (
+                        cause_in(self._logs / f"worker-{worker}.log") or "its process was killed"
+                    )
                     self._master.lost.remote(place, cause)
 
 

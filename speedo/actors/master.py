@@ -6,35 +6,40 @@ import time
 from pathlib import Path
 from typing import Any
 
-import ray
-
 from speedo.actors.cluster import RayCluster
 from speedo.config import RunConfig
 from speedo.errors import ClusterError
 from speedo.status import Status
 from speedo.training import Assignment, RunResult, RunSettings, Training
 
-NAMESPACE = "speedo"
 NAME = "master"
-THREADS = 16  # one runs the loop, the others answer
 
 
-@ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, max_concurrency=THREADS)
 class MasterActor:
     """A thin shell around `speedo.training.Training`."""
 
-    def __init__(self, config: RunConfig, settings: RunSettings, run_dir: Path) -> None:
+    def __init__(
+        self, config: RunConfig, settings: RunSettings, run_dir: Path, records: int | None
+    ) -> None:
         from speedo.engines.fatal import capture_stderr
         from speedo.storage.redis_store import RedisStore
 
         capture_stderr(run_dir / "logs" / "master.log")
         self._settings = settings
         self._hosts: set[str] = set()
-        self._cluster = RayCluster(lambda worker, incarnation: self._training.roster.release(worker, incarnation))
+        self._cluster = RayCluster(
+            lambda worker, incarnation: self._training.roster.release(worker, incarnation)
+        )
         store = RedisStore(settings.redis_url)
-        self._training = Training(config, settings, run_dir, store, self._cluster)
+        self._training = Training(config, settings, run_dir, store, self._cluster, records)
 
     # ------------------------------------------------------------ the run
+
+    def ready(self) -> None:
+        """Answers once the engine is built."""
+
+    def version(self) -> str:
+        return self._settings.version
 
     def use_tester(self, tester: Any) -> None:
         self._cluster.tester = tester

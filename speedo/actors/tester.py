@@ -6,13 +6,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-import ray
-
 from speedo.engines.fatal import capture_stderr
 from speedo.training import RunSettings
 
 
-@ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0)
 class TesterActor:
     """Holds the test nets of a run."""
 

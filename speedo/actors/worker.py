@@ -7,8 +7,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import ray
-
 from speedo.engines.fatal import capture_stderr
 from speedo.messages import Train, Trained
 from speedo.training import Assignment, RunSettings
@@ -23,11 +21,12 @@ class Ready:
     layout: int
 
 
-@ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0)
 class WorkerActor:
     """A thin shell around `speedo.worker.Worker`; one thread, because Caffe's settings belong to threads."""
 
-    def __init__(self, settings: RunSettings, place: Assignment, log: Path, data_root: Path | None) -> None:
+    def __init__(
+        self, settings: RunSettings, place: Assignment, log: Path, data_root: Path | None
+    ) -> None:
         capture_stderr(log)
         self._settings, self._place = settings, place
         self._log, self._data_root = log, data_root

@@ -49,6 +49,7 @@ def check_in_subprocess(
     rank: int = 0,
     count: int = 1,
     folder: Path | None = None,
+    weights: Path | None = None,
     step: bool = False,
     timeout: float = 120.0,
 ) -> CaffeFacts:
@@ -60,6 +61,7 @@ def check_in_subprocess(
     request = {
         "worker": worker, "tester": tester, "rank": rank, "count": count, "step": step,
         "folder": None if folder is None else str(folder),
+        "weights": None if weights is None else str(weights),
     }  # fmt: skip
     environment = dict(os.environ)
     prepare_environment(1, environment)
@@ -106,6 +108,8 @@ def _build(request: dict[str, Any]) -> dict[str, Any]:
         count=request["count"],
         folder=folder,
     )
+    if request["weights"] is not None:
+        worker.copy_from(Path(request["weights"]))
     loss = worker.step(1) if request["step"] else None
     outputs: tuple[str, ...] = ()
     if request["tester"] is not None:

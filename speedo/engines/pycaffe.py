@@ -60,6 +60,9 @@ class PycaffeEngine:
         scratch: Path | None = None,
         threads: int | None = 1,
     ) -> None:
+        if not 0 <= rank < count:
+            # Caffe's data layers would look for such a record for ever.
+            raise EngineError(f"rank {rank} of {count}: a rank is 0 or more and less than the count")
         prepare_environment(threads)
         self._caffe = load_caffe()
         self._rank, self._count = rank, count
@@ -167,6 +170,14 @@ class PycaffeEngine:
         """The names that `evaluate` will give; builds the test nets, but runs none."""
         with self._native():
             return self._tests.outputs()
+
+    def copy_from(self, path: Path) -> None:
+        """Take over the parameters of a `.caffemodel`, layer by layer by name, as Caffe's `--weights` does.
+
+        Caffe aborts the process where a shape differs: try it in a child first (`caffe_check`).
+        """
+        with self._native():
+            self._net.copy_from(str(path))
 
     def save(self, path: Path) -> None:
         """Write the `.caffemodel`, in place by renaming; `EngineError` if it cannot be."""

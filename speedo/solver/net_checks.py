@@ -49,8 +49,9 @@ def _layers(net: Any, search: SearchPath) -> Iterator[str]:
             if bottom not in tops:
                 suggestion = did_you_mean(bottom, tops) or ": correct it"
                 yield f"{name} reads {bottom!r}, which no layer before it makes{suggestion}"
-        for top in layer.top:
-            if top in tops and top not in layer.bottom:
+        for place, top in enumerate(layer.top):
+            # In place means: the same blob in the same position (Caffe: net.cpp, AppendTop).
+            if top in tops and top not in layer.bottom[place : place + 1]:
                 yield f"{name} makes {top!r}, which another layer makes already: rename one"
         tops += layer.top
         if is_data_layer(layer):

@@ -38,7 +38,8 @@ def _tests(parameter: Any) -> Iterator[str]:
     named = len(parameter.test_net) + len(parameter.test_net_param)
     tests = len(parameter.test_iter)
     generic = parameter.HasField("net") or parameter.HasField("net_param")
-    if tests < named or (tests != named and not generic):
+    trained = generic or parameter.HasField("train_net") or parameter.HasField("train_net_param")
+    if tests < named or (tests != named and not generic and trained):
         yield (f"has {named} test nets but {tests} test_iter: give one test_iter for each test net")
     states = len(parameter.test_state)
     if states and states != max(tests, named):

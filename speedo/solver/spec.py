@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,11 @@ class SolverSpec:
     def batch(self) -> int:
         """Records of one iteration of sequential Caffe: `batch_size * iter_size`."""
         return self.batch_size * self.iter_size
+
+    def on_node(self, data_root: Path | None) -> SolverSpec:
+        """The same solver on this node: paths are tried from its own working directory and data root."""
+        search = SearchPath(self.search.folder, Path.cwd(), data_root or self.search.data_root)
+        return replace(self, search=search)
 
     @property
     def has_test(self) -> bool:

@@ -106,7 +106,7 @@ def net_text(
     return f'name: "tiny"\n{data}{body}{LOSS}'
 
 
-def write_solver(folder: Path, net: str, **fields: Any) -> Path:
+def write_solver(folder: Path, net: str, /, **fields: Any) -> Path:
     """`net.prototxt` and `solver.prototxt` in `folder`; None takes a default field away."""
     (folder / "net.prototxt").write_text(net)
     chosen: dict[str, Any] = {

@@ -37,11 +37,16 @@ TYPES: dict[str, dict[str, Any]] = {
 
 
 def worker(spec: SolverSpec, **options: Any) -> PycaffeEngine:
-    text = solver_for_worker(spec, rank=0, count=1, batch_size=spec.batch_size)
+    text = solver_for_worker(
+        spec,
+        rank=options.get("rank", 0),
+        count=options.get("count", 1),
+        batch_size=spec.batch_size,
+    )
     return PycaffeEngine(text, lr_policy=spec.lr_policy, folder=spec.folder, **options)
 
 
-def tester(spec: SolverSpec) -> PycaffeEngine:
+def scorer(spec: SolverSpec) -> PycaffeEngine:
     return PycaffeEngine(solver_for_tester(spec), lr_policy=spec.lr_policy, folder=spec.folder)
 
 
@@ -116,15 +121,23 @@ def test_adam_corrects_its_bias_after_a_resume_as_before_it(home: Path) -> None:
 @pytest.mark.parametrize("kind", TYPES)
 def test_history_round_trip_for_every_solver_type(home: Path, kind: str) -> None:
     spec = read_solver(write_solver(home, net_text(LENET), **TYPES[kind]))
-    running, resumed = worker(spec, rank=1), worker(spec, rank=1)
+    running, resumed = worker(spec, rank=1, count=2), worker(spec, rank=1, count=2)
     running.step(3)
     resumed.step(3)
-    other = worker(spec, rank=1)
+    other = worker(spec, rank=1, count=2)
     resumed.load_history(other.history())
     resumed.load_history(running.history())
     running.step(3)
     resumed.step(3)
     np.testing.assert_array_equal(weights(running), weights(resumed))
+
+
+@pytest.mark.parametrize(("rank", "count"), [(1, 1), (-1, 2), (0, 0)])
+def test_a_rank_outside_its_count_is_refused_before_caffe_looks_for_ever(
+    home: Path, rank: int, count: int
+) -> None:
+    with pytest.raises(EngineError, match="a rank is 0 or more"):
+        worker(read_solver(write_solver(home, net_text())), rank=rank, count=count)
 
 
 def test_a_history_of_another_solver_type_is_refused(home: Path) -> None:
@@ -215,7 +228,7 @@ def test_gradients_carry_the_change_of_batch_norm_statistics(home: Path) -> None
 def test_a_plain_script_with_the_exported_model_finds_the_reported_score(home: Path) -> None:
     path = write_solver(home, net_text(LENET), test_iter=2)
     spec = read_solver(path)
-    training, testing = worker(spec), tester(spec)
+    training, testing = worker(spec), scorer(spec)
     training.step(30)
     testing.load_weights(weights(training))
     reported = testing.evaluate()
@@ -235,7 +248,7 @@ def test_a_plain_script_with_the_exported_model_finds_the_reported_score(home: P
 
 @pytest.mark.parametrize("test_iter", [1, 2, 3])
 def test_every_evaluation_scores_the_same_records(home: Path, test_iter: int) -> None:
-    engine = tester(read_solver(write_solver(home, net_text(test_batch=16), test_iter=test_iter)))
+    engine = scorer(read_solver(write_solver(home, net_text(test_batch=16), test_iter=test_iter)))
     first = dict(engine.evaluate())
     assert [dict(engine.evaluate()) for _ in range(2)] == [first, first]
 
@@ -243,7 +256,7 @@ def test_every_evaluation_scores_the_same_records(home: Path, test_iter: int) ->
 def test_several_test_nets_are_told_apart(home: Path) -> None:
     fields = {"test_iter": [2, 1], "net": None, "train_net": '"net.prototxt"'}
     fields["test_net"] = ['"net.prototxt"', '"net.prototxt"']
-    engine = tester(read_solver(write_solver(home, net_text(), **fields)))
+    engine = scorer(read_solver(write_solver(home, net_text(), **fields)))
     metrics = engine.evaluate()
     assert list(metrics) == ["accuracy", "loss", "test1/accuracy", "test1/loss"]
     assert metrics["loss"] != metrics["test1/loss"]
@@ -258,7 +271,7 @@ def test_a_head_of_the_train_net_alone_is_in_the_layout_and_in_the_model(home: P
       loss_weight: 0.3 include { phase: TRAIN } }
     """
     spec = read_solver(write_solver(home, net_text(SMOOTH + head)))
-    training, testing = worker(spec), tester(spec)
+    training, testing = worker(spec), scorer(spec)
     assert testing.layout == training.layout
     training.step(2)
     testing.load_weights(weights(training))
@@ -273,7 +286,7 @@ def test_an_output_of_several_values_is_named_by_place(home: Path) -> None:
     net = net_text().replace(
         'top: "accuracy"', 'top: "accuracy" top: "per_class"'
     )
-    engine = tester(read_solver(write_solver(home, net)))
+    engine = scorer(read_solver(write_solver(home, net)))
     names = list(engine.evaluate())
     assert "per_class/0" in names
     assert "per_class/3" in names
@@ -324,7 +337,7 @@ def test_python_layers_are_found_in_the_solvers_folder_by_every_rank(home: Path)
 def test_an_exception_in_a_python_layer_is_told_with_its_place(home: Path) -> None:
     (home / "scale_b.py").write_text(PYTHON_LAYER)
     engine = worker(read_solver(write_solver(home, python_net("-1", "scale_b"))))
-    with pytest.raises(EngineError, match=r"factor must be positive.*scale_b\.py:13"):
+    with pytest.raises(EngineError, match=r"factor must be positive.*scale_b\.py:12"):
         engine.step(1)
 
 

@@ -1,0 +1,43 @@
+"""Asks a master's Ray for its versions, in a process of its own: `python -m speedo.actors.probe HOST:PORT`.
+
+Answers with one line of JSON; a refused token shows on standard error, in Ray's own words, and ends the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import threading
+
+
+def main() -> None:
+    """Ray retries a refused token for 20 s, telling only standard error; so that is read along the way."""
+    reading, writing = os.pipe()
+    former = os.dup(2)
+    os.dup2(writing, 2)
+
+    def watch() -> None:
+        with os.fdopen(reading, errors="replace") as words:
+            for line in words:
+                os.write(former, line.encode())
+                if "InvalidAuthToken" in line or "Unauthenticated" in line:
+                    os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    import ray
+    from ray._private.usage.usage_lib import get_cluster_metadata
+    from ray._raylet import GcsClient
+
+    metadata = get_cluster_metadata(GcsClient(address=sys.argv[1]))
+    answer = {
+        "theirs": {"Ray": metadata["ray_version"], "Python": metadata["python_version"]},
+        "ours": {"Ray": ray.__version__, "Python": platform.python_version()},
+    }
+    print(json.dumps(answer), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""Starts actors as we want them: on this very node, never restarted or retried behind our back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+
+def spawn(kind: type, *arguments: Any, name: str | None = None, threads: int = 1) -> Any:
+    """A handle of a new actor of this class on the node of this process.
+
+    Exactly-once is ours: a call that Ray repeated could merge a result twice, so Ray must repeat nothing.
+    """
+    node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    options = {
+        "num_cpus": 0,
+        "max_restarts": 0,
+        "max_task_retries": 0,
+        "max_concurrency": threads,
+        "scheduling_strategy": node,
+        "name": name,
+    }
+    actor: Any = ray.remote(kind)
+    return actor.options(**options).remote(*arguments)

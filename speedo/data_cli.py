@@ -1,0 +1,130 @@
+"""`speedo data`: datasets as the LMDBs and mean files that Caffe reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+FOLDER = click.Path(path_type=Path, file_okay=False)
+SOURCE = click.Path(path_type=Path)
+source_option = click.option(
+    "--source", type=SOURCE, help="Where the published files lie.  [default: their usual place]"
+)
+force_option = click.option("--force", is_flag=True, help="Build again what is there already.")
+
+
+@click.group()
+def data() -> None:
+    """Prepare datasets: LMDB databases and a mean file in a folder."""
+
+
+@data.command("fashion-mnist")
+@click.argument("folder", type=FOLDER, metavar="DIR")
+@source_option
+@force_option
+def fashion_mnist(folder: Path, source: Path | None, force: bool) -> None:
+    """Fashion-MNIST, from Debian's package dataset-fashion-mnist or --source."""
+    from speedo.data import prepare_fashion_mnist
+
+    with _bar() as progress:
+        prepared = prepare_fashion_mnist(folder, source=source, force=force, progress=progress)
+    _report(prepared)
+
+
+@data.command()
+@click.argument("folder", type=FOLDER, metavar="DIR")
+@source_option
+@force_option
+def mnist(folder: Path, source: Path | None, force: bool) -> None:
+    """MNIST, from its four published files, downloaded without --source; checksums are verified."""
+    from speedo.data import prepare_mnist
+
+    with _bar() as progress:
+        prepared = prepare_mnist(folder, source=source, force=force, progress=progress)
+    _report(prepared)
+
+
+@data.command()
+@click.argument("folder", type=FOLDER, metavar="DIR")
+@source_option
+@force_option
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed of the training order.")
+def cifar10(folder: Path, source: Path | None, force: bool, seed: int) -> None:
+    """CIFAR-10, from its published binary archive, downloaded without --source; the checksum is verified."""
+    from speedo.data import prepare_cifar10
+
+    with _bar() as progress:
+        prepared = prepare_cifar10(folder, source=source, seed=seed, force=force, progress=progress)
+    _report(prepared)
+
+
+@data.command()
+@click.argument("list_file", type=SOURCE, metavar="LIST")
+@click.argument("folder", type=FOLDER, metavar="DIR")
+@click.option("--root", type=FOLDER, help="Where the images lie.  [default: the list's folder]")
+@click.option(
+    "--database", default="train_lmdb", show_default=True, help="Name of the database in DIR."
+)
+@click.option("--size", metavar="HxW", help="Resize to height x width.")
+@click.option("--gray", is_flag=True, help="One channel instead of three.")
+@click.option("--encoded", is_flag=True, help="Keep the images compressed.")
+@click.option(
+    "--shuffle", is_flag=True, help="Mix the records: Caffe reads them in database order."
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed of --shuffle.")
+@click.option(
+    "--skip-bad", is_flag=True, help="Leave out lines that cannot be read, and tell them."
+)
+@force_option
+def images(list_file: Path, folder: Path, size: str | None, **options: Any) -> None:
+    """Images of your own: each line of LIST is `path label`."""
+    from speedo.data import prepare_images
+
+    with _bar() as progress:
+        prepared = prepare_images(list_file, folder, size=_size(size), progress=progress, **options)
+    _report(prepared)
+
+
+def _size(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    height, cross, width = text.lower().partition("x")
+    if not cross or not height.isdigit() or not width.isdigit() or 0 in (int(height), int(width)):
+        raise click.BadParameter(
+            f"{text!r} is not HEIGHTxWIDTH, as in 256x256", param_hint="--size"
+        )
+    return int(height), int(width)
+
+
+@contextmanager
+def _bar() -> Iterator[Any]:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        tasks: dict[str, Any] = {}
+
+        def progress(done: int, total: int, what: str) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done, total=total)
+
+        yield progress
+
+
+def _report(prepared: Any) -> None:
+    counts = ", ".join(f"{name}: {count:,} records" for name, count in prepared.counts.items())
+    click.echo(f"{prepared.folder}: {counts}" + ("" if prepared.built else " (was complete)"))
+    if prepared.skipped:
+        click.echo(f"left out {prepared.skipped} lines:", err=True)
+        for line in prepared.skipped_lines:
+            click.echo(f"  {line}", err=True)

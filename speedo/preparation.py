@@ -1,0 +1,144 @@
+"""From a configuration to everything a run starts with: the solver read and checked, its data at hand."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from speedo import runlog
+from speedo.bundled import bundled_solver
+from speedo.config import RunConfig
+from speedo.data import default_data_root, ensure_bundled
+from speedo.engines.caffe_check import CaffeFacts, check_in_subprocess
+from speedo.solver import (
+    SolverOverrides,
+    SolverSpec,
+    check_solver,
+    read_solver,
+    solver_for_tester,
+    solver_for_worker,
+    split_batch,
+)
+from speedo.solver.records import count_records
+
+SOLVER_VARIABLE: Final = "SPEEDO_SOLVER"
+PREPARABLE: Final = ("fashion-mnist", "mnist", "cifar10")  # datasets that `speedo data` makes
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What is known before any server starts. `records` is the number of training records, if countable."""
+
+    config: RunConfig
+    spec: SolverSpec
+    run: str
+    run_dir: Path
+    data_root: Path
+    dataset: str | None
+    records: int | None
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """`batch_size` of each expected worker's train net."""
+        if self.config.splits_batch:
+            return split_batch(self.spec.batch_size, self.config.workers)
+        return (self.spec.batch_size,) * self.config.workers
+
+    def headline(self) -> list[str]:
+        """What is about to happen, in the words that users get wrong most: batches and rates."""
+        config, spec = self.config, self.spec
+        share = "+".join(str(size) for size in self.batch_sizes[:4])
+        if len(self.batch_sizes) > 4:
+            share += "+..."
+        per_step = sum(self.batch_sizes) * spec.iter_size
+        if config.mode == "sync":
+            effective = f"effective batch {per_step} per merge ({share}"
+        else:
+            effective = f"batch {self.batch_sizes[0] * spec.iter_size} per worker ({share}"
+        effective += f" records, iter_size {spec.iter_size})" if spec.iter_size > 1 else " records)"
+        epochs = ""
+        if self.records:
+            epochs = f" = {spec.max_iter * spec.batch / self.records:.2f} epochs of {self.records:,} records"
+        rate = f"learning rate {spec.lr_policy.rate(0):g} ({spec.lr_policy.policy})"
+        return [
+            f"{spec.net_name or spec.path.stem}: mode {config.mode}, {config.workers} workers, "
+            f"{effective}; {spec.type}, {rate}, momentum {spec.momentum:g}, weight decay {spec.weight_decay:g}",
+            f"{spec.max_iter} iterations of {spec.batch} samples{epochs}; run directory {self.run_dir}",
+        ]
+
+
+def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
+    """Read and check the solver, make the bundled data if it is missing, create the run directory.
+
+    Raises `ConfigError`, `SolverError` with all problems found, `DataError`.
+    """
+    path = config.solver or os.environ.get(SOLVER_VARIABLE) or bundled_solver()
+    data_root = (config.data_root or default_data_root()).absolute()
+    overrides = SolverOverrides(
+        max_iter=config.max_iter,
+        test_interval=config.test_interval,
+        lr=config.lr,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        batch=config.batch,
+        seed=config.seed,
+    )
+    spec = read_solver(Path(path), overrides=overrides, data_root=data_root)
+    dataset = preparable_dataset(spec)
+    if dataset is not None:
+        make_dataset(data_root, dataset, note)
+    check_solver(spec, workers=config.workers, split=config.splits_batch)
+    run = secrets.token_hex(6)
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    run_dir = config.run_dir or Path("runs") / f"{stamp}-{config.mode}-{run[:4]}"
+    return Prepared(
+        config, spec, run, runlog.create_run_dir(run_dir), data_root, dataset, count_records(spec)
+    )
+
+
+def preparable_dataset(spec: SolverSpec) -> str | None:
+    """The dataset that `speedo data` knows and this solver misses, going by its source's folder."""
+    source = spec.train_source
+    if source is None or spec.search.find(source) is not None:
+        return None
+    name = Path(source).parts[0] if not Path(source).is_absolute() else ""
+    return name if name in PREPARABLE else None
+
+
+def make_dataset(data_root: Path, name: str, note: Callable[[str], None]) -> None:
+    """Make a dataset that can be made without a download; raises `DataError` with the command otherwise."""
+    said: set[str] = set()
+
+    def progress(done: int, total: int, what: str) -> None:
+        if what not in said:
+            said.add(what)
+            note(f"preparing {name} in {data_root}: {what}")
+
+    ensure_bundled(data_root, name, progress=progress)
+
+
+def check_nets(prepared: Prepared) -> CaffeFacts:
+    """Build every net once in a child process; raises `SolverError` with Caffe's own words."""
+    spec, scratch = prepared.spec, prepared.run_dir / "logs"
+    worker = solver_for_worker(
+        spec,
+        rank=0,
+        count=prepared.config.workers,
+        batch_size=prepared.batch_sizes[0],
+        seed=1,
+        scratch=scratch,
+    )
+    tester = solver_for_tester(spec, seed=1, scratch=scratch) if spec.has_test else None
+    return check_in_subprocess(
+        worker,
+        tester,
+        count=prepared.config.workers,
+        folder=spec.folder,
+        weights=prepared.config.weights,
+        timeout=prepared.config.timeout,
+    )

@@ -1,0 +1,141 @@
+"""How a run looks while it goes: live on a terminal, plain lines elsewhere, always a log in its directory."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self, TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from speedo.status import Status, WorkerStatus
+
+LINE_S: Final = 5.0  # seconds between plain lines
+LOG: Final = "train.log"
+
+
+class Quiet:
+    """A watcher that shows nothing; for use from Python."""
+
+    def note(self, text: str) -> None:
+        """Nothing is shown."""
+
+    def begin(self, run_dir: Path) -> None:
+        """Nothing is written."""
+
+    def show(self, status: Status) -> None:
+        """Nothing is shown."""
+
+
+class Progress:
+    """Shows notes and states on a console, and writes both to `train.log` in the run directory."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+        self._log: TextIO | None = None
+        self._kept: list[str] = []
+        self._next_line = 0.0
+        self._last_tested: tuple[int, int] = (-1, -1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end_live()
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def begin(self, run_dir: Path) -> None:
+        """From now on everything is logged in this directory too."""
+        self._log = (run_dir / LOG).open("a", encoding="utf-8", buffering=1)
+        for text in self._kept:
+            self._write(text)
+
+    def note(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._write(text)
+
+    def show(self, status: Status) -> None:
+        if self._console.is_terminal:
+            if self._live is None:
+                self._live = Live(console=self._console, refresh_per_second=4, transient=False)
+                self._live.start()
+            self._live.update(_panel(status))
+        tested = (status.tested_iteration, len(status.metrics))
+        new_test = bool(status.metrics) and tested != self._last_tested
+        if time.monotonic() < self._next_line and not new_test and not status.over:
+            return
+        self._next_line = time.monotonic() + LINE_S
+        self._last_tested = tested if new_test else self._last_tested
+        text = plain_line(status)
+        self._write(text)
+        if not self._console.is_terminal:
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        if status.over:
+            self._end_live()
+
+    def _end_live(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _write(self, text: str) -> None:
+        if self._log is None:
+            self._kept.append(text)
+        else:
+            self._log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+
+
+def plain_line(status: Status) -> str:
+    """A state as one line of text."""
+    training = sum(1 for worker in status.workers if not worker.state.startswith("gone"))
+    parts = [
+        f"iteration {status.iteration}/{status.max_iter}",
+        *([f"epoch {status.epoch:.2f}"] if not math.isnan(status.epoch) else []),
+        *([f"loss {status.loss:.4f}"] if not math.isnan(status.loss) else []),
+        f"{status.images_per_s:,.0f} images/s",
+        f"{training} workers",
+    ]
+    if status.metrics:
+        scores = ", ".join(f"{name} {value:.4f}" for name, value in status.metrics.items())
+        parts.append(f"test at {status.tested_iteration}: {scores}")
+    if status.state != "training":
+        parts.append(status.state)
+    return ", ".join(parts)
+
+
+def _panel(status: Status) -> Group:
+    """The live view: a bar, a line, and a row per worker."""
+    workers = Table(box=None, padding=(0, 2), header_style="dim")
+    for name in ("worker", "host", "merged", "dropped", "loss", "images/s", "state"):
+        workers.add_column(name, justify="left" if name in ("host", "state") else "right")
+    for worker in status.workers:
+        workers.add_row(*_row(worker))
+    bar = ProgressBar(total=max(status.max_iter, 1), completed=status.iteration, width=40)
+    return Group(bar, Text(plain_line(status)), workers)
+
+
+def _row(worker: WorkerStatus) -> tuple[str, ...]:
+    loss = "" if math.isnan(worker.loss) else f"{worker.loss:.4f}"
+    return (
+        str(worker.worker),
+        worker.host,
+        str(worker.merged),
+        str(worker.dropped),
+        loss,
+        f"{worker.images_per_s:,.0f}",
+        worker.state,
+    )

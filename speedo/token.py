@@ -1,0 +1,68 @@
+"""The secret that members of a cluster share: in a file of mode 0600 or in the environment, nowhere else."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Final
+
+from speedo.errors import ClusterError
+
+TOKEN_VARIABLE: Final = "SPEEDO_TOKEN"
+FILE_VARIABLE: Final = "SPEEDO_TOKEN_FILE"
+LEAST_LENGTH: Final = 16
+
+
+def token_file() -> Path:
+    """Where the token lies: `SPEEDO_TOKEN_FILE`, else `~/.config/speedo/token`."""
+    given = os.environ.get(FILE_VARIABLE)
+    if given:
+        return Path(given)
+    config = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    return Path(config) / "speedo" / "token"
+
+
+def new_token() -> str:
+    return secrets.token_hex(32)
+
+
+def load_token(file: Path | None = None, *, create: bool = False) -> str:
+    """The token from `file`, the environment or the usual place, in this order.
+
+    `create` makes the file, readable by its owner alone, where there is none. Raises `ClusterError`.
+    """
+    value = os.environ.get(TOKEN_VARIABLE) if file is None else None
+    if value is not None:
+        return _checked(value, TOKEN_VARIABLE)
+    path = file or token_file()
+    if create and not path.exists():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w", encoding="ascii") as out:
+                out.write(new_token() + "\n")
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise ClusterError(
+                f"the token file {path} cannot be written: {error.strerror}; set {FILE_VARIABLE} to another"
+            ) from None
+    try:
+        if path.stat().st_mode & 0o077:
+            raise ClusterError(f"the token file {path} is open to other users: chmod 600 {path}")
+        return _checked(path.read_text(encoding="ascii"), str(path))
+    except (OSError, UnicodeDecodeError):
+        raise ClusterError(
+            f"there is no token at {path}: copy that file from the master's node (mode 0600), "
+            f"or set {TOKEN_VARIABLE} or {FILE_VARIABLE}"
+        ) from None
+
+
+def _checked(value: str, place: str) -> str:
+    token = value.strip()
+    if len(token) < LEAST_LENGTH or not token.isascii() or not token.isprintable():
+        raise ClusterError(
+            f"the token in {place} is no token: it has fewer than {LEAST_LENGTH} plain characters"
+        )
+    return token
