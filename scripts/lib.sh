@@ -25,10 +25,11 @@ step() {
   shift
   mkdir -p "$SPEEDO_LOGS"
   log="$SPEEDO_LOGS/${name//[^A-Za-z0-9]/-}.log"
+  # 9 is setup's lock, which a step must not hold on to.
   (
     set -euo pipefail
     "$@"
-  ) >"$log" 2>&1 </dev/null &
+  ) >"$log" 2>&1 </dev/null 9>&- &
   step_child=$!
   watch "$step_child" "$name" "$started" "$log"
   wait "$step_child" || status=$?
@@ -67,12 +68,26 @@ end_step() {
   step_child=''
 }
 
-# end_tree PID: end a process that this script started, and what it started in turn.
+# end_tree PID: end a process that this script started, and all that it started in turn. They are listed
+# before the first is ended: a child whose parent has gone could no longer be found.
 end_tree() {
-  local children child
-  read -ra children <"/proc/$1/task/$1/children" 2>/dev/null || true
-  for child in "${children[@]}"; do end_tree "$child"; done
-  kill "$1" 2>/dev/null || true
+  local family=("$1") next=0
+  while ((next < ${#family[@]})); do
+    mapfile -t -O "${#family[@]}" family < <(children_of "${family[next]}")
+    next=$((next + 1))
+  done
+  kill "${family[@]}" 2>/dev/null || true
+}
+
+children_of() {
+  local stat fields
+  for stat in /proc/[0-9]*/stat; do
+    # "12 (a name) S 3 ...": the parent is the second field after the name.
+    read -r fields <"$stat" || continue
+    read -ra fields <<<"${fields##*) }"
+    [ "${fields[1]}" = "$1" ] && basename "$(dirname "$stat")"
+  done 2>/dev/null
+  return 0
 }
 
 as_root() {

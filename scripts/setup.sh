@@ -25,7 +25,7 @@ wheel_folder='' # where the cache keeps the wheel of that key
 
 # An interpreter inside a virtual environment stands for the one that it was made with.
 find_base='import os, sys
-if sys.version_info >= (3, 11): print(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))'
+if (3, 11) <= sys.version_info < (3, 13): print(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))'
 
 main() {
   cd "$SPEEDO_ROOT"
@@ -62,7 +62,7 @@ choose_python() {
       return
     fi
     if [ -n "${PYTHON:-}" ]; then
-      stop "PYTHON is $PYTHON: it does not run, or is older than 3.11" \
+      stop "PYTHON is $PYTHON: it does not run, or is neither Python 3.11 nor 3.12" \
         'Name a Python 3.11, for example: make setup PYTHON=/usr/bin/python3.11'
     fi
   done
@@ -87,6 +87,9 @@ choose_caffe() {
   elif (cd / && "$base_python" "$SPEEDO_ROOT/scripts/pycaffe/check.py") >/dev/null 2>&1; then
     caffe_from="own $(cd / && "$base_python" -c 'import caffe, os; print(os.path.dirname(os.path.dirname(os.path.abspath(caffe.__file__))))' 2>/dev/null)"
   else
+    [[ "$key" == 'wheel cp311-'* ]] || stop "pycaffe can be built here for Python 3.11 only, as Debian 12's Boost.Python is; $base_python is another" \
+      'Choose a Python 3.11: make setup PYTHON=/path/to/python3.11' \
+      'or bring a pycaffe for yours: make setup SPEEDO_CAFFE_PYTHONPATH=/folder/that/holds/caffe'
     caffe_from="$key"
   fi
 }
@@ -215,11 +218,6 @@ install_wheel() {
 
 build_wheel() {
   local archive="$SPEEDO_CACHE/source/$CAFFE_ARCHIVE" work="$SPEEDO_ROOT/build/pycaffe"
-  if [ "$("$base_python" -c 'import sys; print(sys.version_info[:2] == (3, 11))')" != True ]; then
-    stop "pycaffe can be built here for Python 3.11 only, since Debian 12's Boost.Python is; $base_python is another version" \
-      'Choose a Python 3.11: make setup PYTHON=/path/to/python3.11' \
-      'or bring a pycaffe for yours: make setup SPEEDO_CAFFE_PYTHONPATH=/folder/that/holds/caffe'
-  fi
   step 'Caffe source' fetch_caffe_source "$archive"
   step 'Caffe build' compile_pycaffe "$venv_python" "$archive" "$work"
   step 'pycaffe wheel' pack_pycaffe "$venv_python" "$work" "$wheel_folder"

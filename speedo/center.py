@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from speedo.errors import MissingKeyError, PayloadError
-from speedo.messages import Merge, Refused, Trained
+from speedo.messages import Drop, Merge, Refused, Trained
 from speedo.sgd_modes.rules import Contribution, MergeRule
 from speedo.storage import keys
 from speedo.storage.base import Store
@@ -69,13 +69,13 @@ class Center:
         self.publish()
         self._retire(previous)
 
-    def drop(self, worker: int, ticket: int) -> None:
-        """Forget a result that is not merged."""
-        taken = self._received.pop((worker, ticket), None)
-        if taken is not None:
-            self._spare.append(taken[0])
+    def drop(self, action: Drop) -> None:
+        """Forget a result that is not merged; a late one may repeat one that is held and still counts."""
+        if action.decision == "discarded":
+            vector, _ = self._received.pop((action.worker, action.ticket))
+            self._spare.append(vector)
         else:
-            self.store.delete(keys.payload(self.run, worker, ticket))
+            self.store.delete(keys.payload(self.run, action.worker, action.ticket))
 
     def publish(self) -> None:
         """Write the present version to the store."""

@@ -26,6 +26,7 @@ from speedo.messages import (
     Action,
     Decision,
     Drop,
+    Evaluate,
     Event,
     Finish,
     Joined,
@@ -37,7 +38,6 @@ from speedo.messages import (
     SetAside,
     Snapshot,
     StopAsked,
-    Evaluate,
     Tested,
     Train,
     Trained,
@@ -76,7 +76,7 @@ class _Turn:
 
 @dataclass(frozen=True, slots=True)
 class _Merged:
-    """The merge that a worker's latest result went into."""
+    """The merge that the result of a worker's latest turn went into."""
 
     version: int
     rule: MergeRule
@@ -129,6 +129,11 @@ class Coordinator:
         return self.samples // self.plan.batch
 
     @property
+    def complete(self) -> bool:
+        """Whether all of the plan's work is merged."""
+        return self.samples >= self.plan.samples
+
+    @property
     def short_of_workers(self) -> bool:
         """Whether the run stands still until more workers join."""
         needed = self.plan.min_workers if self._started else self.plan.workers
@@ -166,32 +171,24 @@ class Coordinator:
                 pass
         if not self.finished:
             self._wake(actions)
-            if self.samples >= self.plan.samples:
-                self._finish(
-                    actions, complete=True, reason=f"reached max_iter {self.plan.max_iter}"
-                )
+        if self.complete and not self.finished:
+            self._finish(actions, complete=True, reason=f"reached max_iter {self.plan.max_iter}")
         return actions
 
     def _on_joined(self, event: Joined, actions: list[Action]) -> None:
-        if event.worker in self.members:
-            self._on_left(
-                Left(
-                    event.worker,
-                    self.members[event.worker].incarnation,
-                    "a newer one took its place",
-                ),
-                actions,
-            )
+        former = self.members.get(event.worker)
+        if former is not None:
+            cause = "a newer one took its place"
+            self._on_left(Left(event.worker, former.incarnation, cause), actions)
         self.members[event.worker] = _Member(event.incarnation, event.samples_per_step)
         self._samples_per_step += event.samples_per_step
         self._parked.add(event.worker)
 
     def _on_left(self, event: Left, actions: list[Action]) -> None:
-        member = self.members.get(event.worker)
-        if member is None or member.incarnation != event.incarnation:
+        if not self._is_member(event.worker, event.incarnation):
             return
+        member = self.members.pop(event.worker)
         self._end_turn(member)
-        del self.members[event.worker]
         self._samples_per_step -= member.samples_per_step
         if event.worker in self._parked:
             self._parked.discard(event.worker)
@@ -201,9 +198,7 @@ class Coordinator:
     def _on_trained(self, event: Trained, actions: list[Action]) -> None:
         reason = self._refusal(event)
         if reason is not None:
-            actions.append(
-                Drop(event.worker, event.incarnation, event.ticket, "late", reason, loss=event.loss)
-            )
+            actions.append(_drop(event, "late", reason, loss=event.loss))
             return
         member = self.members[event.worker]
         turn = self._end_turn(member)
@@ -220,12 +215,10 @@ class Coordinator:
 
     def _on_refused(self, event: Refused, actions: list[Action]) -> None:
         reason = self._refusal(event)
-        decision = "refused" if reason is None else "late"
-        actions.append(
-            Drop(event.worker, event.incarnation, event.ticket, decision, reason or event.reason)
-        )
         if reason is not None:
+            actions.append(_drop(event, "late", reason))
             return
+        actions.append(_drop(event, "refused", event.reason))
         member = self.members[event.worker]
         self._end_turn(member)
         member.strikes += 1
@@ -235,7 +228,7 @@ class Coordinator:
         why = f"{STRIKES} results in a row were refused, the last: {event.reason}"
         actions.append(SetAside(event.worker, event.incarnation, why))
         self._on_left(Left(event.worker, event.incarnation, why), actions)
-        if not self.members:
+        if not self.members and not self.complete:
             self._finish(actions, complete=False, reason=f"every worker was set aside; {why}")
 
     def _refusal(self, event: Trained | Refused) -> str | None:
@@ -251,23 +244,17 @@ class Coordinator:
             return "its ticket is not outstanding"
         return None
 
+    def _is_member(self, worker: int, incarnation: int) -> bool:
+        member = self.members.get(worker)
+        return member is not None and member.incarnation == incarnation
+
     # ------------------------------------------------------------ decisions
 
     def _carry_out(self, decision: Decision, actions: list[Action]) -> None:
         for worker in decision.discard:
             part = self._held.pop(worker).part
             reason = f"staleness {part.staleness} is too high for mode {self.strategy.name}"
-            actions.append(
-                Drop(
-                    worker,
-                    part.incarnation,
-                    part.ticket,
-                    "discarded",
-                    reason,
-                    part.staleness,
-                    part.loss,
-                )
-            )
+            actions.append(_drop(part, "discarded", reason, part.staleness, part.loss))
         if decision.merge:
             self._merge(decision.merge, actions)
         if decision.train:
@@ -283,10 +270,10 @@ class Coordinator:
             Merge(self.version, self.iteration, self.samples, rate, tuple(one.part for one in held))
         )
         for one in held:
-            member = self.members.get(one.part.worker)
-            if member is not None and member.incarnation == one.part.incarnation:
-                member.merged = _Merged(self.version, one.rule, rate)
-        if self.samples < self.plan.samples:  # the end has its own test and model
+            if self._is_member(one.part.worker, one.part.incarnation):
+                merged = _Merged(self.version, one.rule, rate)
+                self.members[one.part.worker].merged = merged
+        if not self.complete:  # the end has its own test and model
             if _crossed(before, self.iteration, self.plan.test_interval):
                 actions.append(Evaluate(self.version, self.iteration))
             if _crossed(before, self.iteration, self.plan.snapshot):
@@ -352,27 +339,29 @@ class Coordinator:
         turn = member.turn
         if turn is None:
             return _Turn(0, 0, 0, self.strategy.rule)
-        member.turn = None
+        member.turn = member.merged = None
         self._samples_in_flight -= turn.samples
         return turn
 
     def _finish(self, actions: list[Action], *, complete: bool, reason: str) -> None:
         self.finished = True
-        for worker, held in sorted(self._held.items()):
+        for _, held in sorted(self._held.items()):
             part = held.part
-            actions.append(
-                Drop(
-                    worker,
-                    part.incarnation,
-                    part.ticket,
-                    "discarded",
-                    "the run is over",
-                    part.staleness,
-                    part.loss,
-                )  # fmt: skip
-            )
+            actions.append(_drop(part, "discarded", "the run is over", part.staleness, part.loss))
         self._held.clear()
         actions.append(Finish(complete, reason))
+
+
+def _drop(
+    result: Trained | Refused | Part,
+    decision: str,
+    reason: str,
+    staleness: int = 0,
+    loss: float = float("nan"),
+) -> Drop:
+    return Drop(
+        result.worker, result.incarnation, result.ticket, decision, reason, staleness, loss
+    )
 
 
 def _crossed(before: int, after: int, interval: int) -> bool:

@@ -18,6 +18,7 @@ from speedo.messages import (
     Action,
     Command,
     Drop,
+    Evaluate,
     Event,
     Finish,
     Joined,
@@ -26,7 +27,6 @@ from speedo.messages import (
     SetAside,
     Snapshot,
     StopAsked,
-    Evaluate,
     Tested,
     Train,
     Trained,
@@ -83,6 +83,14 @@ class Outcome:
     test_problem: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A turn under way: its command, whose center is held for it, and when it was issued."""
+
+    command: Train
+    issued: float
+
+
 @dataclass
 class Driver:
     """Runs one coordinator to its end. `snapshot(version, iteration)` writes the center as a model file."""
@@ -96,10 +104,12 @@ class Driver:
     has_tester: bool = False
     snapshot: Callable[[int, int], None] = lambda version, iteration: None
     _deadlines: list[tuple[float, int, int, int]] = field(default_factory=list)
-    _fetching: dict[int, int] = field(default_factory=dict)
-    _issued: dict[int, float] = field(default_factory=dict)
-    _turn_times: deque[float] = field(default_factory=lambda: deque(maxlen=TURNS_MEASURED))
-    _turn_limit: float = 0.0
+    _turns: dict[int, _Turn] = field(default_factory=dict)
+    _turn_times: deque[tuple[float, float]] = field(
+        default_factory=lambda: deque(maxlen=TURNS_MEASURED)
+    )
+    _measured: int = 0
+    _slow_turn: tuple[float, float] | None = None
     _tests: dict[int, float] = field(default_factory=dict)
     _metrics: dict[int, Tested] = field(default_factory=dict)
     _short_since: float | None = None
@@ -109,7 +119,6 @@ class Driver:
 
     def run(self) -> Outcome:
         """Publish the center, train to the end, test the last version. Store failures propagate."""
-        self._turn_limit = self.limits.turn_s
         self.center.publish()
         self._short_since = self.clock()
         while self._finish is None:
@@ -117,6 +126,8 @@ class Driver:
         self._test(Evaluate(self.center.version, self.coordinator.iteration))
         while self._tests:
             self._step()
+        for worker in list(self._turns):
+            self._end_turn(worker)
         tested = self._metrics.get(self.center.version)
         seconds = self._last_merge - self._first_train if self._first_train is not None else 0.0
         return Outcome(
@@ -147,19 +158,20 @@ class Driver:
         if isinstance(event, Trained):
             rule = self.coordinator.expects(event)
             if rule is not None:
-                self._measure_turn(event.worker, now)
+                self._measure_turn(self._turns[event.worker], now)
                 event = self.center.receive(event, rule)
         elif isinstance(event, Tested):
             self._on_tested(event)
-        elif isinstance(event, Left):
-            self._stop_fetching(event.worker, None)
         for action in self.coordinator.handle(event):
             self._carry_out(action)
-        if isinstance(event, Joined | Left) or self._short_since is not None:
-            if not self.coordinator.short_of_workers:
-                self._short_since = None
-            elif self._short_since is None:
-                self._short_since = self.clock()
+        if not isinstance(event, Tested | StopAsked):
+            turn = self._turns.get(event.worker)
+            if turn and not self.coordinator.outstanding(event.worker, turn.command.ticket):
+                self._end_turn(event.worker)
+        if not self.coordinator.short_of_workers:
+            self._short_since = None
+        elif self._short_since is None:
+            self._short_since = self.clock()
 
     def _on_tested(self, event: Tested) -> None:
         if self._tests.pop(event.version, None) is not None:
@@ -175,7 +187,7 @@ class Driver:
                 self.center.merge(action, before // self.coordinator.plan.batch)
                 self._last_merge = self.clock()
             case Drop():
-                self.center.drop(action.worker, action.ticket)
+                self.center.drop(action)
             case Train():
                 self._train(action)
             case Evaluate():
@@ -183,7 +195,6 @@ class Driver:
             case Snapshot():
                 self.snapshot(action.version, action.iteration)
             case SetAside():
-                self._stop_fetching(action.worker, None)
                 self.cluster.evict(action.worker, action.incarnation, action.reason)
             case Finish():
                 self._finish = action
@@ -193,20 +204,19 @@ class Driver:
         now = self.clock()
         if self._first_train is None:
             self._first_train = self._last_merge = now
-        self._stop_fetching(command.worker, command.version)
-        self._issued[command.worker] = now
-        deadline = (now + self._turn_limit, command.worker, command.incarnation, command.ticket)
+        self.center.hold(command.version)
+        self._end_turn(command.worker)
+        self._turns[command.worker] = _Turn(command, now)
+        limit = now + self._turn_limit(command.steps)
+        deadline = (limit, command.worker, command.incarnation, command.ticket)
         heapq.heappush(self._deadlines, deadline)
         self.cluster.send(command)
 
-    def _stop_fetching(self, worker: int, next_version: int | None) -> None:
-        """The worker's old version is no longer needed by it; the next one is held first."""
-        old = self._fetching.pop(worker, None)
-        if next_version is not None:
-            self.center.hold(next_version)
-            self._fetching[worker] = next_version
-        if old is not None:
-            self.center.release(old)
+    def _end_turn(self, worker: int) -> None:
+        """Its center is no longer needed by this worker."""
+        turn = self._turns.pop(worker, None)
+        if turn is not None:
+            self.center.release(turn.command.version)
 
     def _test(self, command: Evaluate) -> None:
         """One test at a time would lag behind training: an interval that comes too early is left out."""
@@ -224,12 +234,21 @@ class Driver:
 
     # ------------------------------------------------------------ deadlines
 
-    def _measure_turn(self, worker: int, now: float) -> None:
-        self._turn_times.append(now - self._issued.get(worker, now))
-        count = len(self._turn_times)
-        if count >= FEWEST_TURNS and (count % 16 == 0 or count == FEWEST_TURNS):
-            slow = sorted(self._turn_times)[(95 * count) // 100]
-            self._turn_limit = 3.0 * slow + HEARTBEAT_S
+    def _measure_turn(self, turn: _Turn, now: float) -> None:
+        seconds = now - turn.issued
+        self._turn_times.append((seconds, seconds / turn.command.steps))
+        self._measured += 1
+        if self._measured == FEWEST_TURNS or self._measured % 16 == 0:
+            place = (95 * len(self._turn_times)) // 100
+            whole, per_step = (sorted(times)[place] for times in zip(*self._turn_times, strict=True))
+            self._slow_turn = (whole, per_step)
+
+    def _turn_limit(self, steps: int) -> float:
+        """Three times the 95th percentile of turns; longer turns than those measured get more."""
+        if self._slow_turn is None:
+            return self.limits.turn_s
+        whole, per_step = self._slow_turn
+        return 3.0 * max(whole, per_step * steps) + HEARTBEAT_S
 
     def _next_deadline(self) -> float:
         pending = self._deadlines
@@ -251,7 +270,7 @@ class Driver:
         while self._deadlines and self._deadlines[0][0] <= now:
             _, worker, incarnation, ticket = heapq.heappop(self._deadlines)
             if self.coordinator.outstanding(worker, ticket):
-                cause = f"no result for {now - self._issued[worker]:.0f} s, far longer than any turn took"
+                cause = f"no result for {now - self._turns[worker].issued:.0f} s, far longer than any turn took"
                 self.cluster.evict(worker, incarnation, cause)
                 events.append(Left(worker, incarnation, cause))
         for version, deadline in self._tests.items():

@@ -81,7 +81,7 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
     data_root = (config.data_root or default_data_root()).absolute()
     overrides = SolverOverrides(
         max_iter=config.max_iter,
-        test_interval=config.test_interval,
+        test_interval=config.test_interval or None,  # 0 is ours: Caffe knows no test at the end alone
         lr=config.lr,
         momentum=config.momentum,
         weight_decay=config.weight_decay,

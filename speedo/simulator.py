@@ -24,6 +24,7 @@ from speedo.messages import (
     Joined,
     Left,
     Merge,
+    Refused,
     SetAside,
     Evaluate,
     Tested,
@@ -42,7 +43,8 @@ class Faults:
     """Probabilities per turn of what goes wrong; a worker that dies comes back after `return_s`, if given.
 
     `die` splits evenly over dying while computing and after the push but before the message; in both cases
-    the death is noticed `notice_s` later. `late` delivers a result only after its worker was given up.
+    the death is noticed `notice_s` later. `late` delivers a result only after its worker was given up. `fail`
+    is an error in the turn, which the worker reports.
     """
 
     die: float = 0.0
@@ -51,6 +53,7 @@ class Faults:
     late: float = 0.0
     poison: float = 0.0
     leave: float = 0.0
+    fail: float = 0.0
     notice_s: float = 1.0
     return_s: float | None = None
 
@@ -154,6 +157,11 @@ class SimulatedCluster:
         """A worker dies at this time, which is noticed at once."""
         self.at(time, lambda: self._gone(worker, cause))
 
+    def forget(self, worker: int) -> int | None:
+        """A worker is silently no longer there; returns its incarnation, if it was."""
+        present = self._workers.pop(worker, None)
+        return None if present is None else present.incarnation
+
     # ------------------------------------------------------------ Cluster
 
     def clock(self) -> float:
@@ -219,6 +227,8 @@ class SimulatedCluster:
             self.at(done, lambda: self._late(worker, command))
         elif faults.leave and chance() < faults.leave:
             self.at(done, lambda: self._gone(worker.worker, "leaves of its own will"))
+        elif faults.fail and chance() < faults.fail:
+            self.at(done, lambda: self._fail(worker, command))
         else:
             poisoned = faults.poison > 0 and chance() < faults.poison
             again = faults.repeat > 0 and chance() < faults.repeat
@@ -238,6 +248,11 @@ class SimulatedCluster:
         if again:
             self.at(self.now + self.world.latency_s, lambda: result)
         return result
+
+    def _fail(self, worker: Worker, command: Train) -> Refused | None:
+        if not self._present(worker):
+            return None
+        return Refused(worker.worker, worker.incarnation, command.ticket, "the engine failed")
 
     def _lost(self, worker: Worker, command: Train) -> None:
         """The turn is done, the message never arrives."""
@@ -314,7 +329,7 @@ def simulate(
     `samples_per_step` is each worker's batch: the plan's by default. `script` may add joins and deaths.
     """
     world = world or World()
-    store = MemoryStore()
+    store = MemoryStore(clock=lambda: cluster.now)
     samples = samples_per_step or plan.batch
 
     def engine(rank: int) -> QuadraticEngine:

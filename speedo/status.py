@@ -82,7 +82,7 @@ class StatusBoard:
     over: bool = False
     _lines: dict[int, _Line] = field(default_factory=dict)
     _recent: deque[tuple[float, int, float]] = field(default_factory=deque)
-    _iterations: dict[int, int] = field(default_factory=dict)
+    _iterations: dict[int, int] = field(default_factory=lambda: {0: 0})
     _first: float | None = None
     _now: float = 0.0
 

@@ -159,24 +159,23 @@ class Training:
         self.layout = self._engine.layout
         vector = self.layout.zeros()
         self._engine.read_weights(vector)
-        self._center = Center(settings.run, vector, self.layout, store, epoch=settings.epoch)
+        self.center = Center(settings.run, vector, self.layout, store, epoch=settings.epoch)
         strategy = make_strategy(config, spec.batch, self._update if needs_update(config) else None)
+        test_interval = spec.test_interval if spec.has_test and config.test_interval != 0 else 0
         plan = Plan(
             batch=spec.batch,
             max_iter=spec.max_iter,
             workers=config.workers,
             min_workers=config.min_workers,
-            test_interval=spec.test_interval if spec.has_test else 0,
-            test_initialization=spec.has_test
-            and spec.test_initialization
-            and spec.test_interval > 0,
+            test_interval=test_interval,
+            test_initialization=spec.test_initialization and test_interval > 0,
             snapshot=spec.snapshot,
         )
         self.board = StatusBoard(config.mode, spec.max_iter, spec.batch, records)
         self._log = runlog.MetricsLog(run_dir, time.monotonic())
         self._driver = Driver(
             Coordinator(strategy, plan),
-            self._center,
+            self.center,
             cluster,
             _Observers(self.board, self._log),
             time.monotonic,
@@ -198,7 +197,7 @@ class Training:
             runlog.write_result(self.run_dir, result_fields(result))
             return result
         finally:
-            self.board.over = True
+            self.board.state, self.board.over = "finished", True
             self._log.close()
 
     def status(self) -> Status:
@@ -228,7 +227,7 @@ class Training:
         )
 
     def _export(self, path: Path) -> None:
-        self._engine.load_weights(self._center.vector)
+        self._engine.load_weights(self.center.vector)
         self._engine.save(path)
 
     def _snapshot(self, version: int, iteration: int) -> None:

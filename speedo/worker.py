@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from speedo.engines.base import Engine
 from speedo.errors import PayloadError
 from speedo.messages import Train, Trained
@@ -100,20 +98,22 @@ class Worker:
                 ) in engine.layout.statistics:  # they have no gradient: their change travels
                     self._local[place] = weights[place] - self._center[place]
             return loss
-        loss = self._steps(command)
-        engine.read_weights(self._local)
         if command.payload is Kind.DELTA:
-            np.subtract(self._local, self._center, out=self._local)
+            self._local.fill(0.0)
+            return self._steps(command, self._local)
+        loss = self._steps(command, None)
+        engine.read_weights(self._local)
         return loss
 
-    def _steps(self, command: Train) -> float:
+    def _steps(self, command: Train, delta: Vector | None) -> float:
+        engine = self.engine
         if command.steps == 1 or command.stride == 1:
-            self.engine.set_iteration(command.iteration)
-            return self.engine.step(command.steps)
+            engine.set_iteration(command.iteration)
+            return engine.step(command.steps, delta)
         total = 0.0
         for step in range(command.steps):
-            self.engine.set_iteration(command.iteration + step * command.stride)
-            total += self.engine.step(1)
+            engine.set_iteration(command.iteration + step * command.stride)
+            total += engine.step(1, delta)
         return total / command.steps
 
     def _publish(self, command: Train) -> None:

@@ -21,7 +21,7 @@ from speedo.preparation import Prepared, check_nets, make_dataset, prepare
 from speedo.status import Status
 from speedo.storage.redis_server import PrivateRedis
 from speedo.storage.redis_store import RedisStore
-from speedo.token import load_token, new_token
+from speedo.token import load_token
 from speedo.training import RunResult, RunSettings
 
 STATUS_S: Final = 0.5
@@ -42,7 +42,7 @@ class Watch(Protocol):
 def train(config: RunConfig, watch: Watch) -> RunResult:
     """Train on this machine with `config.workers` workers. Raises `SpeedoError`."""
     with ExitStack() as stack:
-        prepared, settings = _start(config, watch, stack, new_token(), port=None)
+        prepared, settings = _start(config, watch, stack, session.own_token(), port=None)
         from speedo.actors.host import WorkerHost
 
         master, run = _launch_master(prepared, settings)

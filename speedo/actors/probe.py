@@ -27,7 +27,7 @@ def main() -> None:
 
     threading.Thread(target=watch, daemon=True).start()
     import ray
-    from ray._private.usage.usage_lib import get_cluster_metadata
+    from ray._common.usage.usage_lib import get_cluster_metadata
     from ray._raylet import GcsClient
 
     metadata = get_cluster_metadata(GcsClient(address=sys.argv[1]))

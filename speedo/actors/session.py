@@ -13,12 +13,20 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Final
 
 from speedo.errors import ClusterError
+from speedo.token import new_token
 
 OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024  # Ray's least: nothing of ours travels through it
 NAMESPACE: Final = "speedo"
+
+
+@cache
+def own_token() -> str:
+    """The token of this process's own runs: always the same, because Ray reads it once per process."""
+    return new_token()
 
 
 def _environment(token: str) -> dict[str, str]:
@@ -26,7 +34,6 @@ def _environment(token: str) -> dict[str, str]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": token,
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_BACKEND_LOG_LEVEL": "fatal",
         "RAY_DISABLE_IMPORT_WARNING": "1",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }
@@ -218,7 +225,7 @@ def _minor(version: str) -> list[str]:
 
 
 def _probe(address: str, token: str) -> tuple[dict[str, Any] | None, str]:
-    environment = {**os.environ, **_environment(token), "RAY_BACKEND_LOG_LEVEL": "warning"}
+    environment = {**os.environ, **_environment(token)}
     child = subprocess.Popen(
         [sys.executable, "-m", "speedo.actors.probe", address],
         stdout=subprocess.PIPE,

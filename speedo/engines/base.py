@@ -36,8 +36,12 @@ class Engine(Protocol):
         """The global iteration of the next step; it sets the learning rate, the following steps count on."""
         ...
 
-    def step(self, n: int) -> float:
-        """Run `n` solver steps on the next records and return the mean of their losses."""
+    def step(self, n: int, delta: Vector | None = None) -> float:
+        """Run `n` solver steps on the next records and return the mean of their losses.
+
+        What the steps subtracted from the weights is taken from `delta` too, where one is given: exactly the
+        solver's own updates, while weights after minus weights before would carry the rounding of both.
+        """
         ...
 
     def gradient(self, n: int, out: Vector) -> float:

@@ -60,6 +60,15 @@ class Parameters:
         for blob, place in zip(self._blobs, self._places, strict=True):
             np.multiply(vector[place], np.float32(factor), out=blob.diff.reshape(-1))
 
+    def add_update(self, delta: Vector) -> None:
+        """Add the solver's latest update, which it left in the gradients, to `delta`.
+
+        This is what Caffe subtracted (Caffe: blob.cpp, Update), to the bit; after minus before would
+        carry the rounding of the weights.
+        """
+        for blob, place in zip(self._blobs, self._places, strict=True):
+            delta[place] -= blob.diff.reshape(-1)
+
     def read_statistics(self) -> list[Vector]:
         """A copy of each of BatchNorm's running sums."""
         return [blob.data.reshape(-1).copy() for blob, _ in self._statistics]
@@ -68,6 +77,11 @@ class Parameters:
         """Put what the running sums gained since `before` into their places of `out`."""
         for (blob, place), former in zip(self._statistics, before, strict=True):
             np.subtract(blob.data.reshape(-1), former, out=out[place])
+
+    def add_statistics_change(self, before: list[Vector], delta: Vector) -> None:
+        """Add what the running sums gained since `before` to their places of `delta`."""
+        for (blob, place), former in zip(self._statistics, before, strict=True):
+            delta[place] += blob.data.reshape(-1) - former
 
     def add_statistics(self, vector: Vector) -> None:
         """Add to the running sums what stands in their places of `vector`."""

@@ -62,7 +62,9 @@ class PycaffeEngine:
     ) -> None:
         if not 0 <= rank < count:
             # Caffe's data layers would look for such a record for ever.
-            raise EngineError(f"rank {rank} of {count}: a rank is 0 or more and less than the count")
+            raise EngineError(
+                f"rank {rank} of {count}: a rank is 0 or more and less than the count"
+            )
         prepare_environment(threads)
         self._caffe = load_caffe()
         self._rank, self._count = rank, count
@@ -120,13 +122,18 @@ class PycaffeEngine:
         """The global iteration of the next step, from which the rate follows."""
         self._iteration = iteration
 
-    def step(self, n: int) -> float:
-        """Run `n` solver steps; mean loss over all their batches."""
+    def step(self, n: int, delta: Vector | None = None) -> float:
+        """Run `n` solver steps; mean loss over all their batches. Adds their updates to `delta`."""
         total = 0.0
         with self._native():
+            before = self._parameters.read_statistics() if delta is not None else []
             for _ in range(n):
                 total += self._accumulate(self._iter_size)
                 self._update()
+                if delta is not None:
+                    self._parameters.add_update(delta)
+            if delta is not None:
+                self._parameters.add_statistics_change(before, delta)
         return total / (n * self._iter_size)
 
     def gradient(self, n: int, out: Vector) -> float:

@@ -108,12 +108,14 @@ class QuadraticEngine:
         """The iteration of the next step; the rate does not depend on it."""
         self._iteration = iteration
 
-    def step(self, n: int) -> float:
-        """Run `n` steps; mean loss, each at the weights before its step."""
+    def step(self, n: int, delta: Vector | None = None) -> float:
+        """Run `n` steps; mean loss, each at the weights before its step. Adds their updates to `delta`."""
         total = 0.0
         for _ in range(n):
             total += self._forward_backward()
-            self._update(self._gradient)
+            update = self._update(self._gradient)
+            if delta is not None:
+                delta -= update
         return total / n
 
     def gradient(self, n: int, out: Vector) -> float:
@@ -184,13 +186,14 @@ class QuadraticEngine:
         self._difference -= mean
         return spread
 
-    def _update(self, gradient: Vector) -> None:
+    def _update(self, gradient: Vector) -> Vector:
+        """Move the weights; what was subtracted from them."""
         # v = mu v + lr g; w = w - v  (Caffe: solvers/sgd_solver.cpp, ComputeUpdateValue)
         gradient *= self._lr
+        self._iteration += 1
         if self._momentum:
             self._velocity *= self._momentum
             self._velocity += gradient
-            self._weights -= self._velocity
-        else:
-            self._weights -= gradient
-        self._iteration += 1
+            gradient = self._velocity
+        self._weights -= gradient
+        return gradient

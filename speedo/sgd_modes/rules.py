@@ -62,6 +62,24 @@ def _add_scaled(center: Vector, vector: Vector, factor: float) -> None:
         center[block] += part
 
 
+def _add_mean(center: Vector, contributions: Sequence[Contribution], rate: float) -> None:
+    """center += rate * sum_w (samples_w / samples) vector_w.
+
+    The mean is complete before it meets the center: added one by one, each vector would be rounded to the
+    precision of the weights, which is a ten-thousandth of a small step.
+    """
+    total = sum(contribution.samples for contribution in contributions)
+    factors = [np.float32(rate * contribution.samples / total) for contribution in contributions]
+    mean, scratch = (np.empty(min(BLOCK, center.size), np.float32) for _ in range(2))
+    for block in _blocks(center.size):
+        size = block.stop - block.start
+        np.multiply(contributions[0].vector[block], factors[0], out=mean[:size])
+        for contribution, factor in zip(contributions[1:], factors[1:], strict=True):
+            np.multiply(contribution.vector[block], factor, out=scratch[:size])
+            mean[:size] += scratch[:size]
+        center[block] += mean[:size]
+
+
 @dataclass(frozen=True)
 class AddDelta:
     """Downpour's rule: center += scale * delta (Dean et al. 2012, section 4.1, with a scale).
@@ -103,9 +121,7 @@ class AverageDeltas:
     def merge(
         self, center: Vector, contributions: Sequence[Contribution], rate: float, iteration: int
     ) -> None:
-        total = sum(contribution.samples for contribution in contributions)
-        for contribution in contributions:
-            _add_scaled(center, contribution.vector, rate * contribution.samples / total)
+        _add_mean(center, contributions, rate)
 
 
 @dataclass(frozen=True)
@@ -177,8 +193,6 @@ class ServerGradient:
     def merge(
         self, center: Vector, contributions: Sequence[Contribution], rate: float, iteration: int
     ) -> None:
-        total = sum(contribution.samples for contribution in contributions)
         gradient = np.zeros_like(center)
-        for contribution in contributions:
-            _add_scaled(gradient, contribution.vector, contribution.samples / total)
+        _add_mean(gradient, contributions, 1.0)
         self.update(gradient, center, iteration)

@@ -33,7 +33,7 @@ def net_problems(parameter: Any, search: SearchPath, net_files: Sequence[str]) -
         found += [f"{file}: {text}" for text in (_train(net) if role == _TRAIN else _test(net))]
     for weights in (name.strip() for names in parameter.weights for name in names.split(",")):
         if search.find(weights) is None:
-            found.append(f"weights {search.missing(weights)}")
+            found.append(f"the solver names the weights {search.missing(weights)}")
     return list(dict.fromkeys(found))
 
 

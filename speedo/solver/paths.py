@@ -31,12 +31,12 @@ class SearchPath:
         return next((path for path in self.candidates(name) if path.exists()), None)
 
     def missing(self, name: str) -> str:
-        """`'x' was not found (tried ...): remedy`, to be put behind what needs the file."""
+        """`'x', which was not found (tried ...): remedy`, to follow `needs the mean file `."""
         tried = ", ".join(str(path) for path in self.candidates(name))
         remedy = (
             "correct the path" if Path(name).is_absolute() else "correct it or give --data-root"
         )
-        return f"{name!r} was not found (tried {tried}): {remedy}"
+        return f"{name!r}, which was not found (tried {tried}): {remedy}"
 
     def require(self, name: str, owner: str) -> Path:
         """As `find`; raises `SolverError`, beginning with `owner`, where there is nothing."""

@@ -118,7 +118,7 @@ class _NetReader:
     def _file(self, name: str) -> tuple[Any, str] | None:
         found = self._search.find(name)
         if found is None or not found.is_file():
-            self._add(SolverError(f"{self._path}: net {self._search.missing(name)}"))
+            self._add(SolverError(f"{self._path}: names the net {self._search.missing(name)}"))
             return None
         net = caffe_proto().NetParameter()
         try:

@@ -17,7 +17,9 @@ def count_records(spec: SolverSpec) -> int | None:
             if found is None:
                 return None
             try:
-                with lmdb.open(str(found), readonly=True, lock=False, subdir=found.is_dir()) as database:
+                with lmdb.open(
+                    str(found), readonly=True, lock=False, subdir=found.is_dir()
+                ) as database:
                     return int(database.stat()["entries"])
             except lmdb.Error:
                 return None

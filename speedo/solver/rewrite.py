@@ -114,7 +114,10 @@ def _resolve(parameter: Any, search: SearchPath, lists: _Lists) -> None:
                 problems += error.problems
     for index, names in enumerate(parameter.weights):
         try:
-            found = [search.require(name.strip(), "weights") for name in names.split(",")]
+            found = [
+                search.require(name.strip(), "the solver names the weights")
+                for name in names.split(",")
+            ]
             parameter.weights[index] = ",".join(str(path) for path in found)
         except SolverError as error:
             problems += error.problems
@@ -125,26 +128,30 @@ def _resolve(parameter: Any, search: SearchPath, lists: _Lists) -> None:
 def _resolve_layer(layer: Any, search: SearchPath, lists: _Lists) -> None:
     owner = f"layer {layer.name!r}"
     if layer.transform_param.mean_file:
-        found = search.require(layer.transform_param.mean_file, f"{owner}: mean file")
+        found = search.require(layer.transform_param.mean_file, f"{owner} needs the mean file")
         layer.transform_param.mean_file = str(found)
     if layer.infogain_loss_param.source:
-        found = search.require(layer.infogain_loss_param.source, f"{owner}: infogain matrix")
+        found = search.require(
+            layer.infogain_loss_param.source, f"{owner} needs the infogain matrix"
+        )
         layer.infogain_loss_param.source = str(found)
     if layer.type not in SOURCES:
         return
     source = getattr(layer, SOURCES[layer.type])
-    source.source = str(search.require(source.source, f"{owner}: source"))
+    source.source = str(search.require(source.source, f"{owner} reads its records from"))
     if layer.type == "HDF5Data":
         _resolve_hdf5(source, search, lists, owner)
     elif layer.type == "ImageData":
         _resolve_images(layer, search, lists, owner)
     elif layer.type == "WindowData" and source.root_folder:
-        source.root_folder = f"{search.require(source.root_folder, f'{owner}: root_folder')}/"
+        source.root_folder = (
+            f"{search.require(source.root_folder, f'{owner} has the root_folder')}/"
+        )
 
 
 def _resolve_hdf5(source: Any, search: SearchPath, lists: _Lists, owner: str) -> None:
     names = " ".join(read_list(Path(source.source))).split()
-    found = [str(search.require(name, f"{owner}: HDF5 file")) for name in names]
+    found = [str(search.require(name, f"{owner} reads the HDF5 file")) for name in names]
     if found != names:
         source.source = lists.write(found, owner)
 

@@ -12,7 +12,10 @@ from speedo.solver.paths import SearchPath
 
 @dataclass(frozen=True, slots=True)
 class SolverOverrides:
-    """Values in place of the solver's own; `batch` is the `batch_size` of the train net."""
+    """Values in place of the solver's own; `batch` is the `batch_size` of the train net.
+
+    `cpu` takes `solver_mode: GPU` back, which most published solvers say.
+    """
 
     max_iter: int | None = None
     test_interval: int | None = None
@@ -21,6 +24,7 @@ class SolverOverrides:
     weight_decay: float | None = None
     batch: int | None = None
     seed: int | None = None
+    cpu: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,3 +97,5 @@ def apply_overrides(parameter: Any, overrides: SolverOverrides) -> None:
     for field, value in values.items():
         if value is not None:
             setattr(parameter, field, value)
+    if overrides.cpu:
+        parameter.solver_mode = parameter.CPU

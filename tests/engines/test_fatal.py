@@ -50,7 +50,11 @@ def test_warnings_and_errors_are_not_fatal() -> None:
 
 @pytest.mark.parametrize(
     ("code", "words"),
-    [(-9, "killed by SIGKILL (perhaps out of memory"), (-11, "segmentation fault"), (3, "status 3")],
+    [
+        (-9, "killed by SIGKILL (perhaps out of memory"),
+        (-11, "segmentation fault"),
+        (3, "status 3"),
+    ],
 )
 def test_an_exit_is_described(code: int, words: str) -> None:
     assert words in describe_exit(code)
@@ -131,7 +135,11 @@ def test_check_tells_what_the_nets_are(home: Path) -> None:
     [
         ("num_output: 6", "num_output: 0", "num_output"),
         ("kernel_size: 3", "kernel_size: 30", "Check failed"),
-        ("inner_product_param { num_output: 4", "inner_product_param { axis: 9 num_output: 4", "axis"),
+        (
+            "inner_product_param { num_output: 4",
+            "inner_product_param { axis: 9 num_output: 4",
+            "axis",
+        ),
     ],
 )
 def test_check_survives_what_aborts_caffe(home: Path, old: str, new: str, words: str) -> None:

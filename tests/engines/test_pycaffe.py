@@ -187,7 +187,7 @@ def test_the_loss_is_the_mean_over_the_sub_batches(home: Path) -> None:
 def test_the_loss_counts_every_weighted_loss(home: Path) -> None:
     second = LOSS.replace('"loss"', '"aux"').replace('name: "ip"', 'name: "ip2"')
     second = second.replace('top: "ip"', 'top: "ip2"').replace('bottom: "ip"', 'bottom: "ip2"')
-    second = second[: second.index("layer { name: \"accuracy\"")] + (
+    second = second[: second.index('layer { name: "accuracy"')] + (
         'layer { name: "aux" type: "SoftmaxWithLoss" bottom: "ip2" bottom: "label" top: "aux" '
         "loss_weight: 0.5 include { phase: TRAIN } }"
     )
@@ -283,9 +283,7 @@ def test_a_head_of_the_train_net_alone_is_in_the_layout_and_in_the_model(home: P
 
 
 def test_an_output_of_several_values_is_named_by_place(home: Path) -> None:
-    net = net_text().replace(
-        'top: "accuracy"', 'top: "accuracy" top: "per_class"'
-    )
+    net = net_text().replace('top: "accuracy"', 'top: "accuracy" top: "per_class"')
     engine = scorer(read_solver(write_solver(home, net)))
     names = list(engine.evaluate())
     assert "per_class/0" in names
@@ -328,9 +326,7 @@ def test_python_layers_are_found_in_the_solvers_folder_by_every_rank(home: Path)
     spec = read_solver(write_solver(home, python_net("2", "scale_a")))
     assert "Python" in spec.layer_types
     text = solver_for_worker(spec, rank=1, count=3, batch_size=4)
-    engine = PycaffeEngine(
-        text, lr_policy=spec.lr_policy, rank=1, count=3, folder=spec.folder
-    )
+    engine = PycaffeEngine(text, lr_policy=spec.lr_policy, rank=1, count=3, folder=spec.folder)
     assert engine.step(2) > 0
 
 

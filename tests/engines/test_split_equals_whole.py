@@ -1,7 +1,7 @@
 """One step split over n workers is the step of one solver with the whole batch.
 
-MODES.md: in `sync` the sample-weighted mean of the workers' deltas is exactly the step of plain Caffe with
-the whole batch, momentum and decay included. Here without master, store or messages.
+MODES.md: in `sync` the sample-weighted mean of the workers' deltas is exactly the step of plain
+Caffe with the whole batch, momentum and decay included. Here without master, store or messages.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import lmdb
 import pytest
 
 from speedo.errors import SolverError
-from speedo.solver import check_solver, read_solver, split_batch
+from speedo.solver import SolverOverrides, check_solver, read_solver, split_batch
 from tests.engines.nets import LOSS, SMOOTH, net_text, write_solver
 
 pytestmark = pytest.mark.caffe
@@ -28,7 +28,10 @@ def test_a_good_solver_has_no_problem(home: Path) -> None:
 SOLVERS: list[tuple[dict[str, Any], list[str]]] = [
     ({"net": None}, ["names no train net", 'add `net: "..."`']),
     ({"train_net": '"net.prototxt"'}, ["more than once (net and train_net)", "keep one"]),
-    ({"net": '"nte.prototxt"'}, ["net 'nte.prototxt' was not found", "tried", "--data-root"]),
+    (
+        {"net": '"nte.prototxt"'},
+        ["names the net 'nte.prototxt', which was not found", "tried", "--data-root"],
+    ),
     ({"base_lr": None}, ["has no base_lr"]),
     ({"lr_policy": None}, ["has no lr_policy", "fixed, step"]),
     ({"lr_policy": '"stepp"'}, ["lr_policy 'stepp' is not one of", "did you mean 'step'?"]),
@@ -60,7 +63,7 @@ SOLVERS: list[tuple[dict[str, Any], list[str]]] = [
     ({"type": '"SGD"', "solver_type": "ADAM"}, ["both type and the old solver_type"]),
     ({"regularization_type": '"L3"'}, ["regularization_type 'L3' is neither L1 nor L2"]),
     ({"solver_mode": "GPU"}, ["solver_mode is GPU", "CPU only", "set solver_mode: CPU"]),
-    ({"weights": '"old.caffemodel"'}, ["weights 'old.caffemodel' was not found"]),
+    ({"weights": '"old.caffemodel"'}, ["weights 'old.caffemodel', which was not found"]),
     ({"base_lrr": 1}, ["line 11: SolverParameter has no field 'base_lrr'", "mean 'base_lr'?"]),
     ({"solver_mode": "CPUU"}, ["line 8: 'CPUU' is not one of CPU, GPU", "did you mean 'CPU'?"]),
     ({"base_lr": '"high"'}, ["line 2", "high"]),
@@ -83,7 +86,7 @@ NETS: list[tuple[str, str, list[str]]] = [
     ('bottom: "pool"', 'bottom: "pol"', ["layer 'sig' reads 'pol', which no layer before it makes",
                                          "did you mean 'pool'?"]),
     ('top: "pool"', 'top: "pool" top: "conv"', ["layer 'pool' makes 'conv', which another"]),
-    ('source: "train"', 'source: "trian"', ["layer 'data' reads its records from 'trian' was not"]),
+    ('source: "train"', 'source: "trian"', ["layer 'data' reads its records from 'trian'"]),
     ('source: "train" ', "", ["layer 'data' has no source"]),
     ('source: "test"', 'source: "empty"', ["empty, which holds no record: make it anew"]),
     ('source: "train" backend: LMDB', 'source: "train"', ["as LevelDB, but it is an LMDB",
@@ -94,7 +97,7 @@ NETS: list[tuple[str, str, list[str]]] = [
     ("batch_size: 8", "", ["layer 'data' has no batch_size"]),
     ("scale: 0.00390625 }\n  data_param { source: \"train\"",
      "mean_file: \"mean\" }\n  data_param { source: \"train\"",
-     ["layer 'data' needs the mean file 'mean' was not found"]),
+     ["layer 'data' needs the mean file 'mean', which was not found"]),
     ("scale: 0.00390625 }\n  data_param { source: \"train\"",
      "mean_file: \"here\" mean_value: 1 }\n  data_param { source: \"train\"",
      ["has both mean_file and mean_value"]),
@@ -127,15 +130,15 @@ DATA: list[tuple[str, list[str]]] = [
     ('type: "MemoryData" memory_data_param { batch_size: 4 channels: 1 height: 8 width: 8 }',
      ["takes records from outside (layer 'data', type MemoryData)"]),
     ('type: "Input" input_param { shape { dim: 4 } }', ["from outside", "type Input"]),
-    ('type: "HDF5Data" hdf5_data_param { source: "list" batch_size: 4 }', ["'list' was not found"]),
+    ('type: "HDF5Data" hdf5_data_param { source: "list" batch_size: 4 }', ["'list', which was"]),
     ('type: "HDF5Data" hdf5_data_param { source: "none" batch_size: 4 }', ["none, which is empty"]),
     ('type: "HDF5Data" hdf5_data_param { source: "names" batch_size: 4 }',
-     ["whose file 'a.h5' was not found"]),
+     ["whose file 'a.h5', which was not found"]),
     ('type: "HDF5Data" hdf5_data_param { source: "names" batch_size: 4 } transform_param {}',
      ["has transform_param, which HDF5Data does not take"]),
     ('type: "ImageData" image_data_param { source: "none" batch_size: 4 }', ["which is empty"]),
     ('type: "ImageData" image_data_param { source: "names" batch_size: 4 }',
-     ["whose first image 'a.h5' was not found"]),
+     ["whose first image 'a.h5', which was not found"]),
     ('type: "ImageData" image_data_param { source: "names" batch_size: 4 new_width: 8 }',
      ["only one of new_height and new_width"]),
     ('type: "WindowData" window_data_param { source: "none" batch_size: 4 }', ["window file"]),
@@ -151,9 +154,7 @@ def test_bad_data_layers_are_told(home: Path, layer: str, words: list[str]) -> N
     (home / "none").touch()
     (home / "names").write_text("a.h5 1\n")
     net = f'layer {{ name: "data" top: "data" top: "label" {layer} }}{SMOOTH}{LOSS}'
-    found = "\n".join(
-        problems(write_solver(home, net, test_iter=None, test_interval=None))
-    )
+    found = "\n".join(problems(write_solver(home, net, test_iter=None, test_interval=None)))
     for word in words:
         assert word in found
 
@@ -169,7 +170,14 @@ def test_all_problems_come_at_once(home: Path) -> None:
     fields = {"base_lr": None, "max_iter": -1, "lr_policy": '"poly"', "momentum": 2}
     found = problems(write_solver(home, net, **fields), workers=99)
     text = "\n".join(found)
-    for words in ("base_lr", "max_iter is -1", "needs power", "momentum is 2", "nowhere", "Sigmoidal"):
+    for words in (
+        "base_lr",
+        "max_iter is -1",
+        "needs power",
+        "momentum is 2",
+        "nowhere",
+        "Sigmoidal",
+    ):
         assert words in text
     assert len(found) == 6
 
@@ -192,6 +200,12 @@ def test_a_solver_that_is_no_text(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe\x00\x80")
     with pytest.raises(SolverError, match="is not text"):
         read_solver(path)
+
+
+def test_a_published_solver_that_says_gpu_can_be_taken_to_the_cpu(home: Path) -> None:
+    path = write_solver(home, net_text(), solver_mode="GPU")
+    spec = read_solver(path, overrides=SolverOverrides(cpu=True))
+    check_solver(spec, workers=1, split=True)
 
 
 def test_an_absent_mode_is_the_cpu(home: Path) -> None:

@@ -80,7 +80,10 @@ def test_the_testers_batches_are_its_own(home: Path) -> None:
 
 def test_data_is_looked_for_when_the_text_is_made(home: Path) -> None:
     spec = read_solver(write_solver(home, net_text(train="later")))
-    with pytest.raises(SolverError, match=r"layer 'data': source 'later' was not found \(tried"):
+    with pytest.raises(
+        SolverError,
+        match=r"layer 'data' reads its records from 'later', which was not found \(tried",
+    ):
         solver_for_worker(spec, rank=0, count=1, batch_size=8)
     (home / "later").mkdir()
     solver_for_worker(spec, rank=0, count=1, batch_size=8)

@@ -1,0 +1,369 @@
+"""An observer that knows the rules of a run on its own, and objects when one is broken.
+
+It is fed what the driver saw and did, looks into the store, and keeps its own books: it shares no code with
+the coordinator, the strategies, the rules or the center. DESIGN section 5 and RELIABILITY I1 to I6 are its
+source; what belongs to one mode is in `tests.core.mode_checks`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+
+from speedo.driver import Observer
+from speedo.messages import (
+    Action,
+    Drop,
+    Evaluate,
+    Event,
+    Finish,
+    Joined,
+    Left,
+    Merge,
+    Part,
+    Refused,
+    SetAside,
+    Snapshot,
+    Train,
+    Trained,
+)
+from speedo.simulator import SimulatedCluster, Simulation
+from tests.core.mode_checks import ModeCheck, mode_check
+
+HEADER_BYTES = 60
+STRIKES = 3
+LONGEST_RUN_S = 100_000.0
+KINDS = {"DELTA": 2, "WEIGHTS": 3, "GRADIENT": 4}
+GRADIENT_LR = 0.05  # of the update that the schedules give to `server_gradient`
+
+
+class Violation(AssertionError):
+    """A promise was broken."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A turn that was issued and not answered yet."""
+
+    train: Train
+    samples: int
+    accepted_before: int
+    issued: float
+    event: int
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the checker is told of a run: the plan and the options, as a user would give them."""
+
+    options: Mapping[str, Any]
+    batch: int
+    max_iter: int
+    workers: int
+    min_workers: int
+    test_interval: int
+    snapshot: int
+    longest_turn_s: float
+    start_s: float
+    join_s: float
+
+
+class Checker:
+    """Implements `speedo.driver.Observer`; hands everything on to `next`."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules, self.next, self.now = rules, None, 0.0
+        self.members: dict[int, Joined] = {}
+        self.turns: dict[int, Turn] = {}
+        self.held: dict[tuple[int, int, int], Part] = {}
+        self.payloads: dict[tuple[int, int], np.ndarray] = {}
+        self.strikes: dict[int, int] = {}
+        self.own_merge: dict[int, tuple[int, float]] = {}
+        self.owed: tuple[str, int, int, int] | None = None
+        self.told: set[tuple[int, int]] = set()
+        self.merged_keys: set[tuple[int, int, int]] = set()
+        self.events = self.accepted = self.version = self.samples = self.ticket = 0
+        self.counts = {"merged": 0, "discarded": 0, "late": 0, "refused": 0}
+        self.started = False
+        self.ending = False
+        self.short_since: float | None = 0.0
+        self.finish: Finish | None = None
+        options = rules.options
+        self.phases = list(options.get("phases") or [options])
+        self.phase_number = self.phase_samples = 0
+        self.mode: ModeCheck = mode_check(self.phases[0], self)
+
+    # ------------------------------------------------------------ the seams
+
+    def watch(self, cluster: SimulatedCluster) -> None:
+        """Look into this cluster's store, and see that the run ends."""
+        self.store, self.run = cluster.store, cluster.run
+        cluster.at(LONGEST_RUN_S, lambda: self.object("the run does not end"))
+
+    def object(self, text: str) -> NoReturn:
+        raise Violation(f"at {self.now:.4f}, event {self.events}: {text}")
+
+    def require(self, holds: bool, text: str) -> None:
+        if not holds:
+            self.object(text)
+
+    def follow(self, trace: Observer) -> Checker:
+        self.next = trace
+        return self
+
+    def saw(self, event: Event, now: float) -> None:
+        self.next.saw(event, now)
+        self._event_ends()
+        self.require(now >= self.now, "time runs backwards")
+        self.now, self.events = now, self.events + 1
+        match event:
+            case Joined() if self.finish is None:
+                if event.worker in self.members:
+                    self._forget(event.worker)
+                self.members[event.worker] = event
+                self.strikes[event.worker] = 0
+            case Left():
+                if self._is(event.worker, event.incarnation):
+                    self._forget(event.worker)
+            case Trained() | Refused():
+                self._result(event)
+
+    def did(self, action: Action, now: float) -> None:
+        self.next.did(action, now)
+        self.require(
+            self.finish is None or isinstance(action, Drop), f"after the end came {action}"
+        )
+        match action:
+            case Train():
+                self._train(action)
+            case Merge():
+                self._merge(action)
+            case Drop():
+                self._drop(action)
+            case SetAside():
+                self.require(self.strikes[action.worker] == STRIKES, f"set aside early: {action}")
+                self._forget(action.worker)
+            case Evaluate() | Snapshot():
+                self.require(action.version == self.version, f"not the newest version: {action}")
+            case Finish():
+                self._finish(action)
+
+    # ------------------------------------------------------------ events
+
+    def _is(self, worker: int, incarnation: int) -> bool:
+        return worker in self.members and self.members[worker].incarnation == incarnation
+
+    def _forget(self, worker: int) -> None:
+        del self.members[worker]
+        self.turns.pop(worker, None)
+        self.own_merge.pop(worker, None)
+        self.mode.gone(worker)
+
+    def _result(self, event: Trained | Refused) -> None:
+        worker, ticket = event.worker, event.ticket
+        self.told.add((worker, ticket))
+        turn = self.turns.get(worker)
+        expected = self.finish is None and self._is(worker, event.incarnation)
+        if not expected or turn is None or turn.train.ticket != ticket:
+            self.owed = ("late", worker, event.incarnation, ticket)
+            return
+        del self.turns[worker]
+        self.own_merge.pop(worker, None)
+        if isinstance(event, Refused) or not self._sound(event, turn):
+            self.owed = ("refused", worker, event.incarnation, ticket)
+            self.strikes[worker] += 1
+            self.mode.gone(worker)
+            return
+        self.strikes[worker] = 0
+        staleness = self.accepted - turn.accepted_before
+        self.accepted += 1
+        key = (worker, event.incarnation, ticket)
+        self.held[key] = Part(*key, turn.samples, staleness, event.loss)
+        self.mode.accepted(worker)
+
+    def _sound(self, event: Trained, turn: Turn) -> bool:
+        """Whether the payload that lies in the store may be merged; kept for the replay."""
+        key = f"speedo:{self.run}:payload:{event.worker}:{event.ticket}"
+        head, size = self.store.read_head(key)
+        body = np.empty(size // 4, np.float32)
+        self.store.read(key, memoryview(body).cast("B"))
+        self.require(len(head) == HEADER_BYTES and head[:4] == b"SPDO", f"{key} has no header")
+        self.require(head[5] == turn.train.payload, f"{key} is of another kind than asked for")
+        self.require(event.samples == turn.samples, f"{event} claims other samples")
+        self.payloads[event.worker, event.ticket] = body
+        return bool(np.isfinite(body).all()) and math.isfinite(event.loss)
+
+    # ------------------------------------------------------------ actions
+
+    def _train(self, train: Train) -> None:
+        rules, worker = self.rules, train.worker
+        self._phase_may_end()
+        options = self.phases[self.phase_number % len(self.phases)]
+        if not self.started:
+            self.started = True
+            self.require(len(self.members) >= rules.workers, "begun before all were there")
+        self.require(self._is(worker, train.incarnation), f"{worker} is not there: {train}")
+        self.require(worker not in self.turns, f"{worker} has a turn already: {train}")
+        self.require(len(self.members) >= rules.min_workers, f"below min_workers: {train}")
+        self.require(train.ticket > self.ticket, f"a ticket twice: {train}")
+        self.require(train.version == self.version, f"not the newest version: {train}")
+        center = f"speedo:{self.run}:center:{train.version}"
+        self.require(center in self.store.keys(center), f"{center} is not published: {train}")
+        self.require(train.iteration == self.samples // rules.batch, f"wrong iteration: {train}")
+        self.require(1 <= train.steps <= options.get("local_steps", 1), f"wrong length: {train}")
+        self.require(train.payload == KINDS[self._kind(options)], f"wrong payload: {train}")
+        ahead = self.samples + sum(turn.samples for turn in self.turns.values())
+        self.require(ahead < rules.batch * rules.max_iter, f"beyond the work: {train}")
+        own = self.own_merge.pop(worker, None)
+        elastic = self._kind(options) == "WEIGHTS"
+        expected = own[1] if elastic and own is not None and own[0] == self.version else None
+        self.require(train.moving_rate == expected, f"moving rate should be {expected}: {train}")
+        self.mode.training(worker)
+        self.ticket = train.ticket
+        samples = train.steps * self.members[worker].samples_per_step
+        self.turns[worker] = Turn(train, samples, self.accepted, self.now, self.events)
+
+    def _kind(self, options: Mapping[str, Any]) -> str:
+        if options["mode"] == "easgd" or options.get("moving_rate") is not None:
+            return "WEIGHTS"
+        return "GRADIENT" if options.get("server_gradient") else "DELTA"
+
+    def _merge(self, merge: Merge) -> None:
+        self.require(merge.version == self.version + 1, f"version {self.version} before {merge}")
+        for part in merge.parts:
+            key = (part.worker, part.incarnation, part.ticket)
+            self.require(key not in self.merged_keys, f"merged twice: {part}")
+            self.require(key in self.held, f"nobody sent {part}")
+            self.require(part == self.held[key], f"{part} should be {self.held[key]}")
+        self.mode.merging(merge.parts)
+        for part in merge.parts:
+            key = (part.worker, part.incarnation, part.ticket)
+            self.merged_keys.add(key)
+            del self.held[key]
+        options = self.phases[self.phase_number % len(self.phases)]
+        rate = self._rate(options)
+        self.require(math.isclose(merge.rate, rate, rel_tol=1e-12), f"rate {rate}: {merge}")
+        self._replay(merge, options)
+        self.version += 1
+        samples = sum(part.samples for part in merge.parts)
+        self.samples += samples
+        self.phase_samples += samples
+        self.counts["merged"] += len(merge.parts)
+        self.require(merge.samples_seen == self.samples, f"{self.samples} samples: {merge}")
+        self.require(merge.iteration == self.samples // self.rules.batch, f"iteration: {merge}")
+        for part in merge.parts:
+            if self._is(part.worker, part.incarnation):
+                self.own_merge[part.worker] = (self.version, merge.rate)
+
+    def _rate(self, options: Mapping[str, Any]) -> float:
+        workers, kind = max(len(self.members), 1), self._kind(options)
+        if kind == "WEIGHTS":
+            return options.get("moving_rate") or 0.9 / workers
+        if kind == "GRADIENT":
+            return 1.0
+        plain = 1.0 if options["mode"] == "sync" else min(1.0, 2.0 / workers)
+        return options.get("delta_scale") or plain
+
+    def _replay(self, merge: Merge, options: Mapping[str, Any]) -> None:
+        """The same merge on a center of our own: the published one must equal it, bit by bit."""
+        kind, rate = self._kind(options), merge.rate
+        total = sum(part.samples for part in merge.parts)
+        found = np.empty_like(self.payloads[merge.parts[0].worker, merge.parts[0].ticket])
+        if self.version == 0:
+            self.replica = np.zeros_like(found)  # where the quadratic begins
+        gradient = np.zeros_like(found)
+        for part in merge.parts:
+            vector = self.payloads.pop((part.worker, part.ticket))
+            if kind == "WEIGHTS":
+                self.replica += (vector - self.replica) * np.float32(rate)
+            elif kind == "GRADIENT":
+                gradient += vector * np.float32(part.samples / total)
+            elif options["mode"] == "sync":
+                self.replica += vector * np.float32(rate * part.samples / total)
+            else:
+                self.replica += vector * np.float32(rate)
+        if kind == "GRADIENT":
+            self.replica -= np.float32(GRADIENT_LR) * gradient
+        key = f"speedo:{self.run}:center:{merge.version}"
+        self.require(key in self.store.keys(key), f"{key} is not published")
+        self.store.read(key, memoryview(found).cast("B"))
+        self.require(bool(np.isfinite(found).all()), f"{key} is not finite")
+        self.require(found.tobytes() == self.replica.tobytes(), f"{key} is not its replay")
+
+    def _drop(self, drop: Drop) -> None:
+        key = (drop.worker, drop.incarnation, drop.ticket)
+        self.counts[drop.decision] += 1
+        if drop.decision == "discarded":
+            self.require(key in self.held, f"nobody sent {drop}")
+            part = self.held.pop(key)
+            self.require(drop.staleness == part.staleness, f"staleness: {drop}")
+            if not self.mode.may_discard(part):
+                self.ending = True  # right only if the run ends with this event
+            return
+        self.require(self.owed == (drop.decision, *key), f"{self.owed} is owed, not {drop}")
+        self.owed = None
+
+    def _finish(self, finish: Finish) -> None:
+        done = self.samples >= self.rules.batch * self.rules.max_iter
+        self.require(finish.complete == done, f"{self.samples} samples, but {finish}")
+        self.require(bool(finish.reason), "no reason for the end")
+        self.require(not self.held, f"not accounted for at the end: {self.held}")
+        self.finish, self.ending = finish, False
+
+    # ------------------------------------------------------------ after each event, and at the end
+
+    def _phase_may_end(self) -> None:
+        """A phase of a hybrid run ends when its samples are merged and nobody trains any more."""
+        if len(self.phases) == 1 and "iterations" not in self.phases[0]:
+            return
+        options = self.phases[self.phase_number % len(self.phases)]
+        if self.phase_samples >= options["iterations"] * self.rules.batch:
+            if self.turns:
+                self.mode.draining = True
+                return
+            self.phase_number, self.phase_samples = self.phase_number + 1, 0
+            self.own_merge.clear()
+            self.mode = mode_check(self.phases[self.phase_number % len(self.phases)], self)
+
+    def _event_ends(self) -> None:
+        self.require(self.owed is None, f"no record of {self.owed}")
+        self.require(not self.ending, "a result was discarded for no reason")
+        if self.finish is not None:
+            return
+        self._phase_may_end()
+        self.mode.event_ends()
+        rules = self.rules
+        for turn in self.turns.values():
+            self.require(self.now - turn.issued <= rules.longest_turn_s, f"overdue: {turn}")
+        if len(self.members) >= (rules.min_workers if self.started else rules.workers):
+            self.short_since = None
+            self.require(bool(self.turns), "there are workers and work, and nobody trains")
+            return
+        if self.short_since is None:
+            self.short_since = self.now
+        limit = rules.join_s if self.started else rules.start_s
+        self.require(self.now - self.short_since <= limit, "waits too long for workers")
+
+    def ended(self, simulation: Simulation) -> None:
+        """The run is over: nothing is open, and nothing is left behind but what could not be known."""
+        self._event_ends()
+        outcome = simulation.outcome
+        self.require(self.finish is not None, "ended without saying so")
+        found = (outcome.version, outcome.samples, simulation.center.version)
+        self.require(found == (self.version, self.samples, self.version), f"says {outcome}")
+        self.require(outcome.metrics == {"version": float(self.version)}, f"tested: {outcome}")
+        if self.version > 0:
+            same = simulation.center.vector.tobytes() == self.replica.tobytes()
+            self.require(same, "the last center is not the replay")
+        prefix = f"speedo:{self.run}:"
+        for key in self.store.keys(prefix):
+            kind, *numbers = key.removeprefix(prefix).split(":")
+            if kind == "center":
+                self.require(int(numbers[0]) == self.version, f"left behind: {key}")
+            else:  # of a turn whose message never came: lost, killed after the push, or still out
+                turn = (int(numbers[0]), int(numbers[1]))
+                self.require(turn not in self.told, f"left behind: {key}")

@@ -1,0 +1,84 @@
+"""A run with everything real but Ray: the workers' turns happen in this process, one after the other."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from speedo.config import make_config
+from speedo.driver import Cluster
+from speedo.engines.pycaffe import PycaffeEngine
+from speedo.messages import Command, Evaluate, Event, Joined, Tested, Train
+from speedo.runlog import create_run_dir
+from speedo.solver import read_solver, solver_for_tester, solver_for_worker
+from speedo.storage import keys
+from speedo.storage.base import Store
+from speedo.training import RunResult, RunSettings, Training
+from speedo.weights import Kind, Vector
+from speedo.worker import Worker, fetch_vector
+
+
+class LocalCluster(Cluster):
+    """Carries commands out at once and in order; events wait until they are asked for."""
+
+    def __init__(self) -> None:
+        self.events: deque[Event] = deque()
+        self.workers: dict[int, Worker] = {}
+        self.evicted: list[tuple[int, str]] = []
+        self.tester: tuple[PycaffeEngine, Store, str] | None = None
+
+    def send(self, command: Command) -> None:
+        if isinstance(command, Train):
+            self.events.append(self.workers[command.worker].turn(command))
+        else:
+            self.events.append(Tested(command.version, self.evaluate(command)))
+
+    def evaluate(self, command: Evaluate) -> Mapping[str, float]:
+        assert self.tester is not None
+        engine, store, run = self.tester
+        vector = engine.layout.zeros()
+        fetch_vector(store, keys.center(run, command.version), engine.layout, Kind.CENTER, vector)
+        engine.load_weights(vector)
+        return engine.evaluate()
+
+    def next_event(self, timeout_s: float) -> Event | None:
+        return self.events.popleft() if self.events else None
+
+    def evict(self, worker: int, incarnation: int, reason: str) -> None:
+        self.evicted.append((worker, reason))
+
+
+def train_here(
+    solver: Path, store: Store, run_dir: Path, *, data_root: Path | None = None, **options: Any
+) -> tuple[RunResult, Vector, Vector]:
+    """The result, and the center before and after training."""
+    config = make_config(options)
+    spec = read_solver(solver, data_root=data_root)
+    settings = RunSettings.make(config, spec, "here", "", None)
+    cluster = LocalCluster()
+    training = Training(config, settings, create_run_dir(run_dir), store, cluster, None)
+    for _ in range(config.workers):
+        place = training.roster.assign()
+        text = solver_for_worker(
+            spec, rank=place.rank, count=config.workers, batch_size=place.batch_size
+        )
+        engine = PycaffeEngine(
+            text, lr_policy=spec.lr_policy, rank=place.rank, count=config.workers
+        )
+        cluster.workers[place.worker] = Worker(
+            settings.run, place.worker, place.incarnation, engine, store, time.monotonic
+        )
+        cluster.events.append(Joined(place.worker, place.incarnation, engine.samples_per_step))
+    if spec.has_test:
+        tester = PycaffeEngine(solver_for_tester(spec), lr_policy=spec.lr_policy)
+        cluster.tester = (tester, store, settings.run)
+    before = training.center.vector.copy()
+    result = training.run()
+    after = training.center.vector.copy()
+    for worker in cluster.workers.values():
+        worker.engine.close()
+    training.close()
+    return result, before, after

@@ -1,0 +1,158 @@
+"""Sync with the solver's batch split over n workers gives the weights of sequential Caffe.
+
+Everything is real: coordinator, driver, center, Redis, pycaffe; the last test goes through Ray and the command's
+own entry. The same records are read, in the order in which the workers consume them; the bound is the norm of the
+difference over the norm of the change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import numpy as np
+import pytest
+
+import speedo
+from speedo.bundled import bundled_solver
+from speedo.data import ensure_bundled
+from speedo.engines.caffe_import import load_caffe
+from speedo.engines.parameters import Parameters
+from speedo.solver import split_batch
+from speedo.storage.redis_server import PrivateRedis
+from speedo.storage.redis_store import RedisStore
+from speedo.weights import Vector
+from tests.engines.nets import (
+    SMOOTH,
+    net_text,
+    records,
+    relative_difference,
+    write_lmdb,
+    write_solver,
+)
+from tests.runs.local import train_here
+
+pytestmark = [pytest.mark.caffe, pytest.mark.redis]
+BOUND = 1e-4
+BATCH = 16
+RECORDS = 240  # divisible by 2, 3 and 4, so that a shard begins anew with its own records
+
+
+@pytest.fixture(scope="module")
+def redis_url() -> Iterator[str]:
+    with PrivateRedis() as server:
+        yield server.url
+
+
+def consumed(shares: tuple[int, ...], batches: int, count: int) -> list[int]:
+    """The records as one solver must read them: rank r of n reads r, r + n, ...; a batch is everybody's."""
+    workers = len(shares)
+    order = [
+        rank + workers * (batch * share + place)
+        for batch in range(batches)
+        for rank, share in enumerate(shares)
+        for place in range(share)
+    ]
+    return [number % count for number in order]
+
+
+def sequential(solver: Path, iterations: int) -> tuple[Vector, Vector]:
+    """Weights of plain Caffe, given the very solver file, before and after its own steps."""
+    caffe = load_caffe()
+    caffe.set_mode_cpu()
+    caffe.set_solver_count(1)
+    caffe.set_solver_rank(0)
+    with contextlib.chdir(solver.parent):
+        plain = caffe.get_solver(str(solver))
+        parameters = Parameters(plain.net)
+        before, after = parameters.layout.zeros(), parameters.layout.zeros()
+        parameters.read(before)
+        plain.step(iterations)
+        parameters.read(after)
+    return before, after
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize(
+    "fields", [{}, {"iter_size": 2}, {"type": '"Nesterov"'}], ids=["sgd", "iter_size", "nesterov"]
+)
+def test_a_smooth_net_over_two_hundred_iterations(
+    tmp_path: Path, redis_url: str, workers: int, fields: dict[str, Any]
+) -> None:
+    images, labels = records(RECORDS, 5)
+    write_lmdb(tmp_path / "shards", images, labels)
+    fields = {"max_iter": 200, "test_iter": None, "test_interval": None, **fields}
+    body = net_text(SMOOTH, batch=BATCH, train="shards", test="shards")
+    solver = write_solver(tmp_path, body, **fields)
+    store = RedisStore(redis_url)
+    result, start, center = train_here(solver, store, tmp_path / "run", workers=workers)
+    assert (result.complete, result.iteration, result.version) == (True, 200, 200)
+
+    order = consumed(split_batch(BATCH, workers), 200 * fields.get("iter_size", 1), RECORDS)
+    write_lmdb(tmp_path / "whole", images[order], labels[order])
+    solver = write_solver(
+        tmp_path, net_text(SMOOTH, batch=BATCH, train="whole", test="shards"), **fields
+    )
+    first, expected = sequential(solver, 200)
+    np.testing.assert_array_equal(first, start)
+    difference = relative_difference(center, expected, start)
+    print(f"{workers} workers {fields}: {difference:.2e}")
+    assert difference < BOUND
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_lenet_over_ten_iterations_through_ray(tmp_path: Path, workers: int) -> None:
+    """The bundled LeNet on the first records of Fashion-MNIST, as `speedo train` runs it."""
+    prepared = ensure_bundled(tmp_path / "data")
+    count = 3000  # above what ten iterations read
+    shards = reordered(prepared / "train_lmdb", tmp_path / "shards", list(range(count)))
+    order = consumed(split_batch(64, workers), 10, count)
+    whole = reordered(prepared / "train_lmdb", tmp_path / "whole", order)
+    net = (bundled_solver("lenet").parent / "train_test.prototxt").read_text()
+    net = net.replace("fashion-mnist/test_lmdb", str(prepared / "test_lmdb"))
+    (tmp_path / "train_test.prototxt").write_text(
+        net.replace("fashion-mnist/train_lmdb", str(shards))
+    )
+    solver = tmp_path / "solver.prototxt"
+    fields = "random_seed: 3\ntest_initialization: false\n"
+    solver.write_text(bundled_solver("lenet").read_text() + fields)
+    result = speedo.train(
+        solver, workers=workers, max_iter=10, test_interval=0, run_dir=tmp_path / "run"
+    )
+    assert (result.complete, result.iteration) == (True, 10)
+
+    (tmp_path / "train_test.prototxt").write_text(
+        net.replace("fashion-mnist/train_lmdb", str(whole))
+    )
+    start, expected = sequential(solver, 10)
+    difference = relative_difference(weights_of(result.model, solver), expected, start)
+    print(f"LeNet, {workers} workers: {difference:.2e}")
+    assert difference < BOUND
+
+
+def reordered(source: Path, target: Path, order: list[int]) -> Path:
+    """A database with these records of another, in this order."""
+    with lmdb.open(str(source), readonly=True, lock=False) as old, old.begin() as reading:
+        wanted = set(order)
+        kept = {n: value for n, (_, value) in enumerate(reading.cursor()) if n in wanted}
+    with (
+        lmdb.open(str(target), map_size=1 << 26) as new,
+        new.begin(write=True) as writing,
+    ):
+        for place, number in enumerate(order):
+            writing.put(f"{place:08}".encode(), kept[number])
+    return target
+
+
+def weights_of(model: str, solver: Path) -> Vector:
+    """A `.caffemodel` as a flat vector, read by Caffe itself."""
+    with contextlib.chdir(solver.parent):
+        net = load_caffe().Net("train_test.prototxt", model, load_caffe().TEST)
+    parameters = Parameters(net)
+    vector = parameters.layout.zeros()
+    parameters.read(vector)
+    return vector
