@@ -277,7 +277,7 @@ class Driver:
             if deadline <= now:
                 problem = f"no answer from the tester for {self.limits.test_s:.0f} s"
                 events.append(Tested(version, {}, problem))
-        if self._short_since is not None and now - self._short_since >= self._join_limit():
+        if self._short_since is not None and now >= self._short_since + self._join_limit():
             live, plan = len(self.coordinator.members), self.coordinator.plan
             if self._first_train is None:
                 reason = f"only {live} of {plan.workers} workers joined within {self.limits.start_s:.0f} s"

@@ -22,11 +22,15 @@ START_S = 120.0  # building a solver may take this long
 
 
 class WorkerHost:
-    """`count` workers of one run on this node; their own words go to files in `logs`."""
+    """`count` workers of one run on this node; their own words go to files in `logs`.
+
+    `last_died`, once set, is the cause of the last worker's death: nobody is left here.
+    """
 
     def __init__(
         self, master: Any, settings: RunSettings, name: str, logs: Path, data_root: Path | None
     ) -> None:
+        self.last_died: str | None = None
         self._master, self._settings, self._name = master, settings, name
         self._logs, self._data_root = logs, data_root
         self._workers: dict[int, tuple[Assignment, Any, int]] = {}
@@ -81,6 +85,8 @@ class WorkerHost:
                         cause_in(self._logs / f"worker-{worker}.log") or "its process was killed"
                     )
                     self._master.lost.remote(place, cause)
+                    if not self._workers:
+                        self.last_died = cause
 
 
 def started(reference: Any, log: Path, who: str) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import speedo
 from speedo.actors import session
@@ -23,6 +23,9 @@ from speedo.storage.redis_server import PrivateRedis
 from speedo.storage.redis_store import RedisStore
 from speedo.token import load_token
 from speedo.training import RunResult, RunSettings
+
+if TYPE_CHECKING:
+    from speedo.actors.host import WorkerHost
 
 STATUS_S: Final = 0.5
 FAREWELL_S: Final = 15.0
@@ -48,7 +51,7 @@ def train(config: RunConfig, watch: Watch) -> RunResult:
         master, run = _launch_master(prepared, settings)
         host = WorkerHost(master, settings, "here", prepared.run_dir / "logs", prepared.data_root)
         host.start(config.workers)
-        result = _follow(master, run, prepared, watch)
+        result = _follow(master, run, prepared, watch, host)
         host.stop("the run is over")
         return result
 
@@ -167,8 +170,13 @@ def _launch_master(prepared: Prepared, settings: RunSettings) -> tuple[Any, Any]
     return master, master.run.remote()
 
 
-def _follow(master: Any, run: Any, prepared: Prepared, watch: Watch) -> RunResult:
-    """Show how it goes until the run is over; Ctrl-C or SIGTERM lets it end early, exported all the same."""
+def _follow(
+    master: Any, run: Any, prepared: Prepared, watch: Watch, host: WorkerHost | None = None
+) -> RunResult:
+    """Show how it goes until the run is over; Ctrl-C or SIGTERM lets it end early, exported all the same.
+
+    So does the death of the last worker of `host`, where no other can come.
+    """
     import ray
     from ray.exceptions import RayActorError, RayTaskError
 
@@ -181,6 +189,9 @@ def _follow(master: Any, run: Any, prepared: Prepared, watch: Watch) -> RunResul
                 if stopped and not told:
                     watch.note(f"{stopped[0]}: stopping; the model so far is tested and exported")
                     master.stop.remote(f"stopped by {stopped[0]}")
+                    told = True
+                if host is not None and host.last_died is not None and not told:
+                    master.stop.remote(f"every worker died, the last: {host.last_died}")
                     told = True
                 watch.show(ray.get(master.status.remote(), timeout=ANSWER_S))
             watch.show(ray.get(master.status.remote(), timeout=ANSWER_S))
@@ -273,7 +284,7 @@ def _settings(master: Any, name: str, address: str) -> RunSettings:
     return settings
 
 
-def _stay(master: Any, host: Any, address: str, watch: Watch) -> Status:
+def _stay(master: Any, host: WorkerHost, address: str, watch: Watch) -> Status:
     """Watch the run until it is over."""
     import time
 
@@ -289,6 +300,8 @@ def _stay(master: Any, host: Any, address: str, watch: Watch) -> Status:
                     f"the master at {address} is gone ({type(error).__name__})"
                 ) from None
             watch.show(status)
+            if host.last_died is not None and not status.over:
+                raise EngineError(f"every worker of this host died, the last: {host.last_died}")
             if stopped:
                 host.stop(f"its host was stopped by {stopped[0]}")
                 raise KeyboardInterrupt

@@ -32,13 +32,15 @@ from speedo.messages import (
     Trained,
 )
 from speedo.simulator import SimulatedCluster, Simulation
+from speedo.storage import keys
 from tests.core.mode_checks import ModeCheck, mode_check
+from tests.core.replica import equal, merge_into
 
+SIZE = 4  # parameters of the net
 HEADER_BYTES = 60
 STRIKES = 3
 LONGEST_RUN_S = 100_000.0
 KINDS = {"DELTA": 2, "WEIGHTS": 3, "GRADIENT": 4}
-GRADIENT_LR = 0.05  # of the update that the schedules give to `server_gradient`
 
 
 class Violation(AssertionError):
@@ -81,6 +83,7 @@ class Checker:
         self.turns: dict[int, Turn] = {}
         self.held: dict[tuple[int, int, int], Part] = {}
         self.payloads: dict[tuple[int, int], np.ndarray] = {}
+        self.replica = np.zeros(SIZE, np.float32)  # where the quadratic begins
         self.strikes: dict[int, int] = {}
         self.own_merge: dict[int, tuple[int, float]] = {}
         self.owed: tuple[str, int, int, int] | None = None
@@ -107,9 +110,9 @@ class Checker:
     def object(self, text: str) -> NoReturn:
         raise Violation(f"at {self.now:.4f}, event {self.events}: {text}")
 
-    def require(self, holds: bool, text: str) -> None:
+    def require(self, holds: bool, text: str, *about: object) -> None:
         if not holds:
-            self.object(text)
+            self.object(f"{text}: {', '.join(map(str, about))}")
 
     def follow(self, trace: Observer) -> Checker:
         self.next = trace
@@ -145,12 +148,17 @@ class Checker:
             case Drop():
                 self._drop(action)
             case SetAside():
-                self.require(self.strikes[action.worker] == STRIKES, f"set aside early: {action}")
+                self.require(self.strikes[action.worker] == STRIKES, "set aside early", action)
                 self._forget(action.worker)
             case Evaluate() | Snapshot():
-                self.require(action.version == self.version, f"not the newest version: {action}")
+                self.require(action.version == self.version, "not the newest version", action)
             case Finish():
                 self._finish(action)
+
+    def published(self) -> set[int]:
+        """The versions of the center that lie in the store."""
+        prefix = f"speedo:{self.run}:center:"
+        return {int(key.removeprefix(prefix)) for key in self.store.keys(prefix)}
 
     # ------------------------------------------------------------ events
 
@@ -187,13 +195,13 @@ class Checker:
 
     def _sound(self, event: Trained, turn: Turn) -> bool:
         """Whether the payload that lies in the store may be merged; kept for the replay."""
-        key = f"speedo:{self.run}:payload:{event.worker}:{event.ticket}"
+        key = keys.payload(self.run, event.worker, event.ticket)
         head, size = self.store.read_head(key)
         body = np.empty(size // 4, np.float32)
         self.store.read(key, memoryview(body).cast("B"))
-        self.require(len(head) == HEADER_BYTES and head[:4] == b"SPDO", f"{key} has no header")
-        self.require(head[5] == turn.train.payload, f"{key} is of another kind than asked for")
-        self.require(event.samples == turn.samples, f"{event} claims other samples")
+        self.require(len(head) == HEADER_BYTES and head[:4] == b"SPDO", "has no header", key)
+        self.require(head[5] == turn.train.payload, "is of another kind than asked for", key)
+        self.require(event.samples == turn.samples, "claims other samples", event)
         self.payloads[event.worker, event.ticket] = body
         return bool(np.isfinite(body).all()) and math.isfinite(event.loss)
 
@@ -206,22 +214,21 @@ class Checker:
         if not self.started:
             self.started = True
             self.require(len(self.members) >= rules.workers, "begun before all were there")
-        self.require(self._is(worker, train.incarnation), f"{worker} is not there: {train}")
-        self.require(worker not in self.turns, f"{worker} has a turn already: {train}")
-        self.require(len(self.members) >= rules.min_workers, f"below min_workers: {train}")
-        self.require(train.ticket > self.ticket, f"a ticket twice: {train}")
-        self.require(train.version == self.version, f"not the newest version: {train}")
-        center = f"speedo:{self.run}:center:{train.version}"
-        self.require(center in self.store.keys(center), f"{center} is not published: {train}")
-        self.require(train.iteration == self.samples // rules.batch, f"wrong iteration: {train}")
-        self.require(1 <= train.steps <= options.get("local_steps", 1), f"wrong length: {train}")
-        self.require(train.payload == KINDS[self._kind(options)], f"wrong payload: {train}")
+        self.require(self._is(worker, train.incarnation), "its worker is not there", train)
+        self.require(worker not in self.turns, "its worker has a turn already", train)
+        self.require(len(self.members) >= rules.min_workers, "below min_workers", train)
+        self.require(train.ticket > self.ticket, "a ticket twice", train)
+        self.require(train.version == self.version, "not the newest version", train)
+        self.require(train.version in self.published(), "its center is not published", train)
+        self.require(train.iteration == self.samples // rules.batch, "wrong iteration", train)
+        self.require(1 <= train.steps <= options.get("local_steps", 1), "wrong length", train)
+        self.require(train.payload == KINDS[self._kind(options)], "wrong payload", train)
         ahead = self.samples + sum(turn.samples for turn in self.turns.values())
-        self.require(ahead < rules.batch * rules.max_iter, f"beyond the work: {train}")
+        self.require(ahead < rules.batch * rules.max_iter, "beyond the work", train)
         own = self.own_merge.pop(worker, None)
         elastic = self._kind(options) == "WEIGHTS"
         expected = own[1] if elastic and own is not None and own[0] == self.version else None
-        self.require(train.moving_rate == expected, f"moving rate should be {expected}: {train}")
+        self.require(train.moving_rate == expected, "wrong moving rate", expected, train)
         self.mode.training(worker)
         self.ticket = train.ticket
         samples = train.steps * self.members[worker].samples_per_step
@@ -233,12 +240,12 @@ class Checker:
         return "GRADIENT" if options.get("server_gradient") else "DELTA"
 
     def _merge(self, merge: Merge) -> None:
-        self.require(merge.version == self.version + 1, f"version {self.version} before {merge}")
+        self.require(merge.version == self.version + 1, "wrong version", merge)
         for part in merge.parts:
             key = (part.worker, part.incarnation, part.ticket)
-            self.require(key not in self.merged_keys, f"merged twice: {part}")
-            self.require(key in self.held, f"nobody sent {part}")
-            self.require(part == self.held[key], f"{part} should be {self.held[key]}")
+            self.require(key not in self.merged_keys, "merged twice", part)
+            self.require(key in self.held, "nobody sent it", part)
+            self.require(part == self.held[key], "wrong books", part, self.held[key])
         self.mode.merging(merge.parts)
         for part in merge.parts:
             key = (part.worker, part.incarnation, part.ticket)
@@ -246,15 +253,15 @@ class Checker:
             del self.held[key]
         options = self.phases[self.phase_number % len(self.phases)]
         rate = self._rate(options)
-        self.require(math.isclose(merge.rate, rate, rel_tol=1e-12), f"rate {rate}: {merge}")
+        self.require(math.isclose(merge.rate, rate, rel_tol=1e-12), "wrong rate", rate, merge)
         self._replay(merge, options)
         self.version += 1
         samples = sum(part.samples for part in merge.parts)
         self.samples += samples
         self.phase_samples += samples
         self.counts["merged"] += len(merge.parts)
-        self.require(merge.samples_seen == self.samples, f"{self.samples} samples: {merge}")
-        self.require(merge.iteration == self.samples // self.rules.batch, f"iteration: {merge}")
+        self.require(merge.samples_seen == self.samples, "wrong samples", self.samples, merge)
+        self.require(merge.iteration == self.samples // self.rules.batch, "iteration", merge)
         for part in merge.parts:
             if self._is(part.worker, part.incarnation):
                 self.own_merge[part.worker] = (self.version, merge.rate)
@@ -269,49 +276,35 @@ class Checker:
         return options.get("delta_scale") or plain
 
     def _replay(self, merge: Merge, options: Mapping[str, Any]) -> None:
-        """The same merge on a center of our own: the published one must equal it, bit by bit."""
-        kind, rate = self._kind(options), merge.rate
-        total = sum(part.samples for part in merge.parts)
-        found = np.empty_like(self.payloads[merge.parts[0].worker, merge.parts[0].ticket])
-        if self.version == 0:
-            self.replica = np.zeros_like(found)  # where the quadratic begins
-        gradient = np.zeros_like(found)
-        for part in merge.parts:
-            vector = self.payloads.pop((part.worker, part.ticket))
-            if kind == "WEIGHTS":
-                self.replica += (vector - self.replica) * np.float32(rate)
-            elif kind == "GRADIENT":
-                gradient += vector * np.float32(part.samples / total)
-            elif options["mode"] == "sync":
-                self.replica += vector * np.float32(rate * part.samples / total)
-            else:
-                self.replica += vector * np.float32(rate)
-        if kind == "GRADIENT":
-            self.replica -= np.float32(GRADIENT_LR) * gradient
-        key = f"speedo:{self.run}:center:{merge.version}"
-        self.require(key in self.store.keys(key), f"{key} is not published")
-        self.store.read(key, memoryview(found).cast("B"))
-        self.require(bool(np.isfinite(found).all()), f"{key} is not finite")
-        self.require(found.tobytes() == self.replica.tobytes(), f"{key} is not its replay")
+        """The same merge on a center of our own: the published one must equal it."""
+        vectors = [self.payloads.pop((part.worker, part.ticket)) for part in merge.parts]
+        samples = [part.samples for part in merge.parts]
+        merge_into(self.replica, self._kind(options), vectors, samples, merge.rate)
+        self.require(merge.version in self.published(), "not published", merge)
+        found = np.empty_like(self.replica)
+        self.store.read(keys.center(self.run, merge.version), memoryview(found).cast("B"))
+        self.require(bool(np.isfinite(found).all()), "the center is not finite", merge)
+        self.require(equal(found, self.replica, len(vectors)), "not its replay", merge, found)
+        self.replica = found
 
     def _drop(self, drop: Drop) -> None:
         key = (drop.worker, drop.incarnation, drop.ticket)
         self.counts[drop.decision] += 1
         if drop.decision == "discarded":
-            self.require(key in self.held, f"nobody sent {drop}")
+            self.require(key in self.held, "nobody sent it", drop)
             part = self.held.pop(key)
-            self.require(drop.staleness == part.staleness, f"staleness: {drop}")
+            self.require(drop.staleness == part.staleness, "staleness", drop)
             if not self.mode.may_discard(part):
                 self.ending = True  # right only if the run ends with this event
             return
-        self.require(self.owed == (drop.decision, *key), f"{self.owed} is owed, not {drop}")
+        self.require(self.owed == (drop.decision, *key), "another record is owed", self.owed, drop)
         self.owed = None
 
     def _finish(self, finish: Finish) -> None:
         done = self.samples >= self.rules.batch * self.rules.max_iter
-        self.require(finish.complete == done, f"{self.samples} samples, but {finish}")
+        self.require(finish.complete == done, "wrongly complete or not", self.samples, finish)
         self.require(bool(finish.reason), "no reason for the end")
-        self.require(not self.held, f"not accounted for at the end: {self.held}")
+        self.require(not self.held, "not accounted for at the end", self.held)
         self.finish, self.ending = finish, False
 
     # ------------------------------------------------------------ after each event, and at the end
@@ -330,7 +323,7 @@ class Checker:
             self.mode = mode_check(self.phases[self.phase_number % len(self.phases)], self)
 
     def _event_ends(self) -> None:
-        self.require(self.owed is None, f"no record of {self.owed}")
+        self.require(self.owed is None, "no record", self.owed)
         self.require(not self.ending, "a result was discarded for no reason")
         if self.finish is not None:
             return
@@ -338,7 +331,7 @@ class Checker:
         self.mode.event_ends()
         rules = self.rules
         for turn in self.turns.values():
-            self.require(self.now - turn.issued <= rules.longest_turn_s, f"overdue: {turn}")
+            self.require(self.now - turn.issued <= rules.longest_turn_s, "overdue", turn)
         if len(self.members) >= (rules.min_workers if self.started else rules.workers):
             self.short_since = None
             self.require(bool(self.turns), "there are workers and work, and nobody trains")
@@ -346,7 +339,7 @@ class Checker:
         if self.short_since is None:
             self.short_since = self.now
         limit = rules.join_s if self.started else rules.start_s
-        self.require(self.now - self.short_since <= limit, "waits too long for workers")
+        self.require(self.now - self.short_since <= limit + 1e-6, "waits too long for workers")
 
     def ended(self, simulation: Simulation) -> None:
         """The run is over: nothing is open, and nothing is left behind but what could not be known."""
@@ -354,16 +347,12 @@ class Checker:
         outcome = simulation.outcome
         self.require(self.finish is not None, "ended without saying so")
         found = (outcome.version, outcome.samples, simulation.center.version)
-        self.require(found == (self.version, self.samples, self.version), f"says {outcome}")
-        self.require(outcome.metrics == {"version": float(self.version)}, f"tested: {outcome}")
-        if self.version > 0:
-            same = simulation.center.vector.tobytes() == self.replica.tobytes()
-            self.require(same, "the last center is not the replay")
-        prefix = f"speedo:{self.run}:"
-        for key in self.store.keys(prefix):
-            kind, *numbers = key.removeprefix(prefix).split(":")
-            if kind == "center":
-                self.require(int(numbers[0]) == self.version, f"left behind: {key}")
-            else:  # of a turn whose message never came: lost, killed after the push, or still out
-                turn = (int(numbers[0]), int(numbers[1]))
-                self.require(turn not in self.told, f"left behind: {key}")
+        self.require(found == (self.version, self.samples, self.version), "wrong outcome", outcome)
+        self.require(outcome.metrics == {"version": float(self.version)}, "tested", outcome)
+        same = simulation.center.vector.tobytes() == self.replica.tobytes()
+        self.require(same, "the last center is not the published one")
+        self.require(self.published() == {self.version}, "left behind", self.published())
+        for key in self.store.keys(f"speedo:{self.run}:payload:"):
+            # of a turn whose message never came: lost, killed after the push, or still out
+            worker, ticket = map(int, key.split(":")[-2:])
+            self.require((worker, ticket) not in self.told, "left behind", key)

@@ -25,16 +25,16 @@ class ModeCheck:
         """A worker left, or its result was refused, which ends whatever held it in this mode."""
 
     def merging(self, parts: Sequence[Part]) -> None:
-        self.books.require(len(parts) == 1, f"merged together: {parts}")
+        self.books.require(len(parts) == 1, "merged together", parts)
 
     def may_discard(self, part: Part) -> bool:
         return False
 
     def training(self, worker: int) -> None:
-        self.books.require(not self.draining, f"{worker} trains on after the end of the phase")
+        self.books.require(not self.draining, "trains on after the end of the phase", worker)
 
     def event_ends(self) -> None:
-        self.books.require(not self.books.held, f"neither merged nor dropped: {self.books.held}")
+        self.books.require(not self.books.held, "neither merged nor dropped", self.books.held)
 
 
 class SyncCheck(ModeCheck):
@@ -42,16 +42,16 @@ class SyncCheck(ModeCheck):
 
     def merging(self, parts: Sequence[Part]) -> None:
         books = self.books
-        books.require(not books.turns, f"the round closes while {sorted(books.turns)} train")
+        books.require(not books.turns, "the round closes while some train", *books.turns)
         found = {(part.worker, part.incarnation, part.ticket) for part in parts}
-        books.require(found == set(books.held), f"the round has {sorted(books.held)}: {parts}")
+        books.require(found == set(books.held), "not the whole round", parts, *books.held)
 
     def training(self, worker: int) -> None:
         super().training(worker)
         books = self.books
-        books.require(not books.held, f"{worker} begins a round before {books.held} are merged")
+        books.require(not books.held, "a new round before the merge", *books.held)
         late = [turn.train for turn in books.turns.values() if turn.event != books.events]
-        books.require(not late, f"{worker} begins a round within the round of {late}")
+        books.require(not late, "a round within a round", worker, *late)
 
     def event_ends(self) -> None:
         """Results may wait."""
@@ -79,8 +79,9 @@ class PartialCheck(ModeCheck):
         super().training(worker)
         if worker not in self.turns:
             self.turns[worker] = max(self.turns.values(), default=0)
+            return  # a newcomer trains at once
         lead = self.turns[worker] - min(self.turns.values())
-        self.books.require(lead < self.bound, f"{worker} is {lead} turns ahead, and trains on")
+        self.books.require(lead < self.bound, "too far ahead", worker, lead)
 
     def event_ends(self) -> None:
         super().event_ends()
@@ -105,11 +106,11 @@ class WeedOutCheck(ModeCheck):
     def merging(self, parts: Sequence[Part]) -> None:
         super().merging(parts)
         too_stale = parts[0].staleness >= self._bound(len(self.books.members))
-        self.books.require(not too_stale, f"merged, but too stale: {parts}")
+        self.books.require(not too_stale, "merged, but too stale", parts)
 
     def may_discard(self, part: Part) -> bool:
         fresh = part.staleness < self._bound(len(self.books.turns) + 1)
-        self.books.require(not fresh, f"discarded, but fresh enough: {part}")
+        self.books.require(not fresh, "discarded, but fresh enough", part)
         return True
 
 

@@ -8,6 +8,7 @@ from speedo.coordinator import STRIKES, Coordinator, Plan
 from speedo.messages import (
     Action,
     Drop,
+    Evaluate,
     Finish,
     Joined,
     Left,
@@ -16,7 +17,6 @@ from speedo.messages import (
     SetAside,
     Snapshot,
     StopAsked,
-    Evaluate,
     Train,
     Trained,
 )

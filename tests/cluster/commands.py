@@ -1,0 +1,108 @@
+"""Starts the real commands and makes sure that nothing of them is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+MARK = "SPEEDO_TEST_MARK"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Commands:
+    """`speedo` commands of one test, marked through their environment, which all their children inherit."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.mark = uuid.uuid4().hex
+        self.token_file = folder / "token"
+        self._started: list[subprocess.Popen[str]] = []
+
+    def start(
+        self, *arguments: str, environment: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "speedo", *arguments],
+            cwd=self.folder,
+            env={
+                **os.environ,
+                MARK: self.mark,
+                "SPEEDO_TOKEN_FILE": str(self.token_file),
+                **(environment or {}),
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._started.append(process)
+        return process
+
+    def left(self) -> list[psutil.Process]:
+        """Processes of this test that are still there."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARK) == self.mark:
+                    found.append(process)
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+
+    def all_gone_within(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while self.left():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+        return True
+
+    def stop_all(self) -> None:
+        for process in self.left():
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        for started in self._started:
+            started.communicate()
+
+
+@contextmanager
+def commands(folder: Path) -> Iterator[Commands]:
+    """Ends with every process of the commands gone, and says so if one had to be killed."""
+    made = Commands(folder)
+    try:
+        yield made
+        left = made.left() if not made.all_gone_within(15.0) else []
+        assert not left, [process.cmdline() for process in left]
+    finally:
+        made.stop_all()
+
+
+def wait_for_line(file: Path, text: str, seconds: float) -> None:
+    """Return once the file holds the text."""
+    deadline = time.monotonic() + seconds
+    while not (file.exists() and text in file.read_text()):
+        assert time.monotonic() < deadline, f"{text!r} did not appear in {file} within {seconds} s"
+        time.sleep(0.1)
+
+
+def interrupt(process: subprocess.Popen[str]) -> None:
+    """Ctrl-C as a terminal sends it: to the whole foreground process group."""
+    os.killpg(process.pid, signal.SIGINT)
