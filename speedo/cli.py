@@ -163,11 +163,11 @@ def worker(
     address: str, workers: int, timeout: float, data_root: Path | None, token_file: Path | None
 ) -> None:
     """Join a master with one or more workers, and leave when its run ends."""
-    from speedo.actors import launcher
+    from speedo.actors.membership import serve_worker
     from speedo.progress import Progress
 
     with Progress(Console(stderr=True)) as watch:
-        status = launcher.serve_worker(
+        status = serve_worker(
             _with_port(address),
             workers,
             watch,

@@ -6,7 +6,7 @@ import math
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self, TextIO
+from typing import Final, Protocol, Self, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -18,6 +18,16 @@ from speedo.status import Status, WorkerStatus
 
 LINE_S: Final = 5.0  # seconds between plain lines
 LOG: Final = "train.log"
+
+
+class Watch(Protocol):
+    """Who is told how it goes."""
+
+    def note(self, text: str) -> None: ...
+
+    def begin(self, run_dir: Path) -> None: ...
+
+    def show(self, status: Status) -> None: ...
 
 
 class Quiet:

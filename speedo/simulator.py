@@ -15,25 +15,11 @@ from speedo.center import Center
 from speedo.coordinator import Coordinator, Plan
 from speedo.driver import Driver, Limits, Observer, Outcome
 from speedo.engines.quadratic import QuadraticEngine
-from speedo.messages import (
-    Action,
-    Command,
-    Drop,
-    Event,
-    Finish,
-    Joined,
-    Left,
-    Merge,
-    Refused,
-    SetAside,
-    Evaluate,
-    Tested,
-    Train,
-    Trained,
-)
+from speedo.messages import Command, Event, Joined, Left, Refused, Tested, Train, Trained
 from speedo.sgd_modes.base import Strategy
 from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
+from speedo.trace import Trace
 from speedo.weights import as_bytes, header_for
 from speedo.worker import Worker
 
@@ -67,61 +53,6 @@ class World:
     jitter: float = 0.1
     slowness: Callable[[int], float] = lambda worker: 1.0
     faults: Faults = field(default_factory=Faults)
-
-
-class Trace:
-    """What happened, a line each; `lines` may be None to keep nothing."""
-
-    def __init__(self, keep: bool = True) -> None:
-        self.lines: list[str] | None = [] if keep else None
-
-    def saw(self, event: Event, now: float) -> None:
-        if self.lines is None:
-            return
-        match event:
-            case Joined():
-                text = f"worker {event.worker}.{event.incarnation} joins"
-            case Left():
-                text = f"worker {event.worker}.{event.incarnation} leaves: {event.cause}"
-            case Trained():
-                text = (
-                    f"worker {event.worker}.{event.incarnation} trained ticket {event.ticket}, "
-                    f"{event.samples} samples, loss {event.loss:.6f}"
-                )
-            case Tested():
-                text = f"version {event.version} tested: {event.problem or dict(event.metrics)}"
-            case _:
-                text = str(event)
-        self.lines.append(f"{now:10.4f}  > {text}")
-
-    def did(self, action: Action, now: float) -> None:
-        if self.lines is None:
-            return
-        match action:
-            case Train():
-                base = "own weights" if action.moving_rate is not None else "center"
-                text = (
-                    f"train worker {action.worker}.{action.incarnation} ticket {action.ticket} from "
-                    f"{base} {action.version}, {action.steps} steps at iteration {action.iteration}"
-                )
-            case Merge():
-                parts = ", ".join(
-                    f"{part.worker}#{part.ticket} (staleness {part.staleness})"
-                    for part in action.parts
-                )
-                text = f"merge {parts} x {action.rate:.4g} -> version {action.version}, iteration {action.iteration}"
-            case Drop():
-                text = f"{action.decision} {action.worker}#{action.ticket}: {action.reason}"
-            case SetAside():
-                text = f"set worker {action.worker}.{action.incarnation} aside: {action.reason}"
-            case Finish():
-                text = f"finish, {'complete' if action.complete else 'incomplete'}: {action.reason}"
-            case _:
-                text = str(action)
-        self.lines.append(f"{now:10.4f}  < {text}")
-
-    def text(self) -> str:
-        return "\n".join(self.lines or []) + "\n"
 
 
 class SimulatedCluster:

@@ -89,15 +89,7 @@ class Worker:
         engine = self.engine
         if command.payload is Kind.GRADIENT:
             engine.set_iteration(command.iteration)
-            loss = engine.gradient(command.steps, self._local)
-            if engine.layout.statistics:
-                weights = engine.layout.zeros()
-                engine.read_weights(weights)
-                for (
-                    place
-                ) in engine.layout.statistics:  # they have no gradient: their change travels
-                    self._local[place] = weights[place] - self._center[place]
-            return loss
+            return engine.gradient(command.steps, self._local)
         if command.payload is Kind.DELTA:
             self._local.fill(0.0)
             return self._steps(command, self._local)

@@ -28,7 +28,7 @@ def main() -> None:
     threading.Thread(target=watch, daemon=True).start()
     import ray
     from ray._common.usage.usage_lib import get_cluster_metadata
-    from ray._raylet import GcsClient
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
     metadata = get_cluster_metadata(GcsClient(address=sys.argv[1]))
     answer = {

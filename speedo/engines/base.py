@@ -45,7 +45,10 @@ class Engine(Protocol):
         ...
 
     def gradient(self, n: int, out: Vector) -> float:
-        """Mean raw gradient (no weight decay, no momentum) over `n` batches at the present weights; mean loss."""
+        """Mean raw gradient (no weight decay, no momentum) over `n` batches at the present weights; mean loss.
+
+        BatchNorm's statistics have no gradient: in their places stands what they gained.
+        """
         ...
 
     def apply_gradient(self, vector: Vector) -> None:

@@ -77,18 +77,28 @@ def sequential(solver: Path, iterations: int) -> tuple[Vector, Vector]:
 
 @pytest.mark.parametrize("workers", [2, 3, 4])
 @pytest.mark.parametrize(
-    "fields", [{}, {"iter_size": 2}, {"type": '"Nesterov"'}], ids=["sgd", "iter_size", "nesterov"]
+    ("fields", "options"),
+    [
+        ({}, {}),
+        ({"iter_size": 2}, {}),
+        ({"type": '"Nesterov"'}, {}),
+        ({"lr_policy": '"inv"', "gamma": 0.01, "power": 0.75}, {}),
+        ({"type": '"Adam"', "base_lr": 0.001}, {"server_gradient": True}),
+        ({"iter_size": 2, "clip_gradients": 1.0}, {"server_gradient": True}),
+    ],
+    ids=["sgd", "iter_size", "nesterov", "inv", "adam on the master", "clipped on the master"],
 )
 def test_a_smooth_net_over_two_hundred_iterations(
-    tmp_path: Path, redis_url: str, workers: int, fields: dict[str, Any]
+    tmp_path: Path, redis_url: str, workers: int, fields: dict[str, Any], options: dict[str, Any]
 ) -> None:
+    """What is linear in the gradient may stay with the workers; Adam and clipping need the whole gradient."""
     images, labels = records(RECORDS, 5)
     write_lmdb(tmp_path / "shards", images, labels)
     fields = {"max_iter": 200, "test_iter": None, "test_interval": None, **fields}
     body = net_text(SMOOTH, batch=BATCH, train="shards", test="shards")
     solver = write_solver(tmp_path, body, **fields)
     store = RedisStore(redis_url)
-    result, start, center = train_here(solver, store, tmp_path / "run", workers=workers)
+    result, start, center = train_here(solver, store, tmp_path / "run", workers=workers, **options)
     assert (result.complete, result.iteration, result.version) == (True, 200, 200)
 
     order = consumed(split_batch(BATCH, workers), 200 * fields.get("iter_size", 1), RECORDS)
@@ -99,7 +109,7 @@ def test_a_smooth_net_over_two_hundred_iterations(
     first, expected = sequential(solver, 200)
     np.testing.assert_array_equal(first, start)
     difference = relative_difference(center, expected, start)
-    print(f"{workers} workers {fields}: {difference:.2e}")
+    print(f"{workers} workers, {fields}, {options}: {difference:.2e}")
     assert difference < BOUND
 
 
