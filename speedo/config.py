@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from speedo.config_file import read_options
 from speedo.errors import ConfigError
 
 PlainMode = Literal["sync", "async", "partial", "weed-out", "easgd"]
@@ -76,7 +76,8 @@ class ModeOptions(BaseModel):
         if self.max_advance is not None:
             if mode != "partial":
                 found.append(
-                    f"max_advance is {self.max_advance}, but only mode partial has it, not {mode}"
+                    f"max_advance is {self.max_advance}, but mode {mode} has no bound; "
+                    "use --mode partial, or leave max_advance out"
                 )
             elif self.max_advance < 1:
                 found.append(
@@ -84,7 +85,10 @@ class ModeOptions(BaseModel):
                 )
         if self.window is not None:
             if mode != "weed-out":
-                found.append(f"window is {self.window}, but only mode weed-out has it, not {mode}")
+                found.append(
+                    f"window is {self.window}, but mode {mode} has none; "
+                    "use --mode weed-out, or leave window out"
+                )
             elif self.window < 1:
                 found.append(
                     f"window is {self.window}: every result would be discarded; use 1 or more"
@@ -143,6 +147,7 @@ class RunConfig(ModeOptions):
     batch: int | None = None
     split_batch: bool | None = None
     seed: int | None = None
+    cpu: bool = False
 
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
@@ -218,70 +223,48 @@ def make_config(options: Mapping[str, Any], *, file: Path | None = None) -> RunC
 
     Raises `ConfigError` with every problem found.
     """
-    values = _read_yaml(file) if file is not None else {}
-    values.update({name: value for name, value in options.items() if value is not None})
+    given = {name: value for name, value in options.items() if value is not None}
+    read = read_options(file) if file is not None else {}
+    origins = {name: f" in {file}" for name in read if name not in given}
     try:
-        config = RunConfig.model_validate(values)
+        config = RunConfig.model_validate({**read, **given})
     except ValidationError as error:
-        raise ConfigError([_sentence(dict(detail), file) for detail in error.errors()]) from None
+        raise ConfigError([_sentence(dict(detail), origins) for detail in error.errors()]) from None
     problems = config.problems()
     if problems:
         raise ConfigError(problems)
     return config
 
 
-def parse_phase(text: str) -> dict[str, Any]:
-    """`easgd:1000,moving_rate=0.3,local_steps=10` as the mapping that a YAML file would hold."""
-    head, *options = text.split(",")
-    mode, colon, iterations = head.partition(":")
-    if not colon or not iterations.strip().isdigit():
-        raise ConfigError(
-            f"phase {text!r} is not of the form MODE:ITERATIONS[,OPTION=VALUE...]; "
-            "for example --phase sync:500 or --phase easgd:1000,moving_rate=0.3"
-        )
-    phase: dict[str, Any] = {"mode": mode.strip(), "iterations": int(iterations)}
-    for option in options:
-        name, equals, value = option.partition("=")
-        if not equals:
-            raise ConfigError(f"phase {text!r}: {option!r} is not of the form OPTION=VALUE")
-        phase[name.strip().replace("-", "_")] = value.strip()
-    return phase
-
-
-def _read_yaml(file: Path) -> dict[str, Any]:
-    try:
-        loaded = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"the configuration {file} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        where = getattr(error, "problem_mark", None)
-        line = f", line {where.line + 1}" if where is not None else ""
-        raise ConfigError(
-            f"the configuration {file}{line} is not YAML: {getattr(error, 'problem', None) or error}; "
-            "write one 'option: value' per line"
-        ) from None
-    if loaded is None:
-        return {}
-    if not isinstance(loaded, dict):
-        raise ConfigError(
-            f"the configuration {file} holds no options; write one 'option: value' per line"
-        )
-    return {str(name).replace("-", "_"): value for name, value in loaded.items()}
-
-
-def _sentence(detail: dict[str, Any], file: Path | None) -> str:
+def _sentence(detail: dict[str, Any], origins: Mapping[str, str]) -> str:
     """One of pydantic's findings in our own form: name, value, remedy."""
     place = [str(part) for part in detail["loc"]]
-    name = ".".join(place) or "the configuration"
-    origin = f" (perhaps in {file})" if file is not None else ""
-    if detail["type"] == "extra_forbidden":
-        known = list(PhaseConfig.model_fields if "phases" in place else RunConfig.model_fields)
+    in_phase = place[0] == "phases" and len(place) > 1
+    name = f"phase {int(place[1]) + 1}" if in_phase else place[0]
+    if in_phase and len(place) > 2:
+        name += f": {place[2]}"
+    name += origins.get(place[0], "")
+    kind, value = detail["type"], detail["input"]
+    if kind == "extra_forbidden":
+        known = list(PhaseConfig.model_fields if in_phase else RunConfig.model_fields)
         close = difflib.get_close_matches(place[-1], known, n=1)
         hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(sorted(known))}"
-        return f"{name} is no option{origin}{hint}"
-    if detail["type"] == "literal_error":
-        return f"{name} is {detail['input']!r}{origin}; use one of {detail['ctx']['expected']}"
-    if detail["type"] == "missing":
-        return f"{name} is missing{origin}; give it"
-    message = str(detail["msg"])
-    return f"{name} is {detail['input']!r}{origin}: {message[0].lower()}{message[1:]}"
+        return f"{name} is no option{hint}"
+    if kind == "literal_error":
+        return f"{name} is {value!r}; use one of {detail['ctx']['expected']}"
+    if kind == "missing":
+        return f"{name} is missing; give it"
+    remedy = next((words for start, words in _REMEDIES.items() if kind.startswith(start)), None)
+    return f"{name} is {value!r}; {remedy or detail['msg']}"
+
+
+# Kinds of pydantic's findings, by how their names begin.
+_REMEDIES: Final = {
+    "int": "use a whole number",
+    "float": "use a number",
+    "bool": "use true or false",
+    "path": "use a path",
+    "string": "use text",
+    "tuple": "use a list of phases, each with mode and iterations",
+    "model": "use a phase with mode and iterations",
+}

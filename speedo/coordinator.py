@@ -22,10 +22,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from speedo.books import Held, Member, Merged, Plan, Turn, crossed, drop_of
 from speedo.messages import (
     Action,
     Decision,
-    Drop,
     Evaluate,
     Event,
     Finish,
@@ -46,58 +46,9 @@ from speedo.sgd_modes.base import Strategy
 from speedo.sgd_modes.rules import MergeRule
 from speedo.weights import Kind
 
+__all__ = ["STRIKES", "Coordinator", "Plan"]
+
 STRIKES = 3  # refused results in a row after which a worker is set aside
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The work of a run, in the solver's own terms: iterations of `batch` samples."""
-
-    batch: int
-    max_iter: int
-    workers: int
-    min_workers: int = 1
-    test_interval: int = 0
-    test_initialization: bool = False
-    snapshot: int = 0
-
-    @property
-    def samples(self) -> int:
-        return self.batch * self.max_iter
-
-
-@dataclass(slots=True)
-class _Turn:
-    ticket: int
-    samples: int
-    received_before: int
-    rule: MergeRule
-
-
-@dataclass(frozen=True, slots=True)
-class _Merged:
-    """The merge that the result of a worker's latest turn went into."""
-
-    version: int
-    rule: MergeRule
-    rate: float
-
-
-@dataclass(slots=True)
-class _Member:
-    incarnation: int
-    samples_per_step: int
-    turn: _Turn | None = None
-    strikes: int = 0
-    merged: _Merged | None = None
-
-
-@dataclass(slots=True)
-class _Held:
-    """A result that was taken and waits for the strategy's word."""
-
-    part: Part
-    rule: MergeRule
 
 
 @dataclass
@@ -111,8 +62,8 @@ class Coordinator:
     first_ticket: int = 1
     received: int = 0
     finished: bool = False
-    members: dict[int, _Member] = field(default_factory=dict)
-    _held: dict[int, _Held] = field(default_factory=dict)
+    members: dict[int, Member] = field(default_factory=dict)
+    _held: dict[int, Held] = field(default_factory=dict)
     _parked: set[int] = field(default_factory=set)
     _samples_in_flight: int = 0
     _samples_per_step: int = 0
@@ -141,10 +92,8 @@ class Coordinator:
 
     def expects(self, event: Trained) -> MergeRule | None:
         """The rule that this result's turn was issued under; None if its ticket is not outstanding."""
-        if self._refusal(event) is not None:
-            return None
-        turn = self.members[event.worker].turn
-        return turn.rule if turn is not None else None
+        turn = None if self._refusal(event) else self.members[event.worker].turn
+        return None if turn is None else turn.rule
 
     def outstanding(self, worker: int, ticket: int) -> bool:
         """Whether this worker still owes the result of this ticket."""
@@ -176,11 +125,10 @@ class Coordinator:
         return actions
 
     def _on_joined(self, event: Joined, actions: list[Action]) -> None:
-        former = self.members.get(event.worker)
-        if former is not None:
-            cause = "a newer one took its place"
-            self._on_left(Left(event.worker, former.incarnation, cause), actions)
-        self.members[event.worker] = _Member(event.incarnation, event.samples_per_step)
+        if event.worker in self.members:
+            former = self.members[event.worker].incarnation
+            self._on_left(Left(event.worker, former, "a newer one took its place"), actions)
+        self.members[event.worker] = Member(event.incarnation, event.samples_per_step)
         self._samples_per_step += event.samples_per_step
         self._parked.add(event.worker)
 
@@ -198,27 +146,25 @@ class Coordinator:
     def _on_trained(self, event: Trained, actions: list[Action]) -> None:
         reason = self._refusal(event)
         if reason is not None:
-            actions.append(_drop(event, "late", reason, loss=event.loss))
+            actions.append(drop_of(event, "late", reason, loss=event.loss))
             return
-        member = self.members[event.worker]
+        worker = event.worker
+        member = self.members[worker]
         turn = self._end_turn(member)
         staleness = self.received - turn.received_before
         self.received += 1
         member.strikes = 0
-        part = Part(
-            event.worker, event.incarnation, event.ticket, event.samples, staleness, event.loss
-        )
-        self._held[event.worker] = _Held(part, turn.rule)
-        self._carry_out(
-            self.strategy.on_result(Result(event.worker, event.samples, staleness)), actions
-        )
+        samples = turn.samples  # as issued: nobody is credited with more
+        part = Part(worker, event.incarnation, event.ticket, samples, staleness, event.loss)
+        self._held[worker] = Held(part, turn.rule)
+        self._carry_out(self.strategy.on_result(Result(worker, samples, staleness)), actions)
 
     def _on_refused(self, event: Refused, actions: list[Action]) -> None:
         reason = self._refusal(event)
         if reason is not None:
-            actions.append(_drop(event, "late", reason))
+            actions.append(drop_of(event, "late", reason))
             return
-        actions.append(_drop(event, "refused", event.reason))
+        actions.append(drop_of(event, "refused", event.reason))
         member = self.members[event.worker]
         self._end_turn(member)
         member.strikes += 1
@@ -252,31 +198,34 @@ class Coordinator:
 
     def _carry_out(self, decision: Decision, actions: list[Action]) -> None:
         for worker in decision.discard:
-            part = self._held.pop(worker).part
-            reason = f"staleness {part.staleness} is too high for mode {self.strategy.name}"
-            actions.append(_drop(part, "discarded", reason, part.staleness, part.loss))
+            staleness = self._held[worker].part.staleness
+            why = f"staleness {staleness} is too high for mode {self.strategy.name}"
+            self._discard(worker, why, actions)
         if decision.merge:
             self._merge(decision.merge, actions)
         if decision.train:
             self._train(decision.train, actions)
 
+    def _discard(self, worker: int, why: str, actions: list[Action]) -> None:
+        part = self._held.pop(worker).part
+        actions.append(drop_of(part, "discarded", why, part.staleness, part.loss))
+
     def _merge(self, workers: tuple[int, ...], actions: list[Action]) -> None:
         held = [self._held.pop(worker) for worker in workers]
         before = self.iteration
+        parts, rule = tuple(one.part for one in held), held[0].rule
         self.version += 1
-        self.samples += sum(one.part.samples for one in held)
-        rate = held[0].rule.rate(max(len(self.members), 1))
-        actions.append(
-            Merge(self.version, self.iteration, self.samples, rate, tuple(one.part for one in held))
-        )
-        for one in held:
-            if self._is_member(one.part.worker, one.part.incarnation):
-                merged = _Merged(self.version, one.rule, rate)
-                self.members[one.part.worker].merged = merged
+        self.samples += sum(part.samples for part in parts)
+        rate = rule.rate(max(len(self.members), 1))
+        merged = Merged(self.version, rule, rate)
+        actions.append(Merge(self.version, self.iteration, self.samples, rate, parts))
+        for part in parts:
+            if self._is_member(part.worker, part.incarnation):
+                self.members[part.worker].merged = merged
         if not self.complete:  # the end has its own test and model
-            if _crossed(before, self.iteration, self.plan.test_interval):
+            if crossed(before, self.iteration, self.plan.test_interval):
                 actions.append(Evaluate(self.version, self.iteration))
-            if _crossed(before, self.iteration, self.plan.snapshot):
+            if crossed(before, self.iteration, self.plan.snapshot):
                 actions.append(Snapshot(self.version, self.iteration))
 
     def _train(self, workers: tuple[int, ...], actions: list[Action]) -> None:
@@ -293,7 +242,7 @@ class Coordinator:
                 return
             member = self.members[worker]
             samples = steps * member.samples_per_step
-            member.turn = _Turn(self._next_ticket, samples, self.received, rule)
+            member.turn = Turn(self._next_ticket, samples, self.received, rule)
             self._next_ticket += 1
             self._samples_in_flight += samples
             left -= samples
@@ -311,7 +260,7 @@ class Coordinator:
                 )
             )
 
-    def _moving_rate(self, member: _Member, rule: MergeRule) -> float | None:
+    def _moving_rate(self, member: Member, rule: MergeRule) -> float | None:
         """Elastic averaging goes on from the worker's own weights, right after its own merge."""
         merged = member.merged
         if rule.payload is not Kind.WEIGHTS or merged is None:
@@ -335,35 +284,16 @@ class Coordinator:
             workers, self._parked = tuple(sorted(self._parked)), set()
             self._carry_out(self.strategy.on_join(workers), actions)
 
-    def _end_turn(self, member: _Member) -> _Turn:
+    def _end_turn(self, member: Member) -> Turn:
         turn = member.turn
         if turn is None:
-            return _Turn(0, 0, 0, self.strategy.rule)
+            return Turn(0, 0, 0, self.strategy.rule)
         member.turn = member.merged = None
         self._samples_in_flight -= turn.samples
         return turn
 
     def _finish(self, actions: list[Action], *, complete: bool, reason: str) -> None:
         self.finished = True
-        for _, held in sorted(self._held.items()):
-            part = held.part
-            actions.append(_drop(part, "discarded", "the run is over", part.staleness, part.loss))
-        self._held.clear()
+        for worker in sorted(self._held):
+            self._discard(worker, "the run is over", actions)
         actions.append(Finish(complete, reason))
-
-
-def _drop(
-    result: Trained | Refused | Part,
-    decision: str,
-    reason: str,
-    staleness: int = 0,
-    loss: float = float("nan"),
-) -> Drop:
-    return Drop(
-        result.worker, result.incarnation, result.ticket, decision, reason, staleness, loss
-    )
-
-
-def _crossed(before: int, after: int, interval: int) -> bool:
-    """Whether a multiple of the interval lies in (before, after]."""
-    return interval > 0 and after // interval > before // interval

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from speedo.progress import ErrorConsole
+
 FOLDER = click.Path(path_type=Path, file_okay=False)
+LIST = click.Path(path_type=Path, exists=True, dir_okay=False)
 SOURCE = click.Path(path_type=Path)
 source_option = click.option(
     "--source", type=SOURCE, help="Where the published files lie.  [default: their usual place]"
@@ -21,7 +23,15 @@ force_option = click.option("--force", is_flag=True, help="Build again what is t
 
 @click.group()
 def data() -> None:
-    """Prepare datasets: LMDB databases and a mean file in a folder."""
+    """Prepare datasets: LMDB databases and a mean file in a folder.
+
+    \b
+    speedo data fashion-mnist ~/data/fashion-mnist
+    speedo data images train.txt ~/data/mine --size 256x256 --shuffle
+
+    What is there already and whole is left alone; --force builds it again. A solver finds a dataset by its
+    `source`: as a path from its own folder, from the working directory or from --data-root.
+    """
 
 
 @data.command("fashion-mnist")
@@ -29,7 +39,10 @@ def data() -> None:
 @source_option
 @force_option
 def fashion_mnist(folder: Path, source: Path | None, force: bool) -> None:
-    """Fashion-MNIST, from Debian's package dataset-fashion-mnist or --source."""
+    """Fashion-MNIST, from the files of Debian's package.
+
+    The package is dataset-fashion-mnist; --source names another folder with the four IDX files.
+    """
     from speedo.data import prepare_fashion_mnist
 
     with _bar() as progress:
@@ -42,7 +55,10 @@ def fashion_mnist(folder: Path, source: Path | None, force: bool) -> None:
 @source_option
 @force_option
 def mnist(folder: Path, source: Path | None, force: bool) -> None:
-    """MNIST, from its four published files, downloaded without --source; checksums are verified."""
+    """MNIST, from its four published files.
+
+    They are downloaded without --source; checksums are verified.
+    """
     from speedo.data import prepare_mnist
 
     with _bar() as progress:
@@ -56,7 +72,10 @@ def mnist(folder: Path, source: Path | None, force: bool) -> None:
 @force_option
 @click.option("--seed", type=int, default=1, show_default=True, help="Seed of the training order.")
 def cifar10(folder: Path, source: Path | None, force: bool, seed: int) -> None:
-    """CIFAR-10, from its published binary archive, downloaded without --source; the checksum is verified."""
+    """CIFAR-10, from its published binary archive.
+
+    It is downloaded without --source; the checksum is verified.
+    """
     from speedo.data import prepare_cifar10
 
     with _bar() as progress:
@@ -65,7 +84,7 @@ def cifar10(folder: Path, source: Path | None, force: bool, seed: int) -> None:
 
 
 @data.command()
-@click.argument("list_file", type=SOURCE, metavar="LIST")
+@click.argument("list_file", type=LIST, metavar="LIST")
 @click.argument("folder", type=FOLDER, metavar="DIR")
 @click.option("--root", type=FOLDER, help="Where the images lie.  [default: the list's folder]")
 @click.option(
@@ -83,7 +102,11 @@ def cifar10(folder: Path, source: Path | None, force: bool, seed: int) -> None:
 )
 @force_option
 def images(list_file: Path, folder: Path, size: str | None, **options: Any) -> None:
-    """Images of your own: each line of LIST is `path label`."""
+    """Images of your own: each line of LIST is `path label`.
+
+    Labels count from 0; paths start from the list's folder or --root. Give each of train and test a list of
+    its own and a --database name.
+    """
     from speedo.data import prepare_images
 
     with _bar() as progress:
@@ -110,7 +133,8 @@ def _bar() -> Iterator[Any]:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as bars:
+    console = ErrorConsole()
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
         tasks: dict[str, Any] = {}
 
         def progress(done: int, total: int, what: str) -> None:

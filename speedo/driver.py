@@ -21,7 +21,6 @@ from speedo.messages import (
     Evaluate,
     Event,
     Finish,
-    Joined,
     Left,
     Merge,
     SetAside,
@@ -240,7 +239,9 @@ class Driver:
         self._measured += 1
         if self._measured == FEWEST_TURNS or self._measured % 16 == 0:
             place = (95 * len(self._turn_times)) // 100
-            whole, per_step = (sorted(times)[place] for times in zip(*self._turn_times, strict=True))
+            whole, per_step = (
+                sorted(times)[place] for times in zip(*self._turn_times, strict=True)
+            )
             self._slow_turn = (whole, per_step)
 
     def _turn_limit(self, steps: int) -> float:

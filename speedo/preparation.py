@@ -15,6 +15,8 @@ from speedo.bundled import bundled_solver
 from speedo.config import RunConfig
 from speedo.data import default_data_root, ensure_bundled
 from speedo.engines.caffe_check import CaffeFacts, check_in_subprocess
+from speedo.engines.weights_check import check_weights
+from speedo.errors import ConfigError, StoreError
 from speedo.solver import (
     SolverOverrides,
     SolverSpec,
@@ -25,6 +27,7 @@ from speedo.solver import (
     split_batch,
 )
 from speedo.solver.records import count_records
+from speedo.storage.redis_store import RedisStore
 
 SOLVER_VARIABLE: Final = "SPEEDO_SOLVER"
 PREPARABLE: Final = ("fashion-mnist", "mnist", "cifar10")  # datasets that `speedo data` makes
@@ -66,8 +69,10 @@ class Prepared:
             epochs = f" = {spec.max_iter * spec.batch / self.records:.2f} epochs of {self.records:,} records"
         rate = f"learning rate {spec.lr_policy.rate(0):g} ({spec.lr_policy.policy})"
         return [
-            f"{spec.net_name or spec.path.stem}: mode {config.mode}, {config.workers} workers, "
-            f"{effective}; {spec.type}, {rate}, momentum {spec.momentum:g}, weight decay {spec.weight_decay:g}",
+            (
+                f"{spec.net_name or spec.path.stem}: mode {config.mode}, {config.workers} workers, "
+                f"{effective}; {spec.type}, {rate}, momentum {spec.momentum:g}, weight decay {spec.weight_decay:g}"
+            ),
             f"{spec.max_iter} iterations of {spec.batch} samples{epochs}; run directory {self.run_dir}",
         ]
 
@@ -77,28 +82,61 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
 
     Raises `ConfigError`, `SolverError` with all problems found, `DataError`.
     """
-    path = config.solver or os.environ.get(SOLVER_VARIABLE) or bundled_solver()
+    if config.redis is not None:
+        _check_url(config.redis)
+    path = config.solver or _solver_of_environment() or bundled_solver()
     data_root = (config.data_root or default_data_root()).absolute()
     overrides = SolverOverrides(
         max_iter=config.max_iter,
-        test_interval=config.test_interval or None,  # 0 is ours: Caffe knows no test at the end alone
+        # 0 is ours: Caffe knows no test at the end alone.
+        test_interval=config.test_interval or None,
         lr=config.lr,
         momentum=config.momentum,
         weight_decay=config.weight_decay,
         batch=config.batch,
         seed=config.seed,
+        cpu=config.cpu,
     )
-    spec = read_solver(Path(path), overrides=overrides, data_root=data_root)
+    spec = read_solver(path, overrides=overrides, data_root=data_root)
     dataset = preparable_dataset(spec)
     if dataset is not None:
         make_dataset(data_root, dataset, note)
     check_solver(spec, workers=config.workers, split=config.splits_batch)
+    if config.weights is not None:
+        check_weights(config.weights, spec.layer_names())
     run = secrets.token_hex(6)
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     run_dir = config.run_dir or Path("runs") / f"{stamp}-{config.mode}-{run[:4]}"
-    return Prepared(
-        config, spec, run, runlog.create_run_dir(run_dir), data_root, dataset, count_records(spec)
-    )
+    records = count_records(spec)
+    return Prepared(config, spec, run, runlog.create_run_dir(run_dir), data_root, dataset, records)
+
+
+def discard(prepared: Prepared) -> None:
+    """Take away the directory of a run that never began, unless some process left its words there."""
+    logs = prepared.run_dir / "logs"
+    ours = [prepared.run_dir / "train.log", *logs.glob("list-*.txt")]
+    left = set(prepared.run_dir.iterdir()) | set(logs.iterdir())
+    if left <= {logs, *ours}:
+        for file in ours:
+            file.unlink(missing_ok=True)
+        logs.rmdir()
+        prepared.run_dir.rmdir()
+
+
+def _check_url(redis: str) -> None:
+    try:
+        RedisStore(redis).close()  # connects at its first call, so this looks at the URL alone
+    except StoreError as error:
+        raise ConfigError(f"redis is {error}") from None
+
+
+def _solver_of_environment() -> Path | None:
+    named = os.environ.get(SOLVER_VARIABLE)
+    if named and not Path(named).is_file():
+        raise ConfigError(
+            f"{SOLVER_VARIABLE} names {named}, which is no file; correct it, or name the solver on the command line"
+        )
+    return Path(named) if named else None
 
 
 def preparable_dataset(spec: SolverSpec) -> str | None:
@@ -141,4 +179,5 @@ def check_nets(prepared: Prepared) -> CaffeFacts:
         folder=spec.folder,
         weights=prepared.config.weights,
         timeout=prepared.config.timeout,
+        origin=spec.net_files[0],
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,7 @@ from rich.text import Text
 from speedo.status import Status, WorkerStatus
 
 LINE_S: Final = 5.0  # seconds between plain lines
+SAME_LINE_S: Final = 30.0  # seconds until a line is said again that has not changed
 LOG: Final = "train.log"
 
 
@@ -28,6 +30,24 @@ class Watch(Protocol):
     def begin(self, run_dir: Path) -> None: ...
 
     def show(self, status: Status) -> None: ...
+
+
+class ErrorConsole(Console):
+    """Standard error; once nobody reads it any more (`| head`), the command goes on unseen."""
+
+    def __init__(self) -> None:
+        super().__init__(stderr=True)
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        unread(2)
+
+
+def unread(descriptor: int) -> None:
+    """Let what is still written to this descriptor vanish: its reader has gone."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 class Quiet:
@@ -52,7 +72,9 @@ class Progress:
         self._log: TextIO | None = None
         self._kept: list[str] = []
         self._next_line = 0.0
+        self._said = ("", -SAME_LINE_S)  # the last line, and when
         self._last_tested: tuple[int, int] = (-1, -1)
+        self._gone: set[int] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -86,16 +108,32 @@ class Progress:
             self._live.update(_panel(status))
         tested = (status.tested_iteration, len(status.metrics))
         new_test = bool(status.metrics) and tested != self._last_tested
-        if time.monotonic() < self._next_line and not new_test and not status.over:
+        if not status.over:
+            self._tell_deaths(status)
+        now = time.monotonic()
+        if now >= self._next_line or new_test or status.over:
+            self._next_line = now + LINE_S
+            self._last_tested = tested if new_test else self._last_tested
+            self._say(plain_line(status), now)
+        if status.over:
+            self._end_live()
+
+    def _tell_deaths(self, status: Status) -> None:
+        """A line for every worker that has gone since the last state."""
+        gone = {one.worker: one for one in status.workers if one.state.startswith("gone")}
+        for number in sorted(gone.keys() - self._gone):
+            self.note(f"worker {number} on {gone[number].host} is {gone[number].state}")
+        self._gone = set(gone)
+
+    def _say(self, text: str, now: float) -> None:
+        """Write the line, unless it has been said lately."""
+        last, said = self._said
+        if text == last and now - said < SAME_LINE_S:
             return
-        self._next_line = time.monotonic() + LINE_S
-        self._last_tested = tested if new_test else self._last_tested
-        text = plain_line(status)
+        self._said = (text, now)
         self._write(text)
         if not self._console.is_terminal:
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-        if status.over:
-            self._end_live()
 
     def _end_live(self) -> None:
         if self._live is not None:

@@ -68,6 +68,7 @@ def write_config(folder: Path, values: Mapping[str, Any]) -> None:
 
 
 def write_result(folder: Path, result: Mapping[str, Any]) -> None:
+    """Keep the result as JSON, whole or not at all."""
     write_whole(folder / RESULT, json.dumps(_plain(result), indent=2) + "\n")
 
 

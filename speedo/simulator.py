@@ -1,7 +1,7 @@
-"""A cluster in one process with a virtual clock: seeded latencies, speeds and faults, and a readable trace.
+"""A cluster in one process with a virtual clock: seeded latencies, speeds and faults.
 
-Coordinator, center, strategies and the worker's turn are the real ones, over the in-memory store; only time,
-the network and the model (a quadratic) are made up. The same seed replays to the byte.
+Coordinator, center, strategies and the worker's turn are the real ones, over the in-memory store;
+only time, the network and the model (a quadratic) are made up. The same seed replays to the byte.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from speedo.worker import Worker
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Probabilities per turn of what goes wrong; a worker that dies comes back after `return_s`, if given.
+    """Probabilities per turn of what goes wrong; who dies comes back after `return_s`, if given.
 
-    `die` splits evenly over dying while computing and after the push but before the message; in both cases
-    the death is noticed `notice_s` later. `late` delivers a result only after its worker was given up. `fail`
-    is an error in the turn, which the worker reports.
+    `die` splits evenly over dying while computing and after the push but before the message; in
+    both cases the death is noticed `notice_s` later. `late` delivers a result only after its worker
+    was given up. `fail` is an error in the turn, which the worker reports.
     """
 
     die: float = 0.0
@@ -46,7 +46,7 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Speeds, in seconds: a turn lasts `step_s` times its steps times the worker's own factor, plus jitter."""
+    """Speeds: a turn lasts `step_s` seconds times its steps times the worker's factor, plus jitter."""
 
     step_s: float = 0.1
     latency_s: float = 0.001
@@ -72,6 +72,7 @@ class SimulatedCluster:
         self._heap: list[tuple[float, int, Callable[[], Event | None]]] = []
         self._count = 0
         self._workers: dict[int, Worker] = {}
+        self._incarnations: dict[int, int] = {}
 
     # ------------------------------------------------------------ what tests script
 
@@ -126,12 +127,12 @@ class SimulatedCluster:
     def _join(self, worker: int) -> Event | None:
         if worker in self._workers:
             return None
-        self._count += 1
         engine = self.engine(worker)
+        incarnation = self._incarnations[worker] = self._incarnations.get(worker, 0) + 1
         self._workers[worker] = Worker(
-            self.run, worker, self._count, engine, self.store, self.clock
+            self.run, worker, incarnation, engine, self.store, self.clock
         )
-        return Joined(worker, self._count, engine.samples_per_step)
+        return Joined(worker, incarnation, engine.samples_per_step)
 
     def _gone(self, worker: int, cause: str) -> Event | None:
         present = self._workers.pop(worker, None)
@@ -255,7 +256,7 @@ def simulate(
     observer: Callable[[Observer], Observer] = lambda trace: trace,
     limits: Limits | None = None,
 ) -> Simulation:
-    """Run `plan` with `strategy` on simulated workers, `plan.workers` of them unless `joins` says otherwise.
+    """Run `plan` on simulated workers, `plan.workers` of them unless `joins` says otherwise.
 
     `samples_per_step` is each worker's batch: the plan's by default. `script` may add joins and deaths.
     """

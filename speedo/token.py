@@ -24,6 +24,7 @@ def token_file() -> Path:
 
 
 def new_token() -> str:
+    """A secret of 256 random bits."""
     return secrets.token_hex(32)
 
 
@@ -63,6 +64,7 @@ def _checked(value: str, place: str) -> str:
     token = value.strip()
     if len(token) < LEAST_LENGTH or not token.isascii() or not token.isprintable():
         raise ClusterError(
-            f"the token in {place} is no token: it has fewer than {LEAST_LENGTH} plain characters"
+            f"what {place} holds is no token, for it has fewer than {LEAST_LENGTH} plain characters: "
+            "copy the token file from the master's node, or on that node remove it, and a new one is made"
         )
     return token

@@ -22,7 +22,7 @@ from speedo.messages import (
 
 
 class Trace:
-    """What happened, a line each; `lines` may be None to keep nothing."""
+    """Implements `speedo.driver.Observer`; without `keep` nothing is kept."""
 
     def __init__(self, keep: bool = True) -> None:
         self.lines: list[str] | None = [] if keep else None
@@ -39,12 +39,15 @@ class Trace:
             case Trained():
                 text = (
                     f"worker {event.worker}.{event.incarnation} trained ticket {event.ticket}, "
-                    f"{event.samples} samples, loss {event.loss:.6f}"
+                    f"{event.samples} samples, loss {event.loss:.3f}"
                 )
             case Tested():
                 text = f"version {event.version} tested: {event.problem or dict(event.metrics)}"
-            case _:
-                text = str(event)
+            case Refused():
+                who = f"{event.worker}.{event.incarnation}"
+                text = f"worker {who} failed ticket {event.ticket}: {event.reason}"
+            case StopAsked():
+                text = f"stop asked: {event.reason}"
         self.lines.append(f"{now:10.4f}  > {text}")
 
     def did(self, action: Action, now: float) -> None:
@@ -71,8 +74,10 @@ class Trace:
                 text = f"set worker {action.worker}.{action.incarnation} aside: {action.reason}"
             case Finish():
                 text = f"finish, {'complete' if action.complete else 'incomplete'}: {action.reason}"
-            case _:
-                text = str(action)
+            case Evaluate():
+                text = f"test version {action.version}, iteration {action.iteration}"
+            case Snapshot():
+                text = f"snapshot of version {action.version}, iteration {action.iteration}"
         self.lines.append(f"{now:10.4f}  < {text}")
 
     def text(self) -> str:

@@ -23,6 +23,7 @@ from speedo.messages import Action, Event
 from speedo.sgd_modes.registry import make_strategy, needs_update
 from speedo.solver import SolverSpec, solver_for_server, split_batch
 from speedo.status import Status, StatusBoard
+from speedo.storage import keys
 from speedo.storage.base import Store
 from speedo.weights import Vector
 
@@ -35,7 +36,6 @@ class RunSettings:
     version: str
     redis_url: str
     spec: SolverSpec
-    bundled_data: str | None
     workers: int
     batch_sizes: tuple[int, ...]
     seed: int
@@ -43,9 +43,7 @@ class RunSettings:
     timeout_s: float
 
     @classmethod
-    def make(
-        cls, config: RunConfig, spec: SolverSpec, run: str, redis_url: str, bundled_data: str | None
-    ) -> RunSettings:
+    def make(cls, config: RunConfig, spec: SolverSpec, run: str, redis_url: str) -> RunSettings:
         """`batch_sizes` has a `batch_size` per slot: a share of the solver's, or the whole of it."""
         if config.splits_batch:
             batch_sizes = split_batch(spec.batch_size, config.workers)
@@ -57,7 +55,6 @@ class RunSettings:
             speedo.__version__,
             redis_url,
             spec,
-            bundled_data,
             config.workers,
             batch_sizes,
             seed,
@@ -153,6 +150,7 @@ class Training:
             solver_for_server(spec, seed=settings.seed, scratch=run_dir / "logs"),
             lr_policy=spec.lr_policy,
             folder=spec.folder,
+            scratch=run_dir / "logs",
         )
         if config.weights is not None:
             self._engine.copy_from(config.weights)
@@ -183,7 +181,8 @@ class Training:
             has_tester=spec.has_test,
             snapshot=self._snapshot,
         )
-        runlog.write_config(run_dir, _for_people(config, spec))
+        self._store = store
+        runlog.write_config(run_dir, _for_people(config, spec, settings.seed))
 
     def run(self) -> RunResult:
         """Train, test the last version, export it, and write the result. Store failures propagate."""
@@ -199,6 +198,10 @@ class Training:
         finally:
             self.board.state, self.board.over = "finished", True
             self._log.close()
+
+    def clean_store(self) -> None:
+        """Remove everything of this run from the store; it may be a server of the user's."""
+        self._store.delete(*self._store.keys(keys.prefix(self.settings.run)))
 
     def status(self) -> Status:
         return self.board.status(time.monotonic())
@@ -261,7 +264,7 @@ def result_fields(result: RunResult) -> dict[str, Any]:
     return {name: getattr(result, name) for name in result.__slots__}
 
 
-def _for_people(config: RunConfig, spec: SolverSpec) -> dict[str, Any]:
-    values = config.model_dump(mode="json", exclude_none=True, exclude={"redis"})
-    values["solver"] = str(spec.path)
-    return values
+def _for_people(config: RunConfig, spec: SolverSpec, seed: int) -> dict[str, Any]:
+    """What `--config` takes to do the same again, in a directory of its own; without secrets."""
+    values = config.model_dump(mode="json", exclude_none=True, exclude={"redis", "run_dir"})
+    return {**values, "solver": str(spec.path), "seed": seed}

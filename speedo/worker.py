@@ -12,7 +12,6 @@ from speedo.sgd_modes.rules import pull_towards
 from speedo.storage import keys
 from speedo.storage.base import Store
 from speedo.weights import (
-    HEADER_BYTES,
     Header,
     Kind,
     Layout,
@@ -120,5 +119,4 @@ class Worker:
             epoch=self.epoch,
         )
         key = keys.payload(self.run, self.worker, command.ticket)
-        assert len(head := header.pack()) == HEADER_BYTES
-        self.store.write(key, head, as_bytes(self._local), expire_s=PAYLOAD_EXPIRY_S)
+        self.store.write(key, header.pack(), as_bytes(self._local), expire_s=PAYLOAD_EXPIRY_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 from speedo.actors import session
 from speedo.actors.signals import stop_signals
 from speedo.config import RunConfig
-from speedo.errors import EngineError, SpeedoError
+from speedo.errors import EngineError, SpeedoError, StoreError
 from speedo.preparation import Prepared, check_nets, prepare
 from speedo.progress import Watch
 from speedo.storage.redis_server import PrivateRedis
-from speedo.storage.redis_store import RedisStore
+from speedo.storage.redis_store import RedisStore, url_with_password
 from speedo.token import load_token
 from speedo.training import RunResult, RunSettings
 
@@ -37,6 +38,7 @@ def train(config: RunConfig, watch: Watch) -> RunResult:
         host.start(config.workers)
         result = _follow(master, run, prepared, watch, host)
         host.stop("the run is over")
+        _let_go(master)
         return result
 
 
@@ -46,8 +48,6 @@ def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> Ru
     session.require_free_port(config.host, config.port)
     with ExitStack() as stack:
         prepared, settings = _start(config, watch, stack, token, port=config.port)
-        import ray
-
         master, run = _launch_master(prepared, settings)
         watch.note(
             f"waiting for {config.workers} workers, up to {config.timeout:.0f} s; on each node: "
@@ -56,7 +56,7 @@ def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> Ru
         try:
             return _follow(master, run, prepared, watch)
         finally:
-            ray.get(master.wait_for_hosts.remote(FAREWELL_S), timeout=FAREWELL_S + ANSWER_S)
+            _let_go(master)
 
 
 # ---------------------------------------------------------------- parts of a run
@@ -67,6 +67,7 @@ def _start(
 ) -> tuple[Prepared, RunSettings]:
     """Prepare, then start Redis and Ray while Caffe builds the nets once in a child."""
     prepared = prepare(config, watch.note)
+    stack.callback(_sweep, prepared.run_dir / "logs")
     watch.begin(prepared.run_dir)
     for line in prepared.headline():
         watch.note(line)
@@ -75,7 +76,7 @@ def _start(
     if config.redis is None:
         redis_url = stack.enter_context(PrivateRedis(host=config.host)).url
     else:
-        redis_url = config.redis
+        redis_url = url_with_password(config.redis)
         store = RedisStore(redis_url)
         for warning in store.check_server():
             watch.note(f"warning: {warning}")
@@ -85,9 +86,7 @@ def _start(
     watch.note(
         f"{facts.parameters:,} parameters in {facts.blobs} blobs, {facts.nbytes / 1e6:.1f} MB per exchange"
     )
-    return prepared, RunSettings.make(
-        config, prepared.spec, prepared.run, redis_url, prepared.dataset
-    )
+    return prepared, RunSettings.make(config, prepared.spec, prepared.run, redis_url)
 
 
 def _launch_master(prepared: Prepared, settings: RunSettings) -> tuple[Any, Any]:
@@ -156,3 +155,21 @@ def _follow(
             raise EngineError(
                 f"the master's process died: {cause_in(log) or 'killed'}; see {log}"
             ) from None
+
+
+def _let_go(master: Any) -> None:
+    """Wait for the hosts to leave, then take the run out of the store, which may be the user's."""
+    import ray
+    from ray.exceptions import RayError
+
+    try:
+        ray.get(master.wait_for_hosts.remote(FAREWELL_S), timeout=FAREWELL_S + ANSWER_S)
+        ray.get(master.clean_store.remote(), timeout=ANSWER_S)
+    except (RayError, StoreError):
+        return  # master or store are gone: there is nothing left to tidy
+
+
+def _sweep(logs: Path) -> None:
+    """Remove the engines' scratch folders: their actors were ended, not closed."""
+    for folder in logs.glob("speedo-engine-*"):
+        shutil.rmtree(folder, ignore_errors=True)

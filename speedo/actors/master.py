@@ -47,6 +47,9 @@ class MasterActor:
     def run(self) -> RunResult:
         return self._training.run()
 
+    def clean_store(self) -> None:
+        self._training.clean_store()
+
     def stop(self, reason: str) -> None:
         self._cluster.stop(reason)
 

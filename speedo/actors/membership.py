@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import tempfile
 import time
@@ -15,7 +16,7 @@ from speedo.actors import session
 from speedo.actors.signals import stop_signals
 from speedo.data import default_data_root
 from speedo.errors import ClusterError, EngineError
-from speedo.preparation import make_dataset
+from speedo.preparation import make_dataset, preparable_dataset
 from speedo.progress import Watch
 from speedo.status import Status
 from speedo.token import load_token
@@ -41,7 +42,10 @@ def serve_worker(
     token = _patient_token(token_file, timeout_s, watch.note)
     session.wait_for_master(address, token, timeout_s, watch.note)
     with ExitStack() as stack:
-        logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="speedo-worker-")))
+        logs = Path(tempfile.mkdtemp(prefix="speedo-worker-"))
+        stack.push(
+            lambda kind, *_: shutil.rmtree(logs, ignore_errors=True) if kind is None else None
+        )
         stack.enter_context(session.member(token, address))
         from speedo.actors.host import WorkerHost
 
@@ -50,8 +54,9 @@ def serve_worker(
         settings = _settings(master, name, address)
         try:
             root = (data_root or default_data_root()).absolute()
-            if settings.bundled_data is not None:
-                make_dataset(root, settings.bundled_data, watch.note)
+            missing = preparable_dataset(settings.spec.on_node(root))
+            if missing is not None:
+                make_dataset(root, missing, watch.note)
             host = WorkerHost(master, settings, name, logs, root)
             host.start(count)
             watch.note(
@@ -126,6 +131,8 @@ def _stay(master: Any, host: WorkerHost, address: str, watch: Watch) -> Status:
                 raise EngineError(f"every worker of this host died, the last: {host.last_died}")
             if stopped:
                 host.stop(f"its host was stopped by {stopped[0]}")
+                if stopped[0] == "SIGTERM":
+                    raise SystemExit(143)
                 raise KeyboardInterrupt
             if status.over:
                 host.stop("the run is over")

@@ -25,7 +25,9 @@ class TesterActor:
 
         spec = self._settings.spec
         text = solver_for_tester(spec, seed=self._settings.seed, scratch=self._log.parent)
-        self._engine = PycaffeEngine(text, lr_policy=spec.lr_policy, folder=spec.folder)
+        self._engine = PycaffeEngine(
+            text, lr_policy=spec.lr_policy, folder=spec.folder, scratch=self._log.parent
+        )
         self._store = RedisStore(self._settings.redis_url)
         self._vector = self._engine.layout.zeros()
         return os.getpid()

@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from speedo.engines.caffe_import import prepare_environment
+from google.protobuf import text_format
+
+from speedo.engines.caffe_import import load_caffe, prepare_environment
 from speedo.engines.fatal import describe_death, describe_exception
+from speedo.engines.label_check import label_problems
 from speedo.errors import EngineError, SolverError, SpeedoError
 
 _MARK: Final = "speedo-check: "
+# Caffe: net.cpp, Init. The name of each layer that it begins with; nothing where a net is whole.
+_LAYERS: Final = re.compile(r"net\.cpp:\d+\] (?:Creating Layer (.+)|Network initialization done)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +58,13 @@ def check_in_subprocess(
     weights: Path | None = None,
     step: bool = False,
     timeout: float = 120.0,
+    origin: str = "",
 ) -> CaffeFacts:
     """Build the nets of these solver texts in a child, with one step of the worker's if `step`.
 
-    Raises `SolverError` with Caffe's own words if Caffe refuses them, `EngineError` if the child
-    does not come back within `timeout` seconds or pycaffe is missing.
+    Raises `SolverError` with Caffe's own words if Caffe refuses them or the weights, `EngineError` if the
+    child does not come back within `timeout` seconds or pycaffe is missing. `origin`, the net's file, begins
+    every sentence about the nets.
     """
     request = {
         "worker": worker, "tester": tester, "rank": rank, "count": count, "step": step,
@@ -65,6 +73,9 @@ def check_in_subprocess(
     }  # fmt: skip
     environment = dict(os.environ)
     prepare_environment(1, environment)
+    environment["GLOG_minloglevel"] = (
+        "0"  # its notes tell which layer it was at; nobody else reads them
+    )
     try:
         child = subprocess.run(
             [sys.executable, "-m", "speedo.engines.caffe_check"],
@@ -82,11 +93,26 @@ def check_in_subprocess(
         ) from error
     answers = [line for line in child.stdout.splitlines() if line.startswith(_MARK)]
     if not answers:
-        raise SolverError(describe_death(child.stderr, child.returncode))
+        raise SolverError(_refusal(child.stderr, child.returncode, weights, origin))
     answer = json.loads(answers[-1].removeprefix(_MARK))
+    if "problem" in answer and answer["ours"]:
+        raise EngineError(answer["problem"])
     if "problem" in answer:
-        raise (EngineError if answer["ours"] else SolverError)(answer["problem"])
+        about_net = origin and not answer["problem"].startswith("weights ")
+        raise SolverError(f"{origin}: {answer['problem']}" if about_net else answer["problem"])
     return CaffeFacts(**{**answer, "outputs": tuple(answer["outputs"])})
+
+
+def _refusal(stderr: str, returncode: int, weights: Path | None, origin: str) -> str:
+    """How the child died, and over what: a layer, the weights, or the solver as a whole."""
+    said = describe_death(stderr, returncode)
+    start = f"{origin}: " if origin else ""
+    at = _LAYERS.findall(stderr)
+    if at and at[-1]:
+        return f"{start}layer {at[-1]!r} cannot be built, correct it or what it reads: {said}"
+    if at and weights is not None:
+        return f"weights {weights} does not fit this net, give a .caffemodel that does: {said}"
+    return f"{start}correct the solver or its nets: {said}"
 
 
 def _with_our_path(environment: dict[str, str]) -> dict[str, str]:
@@ -95,6 +121,10 @@ def _with_our_path(environment: dict[str, str]) -> dict[str, str]:
     path = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = f"{root}{os.pathsep}{path}" if path else root
     return environment
+
+
+def _solver(text: str) -> Any:
+    return text_format.Parse(text, load_caffe().proto.caffe_pb2.SolverParameter())
 
 
 def _build(request: dict[str, Any]) -> dict[str, Any]:
@@ -108,16 +138,22 @@ def _build(request: dict[str, Any]) -> dict[str, Any]:
         count=request["count"],
         folder=folder,
     )
+    train = _solver(request["worker"]).train_net_param
     if request["weights"] is not None:
         worker.copy_from(Path(request["weights"]))
+    tests: list[Any] = []
     loss = worker.step(1) if request["step"] else None
     outputs: tuple[str, ...] = ()
     if request["tester"] is not None:
         tester = PycaffeEngine(request["tester"], lr_policy=_Constant(), folder=folder)
         outputs = tester.test_outputs()
+        tests = list(_solver(request["tester"]).test_net_param)
         if tester.layout != worker.layout:
             raise SolverError("the tester's train net has other parameters than the worker's")
         tester.close()
+    problems = [text for net in (train, *tests) for text in label_problems(net, worker._net.blobs)]
+    if problems:
+        raise SolverError(problems[0])
     layout = worker.layout
     facts = CaffeFacts(
         layout.size, layout.nbytes, len(layout.blobs), layout.digest, worker.samples_per_step,
@@ -129,10 +165,13 @@ def _build(request: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """The child's part."""
+    ours = True
     try:
+        load_caffe()
+        ours = False
         answer = _build(json.load(sys.stdin))
     except SpeedoError as error:
-        answer = {"problem": str(error), "ours": isinstance(error.__cause__, ImportError)}
+        answer = {"problem": str(error), "ours": ours}
     except Exception as error:
         answer = {"problem": describe_exception(error), "ours": True}
     print(f"\n{_MARK}{json.dumps(answer)}", flush=True)

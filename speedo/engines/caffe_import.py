@@ -38,7 +38,7 @@ def load_caffe() -> Any:
         import caffe.proto.caffe_pb2
     except ImportError as error:
         raise EngineError(
-            f"pycaffe cannot be imported here ({error}): run `make pycaffe` on this node, "
+            f"pycaffe cannot be imported here ({error}): run `make setup` on this node, "
             "or start SpeeDO with the interpreter that has it"
         ) from error
     return caffe

@@ -35,7 +35,9 @@ def read_text(path: Path, message: Any) -> None:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise SolverError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise SolverError(
+            f"{path}: cannot be read ({error.strerror or error}): correct the path or its permissions"
+        ) from error
     except UnicodeDecodeError as error:
         raise SolverError(
             f"{path}: is not text: give the prototxt, not a .caffemodel or a database"
@@ -70,4 +72,4 @@ def _explain(error: str, message: Any) -> str:
         known = pool.FindEnumTypeByName(value[1]).values_by_name
         choice = ", ".join(known)
         return f"{where}{value[2]!r} is not one of {choice}{did_you_mean(value[2], known)}"
-    return f"{where}{what.strip()}"
+    return f"{where}{' '.join(what.split()).rstrip('.')}: correct the text there"

@@ -30,6 +30,8 @@ def read_solver(
     Nets are looked for here, data sources only where they are read (`solver_for_worker`).
     """
     path = path.absolute()
+    if path.is_dir():
+        raise SolverError(f"{path}: is a folder: give the solver.prototxt in it")
     if not path.is_file():
         raise SolverError(
             f"{path}: there is no such solver file: give the path of a solver.prototxt"

@@ -6,6 +6,7 @@ solvers/sgd_solver.cpp (GetLearningRate). Caffe aborts at the first; here all ar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -73,6 +74,8 @@ def _length(parameter: Any) -> Iterator[str]:
 def _rate(parameter: Any) -> Iterator[str]:
     if not parameter.HasField("base_lr"):
         yield "has no base_lr: give the learning rate"
+    elif not (parameter.base_lr > 0 and math.isfinite(parameter.base_lr)):
+        yield f"base_lr is {parameter.base_lr:g}: use a learning rate above 0"
     policy = parameter.lr_policy
     if not policy:
         yield f"has no lr_policy: use one of {', '.join(REQUIRED)}"
@@ -126,5 +129,6 @@ def _mode(parameter: Any) -> Iterator[str]:
         and is_cpu_only()
     ):
         yield (
-            "solver_mode is GPU, but this Caffe was built for the CPU only: set solver_mode: CPU"
+            "solver_mode is GPU, but this Caffe was built for the CPU only: "
+            "set solver_mode: CPU, or give --cpu"
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 from speedo.solver.lr_policies import LrPolicy
 from speedo.solver.paths import SearchPath
+from speedo.solver.proto import caffe_proto, parse_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,11 @@ class SolverSpec:
     def batch(self) -> int:
         """Records of one iteration of sequential Caffe: `batch_size * iter_size`."""
         return self.batch_size * self.iter_size
+
+    def layer_names(self) -> list[str]:
+        """The layers of the train net."""
+        parameter = parse_text(self.text, caffe_proto().SolverParameter())
+        return [str(layer.name) for layer in parameter.train_net_param.layer]
 
     def on_node(self, data_root: Path | None) -> SolverSpec:
         """The same solver on this node: paths are tried from its own working directory and data root."""

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit, urlunsplit
 
 import redis
 import redis.connection
@@ -205,6 +205,16 @@ class RedisStore:
         if connection is not None:
             with suppress(OSError, redis.RedisError):
                 connection.disconnect()
+
+
+def url_with_password(url: str) -> str:
+    """The URL with the password of `SPEEDO_REDIS_PASSWORD`, if it has none of its own: for other nodes."""
+    password = os.environ.get(PASSWORD_VARIABLE)
+    parts = urlsplit(url)
+    if not password or parts.password is not None:
+        return url
+    user, _, place = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{user}:{quote(password, safe='')}@{place}"))
 
 
 def _parse(url: str) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
@@ -34,44 +33,13 @@ from speedo.messages import (
 from speedo.simulator import SimulatedCluster, Simulation
 from speedo.storage import keys
 from tests.core.mode_checks import ModeCheck, mode_check
-from tests.core.replica import equal, merge_into
+from tests.core.replica import equal, kind_of, merge_into, rate_of
+from tests.core.rules_of_a_run import KINDS, Rules, Turn, Violation
 
 SIZE = 4  # parameters of the net
 HEADER_BYTES = 60
 STRIKES = 3
 LONGEST_RUN_S = 100_000.0
-KINDS = {"DELTA": 2, "WEIGHTS": 3, "GRADIENT": 4}
-
-
-class Violation(AssertionError):
-    """A promise was broken."""
-
-
-@dataclass(frozen=True)
-class Turn:
-    """A turn that was issued and not answered yet."""
-
-    train: Train
-    samples: int
-    accepted_before: int
-    issued: float
-    event: int
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What the checker is told of a run: the plan and the options, as a user would give them."""
-
-    options: Mapping[str, Any]
-    batch: int
-    max_iter: int
-    workers: int
-    min_workers: int
-    test_interval: int
-    snapshot: int
-    longest_turn_s: float
-    start_s: float
-    join_s: float
 
 
 class Checker:
@@ -137,9 +105,7 @@ class Checker:
 
     def did(self, action: Action, now: float) -> None:
         self.next.did(action, now)
-        self.require(
-            self.finish is None or isinstance(action, Drop), f"after the end came {action}"
-        )
+        self.require(self.finish is None or isinstance(action, Drop), "after the end", action)
         match action:
             case Train():
                 self._train(action)
@@ -210,7 +176,7 @@ class Checker:
     def _train(self, train: Train) -> None:
         rules, worker = self.rules, train.worker
         self._phase_may_end()
-        options = self.phases[self.phase_number % len(self.phases)]
+        options = self._options()
         if not self.started:
             self.started = True
             self.require(len(self.members) >= rules.workers, "begun before all were there")
@@ -222,22 +188,17 @@ class Checker:
         self.require(train.version in self.published(), "its center is not published", train)
         self.require(train.iteration == self.samples // rules.batch, "wrong iteration", train)
         self.require(1 <= train.steps <= options.get("local_steps", 1), "wrong length", train)
-        self.require(train.payload == KINDS[self._kind(options)], "wrong payload", train)
+        self.require(train.payload == KINDS[kind_of(options)], "wrong payload", train)
         ahead = self.samples + sum(turn.samples for turn in self.turns.values())
         self.require(ahead < rules.batch * rules.max_iter, "beyond the work", train)
         own = self.own_merge.pop(worker, None)
-        elastic = self._kind(options) == "WEIGHTS"
+        elastic = kind_of(options) == "WEIGHTS"
         expected = own[1] if elastic and own is not None and own[0] == self.version else None
         self.require(train.moving_rate == expected, "wrong moving rate", expected, train)
         self.mode.training(worker)
         self.ticket = train.ticket
         samples = train.steps * self.members[worker].samples_per_step
         self.turns[worker] = Turn(train, samples, self.accepted, self.now, self.events)
-
-    def _kind(self, options: Mapping[str, Any]) -> str:
-        if options["mode"] == "easgd" or options.get("moving_rate") is not None:
-            return "WEIGHTS"
-        return "GRADIENT" if options.get("server_gradient") else "DELTA"
 
     def _merge(self, merge: Merge) -> None:
         self.require(merge.version == self.version + 1, "wrong version", merge)
@@ -251,8 +212,8 @@ class Checker:
             key = (part.worker, part.incarnation, part.ticket)
             self.merged_keys.add(key)
             del self.held[key]
-        options = self.phases[self.phase_number % len(self.phases)]
-        rate = self._rate(options)
+        options = self._options()
+        rate = rate_of(options, len(self.members))
         self.require(math.isclose(merge.rate, rate, rel_tol=1e-12), "wrong rate", rate, merge)
         self._replay(merge, options)
         self.version += 1
@@ -266,20 +227,11 @@ class Checker:
             if self._is(part.worker, part.incarnation):
                 self.own_merge[part.worker] = (self.version, merge.rate)
 
-    def _rate(self, options: Mapping[str, Any]) -> float:
-        workers, kind = max(len(self.members), 1), self._kind(options)
-        if kind == "WEIGHTS":
-            return options.get("moving_rate") or 0.9 / workers
-        if kind == "GRADIENT":
-            return 1.0
-        plain = 1.0 if options["mode"] == "sync" else min(1.0, 2.0 / workers)
-        return options.get("delta_scale") or plain
-
     def _replay(self, merge: Merge, options: Mapping[str, Any]) -> None:
         """The same merge on a center of our own: the published one must equal it."""
         vectors = [self.payloads.pop((part.worker, part.ticket)) for part in merge.parts]
         samples = [part.samples for part in merge.parts]
-        merge_into(self.replica, self._kind(options), vectors, samples, merge.rate)
+        merge_into(self.replica, kind_of(options), vectors, samples, merge.rate)
         self.require(merge.version in self.published(), "not published", merge)
         found = np.empty_like(self.replica)
         self.store.read(keys.center(self.run, merge.version), memoryview(found).cast("B"))
@@ -309,18 +261,21 @@ class Checker:
 
     # ------------------------------------------------------------ after each event, and at the end
 
+    def _options(self) -> Mapping[str, Any]:
+        return self.phases[self.phase_number % len(self.phases)]
+
     def _phase_may_end(self) -> None:
         """A phase of a hybrid run ends when its samples are merged and nobody trains any more."""
         if len(self.phases) == 1 and "iterations" not in self.phases[0]:
             return
-        options = self.phases[self.phase_number % len(self.phases)]
+        options = self._options()
         if self.phase_samples >= options["iterations"] * self.rules.batch:
             if self.turns:
                 self.mode.draining = True
                 return
             self.phase_number, self.phase_samples = self.phase_number + 1, 0
             self.own_merge.clear()
-            self.mode = mode_check(self.phases[self.phase_number % len(self.phases)], self)
+            self.mode = mode_check(self._options(), self)
 
     def _event_ends(self) -> None:
         self.require(self.owed is None, "no record", self.owed)

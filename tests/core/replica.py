@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 GRADIENT_LR = 0.05  # of the update that the schedules give to `server_gradient`
+
+
+def kind_of(options: Mapping[str, Any]) -> str:
+    """What workers send under these options."""
+    if options["mode"] == "easgd" or options.get("moving_rate") is not None:
+        return "WEIGHTS"
+    return "GRADIENT" if options.get("server_gradient") else "DELTA"
+
+
+def rate_of(options: Mapping[str, Any], members: int) -> float:
+    """The factor of a merge while so many workers are in the run."""
+    workers, kind = max(members, 1), kind_of(options)
+    if kind == "WEIGHTS":
+        return float(options.get("moving_rate") or 0.9 / workers)
+    if kind == "GRADIENT":
+        return 1.0
+    plain = 1.0 if options["mode"] == "sync" else min(1.0, 2.0 / workers)
+    return float(options.get("delta_scale") or plain)
 
 
 def merge_into(

@@ -17,10 +17,12 @@ from speedo.coordinator import Plan
 from speedo.driver import HEARTBEAT_S, Limits
 from speedo.messages import Event, Left, StopAsked
 from speedo.sgd_modes.registry import make_strategy
-from speedo.simulator import Faults, SimulatedCluster, Simulation, World, simulate
+from speedo.simulator import Faults, SimulatedCluster, World, simulate
+from speedo.trace import Trace
 from speedo.weights import Vector
-from tests.core.checker import SIZE, Checker, Rules
+from tests.core.checker import SIZE, Checker
 from tests.core.replica import GRADIENT_LR
+from tests.core.rules_of_a_run import Rules
 
 MODES = ("sync", "async", "partial", "weed-out", "easgd", "hybrid")
 LIMITS = Limits(start_s=20.0, join_s=15.0, turn_s=12.0, test_s=30.0)
@@ -43,7 +45,7 @@ class Schedule:
 
 
 def make_schedule(mode: str, chance: random.Random) -> Schedule:
-    """A run of 10 to 60 results; half of them with faults."""
+    """A run of some 10 to 45 results, more with faults, which most of them have."""
     workers = chance.randint(1, 6)
     options = _options(mode, chance)
     if mode == "hybrid":
@@ -53,7 +55,7 @@ def make_schedule(mode: str, chance: random.Random) -> Schedule:
     batch = chance.choice((4, 6, 12))
     share = chance.choice((batch, max(1, batch // workers)))
     longest = max(part.get("local_steps", 1) for part in options.get("phases") or [options])
-    results = chance.randint(10, 60)
+    results = chance.randint(10, 45)
     plan = Plan(
         batch,
         max_iter=max(1, results * share * longest // batch),
@@ -123,8 +125,8 @@ def _script(workers: int, chance: random.Random) -> tuple[tuple[float, str, int]
     return tuple(one for one in sorted(found) if one[1] != "stop" or chance.random() < 0.1)
 
 
-def run(schedule: Schedule, *, keep_trace: bool = False) -> tuple[Checker, Simulation]:
-    """Run it under the eyes of a checker, which raises `Violation`."""
+def run(schedule: Schedule, trace: Trace | None = None) -> Checker:
+    """Run it under the eyes of a checker, which raises `Violation`; `trace` gets what happens."""
     plan, parts = schedule.plan, schedule.options.get("phases") or [schedule.options]
     steps = max(part.get("local_steps", 1) for part in parts)
     slowest = 2.0 * 0.1 * steps * max(schedule.speeds) + 1.0
@@ -170,14 +172,14 @@ def run(schedule: Schedule, *, keep_trace: bool = False) -> tuple[Checker, Simul
         seed=schedule.seed,
         size=SIZE,
         momentum=schedule.momentum,
-        keep_trace=keep_trace,
+        keep_trace=False,
         samples_per_step=schedule.share,
         script=script,
-        observer=checker.follow,
+        observer=lambda unused: checker.follow(trace or unused),
         limits=LIMITS,
     )
     checker.ended(simulation)
-    return checker, simulation
+    return checker
 
 
 def _replace(cluster: SimulatedCluster, worker: int) -> Event | None:
@@ -193,7 +195,7 @@ def _replace(cluster: SimulatedCluster, worker: int) -> Event | None:
 def check(mode: str, seed: int) -> Checker:
     """Run the schedule of this mode and seed; a failure says how to see it again."""
     try:
-        return run(make_schedule(mode, random.Random(f"{mode} {seed}")))[0]
+        return run(make_schedule(mode, random.Random(f"{mode} {seed}")))
     except Exception as error:
         error.add_note(f"see it with: python -m tests.core.schedules {mode} {seed}")
         raise
@@ -202,17 +204,8 @@ def check(mode: str, seed: int) -> Checker:
 if __name__ == "__main__":
     made = make_schedule(sys.argv[1], random.Random(f"{sys.argv[1]} {sys.argv[2]}"))
     print(made)
-    lines: list[str] = []
-    import speedo.simulator
-
-    class Printing(speedo.simulator.Trace):
-        def saw(self, event: Event, now: float) -> None:
-            super().saw(event, now)
-            print(self.lines.pop())
-
-        def did(self, action: Any, now: float) -> None:
-            super().did(action, now)
-            print(self.lines.pop())
-
-    speedo.simulator.Trace = Printing
-    print(run(made, keep_trace=True)[0].counts)
+    trace = Trace()
+    try:
+        run(made, trace)
+    finally:
+        print(trace.text())

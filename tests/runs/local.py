@@ -57,7 +57,7 @@ def train_here(
     """The result, and the center before and after training."""
     config = make_config(options)
     spec = read_solver(solver, data_root=data_root)
-    settings = RunSettings.make(config, spec, "here", "", None)
+    settings = RunSettings.make(config, spec, "here", "")
     cluster = LocalCluster()
     training = Training(config, settings, create_run_dir(run_dir), store, cluster, None)
     for _ in range(config.workers):

@@ -1,0 +1,158 @@
+"""From what a run left to its figures: images per second, where a turn's time goes, ratios within a round."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+WARM_UP = 0.2  # of the time in which all train: not counted
+FEWEST = 4  # turns of each worker that a figure needs
+PARTS = ("turn", "fetch", "compute", "publish", "rest")
+
+End = tuple[float, int]  # when a turn ended, in seconds, and its images that count
+
+
+class MeasureError(Exception):
+    """A measurement that gives no figure; says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One measurement. `parts` is in ms, a median over the turns of all workers; `discarded` is a share."""
+
+    images_per_s: float
+    parts: Mapping[str, float]
+    discarded: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Median of ratios that were taken round by round, and how far they lie apart."""
+
+    median: float
+    least: float
+    most: float
+
+
+@dataclass(slots=True)
+class _Turns:
+    """One worker's turns: when each ended with how many merged images, and the timings of the merged ones."""
+
+    ends: list[End] = field(default_factory=list)
+    timings: list[Mapping[str, float] | None] = field(default_factory=list)
+
+
+def window_of(workers: Sequence[Sequence[End]]) -> tuple[float, float]:
+    """The time in which all workers train, without its first fifth; raises `MeasureError` if there is none."""
+    if not workers or not all(workers):
+        raise MeasureError("a worker has trained nothing")
+    begin, end = max(ends[0][0] for ends in workers), min(ends[-1][0] for ends in workers)
+    if end <= begin:
+        raise MeasureError("the workers did not train at the same time")
+    return begin + WARM_UP * (end - begin), end
+
+
+def images_per_s(workers: Sequence[Sequence[End]]) -> float:
+    """The sum of the workers' rates, each from the end of a turn of its own to the end of another."""
+    begin, end = window_of(workers)
+    total = 0.0
+    for ends in workers:
+        inside = [turn for turn in ends if begin <= turn[0] <= end]
+        if len(inside) < FEWEST:
+            raise MeasureError(
+                f"{len(inside)} turns of a worker are too few for a figure: more --seconds"
+            )
+        total += sum(images for _, images in inside[1:]) / (inside[-1][0] - inside[0][0])
+    return total
+
+
+def steps_measured(processes: Sequence[Sequence[float]], batches: Sequence[int]) -> Measured:
+    """Free-running processes: the ends of each one's steps, and its batch."""
+    workers = [
+        [(end, batch) for end in ends] for ends, batch in zip(processes, batches, strict=True)
+    ]
+    rate = images_per_s(workers)
+    begin, end = window_of(workers)
+    steps = [
+        second - first
+        for ends in processes
+        for first, second in pairwise(ends)
+        if begin <= first and second <= end
+    ]
+    step = 1000.0 * statistics.median(steps)
+    return Measured(rate, {"turn": step, "compute": step})
+
+
+def run_measured(metrics: Iterable[str], expected: int) -> Measured:
+    """A run of `expected` workers by the lines of its `metrics.jsonl`; raises `MeasureError`."""
+    workers: dict[int, _Turns] = {}
+    for line in metrics:
+        told = json.loads(line)
+        if told["event"] == "finish":
+            break
+        if told["event"] == "left":
+            raise MeasureError(f"worker {told['worker']} was lost: {told['cause']}")
+        if told["event"] != "result":
+            continue
+        merged = told["decision"] == "merged"
+        turns = workers.setdefault(told["worker"], _Turns())
+        turns.ends.append((told["time"], told["samples"] if merged else 0))
+        turns.timings.append(told["timings"] if merged else None)
+    if len(workers) != expected:
+        raise MeasureError(f"{len(workers)} of {expected} workers have trained")
+    ends = [turns.ends for turns in workers.values()]
+    begin, end = window_of(ends)
+    counted = [images > 0 for one in ends for time, images in one if begin <= time <= end]
+    rows = [row for turns in workers.values() for row in _parts(turns, begin, end)]
+    if not rows:
+        raise MeasureError("no two results of a worker follow each other")
+    return Measured(
+        images_per_s(ends),
+        {name: 1000.0 * statistics.median(row[name] for row in rows) for name in PARTS},
+        counted.count(False) / len(counted),
+    )
+
+
+def _parts(turns: _Turns, begin: float, end: float) -> list[dict[str, float]]:
+    """Seconds of each merged turn in the window: from result to result, and where they went.
+
+    `rest` is all that the worker did not see: messages, the master's merge, and waiting for others.
+    """
+    rows = []
+    for index in range(1, len(turns.ends)):
+        before, now = turns.ends[index - 1][0], turns.ends[index][0]
+        timings = turns.timings[index]
+        if timings is None or before < begin or now > end:
+            continue
+        row = {name: timings[name] for name in ("fetch", "compute", "publish")}
+        rows.append({"turn": now - before, **row, "rest": now - before - sum(row.values())})
+    return rows
+
+
+def paired_ratio(
+    rounds: Sequence[Mapping[str, Measured]], name: str, baseline: str
+) -> Ratio | None:
+    """`name` over `baseline`, taken within each round that has both."""
+    ratios = [
+        one[name].images_per_s / one[baseline].images_per_s
+        for one in rounds
+        if name in one and baseline in one
+    ]
+    return Ratio(statistics.median(ratios), min(ratios), max(ratios)) if ratios else None
+
+
+def median_rate(rounds: Sequence[Mapping[str, Measured]], name: str) -> float | None:
+    rates = [one[name].images_per_s for one in rounds if name in one]
+    return statistics.median(rates) if rates else None
+
+
+def median_part(rounds: Sequence[Mapping[str, Measured]], name: str, part: str) -> float | None:
+    values = [one[name].parts[part] for one in rounds if name in one and part in one[name].parts]
+    return statistics.median(values) if values else None
+
+
+def median_discarded(rounds: Sequence[Mapping[str, Measured]], name: str) -> float:
+    return statistics.median([one[name].discarded for one in rounds if name in one] or [0.0])

@@ -1,0 +1,98 @@
+"""The figures as tables, for a terminal or in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from bench.figures import (
+    PARTS,
+    Measured,
+    median_discarded,
+    median_part,
+    median_rate,
+    paired_ratio,
+)
+from bench.throughput import SEQUENTIAL, Round, Row
+
+Table = list[list[str]]  # the first row is the heading
+Writer = Callable[[Table], str]
+
+HEADING = ["", "batch each", "images/s", "of free-running", "least to most", "x sequential"]
+
+
+def rates(rows: Sequence[Row], rounds: Sequence[Round]) -> Table:
+    """Throughput and its ratios, a row for each thing measured."""
+    table = [HEADING]
+    for row in rows:
+        rate = median_rate(rounds, row.name)
+        ratio = paired_ratio(rounds, row.name, row.baseline) if row.baseline else None
+        speedup = paired_ratio(rounds, row.name, SEQUENTIAL)
+        table.append(
+            [
+                row.name,
+                _batches(row.batches),
+                "failed" if rate is None else f"{rate:,.0f}",
+                "" if ratio is None else f"{ratio.median:.1%}",
+                "" if ratio is None else f"{ratio.least:.1%} to {ratio.most:.1%}",
+                "" if speedup is None else f"{speedup.median:.2f}",
+            ]
+        )
+    return table
+
+
+def breakdown(rows: Sequence[Row], rounds: Sequence[Round]) -> Table:
+    """Where the milliseconds of a turn go."""
+    table = [["ms of a turn", *PARTS]]
+    for row in rows:
+        values = [median_part(rounds, row.name, part) for part in PARTS]
+        if any(value is not None for value in values):
+            table.append([row.name, *("" if one is None else f"{one:.2f}" for one in values)])
+    return table
+
+
+def discarded(rows: Sequence[Row], rounds: Sequence[Round]) -> list[str]:
+    """A sentence for each mode that threw results away; their images are not counted."""
+    shares = {row.name: median_discarded(rounds, row.name) for row in rows}
+    return [
+        f"{name} discarded {share:.1%} of its results" for name, share in shares.items() if share
+    ]
+
+
+def text(table: Table) -> str:
+    """Aligned columns: the first to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = []
+    for first, *others in table:
+        cells = [one.rjust(width) for one, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
+    return "\n".join(lines)
+
+
+def markdown(table: Table) -> str:
+    """The same as a table of Markdown."""
+    heading, *rows = table
+    rule = ["---", *["---:"] * (len(heading) - 1)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [heading, rule, *rows])
+
+
+def report(title: str, rows: Sequence[Row], rounds: Sequence[Round], write: Writer) -> str:
+    """Everything about one net."""
+    said = [f"{sentence}." for sentence in discarded(rows, rounds)]
+    return "\n\n".join([title, write(rates(rows, rounds)), *said, write(breakdown(rows, rounds))])
+
+
+def plain(rounds: Sequence[Round]) -> list[dict[str, object]]:
+    """The rounds as JSON has them."""
+    return [{name: _fields(one) for name, one in round_.items()} for round_ in rounds]
+
+
+def _fields(one: Measured) -> dict[str, object]:
+    return {
+        "images_per_s": one.images_per_s,
+        "ms": dict(one.parts),
+        "discarded": one.discarded,
+    }
+
+
+def _batches(batches: tuple[int, ...]) -> str:
+    return "+".join(map(str, batches)) if len(set(batches)) > 1 else str(batches[0])

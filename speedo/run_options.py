@@ -1,0 +1,152 @@
+"""The options of a run on the command line, by what they are about; `config.py` checks what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from speedo.config import DEFAULT_PORT, MODES
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+PATH: Final = click.Path(path_type=Path)
+FOLDER: Final = click.Path(path_type=Path, file_okay=False)
+FILE: Final = click.Path(path_type=Path, dir_okay=False)
+
+
+class GroupedOption(click.Option):
+    """An option that stands under a heading of the help."""
+
+    def __init__(self, *names: Any, heading: str = "Options", **extra: Any) -> None:
+        super().__init__(*names, **extra)
+        self.heading = heading
+
+
+class GroupedCommand(click.Command):
+    """A command whose help lists its options under their headings."""
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        headings: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(context):
+            record = parameter.get_help_record(context)
+            if isinstance(parameter, click.Option) and record is not None:
+                headings.setdefault(getattr(parameter, "heading", "Help"), []).append(record)
+        for heading, records in headings.items():  # in the order of the options
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+def _under(heading: str, *names: str, **extra: Any) -> Callable[[Function], Function]:
+    return click.option(*names, cls=GroupedOption, heading=heading, **extra)
+
+
+def _options(*decorators: Callable[[Function], Function]) -> Callable[[Function], Function]:
+    def decorate(function: Function) -> Function:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return decorate
+
+
+_MODE: Final = "How workers are merged"
+_SOLVER: Final = "In place of what the solver says"
+_RUN: Final = "The run"
+_MASTER: Final = "Where workers join"
+
+run_options = _options(
+    click.argument("solver", required=False, type=PATH),
+    _under(_MODE, "--mode", type=click.Choice(MODES), help="The SGD mode.  [default: sync]"),
+    _under(_MODE, "--workers", type=int, metavar="N", help="Workers to train with.  [default: 2]"),
+    _under(
+        _MODE, "--local-steps", type=int, metavar="N",
+        help="Solver steps between two exchanges (tau).  [default: 1]",
+    ),
+    _under(
+        _MODE, "--moving-rate", type=float, metavar="A",
+        help="easgd, partial, weed-out: alpha of elastic averaging.  [default: easgd 0.9 / workers; others none]",
+    ),
+    _under(
+        _MODE, "--max-advance", type=int, metavar="N",
+        help="partial: turns that a worker may be ahead of the slowest.  [default: 2]",
+    ),
+    _under(
+        _MODE, "--window", type=int, metavar="N",
+        help="weed-out: staleness from which a result is discarded.  [default: 3]",
+    ),
+    _under(
+        _MODE, "--phase", "phases", multiple=True, metavar="MODE:ITERATIONS[,OPTION=VALUE...]",
+        help="hybrid: a phase; repeat the option. Phases follow each other and start again. "
+        "For example --phase sync:500 --phase easgd:1000,moving_rate=0.3",
+    ),
+    _under(
+        _MODE, "--delta-scale", type=float, metavar="F",
+        help="Factor on every merged delta.  [default: min(1, 2 / workers); sync: 1]",
+    ),
+    _under(
+        _MODE, "--server-gradient/--no-server-gradient", default=None,
+        help="Workers send raw gradients; the master applies the solver's update.  [default: off]",
+    ),
+    _under(
+        _MODE, "--split-batch/--whole-batch", default=None,
+        help="Divide the batch over the workers, or give it to each.  "
+        "[default: divide in sync and in hybrids with sync]",
+    ),
+    _under(
+        _SOLVER, "--max-iter", type=int, metavar="N",
+        help="Iterations, counted as Caffe does: samples / batch.",
+    ),
+    _under(
+        _SOLVER, "--test-interval", type=int, metavar="N",
+        help="Test every N iterations; 0: only at the end.",
+    ),
+    _under(_SOLVER, "--lr", type=float, metavar="F", help="Instead of base_lr."),
+    _under(_SOLVER, "--momentum", type=float, metavar="F", help="Instead of momentum."),
+    _under(_SOLVER, "--weight-decay", type=float, metavar="F", help="Instead of weight_decay."),
+    _under(_SOLVER, "--batch", type=int, metavar="N", help="Instead of the train net's batch_size."),
+    _under(_SOLVER, "--seed", type=int, metavar="N", help="Instead of random_seed: weights and data layers."),
+    _under(_SOLVER, "--cpu", is_flag=True, default=None, help="Train on the CPU although the solver says GPU."),
+    _under(_RUN, "--weights", type=PATH, metavar="FILE", help="Start from this .caffemodel."),
+    _under(
+        _RUN, "--config", "config_file", type=PATH, metavar="FILE",
+        help="YAML file with any of these options, as in `max_iter: 500`; the command line comes first.",
+    ),
+    _under(
+        _RUN, "--run-dir", type=PATH, metavar="DIR",
+        help="What the run leaves goes here.  [default: runs/TIME-MODE]",
+    ),
+    _under(_RUN, "--data-root", type=PATH, metavar="DIR", help="Where relative data paths are tried last."),
+    _under(
+        _RUN, "--redis", metavar="URL",
+        help="A Redis of your own; its password may come in SPEEDO_REDIS_PASSWORD.  [default: one is started]",
+    ),
+    _under(
+        _RUN, "--timeout", type=float, metavar="S",
+        help="Seconds to wait for workers and answers.  [default: 120]",
+    ),
+    _under(
+        _RUN, "--join-timeout", type=float, metavar="S",
+        help="Seconds to go on without workers.  [default: --timeout]",
+    ),
+    _under(
+        _RUN, "--min-workers", type=int, metavar="N",
+        help="Stand still below so many workers.  [default: 1]",
+    ),
+)  # fmt: skip
+
+master_options = _options(
+    _under(
+        _MASTER, "--host", metavar="ADDRESS",
+        help="Address of this machine to serve at.  [default: 127.0.0.1, this machine alone]",
+    ),
+    _under(
+        _MASTER, "--port", type=int, metavar="N",
+        help=f"Port that workers join at.  [default: {DEFAULT_PORT}]",
+    ),
+    _under(
+        _MASTER, "--token-file", type=FILE,
+        help="The shared secret; made if missing.  [default: ~/.config/speedo/token]",
+    ),
+)  # fmt: skip

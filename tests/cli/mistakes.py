@@ -1,0 +1,170 @@
+"""The mistakes: what is typed, how it ends, and what the one sentence must name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+CAFFE = (pytest.mark.caffe,)
+REDIS = (pytest.mark.caffe, pytest.mark.redis)
+ALL = (pytest.mark.caffe, pytest.mark.redis, pytest.mark.ray)
+GOOD = "train {home}/good/solver.prototxt "
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """`command` may name {home}, {taken} (a port in use), {free} (one that is not) and {redis}.
+
+    `trains` says that the mistake shows only in the middle of a run.
+    """
+
+    name: str
+    command: str
+    status: int
+    culprit: str
+    remedy: str
+    marks: tuple[pytest.MarkDecorator, ...] = ()
+    trains: bool = False
+
+
+def _solvers() -> Iterator[Mistake]:
+    """A solver's folder, what else is typed, culprit, remedy."""
+    for folder, culprit, remedy in (
+        ("syntax", "syntax/solver.prototxt, line 2", "correct the text there"),
+        ("field", "net.prototxt, line 12: ConvolutionParameter has no field 'num_outputs'",
+         "did you mean 'num_output'?"),
+        ("type", "net.prototxt: layer 'conv' has the unknown type 'Convolutoin'",
+         "did you mean 'Convolution'?"),
+        ("no-net", "names the net 'netz.prototxt', which was not found (tried /", "correct it or give --data-root"),
+        ("no-data", "layer 'data' reads its records from '/", "correct the path"),
+        ("no-records", "empty, which holds no record", "make it anew"),
+        ("gpu", "solver_mode is GPU, but this Caffe was built for the CPU only", "give --cpu"),
+        ("momentum", "momentum is 2", "use 0 or more and less than 1"),
+        ("rate", "base_lr is 0", "use a learning rate above 0"),
+        ("policy", "lr_policy 'step' needs stepsize", "add it"),
+        ("no-tests", "test_interval is 10 but there is no test net", "add test_iter"),
+        ("python", "needs the Python module 'nowhere_layers'", "put it there or set PYTHONPATH"),
+    ):  # fmt: skip
+        yield Mistake(
+            f"solver-{folder}",
+            f"train {{home}}/{folder}/solver.prototxt",
+            2,
+            culprit,
+            remedy,
+            CAFFE,
+        )
+    yield Mistake("no-solver", "train nowhere.prototxt", 2, "nowhere.prototxt: there is no such solver file",
+                  "give the path of a solver.prototxt")  # fmt: skip
+    yield Mistake(
+        "solver-folder",
+        "train {home}/good",
+        2,
+        "good: is a folder",
+        "give the solver.prototxt in it",
+    )
+
+
+def _options() -> Iterator[Mistake]:
+    for name, typed, culprit, remedy, marks in (
+        ("small-batch", "--workers 9", "batch_size is 8, too small to divide over 9 workers", "fewer workers", CAFFE),
+        ("unknown-mode", "--mode synch", "'--mode': 'synch' is not one of 'sync'", "see `speedo train --help`", ()),
+        ("no-workers", "--workers 0", "workers is 0", "use 1 to", ()),
+        ("no-number", "--workers two", "'--workers': 'two'", "see `speedo train --help`", ()),
+        ("unknown-option", "--worker 2", "no such option '--worker'", "Did you mean one of", ()),
+        ("no-advance", "--mode partial --max-advance 0", "max_advance is 0", "use 1 or more", ()),
+        ("window-in-sync", "--window 3", "window is 3, but mode sync has none", "use --mode weed-out", ()),
+        ("pull-in-sync", "--moving-rate 0.3", "moving_rate is 0.3, but mode sync", "leave moving_rate out", ()),
+        ("pull-too-strong", "--mode easgd --moving-rate 1.5", "moving_rate is 1.5", "between 0 and 1", ()),
+        ("no-phases", "--mode hybrid", "mode hybrid has no phases", "give at least one", ()),
+        ("bad-phase", "--mode hybrid --phase sync", "phase 'sync' is not of the form", "for example --phase", ()),
+        ("phase-option", "--mode hybrid --phase easgd:9,moving_rat=1", "phase 1: moving_rat is no option",
+         "did you mean moving_rate?", ()),
+        ("misspelt-yaml", "--config {home}/misspelt.yaml", "moving_rat in {home}/misspelt.yaml is no option",
+         "did you mean moving_rate?", ()),
+        ("broken-yaml", "--config {home}/broken.yaml", "broken.yaml, line 2 is not YAML", "write one", ()),
+        ("yaml-value", "--config {home}/values.yaml", "workers in {home}/values.yaml is 'two'",
+         "use a whole number", ()),
+        ("no-yaml", "--config nowhere.yaml", "nowhere.yaml cannot be read", "correct --config", ()),
+        ("momentum", "--momentum 2", "momentum is 2.0", "use 0 up to", ()),
+        ("rate", "--lr 0", "lr is 0.0", "use a learning rate above 0", ()),
+        ("no-weights", "--weights nowhere.caffemodel", "nowhere.caffemodel, which is no file",
+         "give a .caffemodel", ()),
+        ("bad-weights", "--weights {home}/no.caffemodel", "no.caffemodel is no .caffemodel", "give another", CAFFE),
+        ("held-run-dir", "--run-dir {home}/held", "held already holds a run", "give another", CAFFE),
+        ("file-as-run-dir", "--run-dir {home}/open", "run_dir {home}/open cannot be written",
+         "give another with --run-dir", CAFFE),
+        ("bad-redis-url", "--redis foo:6379", "redis is not the URL of a Redis", "use redis://", CAFFE),
+    ):  # fmt: skip
+        yield Mistake(f"option-{name}", GOOD + typed, 2, culprit, remedy, marks)
+
+
+def _servers() -> Iterator[Mistake]:
+    master = "master {home}/good/solver.prototxt --token-file {home}/"
+    worker = "worker --token-file {home}/token --timeout 1 --master "
+    for name, command, status, culprit, remedy, marks in (
+        ("redis-refused", GOOD + "--redis redis://127.0.0.1:{free}", 1, "no Redis answers at 127.0.0.1:{free}",
+         "start it or give another --redis URL", CAFFE),
+        ("redis-password", GOOD + "--redis redis://:wrong@{redis}", 1, "{redis}/0 refused",
+         "correct SPEEDO_REDIS_PASSWORD", REDIS),
+        ("port-taken", master + "token --port {taken}", 1, "127.0.0.1:{taken} cannot be used",
+         "give another --port", ()),
+        ("foreign-host", master + "token --host 192.0.2.77 --port {free}", 1, "192.0.2.77:{free} cannot be used",
+         "a --host that is an address of this machine", ()),
+        ("bad-port", master + "token --port 0", 2, "port is 0", "use 1 to 65535", ()),
+        ("open-token", master + "open", 1, "open is open to other users", "chmod 600", ()),
+        ("short-token", master + "short", 1, "short holds is no token", "copy the token file", ()),
+        ("no-master", worker + "127.0.0.1:{free}", 1, "no master answered at 127.0.0.1:{free}",
+         "start `speedo master", ()),
+        ("bad-address", worker + "127.0.0.1:port", 2, "--master '127.0.0.1:port' is not", "for example", ()),
+        ("bad-timeout", "worker --master 127.0.0.1 --timeout -1", 2, "'--timeout': -1",
+         "see `speedo worker --help`", ()),
+        ("no-address", "worker", 2, "missing option '--master'", "see `speedo worker --help`", ()),
+    ):  # fmt: skip
+        yield Mistake(name, command, status, culprit, remedy, marks)
+
+
+def _data() -> Iterator[Mistake]:
+    for name, command, status, culprit, remedy in (
+        ("no-source", "fashion-mnist out --source nowhere", 1, "nowhere has no train-images", "with --source"),
+        ("bad-size", "images {home}/list.txt out --size 3x", 2, "--size: '3x' is not HEIGHTxWIDTH", "as in 256x256"),
+        ("no-list", "images nowhere.txt out", 2, "'nowhere.txt' does not exist", "see `speedo data images --help`"),
+        ("bad-line", "images {home}/list.txt out", 1, "list.txt line 2: 'image.png'", "mend it"),
+        ("unknown", "fashon-mnist out", 2, "no such command 'fashon-mnist'", "Did you mean 'fashion-mnist'?"),
+    ):  # fmt: skip
+        yield Mistake(f"data-{name}", f"data {command}", status, culprit, remedy)
+
+
+def _native() -> Iterator[Mistake]:
+    """What only Caffe can tell, in a child that looks or in the middle of training."""
+    yield Mistake(
+        "shapes",
+        "train {home}/shapes/solver.prototxt",
+        2,
+        "net.prototxt: layer 'conv' cannot be built",
+        "correct it or what it reads: Caffe stopped at",
+        ALL,
+    )
+    yield Mistake(
+        "labels",
+        "train {home}/labels-beyond/solver.prototxt",
+        2,
+        "layer 'data' reads the label",
+        "correct the labels",
+        ALL,
+    )
+    yield Mistake(
+        "weights-of-another-net",
+        "train {home}/other-shapes/solver.prototxt --weights {home}/good.caffemodel",
+        2,
+        "good.caffemodel does not fit this net",
+        "shape mismatch",
+        ALL,
+    )
+    yield Mistake("bad-record", "train {home}/late-record/solver.prototxt --workers 1 --max-iter 100000", 3,
+                  "the run ended early: every worker died, the last: Caffe stopped at data_transformer",
+                  "Check failed", ALL, trains=True)  # fmt: skip
+
+
+MISTAKES = [*_native(), *_solvers(), *_options(), *_servers(), *_data()]

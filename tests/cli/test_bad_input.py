@@ -1,0 +1,110 @@
+"""Every mistake ends with one sentence that names culprit and remedy, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from speedo.storage.redis_server import PrivateRedis
+from tests.cli.homes import write_homes
+from tests.cli.mistakes import MISTAKES, Mistake
+from tests.cluster.commands import commands, free_port
+
+LIMIT_S = 90
+NATIVE = ("Traceback", "*** Check failure", "Aborted", "Fatal Python error", "    @ ")
+
+
+@dataclass(frozen=True)
+class Ending:
+    status: int
+    out: str
+    errors: str
+    left: list[list[str]]
+    folder: Path
+
+
+class Desk:
+    """Types the commands of the chosen tests, two at a time, each in a folder of its own."""
+
+    def __init__(self, folder: Path, chosen: list[Mistake]) -> None:
+        self.home = folder / "home"
+        self._folder = folder
+        self._stack = ExitStack()
+        taken = self._stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        self.names = {
+            "home": str(self.home),
+            "taken": str(taken.getsockname()[1]),
+            "free": str(free_port()),
+        }
+        self.home.mkdir()
+        write_homes(self.home)
+        if any(pytest.mark.redis in mistake.marks for mistake in chosen):
+            server = self._stack.enter_context(PrivateRedis())
+            self.names["redis"] = urlsplit(server.url).netloc.rpartition("@")[2]
+        self._pool = self._stack.enter_context(ThreadPoolExecutor(2))
+        self._endings = {mistake.name: self._pool.submit(self._type, mistake) for mistake in chosen}
+
+    def ending(self, mistake: Mistake) -> Ending:
+        future: Future[Ending] = self._endings[mistake.name]
+        return future.result(LIMIT_S * 2)
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        self._stack.close()
+
+    def _type(self, mistake: Mistake) -> Ending:
+        folder = self._folder / mistake.name
+        folder.mkdir()
+        with commands(folder) as speedo:
+            process = speedo.start(
+                *mistake.command.format(**self.names).split(),
+                environment={"SPEEDO_REDIS_PASSWORD": ""},
+            )
+            out, errors = process.communicate(timeout=LIMIT_S)
+            left = [] if speedo.all_gone_within(3) else [one.cmdline() for one in speedo.left()]
+        return Ending(process.returncode, out, errors, left, folder)
+
+
+@pytest.fixture(scope="module")
+def desk(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Desk]:
+    items = [
+        item for item in request.session.items if "mistake" in getattr(item, "fixturenames", ())
+    ]
+    chosen = [item.callspec.params["mistake"] for item in items]
+    desk = Desk(tmp_path_factory.mktemp("mistakes"), chosen)
+    yield desk
+    desk.close()
+
+
+@pytest.mark.caffe
+@pytest.mark.parametrize(
+    "mistake", [pytest.param(one, id=one.name, marks=one.marks) for one in MISTAKES]
+)
+def test_a_mistake_is_told_in_a_sentence_and_leaves_nothing(desk: Desk, mistake: Mistake) -> None:
+    ending = desk.ending(mistake)
+    assert ending.status == mistake.status, ending.errors
+    said = [line for line in ending.errors.splitlines() if line.startswith("speedo: ")]
+    assert len(said) == 1, ending.errors
+    assert mistake.culprit.format(**desk.names) in said[0]
+    assert mistake.remedy in said[0]
+    for native in NATIVE:
+        assert native not in ending.errors + ending.out
+    assert ending.left == []
+    if mistake.trains:
+        assert "(raylet)" not in ending.out
+        return
+    assert ending.out == ""
+    assert len(ending.errors.splitlines()) <= 4, ending.errors
+    # A second try in the same place must not find a run where none has been.
+    assert [
+        path for path in ending.folder.rglob("*") if path.name in ("metrics.jsonl", "result.json")
+    ] == []

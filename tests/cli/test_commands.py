@@ -1,0 +1,230 @@
+"""The pages, the two ways to say the same, and streams that nobody reads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import speedo
+from speedo.cli import main
+from speedo.config import RunConfig
+from speedo.errors import ConfigError
+from speedo.preparation import prepare
+from speedo.training import RunResult
+from tests.data.makers import idx_folder
+from tests.engines.nets import net_text, write_data, write_solver
+
+RUN_OPTIONS = [
+    "--mode",
+    "--workers",
+    "--max-iter",
+    "--test-interval",
+    "--moving-rate",
+    "--max-advance",
+    "--window",
+    "--local-steps",
+    "--delta-scale",
+    "--phase",
+    "--weights",
+    "--lr",
+    "--momentum",
+    "--weight-decay",
+    "--batch",
+    "--seed",
+    "--cpu",
+    "--redis",
+    "--timeout",
+    "--run-dir",
+    "--config",
+]
+
+
+def page(*command: str) -> str:
+    result = CliRunner().invoke(main, [*command, "--help"])
+    assert result.exit_code == 0
+    return result.output
+
+
+def typed(*arguments: str, **streams: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "speedo", *arguments],
+        text=True, timeout=60, check=False, **{"stderr": subprocess.PIPE, **streams},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("train", RUN_OPTIONS),
+        ("master", [*RUN_OPTIONS, "--host", "--port", "--token-file"]),
+        ("worker", ["--master", "--workers", "--timeout", "--data-root", "--token-file"]),
+    ],
+)
+def test_the_page_of_a_command_has_every_option(command: str, options: list[str]) -> None:
+    words = page(command).replace("/", " ").split()
+    assert [option for option in options if option not in words] == []
+
+
+def test_every_option_of_a_run_can_stand_in_the_configuration_and_has_its_words() -> None:
+    fields = set(RunConfig.model_fields)
+    for name, command in main.commands.items():
+        if name in ("train", "master"):
+            named = {parameter.name for parameter in command.params}
+            assert named - fields <= {"config_file", "token_file"}
+            assert all(one.help for one in command.params if isinstance(one, click.Option))
+            missing = fields - named
+            assert missing == ({"host", "port"} if name == "train" else set())
+
+
+def test_the_page_of_train_groups_its_options() -> None:
+    headings = [line for line in page("train").splitlines() if line and line[0] != " "][1:]
+    assert headings == [
+        "How workers are merged:", "In place of what the solver says:", "The run:", "Help:",
+    ]  # fmt: skip
+
+
+def test_the_page_of_data_names_every_dataset() -> None:
+    text = page("data")
+    for name in ("fashion-mnist", "mnist", "cifar10", "images", "--data-root"):
+        assert name in text
+
+
+def test_version_and_bare_command() -> None:
+    assert typed("--version", stdout=subprocess.PIPE).stdout == f"speedo {speedo.__version__}\n"
+    bare = typed(stdout=subprocess.PIPE)
+    assert (bare.returncode, bare.stdout) == (2, "")
+    assert "speedo train SOLVER" in bare.stderr
+
+
+# ---------------------------------------------------------------- one configuration, two ways
+
+YAML = """\
+solver: mine.prototxt
+mode: hybrid
+workers: 3
+max-iter: 90
+lr: 0.5
+cpu: true
+phases:
+- {mode: sync, iterations: 10}
+- {mode: easgd, iterations: 20, moving_rate: 0.25}
+"""
+OPTIONS = (
+    "mine.prototxt --mode hybrid --workers 3 --max-iter 90 --lr 0.5 --cpu "
+    "--phase sync:10 --phase easgd:20,moving-rate=0.25"
+)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
+    """The configurations of the runs that `train` would have started."""
+    from speedo.actors import launcher
+
+    seen: list[RunConfig] = []
+
+    def train(config: RunConfig, watch: object) -> RunResult:
+        seen.append(config)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(launcher, "train", train)
+    return seen
+
+
+def test_a_yaml_file_says_the_same_as_options(asked: list[RunConfig], tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(YAML)
+    CliRunner().invoke(main, ["train", "--config", str(file)])
+    CliRunner().invoke(main, ["train", *OPTIONS.split()])
+    assert asked[0] == asked[1]
+    assert (asked[0].workers, asked[0].cpu) == (3, True)
+    assert asked[0].phases[1].moving_rate == 0.25
+
+
+def test_the_command_line_comes_before_the_file(asked: list[RunConfig], tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(YAML)
+    CliRunner().invoke(main, ["train", "--config", str(file), "--workers", "5"])
+    assert (asked[0].workers, asked[0].max_iter) == (5, 90)
+
+
+@pytest.mark.caffe
+def test_the_solver_of_the_environment_is_taken_unless_one_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_data(tmp_path)
+    theirs = write_solver(tmp_path, net_text(), max_iter=33)
+    (tmp_path / "mine").mkdir()
+    mine = write_solver(tmp_path / "mine", net_text(), max_iter=44)
+    monkeypatch.setenv("SPEEDO_SOLVER", str(theirs))
+    assert prepare(RunConfig(), lambda text: None).spec.max_iter == 33
+    assert prepare(RunConfig(solver=mine), lambda text: None).spec.max_iter == 44
+    monkeypatch.setenv("SPEEDO_SOLVER", "gone.prototxt")
+    with pytest.raises(ConfigError, match="SPEEDO_SOLVER names gone"):
+        prepare(RunConfig(), lambda text: None)
+
+
+# ---------------------------------------------------------------- data
+
+
+def test_fashion_mnist_is_made_from_the_folder_named(tmp_path: Path) -> None:
+    idx_folder(tmp_path / "source")
+    result = CliRunner().invoke(
+        main, ["data", "fashion-mnist", str(tmp_path / "out"), "--source", str(tmp_path / "source")]
+    )
+    assert result.exit_code == 0, result.output
+    assert f"{tmp_path / 'out'}: " in result.stdout
+    assert "30 records" in result.stdout
+    assert result.stderr == ""
+    assert list((tmp_path / "out").glob("*_lmdb"))
+
+
+# ---------------------------------------------------------------- streams that nobody reads
+
+
+def test_a_page_piped_to_a_reader_that_has_gone_is_no_error() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = typed("train", "--help", stdout=writing)
+    os.close(writing)
+    assert ended.stderr == ""
+
+
+@pytest.mark.parametrize("redirection", [">&-", "2>&-", ">&- 2>&- <&-"])
+def test_closed_streams_are_no_error(redirection: str) -> None:
+    command = f'"{sys.executable}" -m speedo train nowhere.prototxt {redirection}'
+    ended = subprocess.run(
+        ["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_full_disk_is_told() -> None:
+    with open("/dev/full", "w") as full:
+        ended = typed("--help", stdout=full)
+    assert ended.returncode == 1
+    assert ended.stderr == "speedo: standard output is full: make room and try again\n"
+
+
+@pytest.mark.caffe
+@pytest.mark.redis
+@pytest.mark.ray
+def test_a_run_goes_on_when_its_reader_has_gone(tmp_path: Path) -> None:
+    write_data(tmp_path)
+    solver = write_solver(tmp_path, net_text(), max_iter=40)
+    reading, writing = os.pipe()
+    os.close(reading)
+    run = tmp_path / "run"
+    ended = typed("train", str(solver), "--run-dir", str(run), stdout=writing, stderr=writing)
+    os.close(writing)
+    assert ended.returncode == 0, (run / "train.log").read_text()
+    assert (run / "model.caffemodel").exists()
+    assert "iteration 40/40" in (run / "train.log").read_text()

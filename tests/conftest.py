@@ -1,0 +1,31 @@
+"""Hypothesis' profile, and the flag that rewrites the golden traces."""
+
+from __future__ import annotations
+
+from speedo.engines.caffe_import import prepare_environment
+
+prepare_environment(
+    1
+)  # before any BLAS is loaded: one thread, as in a worker, so that sums have one order
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# The same examples on every machine; times vary there too much for deadlines.
+settings.register_profile(
+    "speedo",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("speedo")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rewrite-traces",
+        action="store_true",
+        help="write tests/core/golden anew from what happens now; read the difference before you commit it",
+    )

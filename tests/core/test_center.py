@@ -1,0 +1,195 @@
+"""The center takes nothing in that could spoil it, and leaves nothing behind that nobody needs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from speedo.center import Center
+from speedo.messages import Drop, Merge, Part, Refused, Trained
+from speedo.sgd_modes.rules import AddDelta, Elastic
+from speedo.storage import keys
+from speedo.storage.memory_store import MemoryStore
+from speedo.weights import Blob, Kind, Layout, Vector, as_bytes, header_for
+from speedo.worker import fetch_vector
+
+LAYOUT = Layout((Blob("w/0", (4,)),))
+RULE = AddDelta(1.0)
+EVENT = Trained(2, 1, 5, 0.5, 10)
+KEY = keys.payload("run", 2, 5)
+
+
+def make_center(epoch: int = 0) -> Center:
+    center = Center("run", LAYOUT.zeros(), LAYOUT, MemoryStore(), epoch=epoch)
+    center.publish()
+    return center
+
+
+def send(
+    center: Center,
+    vector: Vector,
+    *,
+    layout: Layout = LAYOUT,
+    kind: Kind = Kind.DELTA,
+    flip: bool = False,
+    worker: int = 2,
+    incarnation: int = 1,
+    ticket: int = 5,
+    epoch: int = 0,
+) -> None:
+    """What worker 2 publishes for ticket 5."""
+    header = header_for(
+        vector, layout, kind, version=0,
+        worker=worker, incarnation=incarnation, ticket=ticket, epoch=epoch,
+    )  # fmt: skip
+    if flip:
+        as_bytes(vector)[3] ^= 1
+    center.store.write(KEY, header.pack(), as_bytes(vector))
+
+
+def ones() -> Vector:
+    return np.ones(4, np.float32)
+
+
+def merge(version: int = 1, ticket: int = 5) -> Merge:
+    return Merge(version, 1, 10, 1.0, (Part(2, 1, ticket, 10, 0, 0.5),))
+
+
+def published(center: Center) -> list[str]:
+    return [key.removeprefix("speedo:run:") for key in center.store.keys("speedo:run:")]
+
+
+def test_a_good_payload_is_taken_out_of_the_store_and_merged() -> None:
+    center = make_center()
+    send(center, ones())
+    assert center.receive(EVENT, RULE) == EVENT
+    assert published(center) == ["center:0"]
+    center.merge(merge(), 0)
+    np.testing.assert_array_equal(center.vector, [1, 1, 1, 1])
+    assert (center.version, published(center)) == (1, ["center:1"])
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(np.nan, "not finite"), (np.inf, "not finite"), (-np.inf, "not finite"), (1e30, "not finite")],
+)
+def test_numbers_that_would_spoil_the_center_are_refused(value: float, words: str) -> None:
+    center = make_center()
+    vector = ones()
+    vector[2] = value
+    send(center, vector)
+    refused = center.receive(EVENT, RULE)
+    assert isinstance(refused, Refused)
+    assert words in refused.reason
+    assert published(center) == ["center:0"]
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_is_refused_with_its_payload(loss: float) -> None:
+    center = make_center()
+    send(center, ones())
+    assert isinstance(center.receive(Trained(2, 1, 5, loss, 10), RULE), Refused)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"kind": Kind.WEIGHTS}, "a weights where a delta was expected"),
+        ({"flip": True}, "the checksum differs"),
+        ({"layout": Layout((Blob("v/0", (4,)),))}, "parameters of another net"),
+        ({"worker": 3}, "was written by another turn (3, 1, 5, 0)"),
+        ({"incarnation": 2}, "was written by another turn (2, 2, 5, 0)"),
+        ({"ticket": 6}, "was written by another turn (2, 1, 6, 0)"),
+        ({"epoch": 1}, "was written by another turn (2, 1, 5, 1)"),
+    ],
+)
+def test_a_payload_that_is_not_this_turns_is_refused(change: dict[str, object], words: str) -> None:
+    center = make_center()
+    send(center, ones(), **change)  # type: ignore[arg-type]
+    refused = center.receive(EVENT, RULE)
+    assert isinstance(refused, Refused)
+    assert words in refused.reason
+    assert published(center) == ["center:0"]
+
+
+def test_a_payload_of_another_length_is_refused() -> None:
+    center = make_center()
+    send(center, np.ones(5, np.float32), layout=Layout((Blob("w/0", (5,)),)))
+    refused = center.receive(EVENT, RULE)
+    assert isinstance(refused, Refused)
+    assert "20 bytes, 16 were expected" in refused.reason
+
+
+def test_a_payload_that_is_not_there_is_refused() -> None:
+    refused = make_center().receive(EVENT, RULE)
+    assert refused == Refused(2, 1, 5, f"{KEY} is not in this process's memory")
+
+
+def test_weights_are_taken_where_the_rule_wants_weights() -> None:
+    center = make_center()
+    send(center, ones(), kind=Kind.WEIGHTS)
+    assert center.receive(EVENT, Elastic(0.5)) == EVENT
+
+
+def test_a_refused_vector_leaves_no_trace_in_the_next() -> None:
+    """Vectors are used again; a NaN in one must not come back."""
+    center = make_center()
+    send(center, np.full(4, np.nan, np.float32))
+    center.receive(EVENT, RULE)
+    send(center, ones())
+    center.receive(EVENT, RULE)
+    center.merge(merge(), 0)
+    np.testing.assert_array_equal(center.vector, [1, 1, 1, 1])
+
+
+def test_a_late_repetition_leaves_the_held_result_alone() -> None:
+    center = make_center()
+    send(center, ones())
+    center.receive(EVENT, RULE)
+    center.drop(Drop(2, 1, 5, "late", "its ticket is not outstanding"))
+    center.merge(merge(), 0)
+    assert center.version == 1
+
+
+def test_a_late_payload_is_removed_from_the_store() -> None:
+    center = make_center()
+    send(center, ones())
+    center.drop(Drop(2, 1, 5, "late", "the run is over"))
+    assert published(center) == ["center:0"]
+
+
+def test_a_discarded_result_can_not_be_merged_any_more() -> None:
+    center = make_center()
+    send(center, ones())
+    center.receive(EVENT, RULE)
+    center.drop(Drop(2, 1, 5, "discarded", "too stale"))
+    with pytest.raises(KeyError):
+        center.merge(merge(), 0)
+
+
+def test_a_version_stays_until_everybody_who_was_told_of_it_has_released_it() -> None:
+    center = make_center()
+    center.hold(0)
+    center.hold(0)
+    send(center, ones())
+    center.receive(EVENT, RULE)
+    center.merge(merge(), 0)
+    assert published(center) == ["center:0", "center:1"]
+    center.release(0)
+    assert published(center) == ["center:0", "center:1"]
+    center.release(0)
+    assert published(center) == ["center:1"]
+
+
+def test_the_newest_version_stays_though_nobody_holds_it() -> None:
+    center = make_center()
+    center.hold(0)
+    center.release(0)
+    assert published(center) == ["center:0"]
+
+
+def test_what_is_published_carries_version_epoch_and_checksum() -> None:
+    center = make_center(epoch=3)
+    found = LAYOUT.zeros()
+    header = fetch_vector(center.store, keys.center("run", 0), LAYOUT, Kind.CENTER, found)
+    assert (header.version, header.epoch, header.worker, header.ticket) == (0, 3, 0, 0)

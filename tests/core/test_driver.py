@@ -1,0 +1,191 @@
+"""Every wait of the run loop has its deadline, and what misses it becomes an event with its cause."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from speedo.coordinator import Plan
+from speedo.driver import HEARTBEAT_S, Limits
+from speedo.messages import Action, Command, Event, Evaluate, Joined, Snapshot, Tested
+from speedo.sgd_modes.asynchronous import Asynchronous
+from speedo.sgd_modes.rules import AddDelta, AverageDeltas
+from speedo.sgd_modes.synchronous import Synchronous
+from speedo.simulator import SimulatedCluster, Simulation, World, simulate
+
+
+def run(plan: Plan, **options: Any) -> Simulation:
+    options.setdefault("strategy", Asynchronous(AddDelta()))
+    return simulate(options.pop("strategy"), plan, **{"world": World(jitter=0.0), **options})
+
+
+def lines(simulation: Simulation, *words: str) -> list[str]:
+    assert simulation.trace.lines is not None
+    return [line.strip() for line in simulation.trace.lines if any(word in line for word in words)]
+
+
+def lose_turns(*tickets: int) -> Callable[[SimulatedCluster], None]:
+    """The messages of these turns never arrive."""
+
+    def script(cluster: SimulatedCluster) -> None:
+        real = cluster._turn
+
+        def turn(worker: Any, command: Any, *rest: Any) -> Any:
+            result = real(worker, command, *rest)
+            return None if command.ticket in tickets else result
+
+        cluster._turn = turn  # type: ignore[method-assign]
+
+    return script
+
+
+def test_workers_that_do_not_come_end_the_run_after_the_start_limit() -> None:
+    simulation = run(Plan(10, 10, workers=3), joins=[0, 1], limits=Limits(start_s=30.0))
+    outcome = simulation.outcome
+    assert (outcome.complete, outcome.version, outcome.seconds) == (False, 0, 0.0)
+    assert outcome.reason == "only 2 of 3 workers joined within 30 s"
+    assert lines(simulation, "finish") == [
+        "30.0000  < finish, incomplete: only 2 of 3 workers joined within 30 s"
+    ]
+
+
+def test_a_worker_that_comes_in_time_is_waited_for() -> None:
+    simulation = run(
+        Plan(10, 4, workers=2),
+        joins=[0],
+        script=lambda cluster: cluster.join(1, 29.0),
+        limits=Limits(start_s=30.0),
+    )
+    assert simulation.outcome.complete
+    assert lines(simulation, "ticket 1 from") == [
+        "29.0000  < train worker 0.1 ticket 1 from center 0, 1 steps at iteration 0"
+    ]
+
+
+def test_losing_the_last_worker_ends_the_run_after_the_join_limit() -> None:
+    simulation = run(
+        Plan(10, 100, workers=1),
+        script=lambda cluster: cluster.die(0, 0.25),
+        limits=Limits(join_s=8.0),
+    )
+    assert simulation.outcome.reason == (
+        "0 workers were left, 1 are needed, and none joined within 8 s"
+    )
+    assert lines(simulation, "finish")[0].startswith("8.2500")
+
+
+def test_a_worker_that_returns_within_the_join_limit_carries_the_run_to_its_end() -> None:
+    def script(cluster: SimulatedCluster) -> None:
+        cluster.die(0, 0.25)
+        cluster.join(0, 8.2)
+
+    simulation = run(Plan(10, 100, workers=1), script=script, limits=Limits(join_s=8.0))
+    assert simulation.outcome.complete
+
+
+def test_a_first_turn_that_does_not_end_is_given_the_turn_limit() -> None:
+    simulation = run(
+        Plan(10, 6, workers=2),
+        strategy=Synchronous(AverageDeltas()),
+        script=lose_turns(2),
+        limits=Limits(turn_s=40.0),
+    )
+    assert simulation.outcome.complete
+    assert lines(simulation, "leaves", "version 1,") == [
+        "40.0000  > worker 1.1 leaves: no result for 40 s, far longer than any turn took",
+        "40.0000  < merge 0#1 (staleness 0) x 1 -> version 1, iteration 1",
+    ]
+
+
+def test_later_turns_are_given_three_times_the_slow_ones_and_a_heartbeat() -> None:
+    """Turns take 2 s and 2 ms of latency; ticket 20 is issued when 18 are known."""
+    simulation = run(
+        Plan(10, 40, workers=2), world=World(step_s=2.0, jitter=0.0), script=lose_turns(20)
+    )
+    issued = float(lines(simulation, "ticket 20 from")[0].split()[0])
+    gone = float(lines(simulation, "leaves")[0].split()[0])
+    assert gone - issued == pytest.approx(3 * 2.002 + HEARTBEAT_S, abs=1e-3)
+    assert simulation.outcome.complete
+
+
+def test_an_evicted_worker_is_evicted_by_the_cluster_too() -> None:
+    simulation = run(
+        Plan(10, 6, workers=2), script=lose_turns(2), limits=Limits(turn_s=40.0), keep_trace=False
+    )
+    assert set(simulation.cluster._workers) == {0}
+
+
+def test_the_last_version_is_the_one_that_is_tested() -> None:
+    simulation = run(Plan(10, 7, workers=1, test_interval=3))
+    assert simulation.outcome.metrics == {"version": 7.0}
+    assert [line.split("test ")[1] for line in lines(simulation, "< test")] == [
+        "version 3, iteration 3",
+        "version 6, iteration 6",
+    ]
+
+
+def test_a_tester_that_does_not_answer_is_not_waited_for_longer_than_its_limit() -> None:
+    def silent(cluster: SimulatedCluster) -> None:
+        cluster._test = lambda command: None  # type: ignore[assignment, method-assign, return-value]
+
+    simulation = run(Plan(10, 7, workers=1), script=silent, limits=Limits(test_s=50.0))
+    outcome = simulation.outcome
+    assert (outcome.complete, outcome.version, outcome.metrics) == (True, 7, {})
+    assert outcome.test_problem == "no answer from the tester for 50 s"
+    assert lines(simulation, "tested") == [
+        f"{50 + 7 * 0.102:.4f}  > version 7 tested: no answer from the tester for 50 s"
+    ]
+
+
+def test_a_test_that_comes_while_another_runs_is_left_out() -> None:
+    """A test lasts 0.1 s here, five steps of 0.02 s: of the tests at 1, 2, 3, ... every fifth is made."""
+    asked: list[int] = []
+
+    def slow(cluster: SimulatedCluster) -> None:
+        real = cluster.send
+
+        def send(command: Command) -> None:
+            if isinstance(command, Evaluate):
+                asked.append(command.version)
+                answer = Tested(command.version, {})
+                cluster.at(cluster.now + 0.1, lambda: answer)
+            else:
+                real(command)
+
+        cluster.send = send  # type: ignore[method-assign]
+
+    world = World(step_s=0.02, latency_s=0.0, jitter=0.0)
+    run(Plan(10, 12, workers=1, test_interval=1), world=world, script=slow)
+    assert asked == [1, 7, 12]
+
+
+def test_snapshots_are_written_when_they_are_due() -> None:
+    class Log:
+        def __init__(self) -> None:
+            self.snapshots: list[Action] = []
+
+        def saw(self, event: Event, now: float) -> None:
+            assert isinstance(event, Event)
+
+        def did(self, action: Action, now: float) -> None:
+            if isinstance(action, Snapshot):
+                self.snapshots.append(action)
+
+    log = Log()
+    run(Plan(10, 9, workers=1, snapshot=4), observer=lambda trace: log)
+    assert log.snapshots == [Snapshot(4, 4), Snapshot(8, 8)]
+
+
+def test_the_seconds_of_a_run_are_from_the_first_turn_to_the_last_merge() -> None:
+    simulation = run(Plan(10, 5, workers=1), joins=[], script=lambda cluster: cluster.join(0, 20.0))
+    assert simulation.outcome.seconds == pytest.approx(5 * 0.102)
+
+
+def test_a_stranger_changes_nothing() -> None:
+    def script(cluster: SimulatedCluster) -> None:
+        cluster.at(0.15, lambda: Joined(0, 0, 10))  # an incarnation that nobody can reach
+
+    simulation = run(Plan(10, 8, workers=2), script=script, limits=Limits(turn_s=15.0))
+    assert simulation.outcome.complete

@@ -1,0 +1,178 @@
+"""What the fuzz, or a reader, found once: each by name, in the smallest run that shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from speedo.coordinator import STRIKES, Coordinator, Plan
+from speedo.driver import Limits
+from speedo.messages import (
+    Action,
+    Event,
+    Finish,
+    Joined,
+    Left,
+    Merge,
+    Refused,
+    Train,
+    Trained,
+)
+from speedo.sgd_modes.asynchronous import Asynchronous
+from speedo.sgd_modes.base import Strategy
+from speedo.sgd_modes.easgd import easgd
+from speedo.sgd_modes.hybrid import Hybrid, Phase
+from speedo.sgd_modes.rules import AddDelta, AverageDeltas
+from speedo.sgd_modes.synchronous import Synchronous
+from speedo.simulator import Faults, SimulatedCluster, Simulation, World, simulate
+from speedo.storage import keys
+from speedo.trace import Trace
+
+
+def run(strategy: Strategy, plan: Plan, **options: Any) -> tuple[Simulation, list[str]]:
+    """A simulation whose trace is the list."""
+    simulation = simulate(strategy, plan, **options)
+    assert simulation.trace.lines is not None
+    return simulation, [line[11:].strip() for line in simulation.trace.lines]
+
+
+def test_a_repeated_result_does_not_take_the_held_one_with_it() -> None:
+    """Sync held worker 0's payload; the late repetition made the center forget it, and the merge failed."""
+    world = World(jitter=0.0, slowness=lambda worker: 1.0 + worker, faults=Faults(repeat=1.0))
+    simulation, lines = run(Synchronous(AverageDeltas()), Plan(10, 2, workers=2), world=world)
+    assert simulation.outcome.complete
+    assert "< late 0#1: its ticket is not outstanding" in lines
+    assert "< merge 0#1 (staleness 0), 1#2 (staleness 1) x 1 -> version 1, iteration 2" in lines
+
+
+def test_a_run_that_set_its_workers_aside_does_not_wait_for_ever() -> None:
+    """Only joins and deaths started the wait for new workers; one set aside did not."""
+
+    def poison_worker_0(cluster: SimulatedCluster) -> None:
+        real = cluster._turn
+        cluster._turn = lambda worker, command, *rest: real(worker, command, worker.worker == 0)  # type: ignore[method-assign]
+
+    plan = Plan(10, 1000, workers=2, min_workers=2)
+    limits = Limits(join_s=7.0)
+    simulation, _ = run(Asynchronous(AddDelta()), plan, script=poison_worker_0, limits=limits)
+    assert not simulation.outcome.complete
+    assert simulation.outcome.reason == (
+        "1 workers were left, 2 are needed, and none joined within 7 s"
+    )
+
+
+def test_waiting_for_workers_ends_at_times_that_floats_cannot_hold() -> None:
+    """0.2020 + 15 s - 15 s is a little less than 0.2020: the loop span at that moment for ever."""
+    for moment in (0.1, 0.202, 0.7, 1.1, 12.202):
+        simulation, _ = run(
+            Asynchronous(AddDelta()),
+            Plan(10, 10_000, workers=1),
+            script=lambda cluster, moment=moment: cluster.die(0, moment),
+            limits=Limits(join_s=15.0),
+        )
+        assert simulation.cluster.now == pytest.approx(moment + 15.1)  # and a test of 0.1 s
+
+
+def test_easgd_starts_from_the_center_after_a_refused_result() -> None:
+    """It went on from its own weights, which the failed turn had spoilt, and was set aside."""
+    coordinator = Coordinator(easgd(), Plan(10, 100, workers=1))
+    (first,) = coordinator.handle(Joined(0, 1, 10))
+    assert isinstance(first, Train)
+    merge, second = coordinator.handle(Trained(0, 1, first.ticket, 0.5, 10))
+    assert isinstance(merge, Merge)
+    assert isinstance(second, Train)
+    assert second.moving_rate == 0.9
+    _, third = coordinator.handle(Refused(0, 1, second.ticket, "NaN"))
+    assert isinstance(third, Train)
+    assert (third.version, third.moving_rate) == (1, None)
+
+
+def test_work_that_is_done_counts_as_done_though_the_last_worker_is_set_aside() -> None:
+    """The round closed with the result of one that had left, and that was all; it said `incomplete`."""
+    coordinator = Coordinator(Synchronous(AverageDeltas()), Plan(10, 5, workers=2))
+    tickets: dict[int, int] = {}
+
+    def handle(event: Event) -> list[Action]:
+        actions = coordinator.handle(event)
+        tickets.update({one.worker: one.ticket for one in actions if isinstance(one, Train)})
+        return actions
+
+    handle(Joined(0, 1, 5))
+    handle(Joined(1, 1, 10))
+    for _ in range(STRIKES - 1):  # 0 fails, so the next round is worker 1's alone
+        handle(Trained(1, 1, tickets[1], 0.5, 10))
+        handle(Refused(0, 1, tickets[0], "NaN"))
+        handle(Trained(1, 1, tickets[1], 0.5, 10))
+    assert coordinator.samples == 40
+    handle(Trained(1, 1, tickets[1], 0.5, 10))
+    handle(Left(1, 1, "killed"))
+    actions = handle(Refused(0, 1, tickets[0], "NaN"))
+    assert [type(action).__name__ for action in actions] == ["Drop", "SetAside", "Merge", "Finish"]
+    assert actions[-1] == Finish(True, "reached max_iter 5")
+
+
+def test_news_of_an_old_incarnation_leaves_the_center_of_the_new_one_alone() -> None:
+    """A late `Left` of incarnation 1 released the center that incarnation 2 was about to fetch."""
+
+    def replace_worker_0(cluster: SimulatedCluster) -> Event | None:
+        assert cluster.forget(0) == 1
+        cluster.join(0, cluster.now)
+        cluster.at(cluster.now + 0.02, lambda: Left(0, 1, "found dead long after"))
+        return None
+
+    simulation, lines = run(
+        Asynchronous(AddDelta()),
+        Plan(10, 20, workers=2),
+        world=World(jitter=0.0, slowness=lambda worker: (3.0, 0.5)[worker]),
+        script=lambda cluster: cluster.at(0.06, lambda: replace_worker_0(cluster)),
+    )
+    assert simulation.outcome.complete
+    assert "< train worker 0.2 ticket 4 from center 1, 1 steps at iteration 1" in lines
+
+
+def test_nothing_but_the_last_center_is_left_in_the_store() -> None:
+    """Each worker kept the center of its last turn alive beyond the end."""
+    simulation, _ = run(Asynchronous(AddDelta()), Plan(10, 30, workers=4))
+    assert simulation.cluster.store.keys(keys.prefix("simulated")) == ["speedo:simulated:center:30"]
+
+
+def test_a_phase_of_longer_turns_is_not_taken_for_hung_workers() -> None:
+    """The deadline came from the turns of one step before; 100 steps of the next phase took far longer."""
+    strategy = Hybrid(
+        [
+            Phase(lambda: Asynchronous(AddDelta()), samples=200),
+            Phase(lambda: Asynchronous(AddDelta(), local_steps=100), samples=10_000),
+        ]
+    )
+    world = World(step_s=0.5)  # turns of 0.5 s, then of 50 s: 3 x 0.5 s + 10 s would be too little
+    simulation, lines = run(strategy, Plan(10, 400, workers=2), world=world)
+    assert simulation.outcome.complete
+    assert not any("leaves" in line for line in lines)
+
+
+def test_a_worker_is_credited_with_the_samples_it_was_asked_for() -> None:
+    coordinator = Coordinator(Asynchronous(AddDelta()), Plan(10, 100, workers=1))
+    (train,) = coordinator.handle(Joined(0, 1, 10))
+    assert isinstance(train, Train)
+    coordinator.handle(Trained(0, 1, train.ticket, 0.5, 1_000_000))
+    assert coordinator.samples == 10
+
+
+@pytest.mark.parametrize("make", [lambda: Synchronous(AverageDeltas()), lambda: easgd()])
+def test_a_simulation_replays_to_the_byte(make: Callable[[], Strategy]) -> None:
+    faults = Faults(die=0.05, lose=0.02, repeat=0.1, late=0.05, poison=0.05, return_s=0.5)
+    texts = [
+        simulate(
+            make(), Plan(10, 60, workers=4), world=World(faults=faults), seed=seed
+        ).trace.text()
+        for seed in (5, 5, 6)
+    ]
+    assert texts[0] == texts[1]
+    assert texts[0] != texts[2]
+
+
+def test_a_simulation_that_keeps_no_trace_has_none() -> None:
+    simulation = simulate(Asynchronous(AddDelta()), Plan(10, 5, workers=1), keep_trace=False)
+    assert simulation.trace.text() == Trace(keep=False).text() == "\n"

@@ -1,0 +1,181 @@
+"""One turn of a worker: what it fetches, computes and publishes, on the exact toy problem."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from speedo.engines.quadratic import QuadraticEngine
+from speedo.errors import MissingKeyError, PayloadError
+from speedo.messages import Train
+from speedo.storage import keys
+from speedo.storage.memory_store import MemoryStore
+from speedo.weights import Header, Kind, Vector, as_bytes, header_for
+from speedo.worker import PAYLOAD_EXPIRY_S, Worker, fetch_vector
+
+BATCH = 5
+
+
+class RecordingEngine(QuadraticEngine):
+    """Writes down for which iteration it was asked for how many steps."""
+
+    def __init__(self) -> None:
+        super().__init__(4, batch=BATCH)
+        self.asked: list[tuple[int, int]] = []
+
+    def step(self, n: int, delta: Vector | None = None) -> float:
+        self.asked.append((self.iteration, n))
+        return super().step(n, delta)
+
+
+class Clock:
+    """A second passes at every look, unless it is set."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def make_worker(center: Vector | None = None, version: int = 0) -> tuple[Worker, RecordingEngine]:
+    engine = RecordingEngine()
+    clock = Clock()
+    worker = Worker("run", 3, 2, engine, MemoryStore(clock=clock), clock, epoch=4)
+    publish(worker, np.zeros(4, np.float32) if center is None else center, version)
+    return worker, engine
+
+
+def publish(worker: Worker, center: Vector, version: int) -> None:
+    header = header_for(center, worker.engine.layout, Kind.CENTER, version=version, epoch=4)
+    worker.store.write(keys.center("run", version), header.pack(), as_bytes(center))
+
+
+def command(payload: Kind = Kind.DELTA, **change: object) -> Train:
+    fields: Mapping[str, object] = {
+        "worker": 3, "incarnation": 2, "ticket": 9, "version": 0, "iteration": 6, "steps": 1,
+        "stride": 1, "payload": payload,
+    }  # fmt: skip
+    return Train(**{**fields, **change})  # type: ignore[arg-type]
+
+
+def payload(worker: Worker, kind: Kind) -> tuple[Header, Vector]:
+    vector = worker.engine.layout.zeros()
+    key = keys.payload("run", 3, 9)
+    return fetch_vector(worker.store, key, worker.engine.layout, kind, vector), vector
+
+
+def weights(engine: QuadraticEngine) -> Vector:
+    found = engine.layout.zeros()
+    engine.read_weights(found)
+    return found
+
+
+def test_a_turn_sends_how_far_it_moved_and_says_who_it_is() -> None:
+    worker, engine = make_worker()
+    result = worker.turn(command(steps=3))
+    header, delta = payload(worker, Kind.DELTA)
+    assert (header.worker, header.incarnation, header.ticket, header.epoch) == (3, 2, 9, 4)
+    np.testing.assert_allclose(delta, weights(engine), rtol=1e-6)
+    assert (result.worker, result.incarnation, result.ticket) == (3, 2, 9)
+    assert result.samples == 3 * BATCH
+    assert result.timings == {"fetch": 1.0, "compute": 1.0, "publish": 2.0}  # the store looks, too
+
+
+def test_a_turn_starts_from_the_center_whatever_came_before() -> None:
+    worker, _ = make_worker()
+    worker.turn(command(steps=20))
+    _, far = payload(worker, Kind.DELTA)
+    publish(worker, np.full(4, 7.0, np.float32), 1)
+    worker.turn(command(version=1))
+    _, near = payload(worker, Kind.DELTA)
+    alone, _ = make_worker(np.full(4, 7.0, np.float32))
+    alone.turn(command())
+    np.testing.assert_array_equal(near, payload(alone, Kind.DELTA)[1])
+    assert np.abs(far).max() > 0
+
+
+def test_weights_are_sent_whole_where_they_are_wanted() -> None:
+    worker, engine = make_worker()
+    worker.turn(command(Kind.WEIGHTS))
+    np.testing.assert_array_equal(payload(worker, Kind.WEIGHTS)[1], weights(engine))
+
+
+def test_with_a_moving_rate_the_worker_goes_on_from_its_own_weights() -> None:
+    """x_w = 2 sent, alpha 0.5: the center moved from 0 to 1, and so does x_w, to 1."""
+    worker, engine = make_worker()
+    engine.load_weights(np.full(4, 2.0, np.float32))
+    publish(worker, np.full(4, 1.0, np.float32), 1)
+    expected = QuadraticEngine(4, batch=BATCH)
+    expected.load_weights(np.full(4, 1.0, np.float32))
+    expected.step(1)
+    worker.turn(command(Kind.WEIGHTS, version=1, moving_rate=0.5))
+    np.testing.assert_allclose(payload(worker, Kind.WEIGHTS)[1], weights(expected), rtol=1e-6)
+
+
+def test_a_gradient_is_taken_at_the_center_and_moves_nothing() -> None:
+    worker, engine = make_worker()
+    worker.turn(command(Kind.GRADIENT))
+    _, gradient = payload(worker, Kind.GRADIENT)
+    assert weights(engine).tolist() == [0.0] * 4
+    engine.apply_gradient(gradient)
+    stepped, moved = make_worker()
+    stepped.turn(command())
+    np.testing.assert_allclose(weights(engine), weights(moved), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("steps", "stride", "asked"),
+    [
+        (1, 1, [(6, 1)]),
+        (4, 1, [(6, 4)]),
+        (1, 3, [(6, 1)]),
+        (4, 3, [(6, 1), (9, 1), (12, 1), (15, 1)]),
+    ],
+)
+def test_each_step_belongs_to_its_iteration(
+    steps: int, stride: int, asked: list[tuple[int, int]]
+) -> None:
+    worker, engine = make_worker()
+    worker.turn(command(steps=steps, stride=stride))
+    assert engine.asked == asked
+
+
+def test_the_loss_is_the_mean_over_the_steps_whatever_the_stride() -> None:
+    losses = [make_worker()[0].turn(command(steps=4, stride=stride)).loss for stride in (1, 3)]
+    assert losses[0] == pytest.approx(losses[1])
+
+
+def test_a_center_that_is_not_there_is_an_error() -> None:
+    worker, _ = make_worker()
+    with pytest.raises(MissingKeyError, match="center:5"):
+        worker.turn(command(version=5))
+
+
+def test_a_center_under_the_wrong_name_is_an_error() -> None:
+    worker, _ = make_worker(version=1)
+    head = worker.store.read_head(keys.center("run", 1))[0]
+    worker.store.write(keys.center("run", 2), head, as_bytes(np.zeros(4, np.float32)))
+    with pytest.raises(PayloadError, match="center:2 holds version 1"):
+        worker.turn(command(version=2))
+
+
+def test_a_delta_is_not_taken_for_a_center() -> None:
+    worker, _ = make_worker()
+    worker.turn(command())
+    head, _ = worker.store.read_head(keys.payload("run", 3, 9))
+    worker.store.write(keys.center("run", 1), head, as_bytes(np.zeros(4, np.float32)))
+    with pytest.raises(PayloadError, match="a delta where a center was expected"):
+        worker.turn(command(version=1))
+
+
+def test_a_payload_that_no_master_fetches_leaves_the_store_by_itself() -> None:
+    worker, _ = make_worker()
+    worker.turn(command())
+    assert isinstance(worker.clock, Clock)
+    worker.clock.now += PAYLOAD_EXPIRY_S
+    with pytest.raises(MissingKeyError):
+        payload(worker, Kind.DELTA)

@@ -1,0 +1,176 @@
+"""The documentation names only what is there: commands, options, links, paths, targets, variables."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from speedo.cli import main
+from speedo.config import RunConfig, make_config
+from speedo.config_file import parse_phase
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+MODULES = [ROOT / "docs" / "architecture.md", ROOT / "docs" / "development.md"]
+
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SPAN = re.compile(r"`([^`\n]+)`")
+OPTION = re.compile(r"--[a-z][a-z-]*")
+# Options in the pages that are other programs': pytest's own flag of this suite.
+OTHERS = {"--rewrite-traces"}
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def blocks(text: str, *languages: str) -> Iterator[str]:
+    for language, body in BLOCK.findall(text):
+        if language in languages:
+            yield body
+
+
+def spans(text: str) -> list[str]:
+    """Code within lines; a span may not cross a line."""
+    return [span.strip() for span in SPAN.findall(BLOCK.sub("", text))]
+
+
+def shell_lines(text: str) -> list[str]:
+    """Commands of the page's shell blocks, continuation lines joined, comments removed."""
+    lines = "\n".join(blocks(text, "sh")).replace("\\\n", " ").splitlines()
+    return [line.split(" #")[0].strip() for line in lines if line.split(" #")[0].strip()]
+
+
+def leaf(words: list[str]) -> tuple[click.Command, list[str]]:
+    """The command that `speedo WORDS...` names, as far as it goes, and what is left."""
+    command: click.Command = main
+    rest = words[1:]
+    while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
+        assert rest[0] in command.commands, f"there is no command {' '.join(words)!r}"
+        command, rest = command.commands[rest[0]], rest[1:]
+    return command, rest
+
+
+def options_of(command: click.Command) -> set[str]:
+    """Every option of this command and of those below it."""
+    names = {"--help"}
+    for parameter in command.params:
+        names.update(parameter.opts + parameter.secondary_opts)
+    if isinstance(command, click.Group):
+        for below in command.commands.values():
+            names |= options_of(below)
+    return names
+
+
+def speedo_commands() -> list[tuple[str, str]]:
+    return [
+        (page.name, line[line.index("speedo ") :])
+        for page in PAGES
+        for line in shell_lines(page.read_text(encoding="utf-8"))
+        if re.match(r"(.* && )?(\.venv/bin/)?speedo ", line)
+    ]
+
+
+@pytest.mark.parametrize(("page", "line"), speedo_commands())
+def test_a_command_in_a_block_parses_and_passes_the_checks_of_the_configuration(
+    page: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command, words = leaf(shlex.split(line))
+    for name in words:
+        if name.endswith(".txt"):
+            (tmp_path / name).touch()  # a list of images has to be there
+    with command.make_context(command.name, words) as context:
+        if command.name not in ("train", "master"):
+            return
+        fields = RunConfig.model_fields
+        given = {name: value for name, value in context.params.items() if name in fields}
+    given["phases"] = [parse_phase(text) for text in context.params["phases"]] or None
+    make_config(given)
+
+
+@each_page
+def test_options_exist(page: Path) -> None:
+    known = options_of(main) | OTHERS
+    for span in spans(page.read_text(encoding="utf-8")):
+        words = span.split()
+        if words[0] == "speedo":
+            command, _ = leaf(words)
+            assert set(OPTION.findall(span)) <= options_of(command), span
+        elif span.startswith("-"):
+            assert set(OPTION.findall(span)) <= known, span
+
+
+@each_page
+def test_yaml_examples_are_configurations(page: Path, tmp_path: Path) -> None:
+    for number, body in enumerate(blocks(page.read_text(encoding="utf-8"), "yaml")):
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(body)
+        make_config({}, file=file)
+
+
+@each_page
+def test_links_resolve(page: Path) -> None:
+    text = BLOCK.sub("", page.read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        file = page.parent / name if name else page
+        assert file.exists(), f"{page.name} links to {target}"
+        if anchor:
+            assert anchor in anchors(file), f"{page.name} links to {target}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that headings get: lower case, spaces as hyphens, other signs gone."""
+    headings = re.findall(
+        r"^#+ (.+)$", BLOCK.sub("", page.read_text(encoding="utf-8")), re.MULTILINE
+    )
+    return {
+        re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings
+    }
+
+
+@each_page
+def test_make_targets_exist(page: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+    text = page.read_text(encoding="utf-8")
+    for line in [*spans(text), *shell_lines(text)]:
+        named = re.match(r"make ([a-z]+)", line)
+        if named:
+            assert named[1] in targets, line
+
+
+@pytest.mark.parametrize("page", MODULES, ids=lambda page: page.name)
+def test_paths_of_the_repository_exist(page: Path) -> None:
+    tops = ("speedo/", "tests/", "prototxt/", "scripts/", "bench/", "docs/")
+    for span in spans(page.read_text(encoding="utf-8")):
+        if span.startswith(tops):
+            assert (ROOT / span).exists(), span
+
+
+@each_page
+def test_environment_variables_are_read_somewhere(page: Path) -> None:
+    files = [*(ROOT / "speedo").rglob("*.py"), *(ROOT / "scripts").glob("*.sh")]
+    source = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    for name in set(re.findall(r"\bSPEEDO_[A-Z_]+\b", page.read_text(encoding="utf-8"))):
+        assert name in source, name
+
+
+@each_page
+def test_no_machine_is_named(page: Path) -> None:
+    """Paths and servers of one machine are of no use to a reader of another."""
+    text = page.read_text(encoding="utf-8")
+    assert not re.search(r"/(work|root|home|tmp)/|https?://", text)
+
+
+def test_the_pages_are_found() -> None:
+    assert {"README.md", "CHANGELOG.md", "architecture.md", "modes.md", "running.md"} <= {
+        page.name for page in PAGES
+    }
+    assert len(speedo_commands()) > 10

@@ -1,0 +1,177 @@
+"""Who may import whom in `speedo/` (DESIGN, section 2), and what no module may do; read from the source alone."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "speedo"
+
+# From the ground up: a room imports from rooms below it and from itself, never from beside or above.
+LAYERS = (
+    ("errors",),
+    ("weights", "bundled", "token", "config_file"),
+    ("messages", "config"),
+    ("status", "runlog", "trace"),
+    ("picture", "progress"),
+    ("sgd_modes", "storage", "engines", "data"),
+    ("solver",),
+    ("books", "worker"),
+    ("coordinator", "center"),
+    ("driver",),
+    ("training", "simulator", "preparation"),
+    ("actors",),
+    ("speedo",),  # the public names
+    ("run_options", "data_cli"),
+    ("cli",),
+    ("__main__",),
+)
+
+# Narrower than their layer: all that these rooms import of the rest of the package.
+ONLY: dict[str, set[str]] = {
+    "messages": {"weights"},
+    "sgd_modes": {"messages", "weights", "config"},
+    "storage": {"errors"},
+    "engines": {"errors", "weights"},
+    "data": {"errors"},
+    "solver": {"errors", "engines.caffe_import"},  # it reads prototxt with Caffe's own messages
+    "books": {"messages", "sgd_modes.rules"},
+    "coordinator": {"books", "messages", "sgd_modes.base", "sgd_modes.rules", "weights"},
+    "driver": {"center", "coordinator", "messages"},
+}
+
+# Packages from outside that have one door.
+DOORS: dict[str, set[str]] = {
+    "ray": {"actors"},
+    "redis": {"storage.redis_store"},
+    "caffe": {"engines.caffe_import"},
+    "click": {"cli", "data_cli", "run_options"},
+    "lmdb": {"data", "engines", "solver"},
+}
+
+# Time and chance are arguments there, and nothing reads or writes but the store it is given.
+PURE = ("messages", "weights", "books", "coordinator", "center", "driver", "worker", "sgd_modes")
+IMPURE = {
+    "asyncio",
+    "datetime",
+    "os",
+    "pathlib",
+    "random",
+    "socket",
+    "subprocess",
+    "threading",
+    "time",
+}
+
+UNSAFE = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
+
+MODES = ("asynchronous", "easgd", "hybrid", "partial", "synchronous", "weed_out")
+
+
+def modules() -> dict[str, str]:
+    """Source by name within the package: `errors`, `storage.keys`, `storage`; `speedo` is the package."""
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        name = ".".join(part for part in parts if part != "__init__") or "speedo"
+        found[name] = path.read_text(encoding="utf-8")
+    return found
+
+
+SOURCES = modules()
+
+
+def imports(source: str) -> list[tuple[str, int]]:
+    """All that a module imports, wherever it does: full names, with the number of leading dots."""
+    found: list[tuple[str, int]] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, 0) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            for alias in node.names:
+                name = f"{module}.{alias.name}".removeprefix("speedo.")
+                is_module = module.split(".")[0] == "speedo" and name in SOURCES
+                found.append((f"speedo.{name}" if is_module else module, node.level))
+    return found
+
+
+def layer(room: str) -> int:
+    return next(number for number, rooms in enumerate(LAYERS) if room in rooms)
+
+
+def is_within(module: str, places: set[str]) -> bool:
+    return any(module == place or module.startswith(f"{place}.") for place in places)
+
+
+def objections(module: str, source: str) -> list[str]:
+    """What this module imports and must not, a sentence each."""
+    found, room = [], module.split(".")[0]
+    for name, dots in imports(source):
+        top, _, inner = name.partition(".")
+        if dots:
+            found.append(f"{module} imports relatively")
+        elif top == "speedo" and inner:  # `import speedo` alone is for its version
+            target = inner.split(".")[0]
+            allowed = is_within(inner, ONLY[room]) if room in ONLY else True
+            if target != room and not (layer(target) < layer(room) and allowed):
+                found.append(f"{module} imports {inner}")
+        elif top in UNSAFE:
+            found.append(f"{module} imports {top}, which runs what it reads")
+        elif top in DOORS and not is_within(module, DOORS[top]):
+            found.append(f"{module} imports {top}, which only {sorted(DOORS[top])} may")
+        elif top in IMPURE and room in PURE:
+            found.append(f"{module} imports {top}")
+    return found
+
+
+@pytest.mark.parametrize("module", sorted(SOURCES))
+def test_a_module_imports_only_what_its_room_may(module: str) -> None:
+    assert objections(module, SOURCES[module]) == []
+
+
+def test_every_room_has_its_layer() -> None:
+    assert {module.split(".")[0] for module in SOURCES} == {
+        room for rooms in LAYERS for room in rooms
+    }
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "objection"),
+    [
+        ("weights", "from speedo.messages import Train", "weights imports messages"),
+        ("messages", "import speedo.config", "messages imports config"),
+        ("engines.new", "from speedo.storage import keys", "engines.new imports storage.keys"),
+        ("engines.new", "from speedo import messages", "engines.new imports messages"),
+        ("solver.new", "from speedo.engines import pycaffe", "solver.new imports engines.pycaffe"),
+        ("coordinator", "from speedo.storage.base import Store", "coordinator imports storage.base"),
+        ("driver", "def f():\n    import time", "driver imports time"),
+        ("sgd_modes.new", "from random import random", "sgd_modes.new imports random"),
+        ("simulator", "from speedo.actors.cluster import RayCluster", "simulator imports actors.cluster"),
+        ("center", "from speedo.coordinator import Plan", "center imports coordinator"),
+        ("training", "import ray", "training imports ray, which only ['actors'] may"),
+        ("actors.new", "import redis.client", "actors.new imports redis, which only ['storage.redis_store'] may"),
+        ("engines.new", "import caffe", "engines.new imports caffe, which only ['engines.caffe_import'] may"),
+        ("runlog", "import pickle", "runlog imports pickle, which runs what it reads"),
+        ("data.new", "from .base import Prepared", "data.new imports relatively"),
+    ],
+)  # fmt: skip
+def test_a_violation_is_noticed(module: str, source: str, objection: str) -> None:
+    assert objections(module, source) == [objection]
+
+
+def test_what_is_allowed_is_not_objected_to() -> None:
+    source = "import speedo\nimport ray.util\nfrom speedo.storage import RedisStore\nimport time"
+    assert objections("actors.new", source) == []
+
+
+@pytest.mark.parametrize("module", sorted(SOURCES))
+def test_a_file_has_at_most_300_lines(module: str) -> None:
+    assert SOURCES[module].count("\n") <= 300
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mode_has_at_most_80_lines(mode: str) -> None:
+    assert SOURCES[f"sgd_modes.{mode}"].count("\n") <= 80
