@@ -35,7 +35,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=_whole, default=2, metavar="N")
     parser.add_argument("--local-steps", type=_whole, default=1, metavar="N")
     parser.add_argument(
-        "--seconds", type=_seconds, default=8.0, metavar="S", help="of training each"
+        "--seconds", type=_seconds, default=4.0, metavar="S", help="of training each"
     )
     parser.add_argument(
         "--repeats", type=_whole, default=3, metavar="N", help="rounds; medians are printed"
@@ -89,7 +89,7 @@ def main() -> int:
 
     command = " ".join(["python -m bench", *sys.argv[1:]])
     if asked.markdown:
-        print(f"<!-- begin: {command} -->\n\n`{command}`: {machine(load)}.", flush=True)
+        print(f"<!-- begin: python -m bench -->\n\n`{command}`: {machine(load)}.", flush=True)
     else:
         print(machine(load), flush=True)
     if load > BUSY:
@@ -105,6 +105,8 @@ def main() -> int:
     )
     everything: dict[str, list[Round]] = {}
     failures: list[str] = []
+    if asked.json is not None:  # a file that cannot be written is told now, not after the work
+        _write_json(asked.json, command, machine(load), everything)
     with tempfile.TemporaryDirectory(prefix="speedo-bench-") as folder:
         for name in dict.fromkeys(asked.nets):
             net = Bench.make(name, Path(folder) / name)
@@ -112,20 +114,24 @@ def main() -> int:
             failures += failed
             title = (
                 f"{name}, {settings.workers} workers, local steps {settings.local_steps}: "
-                f"medians of {settings.repeats} rounds of {settings.seconds:g} s"
+                f"medians of {_rounds(settings.repeats)} of {settings.seconds:g} s"
             )
             if asked.markdown:
                 title = f"**{title}**"
             write = table.markdown if asked.markdown else table.text
             rows = rows_of(net.batch, settings)
-            print(f"\n{table.report(title, rows, everything[name], write)}", flush=True)
+            print(f"\n{table.report(title, rows, everything[name], write, cores())}", flush=True)
             if asked.json is not None:
                 _write_json(asked.json, command, machine(load), everything)
     if asked.markdown:
-        print("\n<!-- end -->")
+        print("\n<!-- end: python -m bench -->")
     for failure in failures:
         print(f"failed: {failure}", file=sys.stderr)
     return 1 if failures else 0
+
+
+def _rounds(number: int) -> str:
+    return "1 round" if number == 1 else f"{number} rounds"
 
 
 def _write_json(path: Path, command: str, where: str, everything: dict[str, list[Round]]) -> None:

@@ -15,7 +15,14 @@ import tempfile
 from pathlib import Path
 
 EPOCH = 938  # iterations of 64 samples: 60,000 records
-BARS = {"sync": 0.84, "async": 0.82, "partial": 0.82, "weed-out": 0.82, "hybrid": 0.82, "easgd": 0.80}
+BARS = {
+    "sync": 0.84,
+    "async": 0.82,
+    "partial": 0.82,
+    "weed-out": 0.82,
+    "hybrid": 0.82,
+    "easgd": 0.80,
+}
 PHASES = ["--phase", "sync:300", "--phase", "async:300"]
 
 # A user's own script: nothing of SpeeDO in it but where the data lies.
@@ -64,7 +71,9 @@ def main() -> None:
     parser.add_argument("--workers", nargs="+", type=int, default=[2, 4])
     arguments = parser.parse_args()
     failed = False
-    print(f"{'mode':10} {'workers':>7} {'accuracy':>9} {'plain':>9} {'bar':>5} {'images/s':>9} {'seconds':>8}")
+    print(
+        f"{'mode':10} {'workers':>7} {'accuracy':>9} {'plain':>9} {'bar':>5} {'images/s':>9} {'seconds':>8}"
+    )
     for workers in arguments.workers:
         for mode in arguments.modes:
             with tempfile.TemporaryDirectory() as folder:

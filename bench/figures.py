@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,11 +22,15 @@ class MeasureError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One measurement. `parts` is in ms, a median over the turns of all workers; `discarded` is a share."""
+    """One measurement. `parts` is in ms, a median over the turns of all workers; `discarded` is a share.
+
+    `core` is the share of a core that the worst off of the plain processes got; NaN for a mode.
+    """
 
     images_per_s: float
     parts: Mapping[str, float]
     discarded: float = 0.0
+    core: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +74,10 @@ def images_per_s(workers: Sequence[Sequence[End]]) -> float:
     return total
 
 
-def steps_measured(processes: Sequence[Sequence[float]], batches: Sequence[int]) -> Measured:
-    """Free-running processes: the ends of each one's steps, and its batch."""
+def steps_measured(
+    processes: Sequence[Sequence[float]], batches: Sequence[int], core: float
+) -> Measured:
+    """Plain processes: the ends of each one's steps, its batch, and the least share of a core."""
     workers = [
         [(end, batch) for end in ends] for ends, batch in zip(processes, batches, strict=True)
     ]
@@ -83,7 +90,7 @@ def steps_measured(processes: Sequence[Sequence[float]], batches: Sequence[int])
         if begin <= first and second <= end
     ]
     step = 1000.0 * statistics.median(steps)
-    return Measured(rate, {"turn": step, "compute": step})
+    return Measured(rate, {"turn": step, "compute": step}, core=core)
 
 
 def run_measured(metrics: Iterable[str], expected: int) -> Measured:
@@ -152,6 +159,11 @@ def median_rate(rounds: Sequence[Mapping[str, Measured]], name: str) -> float | 
 def median_part(rounds: Sequence[Mapping[str, Measured]], name: str, part: str) -> float | None:
     values = [one[name].parts[part] for one in rounds if name in one and part in one[name].parts]
     return statistics.median(values) if values else None
+
+
+def least_core(rounds: Sequence[Mapping[str, Measured]], name: str) -> float:
+    """The share of a core that these plain processes got in their worst round."""
+    return min((one[name].core for one in rounds if name in one), default=math.nan)
 
 
 def median_discarded(rounds: Sequence[Mapping[str, Measured]], name: str) -> float:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from bench.figures import (
     PARTS,
     Measured,
+    least_core,
     median_discarded,
     median_part,
     median_rate,
@@ -14,6 +16,7 @@ from bench.figures import (
 )
 from bench.throughput import SEQUENTIAL, Round, Row
 
+WHOLE_CORE = 0.95  # less than this of a core: somebody else was computing
 Table = list[list[str]]  # the first row is the heading
 Writer = Callable[[Table], str]
 
@@ -58,6 +61,16 @@ def discarded(rows: Sequence[Row], rounds: Sequence[Round]) -> list[str]:
     ]
 
 
+def starved(rows: Sequence[Row], rounds: Sequence[Round], cores: int) -> list[str]:
+    """A sentence for each row of plain processes that did not have a core each all the time."""
+    shares = {row.name: least_core(rounds, row.name) for row in rows if len(row.batches) <= cores}
+    return [
+        f"{name} got but {share:.0%} of a core in one round: the machine was busy, the figures are worthless"
+        for name, share in shares.items()
+        if share < WHOLE_CORE
+    ]
+
+
 def text(table: Table) -> str:
     """Aligned columns: the first to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -75,9 +88,11 @@ def markdown(table: Table) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in [heading, rule, *rows])
 
 
-def report(title: str, rows: Sequence[Row], rounds: Sequence[Round], write: Writer) -> str:
+def report(
+    title: str, rows: Sequence[Row], rounds: Sequence[Round], write: Writer, cores: int
+) -> str:
     """Everything about one net."""
-    said = [f"{sentence}." for sentence in discarded(rows, rounds)]
+    said = [f"{sentence}." for sentence in starved(rows, rounds, cores) + discarded(rows, rounds)]
     return "\n\n".join([title, write(rates(rows, rounds)), *said, write(breakdown(rows, rounds))])
 
 
@@ -91,6 +106,7 @@ def _fields(one: Measured) -> dict[str, object]:
         "images_per_s": one.images_per_s,
         "ms": dict(one.parts),
         "discarded": one.discarded,
+        "core": None if math.isnan(one.core) else one.core,
     }
 
 

@@ -136,11 +136,19 @@ def _free_running(net: Bench, batches: tuple[int, ...], seconds: float, scratch:
             if _answer(process, START_S, log) != "ready":
                 raise MeasureError(f"plain Caffe did not start: {last_words(log)}")
         for process in processes:
-            assert process.stdin is not None
-            process.stdin.write("go\n")
-            process.stdin.flush()
-        ends = [json.loads(_answer(process, seconds + START_S, log)) for process in processes]
-        return steps_measured(ends, batches)
+            _start(process, log)
+        told = [json.loads(_answer(process, 20 * seconds + START_S, log)) for process in processes]
+        ends = [one["ends"] for one in told]
+        return steps_measured(ends, batches, min(one["core"] for one in told))
+
+
+def _start(process: subprocess.Popen[str], log: IO[str]) -> None:
+    assert process.stdin is not None
+    try:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    except BrokenPipeError:
+        raise MeasureError(f"plain Caffe died: {last_words(log)}") from None
 
 
 def _answer(process: subprocess.Popen[str], seconds: float, log: IO[str]) -> str:
@@ -162,7 +170,7 @@ def _mode(
     """One `speedo train`, as long as `seconds` would be without any cost of exchange."""
     parallel = min(settings.workers, cores())
     iterations = max(
-        4 * settings.workers * settings.local_steps,
+        12 * settings.workers * settings.local_steps,
         round(settings.seconds * sequential.images_per_s * parallel / net.batch),
     )
     run_dir = scratch / "run"

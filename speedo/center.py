@@ -6,6 +6,7 @@ so that a merge, once decided, is carried out.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -109,4 +110,4 @@ def _is_finite(vector: Vector) -> bool:
     vectors can overflow.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.isfinite(np.dot(vector, vector)))
+        return math.isfinite(np.dot(vector, vector))

@@ -158,6 +158,18 @@ def worker(
 main.add_command(data)
 
 
+@main.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--output", "-o", type=FILE, help="Picture to write: .png, .pdf, .svg.  [default: RUN/run.png]"
+)
+def plot(runs: tuple[Path, ...], output: Path | None) -> None:
+    """Draw one or several RUNS: loss, accuracy, images/s and staleness, in one picture."""
+    from speedo.picture import draw
+
+    click.echo(draw(runs, output or runs[0] / "run.png"))
+
+
 def _run(launch: Callable[[RunConfig, Progress], RunResult], options: dict[str, Any]) -> None:
     """Make the configuration, run, and print what came out."""
     file = options.pop("config_file")

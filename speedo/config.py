@@ -30,6 +30,17 @@ LARGEST_WORKERS: Final = (
 )
 
 
+# What mode hybrid takes per phase alone, with the value that says nothing was given.
+WHOLE_RUN: Final = (
+    ("moving_rate", None),
+    ("max_advance", None),
+    ("window", None),
+    ("delta_scale", None),
+    ("server_gradient", None),
+    ("local_steps", 1),
+)
+
+
 class ModeOptions(BaseModel):
     """What a mode can be told; an option that the mode does not have is a mistake, not ignored."""
 
@@ -48,8 +59,10 @@ class ModeOptions(BaseModel):
     delta_scale: float | None = Field(
         None, description="factor on merged deltas; default min(1, 2 / workers), sync 1"
     )
-    server_gradient: bool = Field(
-        False, description="workers send raw gradients, the master applies the solver's update"
+    server_gradient: bool | None = Field(
+        None,
+        description="workers send raw gradients, the master applies the solver's update; "
+        "default: where rounds are synchronous and the update is not linear in the gradient",
     )
 
     def problems_in(self, mode: str) -> list[str]:
@@ -188,8 +201,8 @@ class RunConfig(ModeOptions):
         if self.mode == "hybrid":
             found += [
                 f"{name} is given to mode hybrid as a whole; give it to a phase, as in --phase easgd:1000,{name}=..."
-                for name in ("moving_rate", "max_advance", "window", "delta_scale")
-                if getattr(self, name) is not None
+                for name, usual in WHOLE_RUN
+                if getattr(self, name) != usual
             ]
         for number, phase in enumerate(self.phases, 1):
             found += phase.problems(number)

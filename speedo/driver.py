@@ -36,6 +36,9 @@ TURNS_MEASURED = 200  # turn times that the deadline is taken from
 FEWEST_TURNS = 5  # before so many are known the deadline is the user's timeout
 
 
+MOST_TESTS = 4  # tests under way or waiting; each keeps a version in the store
+
+
 class Cluster(Protocol):
     """Who carries commands out. Sending does not wait; a death comes back as `Left` with its cause."""
 
@@ -122,7 +125,8 @@ class Driver:
         self._short_since = self.clock()
         while self._finish is None:
             self._step()
-        self._test(Evaluate(self.center.version, self.coordinator.iteration))
+        if self._first_train is not None:
+            self._test(Evaluate(self.center.version, self.coordinator.iteration))
         while self._tests:
             self._step()
         for worker in list(self._turns):
@@ -218,17 +222,19 @@ class Driver:
             self.center.release(turn.command.version)
 
     def _test(self, command: Evaluate) -> None:
-        """One test at a time would lag behind training: an interval that comes too early is left out."""
-        if (
-            not self.has_tester
-            or command.version in self._tests
-            or command.version in self._metrics
-        ):
+        """Tests queue up behind each other; one that the tester is too far behind for is left out, and told."""
+        known = command.version in self._tests or command.version in self._metrics
+        if not self.has_tester or known:
             return
-        if self._tests and self._finish is None:
+        if len(self._tests) >= MOST_TESTS and self._finish is None:
+            problem = (
+                f"left out: the tester is still busy with {len(self._tests)} versions before it"
+            )
+            self.observer.saw(Tested(command.version, {}, problem), self.clock())
             return
         self.center.hold(command.version)
-        self._tests[command.version] = self.clock() + self.limits.test_s
+        patience = self.limits.test_s * (len(self._tests) + 1)
+        self._tests[command.version] = self.clock() + patience
         self.cluster.send(command)
 
     # ------------------------------------------------------------ deadlines

@@ -12,7 +12,7 @@ from typing import Final
 
 from speedo import runlog
 from speedo.bundled import bundled_solver
-from speedo.config import RunConfig
+from speedo.config import ModeOptions, RunConfig
 from speedo.data import default_data_root, ensure_bundled
 from speedo.engines.caffe_check import CaffeFacts, check_in_subprocess
 from speedo.engines.weights_check import check_weights
@@ -68,10 +68,12 @@ class Prepared:
         if self.records:
             epochs = f" = {spec.max_iter * spec.batch / self.records:.2f} epochs of {self.records:,} records"
         rate = f"learning rate {spec.lr_policy.rate(0):g} ({spec.lr_policy.policy})"
+        update = "" if not config.server_gradient else " applied by the master"
         return [
             (
                 f"{spec.net_name or spec.path.stem}: mode {config.mode}, {config.workers} workers, "
-                f"{effective}; {spec.type}, {rate}, momentum {spec.momentum:g}, weight decay {spec.weight_decay:g}"
+                f"{effective}; {spec.type}{update}, {rate}, "
+                f"momentum {spec.momentum:g}, weight decay {spec.weight_decay:g}"
             ),
             f"{spec.max_iter} iterations of {spec.batch} samples{epochs}; run directory {self.run_dir}",
         ]
@@ -102,6 +104,7 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
     if dataset is not None:
         make_dataset(data_root, dataset, note)
     check_solver(spec, workers=config.workers, split=config.splits_batch)
+    config = _with_whole_gradient(config, spec)
     if config.weights is not None:
         check_weights(config.weights, spec.layer_names())
     run = secrets.token_hex(6)
@@ -121,6 +124,27 @@ def discard(prepared: Prepared) -> None:
             file.unlink(missing_ok=True)
         logs.rmdir()
         prepared.run_dir.rmdir()
+
+
+def _with_whole_gradient(config: RunConfig, spec: SolverSpec) -> RunConfig:
+    """Where rounds are synchronous, an update that is not linear is applied once, by the master.
+
+    Only so the result is that of sequential Caffe; workers that each applied it would train another model.
+    """
+    if spec.update_is_linear:
+        return config
+
+    def needs_it(mode: str, options: ModeOptions) -> bool:
+        free = options.server_gradient is None and options.delta_scale is None
+        return mode == "sync" and free and options.local_steps == 1
+
+    exact = {"server_gradient": True}
+    phases = tuple(
+        phase.model_copy(update=exact) if needs_it(phase.mode, phase) else phase
+        for phase in config.phases
+    )
+    own = exact if needs_it(config.mode, config) else {}
+    return config.model_copy(update={"phases": phases, **own})
 
 
 def _check_url(redis: str) -> None:

@@ -87,7 +87,8 @@ run_options = _options(
     ),
     _under(
         _MODE, "--server-gradient/--no-server-gradient", default=None,
-        help="Workers send raw gradients; the master applies the solver's update.  [default: off]",
+        help="Workers send raw gradients; the master applies the solver's update.  "
+        "[default: in sync, for solvers other than SGD and Nesterov, and with clip_gradients]",
     ),
     _under(
         _MODE, "--split-batch/--whole-batch", default=None,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from speedo.engines.caffe_import import prepare_environment
-
-prepare_environment(
-    1
-)  # before any BLAS is loaded: one thread, as in a worker, so that sums have one order
-
 import pytest
 from hypothesis import HealthCheck, settings
+
+from speedo.engines.caffe_import import prepare_environment
+
+# Before any BLAS is loaded: one thread, as in a worker, so that sums have one order.
+prepare_environment(1)
 
 # The same examples on every machine; times vary there too much for deadlines.
 settings.register_profile(

@@ -12,7 +12,7 @@ from speedo.actors import session
 from speedo.actors.signals import stop_signals
 from speedo.config import RunConfig
 from speedo.errors import EngineError, SpeedoError, StoreError
-from speedo.preparation import Prepared, check_nets, prepare
+from speedo.preparation import Prepared, check_nets, discard, prepare
 from speedo.progress import Watch
 from speedo.storage.redis_server import PrivateRedis
 from speedo.storage.redis_store import RedisStore, url_with_password
@@ -69,24 +69,35 @@ def _start(
     prepared = prepare(config, watch.note)
     stack.callback(_sweep, prepared.run_dir / "logs")
     watch.begin(prepared.run_dir)
-    for line in prepared.headline():
-        watch.note(line)
-    pool = stack.enter_context(ThreadPoolExecutor(1))
-    checking = pool.submit(check_nets, prepared)
-    if config.redis is None:
-        redis_url = stack.enter_context(PrivateRedis(host=config.host)).url
-    else:
-        redis_url = url_with_password(config.redis)
-        store = RedisStore(redis_url)
-        for warning in store.check_server():
-            watch.note(f"warning: {warning}")
-        store.close()
-    stack.enter_context(session.head(token, config.host, port))
-    facts = checking.result()
-    watch.note(
-        f"{facts.parameters:,} parameters in {facts.blobs} blobs, {facts.nbytes / 1e6:.1f} MB per exchange"
-    )
+    try:
+        for line in prepared.headline():
+            watch.note(line)
+        with ThreadPoolExecutor(1) as pool:
+            checking = pool.submit(check_nets, prepared)
+            redis_url = _redis(config, watch, stack)
+            session.load_ray(token)  # takes most of the second that the check takes
+            facts = checking.result()
+        megabytes = facts.nbytes / 1e6
+        watch.note(
+            f"{facts.parameters:,} parameters in {facts.blobs} blobs, {megabytes:.1f} MB per exchange"
+        )
+        stack.enter_context(session.head(token, config.host, port))
+    except SpeedoError:
+        discard(prepared)
+        raise
     return prepared, RunSettings.make(config, prepared.spec, prepared.run, redis_url)
+
+
+def _redis(config: RunConfig, watch: Watch, stack: ExitStack) -> str:
+    """The URL, with its password, of the user's own server or of a private one."""
+    if config.redis is None:
+        return stack.enter_context(PrivateRedis(host=config.host)).url
+    url = url_with_password(config.redis)
+    store = RedisStore(url)
+    for warning in store.check_server():
+        watch.note(f"warning: {warning}")
+    store.close()
+    return url
 
 
 def _launch_master(prepared: Prepared, settings: RunSettings) -> tuple[Any, Any]:

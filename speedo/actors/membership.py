@@ -78,7 +78,9 @@ def _patient_token(file: Path | None, timeout_s: float, note: Callable[[str], No
             if "there is no token" not in str(error) or time.monotonic() >= deadline:
                 raise
             if not said:
-                note(f"{error}; waiting for it, up to {timeout_s:.0f} s")
+                note(
+                    f"no token yet; waiting up to {timeout_s:.0f} s for a master on this machine to make it"
+                )
                 said = True
             time.sleep(0.5)
 
@@ -95,7 +97,7 @@ def _find_master(address: str, timeout_s: float) -> Any:
         except ValueError:
             if time.monotonic() >= deadline:
                 raise ClusterError(
-                    f"there is no SpeeDO master in the cluster at {address}"
+                    f"there is no SpeeDO master in the Ray cluster at {address}: correct --master"
                 ) from None
             time.sleep(0.2)
 

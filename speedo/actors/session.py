@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import importlib
 import json
 import logging
 import os
@@ -39,6 +41,12 @@ def _environment(token: str) -> dict[str, str]:
     }
 
 
+def load_ray(token: str) -> None:
+    """Import Ray, which reads its settings from the environment once."""
+    os.environ.update(_environment(token))
+    importlib.import_module("ray")
+
+
 @contextmanager
 def head(token: str, host: str, port: int | None) -> Iterator[None]:
     """Run a Ray head in this process's care; without `port` on any free one, for this machine alone."""
@@ -62,6 +70,7 @@ def head(token: str, host: str, port: int | None) -> Iterator[None]:
             _node_ip_address=host,
             _temp_dir=folder,
         )
+        _silence()
         yield
     finally:
         os.environ.pop("RAY_GCS_SERVER_PORT", None)
@@ -77,10 +86,11 @@ def require_free_port(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise ClusterError(
-                f"{host}:{port} cannot be used ({(error.strerror or str(error)).lower()}): is another master "
-                "running? give another --port, or a --host that is an address of this machine"
-            ) from None
+            why = (error.strerror or str(error)).lower()
+            remedy = "give another --port, or stop the other master"
+            if error.errno != errno.EADDRINUSE:
+                remedy = "give a --host that is an address of this machine"
+            raise ClusterError(f"{host}:{port} cannot be served ({why}): {remedy}") from None
 
 
 @contextmanager
@@ -103,10 +113,18 @@ def member(token: str, address: str) -> Iterator[None]:
             raise ClusterError(
                 f"the master at {address} cannot be joined: {_sentence(error)}"
             ) from None
+        _silence()
         try:
             yield
         finally:
             ray.shutdown()
+
+
+def _silence() -> None:
+    """Keep Ray's own words about dead workers off standard output: ours come with the cause."""
+    from ray._private import worker
+
+    worker.print_to_stdstream = lambda *_: None
 
 
 @contextmanager
@@ -206,7 +224,8 @@ def _check_peer(address: str, token: str, deadline: float) -> None:
             break
         if time.monotonic() >= deadline:
             raise ClusterError(
-                f"what listens at {address} is no SpeeDO master, or it does not answer"
+                f"what listens at {address} is no SpeeDO master, or it does not answer: "
+                "correct --master"
             )
         time.sleep(0.5)
     ours = answer["ours"]

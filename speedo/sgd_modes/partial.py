@@ -6,6 +6,7 @@ Ho et al., More Effective Distributed ML via a Stale Synchronous Parallel Parame
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from speedo.messages import Decision, Result
@@ -21,31 +22,47 @@ class Partial:
     local_steps: int = 1
     name: str = "partial"
     turns: dict[int, int] = field(default_factory=dict)
+    at: Counter[int] = field(default_factory=Counter)
     held: set[int] = field(default_factory=set)
+    slowest: int = 0
 
     def on_join(self, workers: tuple[int, ...]) -> Decision:
         """Newcomers count as level with the fastest and train at once."""
-        fastest = max(self.turns.values(), default=0)
-        self.turns.update(dict.fromkeys(workers, fastest))
+        fastest = max(self.at, default=0)
+        for worker in workers:
+            self._move(worker, fastest)
         return Decision(train=workers)
 
     def on_result(self, result: Result) -> Decision:
+        """Merge it; its worker is held, perhaps for no time at all."""
         worker = result.worker
-        self.turns[worker] += 1
+        self._move(worker, self.turns[worker] + 1)
         self.held.add(worker)
         return Decision(merge=(worker,), train=self._release(first=worker))
 
     def on_leave(self, worker: int) -> Decision:
         """It no longer holds anybody back."""
-        self.turns.pop(worker, None)
+        self._move(worker, None)
         self.held.discard(worker)
         return Decision(train=self._release())
+
+    def _move(self, worker: int, turns: int | None) -> None:
+        """Count a worker at another number of turns; None: nowhere. `at` has how many are at each."""
+        before = self.turns.pop(worker, None)
+        if before is not None:
+            self.at[before] -= 1
+            if not self.at[before]:
+                del self.at[before]
+        if turns is not None:
+            self.turns[worker] = turns
+            self.at[turns] += 1
 
     def _release(self, first: int = -1) -> tuple[int, ...]:
         """Those held who are no longer too far ahead, the one who just reported before the others."""
         if not self.held:
             return ()
-        slowest = min(self.turns.values())
-        free = [w for w in self.held if self.turns[w] - slowest < self.max_advance]
+        before, self.slowest = self.slowest, min(self.at)
+        waiting = self.held & {first} if self.slowest == before else self.held
+        free = [w for w in waiting if self.turns[w] - self.slowest < self.max_advance]
         self.held.difference_update(free)
         return tuple(sorted(free, key=lambda worker: (worker != first, worker)))

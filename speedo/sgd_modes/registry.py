@@ -35,7 +35,7 @@ def make_strategy(config: RunConfig, batch: int, update: Update | None = None) -
 
 def needs_update(config: RunConfig) -> bool:
     """Whether the master must be able to apply gradients."""
-    return config.server_gradient or any(phase.server_gradient for phase in config.phases)
+    return bool(config.server_gradient) or any(phase.server_gradient for phase in config.phases)
 
 
 def _plain(mode: str, options: ModeOptions, update: Update | None) -> Strategy:

@@ -55,7 +55,10 @@ def _add_scaled(center: Vector, vector: Vector, factor: float) -> None:
         center += vector
         return
     scale = np.float32(factor)
-    scratch = np.empty(min(BLOCK, center.size), np.float32)
+    if center.size <= BLOCK:
+        center += vector * scale
+        return
+    scratch = np.empty(BLOCK, np.float32)
     for block in _blocks(center.size):
         part = scratch[: block.stop - block.start]
         np.multiply(vector[block], scale, out=part)

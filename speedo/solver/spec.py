@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,15 @@ class SolverSpec:
         """The same solver on this node: paths are tried from its own working directory and data root."""
         search = SearchPath(self.search.folder, Path.cwd(), data_root or self.search.data_root)
         return replace(self, search=search)
+
+    @property
+    def update_is_linear(self) -> bool:
+        """Whether the mean of the workers' updates is the update by their mean gradient.
+
+        So it is for SGD and Nesterov; the other solvers, and clipping, need the whole gradient.
+        """
+        clip = re.search(r"^clip_gradients: *(\S+)", self.text, re.MULTILINE)
+        return self.type in ("SGD", "Nesterov") and (clip is None or float(clip[1]) <= 0)
 
     @property
     def has_test(self) -> bool:

@@ -31,7 +31,7 @@ def test_master_and_workers_meet_in_either_order(speedo: Commands, tmp_path: Pat
     chief = speedo.start(*master(speedo, port))
     late = speedo.start(*worker(port))
     for process in (early, late, chief):
-        out, errors = process.communicate(timeout=WAIT_S)
+        _, errors = process.communicate(timeout=WAIT_S)
         assert process.returncode == 0, errors
         assert "Traceback" not in errors
     result = json.loads((tmp_path / "run" / "result.json").read_text())

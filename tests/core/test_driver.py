@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from speedo import messages
 from speedo.coordinator import Plan
 from speedo.driver import HEARTBEAT_S, Limits
-from speedo.messages import Action, Command, Event, Evaluate, Joined, Snapshot, Tested
+from speedo.messages import Action, Command, Evaluate, Event, Snapshot
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.rules import AddDelta, AverageDeltas
 from speedo.sgd_modes.synchronous import Synchronous
@@ -139,8 +140,8 @@ def test_a_tester_that_does_not_answer_is_not_waited_for_longer_than_its_limit()
     ]
 
 
-def test_a_test_that_comes_while_another_runs_is_left_out() -> None:
-    """A test lasts 0.1 s here, five steps of 0.02 s: of the tests at 1, 2, 3, ... every fifth is made."""
+def test_tests_queue_up_and_one_too_many_is_left_out_and_told() -> None:
+    """A test lasts 0.09 s from when it is asked for, a turn 0.02 s: four wait at a time, the fifth is told."""
     asked: list[int] = []
 
     def slow(cluster: SimulatedCluster) -> None:
@@ -149,16 +150,27 @@ def test_a_test_that_comes_while_another_runs_is_left_out() -> None:
         def send(command: Command) -> None:
             if isinstance(command, Evaluate):
                 asked.append(command.version)
-                answer = Tested(command.version, {})
-                cluster.at(cluster.now + 0.1, lambda: answer)
+                answer = messages.Tested(command.version, {})
+                cluster.at(cluster.now + 0.09, lambda: answer)
             else:
                 real(command)
 
         cluster.send = send  # type: ignore[method-assign]
 
     world = World(step_s=0.02, latency_s=0.0, jitter=0.0)
-    run(Plan(10, 12, workers=1, test_interval=1), world=world, script=slow)
-    assert asked == [1, 7, 12]
+    simulation = run(Plan(10, 12, workers=1, test_interval=1), world=world, script=slow)
+    assert asked == [1, 2, 3, 4, 6, 7, 8, 9, 11, 12]
+    left_out = [line.split("  > ")[1] for line in lines(simulation, "left out")]
+    problem = "tested: left out: the tester is still busy with 4 versions before it"
+    assert left_out == [f"version 5 {problem}", f"version 10 {problem}"]
+
+
+def test_a_run_that_trained_nothing_tests_nothing() -> None:
+    simulation = run(Plan(10, 12, workers=2), joins=[0], limits=Limits(start_s=5.0))
+    outcome = simulation.outcome
+    assert (outcome.complete, outcome.samples, outcome.metrics) == (False, 0, {})
+    assert outcome.reason == "only 1 of 2 workers joined within 5 s"
+    assert lines(simulation, "tested") == []
 
 
 def test_snapshots_are_written_when_they_are_due() -> None:
@@ -181,11 +193,3 @@ def test_snapshots_are_written_when_they_are_due() -> None:
 def test_the_seconds_of_a_run_are_from_the_first_turn_to_the_last_merge() -> None:
     simulation = run(Plan(10, 5, workers=1), joins=[], script=lambda cluster: cluster.join(0, 20.0))
     assert simulation.outcome.seconds == pytest.approx(5 * 0.102)
-
-
-def test_a_stranger_changes_nothing() -> None:
-    def script(cluster: SimulatedCluster) -> None:
-        cluster.at(0.15, lambda: Joined(0, 0, 10))  # an incarnation that nobody can reach
-
-    simulation = run(Plan(10, 8, workers=2), script=script, limits=Limits(turn_s=15.0))
-    assert simulation.outcome.complete

@@ -1,8 +1,8 @@
 """Sync with the solver's batch split over n workers gives the weights of sequential Caffe.
 
-Everything is real: coordinator, driver, center, Redis, pycaffe; the last test goes through Ray and the command's
-own entry, and gives the same bits. The same records are read, in the order in which the workers consume them; the bound is the norm of the
-difference over the norm of the change.
+Everything is real: coordinator, driver, center, Redis, pycaffe; the last test goes through Ray and the
+command's own entry, and gives the same bits. The same records are read, in the order in which the workers
+consume them; the bound is the norm of the difference over the norm of the change.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ import pytest
 
 import speedo
 from speedo.bundled import bundled_solver
+from speedo.config import make_config
 from speedo.data import ensure_bundled
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.parameters import Parameters
+from speedo.preparation import prepare
 from speedo.solver import split_batch
 from speedo.storage.redis_server import PrivateRedis
 from speedo.storage.redis_store import RedisStore
@@ -193,3 +195,25 @@ def weights_of(model: str, solver: Path) -> Vector:
     vector = parameters.layout.zeros()
     parameters.read(vector)
     return vector
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "chosen"),
+    [
+        ({}, {}, None),
+        ({"type": '"Adam"', "momentum": 0.9}, {}, True),
+        ({"clip_gradients": 5}, {}, True),
+        ({"type": '"RMSProp"', "momentum": 0, "rms_decay": 0.9}, {"server_gradient": False}, False),
+        ({"type": '"Adam"', "momentum": 0.9}, {"mode": "async"}, None),
+        ({"type": '"Adam"', "momentum": 0.9}, {"local_steps": 4}, None),
+    ],
+    ids=["sgd", "adam", "clipped", "rmsprop by workers", "adam in async", "adam, local steps"],
+)
+def test_sync_leaves_an_update_that_is_not_linear_to_the_master(
+    tmp_path: Path, fields: dict[str, Any], options: dict[str, Any], chosen: bool | None
+) -> None:
+    write_lmdb(tmp_path / "train", *records(40, 1))
+    write_lmdb(tmp_path / "test", *records(40, 2))
+    solver = write_solver(tmp_path, net_text(SMOOTH), **fields)
+    config = make_config({"solver": solver, "run_dir": tmp_path / "run", **options})
+    assert prepare(config, print).config.server_gradient is chosen

@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.nets import SHAPES, Bench
+from speedo.solver import check_solver, read_solver
+
+pytestmark = pytest.mark.caffe
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_net_to_measure_is_a_solver_without_tests(name: str, tmp_path: Path) -> None:
+    net = Bench.make(name, tmp_path)
+    spec = read_solver(net.solver(10), data_root=tmp_path)
+    check_solver(spec, workers=2, split=False)
+    assert (spec.batch_size, spec.has_test, spec.snapshot) == (10, False, 0)
+    assert net.batch == {"lenet": 64}.get(name, 100)

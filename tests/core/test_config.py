@@ -1,0 +1,222 @@
+"""One configuration, built once: every mistake is told, all at once, each with its value and its remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from speedo.config import make_config
+from speedo.config_file import parse_phase
+from speedo.errors import ConfigError
+
+HYBRID = {"mode": "hybrid", "phases": [{"mode": "sync", "iterations": 5}]}
+
+
+def problems(options: dict[str, Any], file: Path | None = None) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        make_config(options, file=file)
+    return caught.value.problems
+
+
+def hybrid(**phase: Any) -> dict[str, Any]:
+    return {"mode": "hybrid", "phases": [{"mode": "async", "iterations": 5, **phase}]}
+
+
+def test_nothing_given_is_a_synchronous_run_of_two_workers() -> None:
+    config = make_config({})
+    assert (config.mode, config.workers, config.min_workers, config.local_steps) == (
+        "sync",
+        2,
+        1,
+        1,
+    )
+    assert (config.host, config.port, config.timeout) == ("127.0.0.1", 56126, 120.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"local_steps": 0}, "local_steps is 0: a turn needs a step; use 1 or more"),
+        ({"mode": "easgd", "moving_rate": 1.0},
+         ("moving_rate is 1.0: the pull must lie between 0 and 1, both excluded; 0.9 divided by the"
+         " number of workers is the usual choice")),
+        ({"mode": "easgd", "moving_rate": float("nan")},
+         ("moving_rate is nan: the pull must lie between 0 and 1, both excluded; 0.9 divided by the"
+         " number of workers is the usual choice")),
+        ({"mode": "sync", "moving_rate": 0.3},
+         ("moving_rate is 0.3, but mode sync has no elastic pull; use --mode easgd, partial or "
+         "weed-out, or leave moving_rate out")),
+        ({"mode": "partial", "moving_rate": 0.3, "delta_scale": 1},
+         ("delta_scale is 1.0 together with moving_rate 0.3: elastic averaging merges weights, not "
+         "deltas; leave one of the two out")),
+        ({"mode": "async", "max_advance": 2},
+         ("max_advance is 2, but mode async has no bound; use --mode partial, or leave max_advance "
+         "out")),
+        ({"mode": "partial", "max_advance": 0},
+         "max_advance is 0: every worker would wait for ever; use 1 or more"),
+        ({"mode": "partial", "window": 3},
+         "window is 3, but mode partial has none; use --mode weed-out, or leave window out"),
+        ({"mode": "weed-out", "window": 0},
+         "window is 0: every result would be discarded; use 1 or more"),
+        ({"delta_scale": 0}, "delta_scale is 0.0: use a factor above 0, usually at most 1"),
+        ({"delta_scale": 11}, "delta_scale is 11.0: use a factor above 0, usually at most 1"),
+        ({"mode": "easgd", "delta_scale": 1},
+         "delta_scale is 1.0, but easgd merges no deltas; use moving_rate"),
+        ({"mode": "easgd", "server_gradient": True},
+         "server_gradient and elastic averaging exclude each other; leave one out"),
+        ({"server_gradient": True, "local_steps": 2},
+         ("server_gradient with local_steps 2: a raw gradient belongs to one point; use local_steps"
+         " 1, and --batch for more samples per gradient")),
+        ({"server_gradient": True, "delta_scale": 1},
+         "server_gradient sends no deltas; leave delta_scale out"),
+        ({"workers": 0}, "workers is 0: use 1 to 10000"),
+        ({"workers": 10_001}, "workers is 10001: use 1 to 10000"),
+        ({"min_workers": 3}, "min_workers is 3: use 1 up to the 2 of workers"),
+        ({"min_workers": 0}, "min_workers is 0: use 1 up to the 2 of workers"),
+        ({"mode": "hybrid"},
+         ("mode hybrid has no phases; give at least one, for example --phase sync:500 --phase "
+         "easgd:1000")),
+        ({"phases": HYBRID["phases"]}, "phases are given, but the mode is sync; use --mode hybrid"),
+        ({**HYBRID, "delta_scale": 1},
+         ("delta_scale is given to mode hybrid as a whole; give it to a phase, as in --phase "
+         "easgd:1000,delta_scale=...")),
+        (hybrid(iterations=0), "phase 1 (async): it lasts 0 iterations; use 1 or more"),
+        (hybrid(max_advance=1),
+         ("phase 1 (async): max_advance is 1, but mode async has no bound; use --mode partial, or "
+         "leave max_advance out")),
+        ({"max_iter": 0}, "max_iter is 0: use 1 or more"),
+        ({"test_interval": -1}, "test_interval is -1: use 0 or more"),
+        ({"batch": 0}, "batch is 0: use 1 or more"),
+        ({"seed": -1}, "seed is -1: use 0 or more"),
+        ({"lr": 0}, "lr is 0.0: use a learning rate above 0"),
+        ({"lr": float("inf")}, "lr is inf: use a learning rate above 0"),
+        ({"momentum": 1}, "momentum is 1.0: use 0 up to, not including, 1"),
+        ({"weight_decay": -0.1}, "weight_decay is -0.1: use 0 or more"),
+        ({"port": 65_536}, "port is 65536: use 1 to 65535, 56126 by default"),
+        ({"timeout": 0}, "timeout is 0.0: use a number of seconds above 0"),
+        ({"join_timeout": -1}, "join_timeout is -1.0: use a number of seconds above 0"),
+        ({"weights": "no/such.caffemodel"},
+         "weights names no/such.caffemodel, which is no file; give a .caffemodel"),
+        ({"workers": "many"}, "workers is 'many'; use a whole number"),
+        ({"lr": "fast"}, "lr is 'fast'; use a number"),
+        ({"split_batch": "perhaps"}, "split_batch is 'perhaps'; use true or false"),
+        ({"mode": "asynch"},
+         "mode is 'asynch'; use one of 'sync', 'async', 'partial', 'weed-out', 'easgd' or 'hybrid'"),
+        ({"moving_rat": 0.3}, "moving_rat is no option; did you mean moving_rate?"),
+        (hybrid(localsteps=3), "phase 1: localsteps is no option; did you mean local_steps?"),
+        ({"mode": "hybrid", "phases": [{"mode": "sync"}]},
+         "phase 1: iterations is missing; give it"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_with_its_remedy(options: dict[str, Any], problem: str) -> None:
+    assert problem in problems(options)
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    wrong = {"mode": "partial", "max_advance": 0, "window": 2, "workers": 0, "lr": -1.0, "port": 0}
+    assert [problem.split(" is ")[0] for problem in problems(wrong)] == [
+        "max_advance",
+        "window",
+        "workers",
+        "lr",
+        "port",
+    ]
+
+
+def test_all_of_the_wrong_type_are_told_at_once() -> None:
+    wrong = {"workers": "two", "lr": "low", "wat": 1, "mode": "fast"}
+    assert sorted(problem.split(" is ")[0] for problem in problems(wrong)) == [
+        "lr",
+        "mode",
+        "wat",
+        "workers",
+    ]
+
+
+def test_options_go_before_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("mode: easgd\nmoving-rate: 0.2\nworkers: 8\n")
+    config = make_config({"workers": 3, "moving_rate": None}, file=file)
+    assert (config.mode, config.moving_rate, config.workers) == ("easgd", 0.2, 3)
+
+
+def test_an_empty_file_says_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("# later\n")
+    assert make_config({}, file=file) == make_config({})
+
+
+def test_a_mistake_in_the_file_names_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("workers: many\n")
+    assert problems({}, file) == (f"workers in {file} is 'many'; use a whole number",)
+
+
+def test_what_is_no_yaml_is_told_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("mode: sync\nworkers: [2\nlr: 0.1\n")
+    (problem,) = problems({}, file)
+    assert problem.startswith(f"the configuration {file}, line 3 is not YAML: ")
+    assert problem.endswith("write one 'option: value' per line")
+
+
+def test_a_file_of_something_else_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("- sync\n- 2\n")
+    assert problems({}, file) == (
+        f"the configuration {file} holds no options; write one 'option: value' per line",
+    )
+    file.write_bytes(b"\xff\xfe\x00")
+    assert "is not YAML" in problems({}, file)[0]
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    (problem,) = problems({}, tmp_path / "no.yaml")
+    assert "cannot be read (No such file or directory)" in problem
+
+
+def test_a_yaml_file_makes_no_objects(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("mode: !!python/object/apply:os.system ['true']\n")
+    assert "line 1 is not YAML" in problems({}, file)[0]
+
+
+def test_a_phase_is_written_as_mode_iterations_and_options() -> None:
+    assert parse_phase("easgd:1000,moving-rate=0.3,local_steps=10") == {
+        "mode": "easgd",
+        "iterations": 1000,
+        "moving_rate": "0.3",
+        "local_steps": "10",
+    }
+    config = make_config({"mode": "hybrid", "phases": [parse_phase("easgd:7,moving_rate=0.3")]})
+    assert (config.phases[0].iterations, config.phases[0].moving_rate) == (7, 0.3)
+
+
+@pytest.mark.parametrize("text", ["sync", "sync:", "sync:ten", "sync:-5", "easgd:10,moving_rate"])
+def test_a_phase_of_another_form_is_told_with_an_example(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"is not of the form .*; for example"):
+        parse_phase(text)
+
+
+@pytest.mark.parametrize(
+    ("options", "splits"),
+    [
+        ({"mode": "sync"}, True),
+        ({"mode": "async"}, False),
+        (HYBRID, True),
+        (hybrid(), False),
+        ({"mode": "sync", "split_batch": False}, False),
+        ({"mode": "easgd", "split_batch": True}, True),
+    ],
+)
+def test_the_batch_is_split_where_rounds_are_synchronous(
+    options: dict[str, Any], splits: bool
+) -> None:
+    assert make_config(options).splits_batch == splits
+
+
+def test_lost_workers_are_waited_for_as_long_as_any() -> None:
+    assert make_config({"timeout": 30}).seconds_to_join == 30.0
+    assert make_config({"timeout": 30, "join_timeout": 5}).seconds_to_join == 5.0

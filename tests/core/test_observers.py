@@ -1,0 +1,250 @@
+"""What looks on: the status board and the metrics log, fed by hand and by whole simulated runs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from speedo import messages, runlog
+from speedo.coordinator import Plan
+from speedo.driver import Observer
+from speedo.errors import ConfigError
+from speedo.messages import (
+    Action,
+    Drop,
+    Event,
+    Finish,
+    Joined,
+    Left,
+    Merge,
+    Part,
+    SetAside,
+    Snapshot,
+    Train,
+    Trained,
+)
+from speedo.runlog import MetricsLog
+from speedo.sgd_modes.rules import AddDelta
+from speedo.sgd_modes.weed_out import WeedOut
+from speedo.simulator import Faults, World, simulate
+from speedo.status import RECENT_S, StatusBoard
+from speedo.weights import Kind
+
+
+def part(worker: int, ticket: int, samples: int = 10, loss: float = 0.5) -> Part:
+    return Part(worker, 1, ticket, samples, 0, loss)
+
+
+def train(worker: int, ticket: int) -> Train:
+    return Train(worker, 1, ticket, 0, 0, 1, 1, Kind.DELTA)
+
+
+@pytest.fixture
+def board() -> StatusBoard:
+    return StatusBoard("async", max_iter=100, batch=10, records=1000)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[MetricsLog]:
+    made = MetricsLog(tmp_path, start=100.0)
+    yield made
+    made.close()
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / runlog.METRICS).read_text().splitlines()]
+
+
+# ---------------------------------------------------------------- status
+
+
+def test_a_run_waits_trains_and_tests(board: StatusBoard) -> None:
+    assert board.status(0.0).state == "waiting for workers"
+    board.did(train(0, 1), 1.0)
+    assert board.status(1.0).state == "training"
+    board.did(Finish(True, "reached max_iter 100"), 2.0)
+    assert board.status(2.0).state == "testing the last version"
+    assert not board.status(2.0).over
+
+
+def test_a_worker_waits_trains_and_is_gone(board: StatusBoard) -> None:
+    board.name_host(0, "alpha")
+    states = []
+    for happens in (Joined(0, 1, 10), train(0, 1), Merge(1, 1, 10, 1.0, (part(0, 1),)),
+                    Left(0, 1, "killed")):  # fmt: skip
+        if isinstance(happens, Joined | Left):
+            board.saw(happens, 1.0)
+        else:
+            board.did(happens, 1.0)
+        states.append(board.status(1.0).workers[0].state)
+    assert states == ["waiting", "training", "waiting", "gone: killed"]
+    assert board.status(1.0).workers[0].host == "alpha"
+
+
+def test_a_worker_that_is_set_aside_is_gone_with_the_reason(board: StatusBoard) -> None:
+    board.did(SetAside(4, 1, "3 results in a row were refused"), 1.0)
+    (worker,) = board.status(1.0).workers
+    assert (worker.worker, worker.state) == (4, "gone: 3 results in a row were refused")
+
+
+def test_speed_and_loss_are_of_the_latest_seconds(board: StatusBoard) -> None:
+    board.did(train(0, 1), 0.0)
+    board.did(Merge(1, 1, 10, 1.0, (part(0, 1, 10, 9.0),)), 1.0)
+    board.did(Merge(2, 5, 50, 1.0, (part(0, 2, 30, 1.0), part(1, 3, 10, 2.0))), 15.0)
+    status = board.status(20.0)
+    assert status.loss == pytest.approx((30 * 1.0 + 10 * 2.0) / 40)
+    assert status.images_per_s == pytest.approx(40 / RECENT_S)
+    assert [worker.images_per_s for worker in status.workers] == [3.0, 1.0]
+    assert (status.iteration, status.version, status.epoch) == (5, 2, 0.05)
+    assert status.seconds == 20.0
+
+
+def test_speed_at_the_start_is_over_the_seconds_there_were(board: StatusBoard) -> None:
+    board.did(train(0, 1), 10.0)
+    board.did(Merge(1, 1, 10, 1.0, (part(0, 1),)), 12.0)
+    assert board.status(12.0).images_per_s == 5.0
+
+
+def test_a_run_without_results_has_neither_loss_nor_speed(board: StatusBoard) -> None:
+    status = board.status(3.0)
+    assert math.isnan(status.loss)
+    assert status.images_per_s == 0.0
+
+
+def test_dropped_results_are_counted_by_worker_and_by_kind(board: StatusBoard) -> None:
+    for decision in ("late", "late", "refused", "discarded"):
+        board.did(Drop(2, 1, 7, decision, "why"), 1.0)
+    assert board.dropped == {"late": 2, "refused": 1, "discarded": 1}
+    assert board.status(1.0).workers[0].dropped == 4
+
+
+def test_metrics_are_shown_with_the_iteration_they_belong_to(board: StatusBoard) -> None:
+    board.did(Merge(1, 1, 10, 1.0, (part(0, 1),)), 1.0)
+    board.did(Merge(2, 2, 20, 1.0, (part(0, 2),)), 2.0)
+    board.saw(messages.Tested(1, {"accuracy": 0.5}), 3.0)
+    status = board.status(3.0)
+    assert (status.tested_iteration, status.metrics) == (1, {"accuracy": 0.5})
+    board.saw(messages.Tested(2, {}, "no answer"), 4.0)
+    assert board.status(4.0).metrics == {"accuracy": 0.5}
+
+
+def test_a_board_does_not_grow_with_the_run(board: StatusBoard) -> None:
+    for version in range(1, 5001):
+        board.did(Merge(version, version, 10 * version, 1.0, (part(0, version),)), version / 10)
+    assert len(board._iterations) <= 1000
+    assert len(board._recent) <= 10 * RECENT_S + 1
+    assert len(board._lines[0].recent) <= 10 * RECENT_S + 1
+
+
+# ---------------------------------------------------------------- runlog
+
+
+def test_every_result_has_one_line(tmp_path: Path, log: MetricsLog) -> None:
+    """A run with all faults: as many lines as results reached the master, each with what became of it."""
+    results: list[tuple[int, int, int]] = []
+
+    class Counting:
+        def __init__(self, after: Observer) -> None:
+            self.after = after
+
+        def saw(self, event: Event, now: float) -> None:
+            if isinstance(event, Trained):
+                results.append((event.worker, event.incarnation, event.ticket))
+            self.after.saw(event, now)
+
+        def did(self, action: Action, now: float) -> None:
+            self.after.did(action, now)
+
+    faults = Faults(die=0.05, repeat=0.2, late=0.1, poison=0.1, return_s=0.5)
+    simulation = simulate(
+        WeedOut(AddDelta(), window=2),
+        Plan(10, 200, workers=4),
+        world=World(faults=faults, slowness=lambda worker: (1.0, 1.0, 1.0, 5.0)[worker]),
+        observer=lambda trace: Counting(log),
+        seed=3,
+    )
+    written = [line for line in lines(tmp_path) if line["event"] == "result"]
+    told = [(line["worker"], line["incarnation"], line["ticket"]) for line in written]
+    assert told == results
+    assert set(Counter(line["decision"] for line in written)) == {
+        "merged",
+        "discarded",
+        "late",
+        "refused",
+    }
+    merged = [line for line in written if line["decision"] == "merged"]
+    assert sum(line["samples"] for line in merged) == simulation.outcome.samples
+    assert [line["version"] for line in merged] == list(range(1, simulation.outcome.version + 1))
+    assert all(line["reason"] for line in written if line["decision"] != "merged")
+
+
+def test_a_merged_result_is_written_with_all_that_is_known(tmp_path: Path, log: MetricsLog) -> None:
+    log.saw(Trained(0, 1, 5, 0.5, 10, {"fetch": 0.1, "compute": 0.7}), 101.0)
+    log.did(Merge(3, 2, 20, 0.5, (Part(0, 1, 5, 10, 4, 0.25),)), 101.5)
+    assert lines(tmp_path) == [
+        {
+            "time": 1.5, "event": "result", "decision": "merged", "worker": 0, "incarnation": 1,
+            "ticket": 5, "version": 3, "iteration": 2, "staleness": 4, "samples": 10, "loss": 0.25,
+            "rate": 0.5, "timings": {"fetch": 0.1, "compute": 0.7},
+        }
+    ]  # fmt: skip
+
+
+def test_numbers_that_json_does_not_know_are_null(tmp_path: Path, log: MetricsLog) -> None:
+    log.did(Drop(0, 1, 5, "refused", "it is not finite", loss=float("inf")), 101.0)
+    log.saw(messages.Tested(1, {"loss": float("nan")}), 102.0)
+    assert lines(tmp_path)[0]["loss"] is None
+    assert lines(tmp_path)[1]["metrics"] == {"loss": None}
+
+
+def test_joins_deaths_tests_snapshots_and_the_end_have_their_lines(
+    tmp_path: Path, log: MetricsLog
+) -> None:
+    log.saw(Joined(0, 1, 10), 100.0)
+    log.did(Merge(4, 9, 90, 1.0, ()), 101.0)
+    log.saw(messages.Tested(4, {"accuracy": 0.5}), 102.0)
+    log.did(Snapshot(4, 9), 103.0)
+    log.did(SetAside(0, 1, "bad results"), 104.0)
+    log.saw(Left(1, 2, "killed"), 105.0)
+    log.did(Finish(False, "no workers"), 106.0)
+    assert lines(tmp_path) == [
+        {"time": 0.0, "event": "joined", "worker": 0, "incarnation": 1},
+        {"time": 2.0, "event": "test", "version": 4, "iteration": 9,
+         "metrics": {"accuracy": 0.5}, "problem": None},
+        {"time": 3.0, "event": "snapshot", "version": 4, "iteration": 9},
+        {"time": 4.0, "event": "set-aside", "worker": 0, "reason": "bad results"},
+        {"time": 5.0, "event": "left", "worker": 1, "incarnation": 2, "cause": "killed"},
+        {"time": 6.0, "event": "finish", "complete": False, "reason": "no workers"},
+    ]  # fmt: skip
+
+
+def test_a_line_is_there_as_soon_as_it_is_known(tmp_path: Path, log: MetricsLog) -> None:
+    log.saw(Joined(0, 1, 10), 100.0)
+    assert len(lines(tmp_path)) == 1
+
+
+def test_a_folder_that_holds_a_run_is_not_taken_again(tmp_path: Path) -> None:
+    folder = runlog.create_run_dir(tmp_path / "run")
+    runlog.write_result(folder, {"accuracy": float("nan"), "version": 3})
+    assert json.loads((folder / runlog.RESULT).read_text()) == {"accuracy": None, "version": 3}
+    with pytest.raises(ConfigError, match="already holds a run; give another"):
+        runlog.create_run_dir(folder)
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written: Not a directory"):
+        runlog.create_run_dir(tmp_path / "file" / "run")
+
+
+def test_files_are_written_whole_and_nothing_else_is_left(tmp_path: Path) -> None:
+    runlog.write_whole(tmp_path / "a.txt", "first")
+    runlog.write_whole(tmp_path / "a.txt", "second")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+    assert (tmp_path / "a.txt").read_text() == "second"
