@@ -23,7 +23,7 @@ setup: ## install all that is missing: Debian packages, .venv, pycaffe (built on
 	@scripts/setup.sh
 
 test: setup ## every test, with real Redis, Ray and Caffe
-	$(BIN)/python -m pytest --durations=10 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=10 $(ARGS)
 
 check: ## the fast loop, in seconds: format, lint, types, and the tests that start no server
 	@test -x $(BIN)/ruff || { echo 'make setup comes first' >&2; exit 1; }
@@ -39,7 +39,7 @@ format: ## let ruff format the code and mend what it can
 demo: setup ## train LeNet on Fashion-MNIST with two workers, one epoch, and say where the model is
 	$(BIN)/speedo train --mode sync --workers 2 --max-iter 938 $(ARGS)
 
-bench: setup ## measure throughput, and loss against epochs, of every mode
+bench: setup ## measure throughput of every mode against free-running Caffe
 	$(BIN)/python -m bench $(ARGS)
 
 lock: ## write the lock files anew from pyproject.toml (ARGS=--upgrade: with the newest of everything)

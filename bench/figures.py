@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 WARM_UP = 0.2  # of the time in which all train: not counted
-FEWEST = 4  # turns of each worker that a figure needs
+FEWEST = 3  # turns of each worker that a figure needs
 PARTS = ("turn", "fetch", "compute", "publish", "rest")
 
 End = tuple[float, int]  # when a turn ended, in seconds, and its images that count

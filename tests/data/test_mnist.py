@@ -73,16 +73,20 @@ def test_a_missing_source_names_the_package_and_the_option(tmp_path: Path) -> No
     ("name", "content", "told"),
     [
         ("train-images-idx3-ubyte.gz", b"not gzip", "cannot be decompressed"),
-        ("train-images-idx3-ubyte.gz", gzip.compress(b"\0\0"), "has 2 bytes only"),
+        ("train-images-idx3-ubyte.gz", gzip.compress(b"\0\0", mtime=0), "has 2 bytes only"),
         (
             "train-images-idx3-ubyte.gz",
-            gzip.compress(b"\0\0\x08\x03" + bytes(12) + b"x"),
+            gzip.compress(b"\0\0\x08\x03" + bytes(12) + b"x", mtime=0),
             "damaged",
         ),
-        ("train-images-idx3-ubyte.gz", gzip.compress(b"\0\0\x08\x01" + bytes(12)), "exchanged"),
+        (
+            "train-images-idx3-ubyte.gz",
+            gzip.compress(b"\0\0\x08\x01" + bytes(12), mtime=0),
+            "exchanged",
+        ),
         (
             "train-labels-idx1-ubyte.gz",
-            gzip.compress(idx_bytes(np.zeros(3, np.uint8))),
+            gzip.compress(idx_bytes(np.zeros(3, np.uint8)), mtime=0),
             "30 images but .*train-labels.* has 3 labels",
         ),
     ],
