@@ -45,7 +45,7 @@ class Center:
             sender = (header.worker, header.incarnation, header.ticket, header.epoch)
             if sender != (event.worker, event.incarnation, event.ticket, self.epoch):
                 raise PayloadError(f"{key} was written by another turn {sender}")
-            if not (np.isfinite(event.loss) and _is_finite(vector)):
+            if not (np.isfinite(event.loss) and is_finite(vector)):
                 raise PayloadError(
                     "it is not finite (NaN or infinity): training diverges there; lower --lr or --momentum"
                 )
@@ -103,7 +103,7 @@ class Center:
             self.store.delete(keys.center(self.run, version))
 
 
-def _is_finite(vector: Vector) -> bool:
+def is_finite(vector: Vector) -> bool:
     """One pass, no temporary: the squared norm is finite only if every value is.
 
     A norm above 1e19, whose square overflows float32, counts as not finite; so no sum of two accepted

@@ -35,6 +35,7 @@ METRICS = "metrics.jsonl"
 CONFIG = "config.yaml"
 RESULT = "result.json"
 MODEL = "model.caffemodel"
+MOST_TIMINGS = 20_000  # of results whose fate is not known yet; late ones leave theirs behind
 
 
 def create_run_dir(folder: Path) -> Path:
@@ -84,7 +85,10 @@ class MetricsLog:
     def saw(self, event: Event, now: float) -> None:
         match event:
             case Trained():
-                self._timings[event.worker, event.ticket] = event.timings
+                # A repetition must not take the timings of the result that is still held.
+                self._timings.setdefault((event.worker, event.ticket), event.timings)
+                if len(self._timings) > MOST_TIMINGS:
+                    del self._timings[next(iter(self._timings))]
             case Joined():
                 self._write(now, "joined", worker=event.worker, incarnation=event.incarnation)
             case Left():
@@ -128,7 +132,8 @@ class MetricsLog:
                         timings=self._timings.pop((part.worker, part.ticket), {}),
                     )
             case Drop():
-                self._timings.pop((action.worker, action.ticket), None)
+                if action.decision != "late":
+                    self._timings.pop((action.worker, action.ticket), None)
                 self._write(
                     now,
                     "result",

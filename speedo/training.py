@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import speedo
 from speedo import runlog
-from speedo.center import Center
+from speedo.center import Center, is_finite
 from speedo.config import RunConfig
 from speedo.coordinator import Coordinator, Plan
 from speedo.driver import Cluster, Driver, Limits, Observer, Outcome
@@ -248,7 +250,13 @@ class Training:
         self._engine.load_weights(center)
         self._engine.set_iteration(iteration)
         self._engine.apply_gradient(gradient)
-        self._engine.read_weights(center)
+        updated = np.empty_like(center)
+        self._engine.read_weights(updated)
+        if not is_finite(updated):
+            raise TrainingStopped(
+                f"the solver's update at iteration {iteration} is not finite: training has diverged; lower --lr"
+            )
+        np.copyto(center, updated)
 
 
 def accuracy_of(metrics: Mapping[str, float]) -> float | None:

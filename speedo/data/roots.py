@@ -35,5 +35,7 @@ def ensure_bundled(
     if name == FASHION_MNIST:
         return prepare_fashion_mnist(folder, progress=progress).folder
     if not is_complete(folder):
-        raise DataError(f"{folder} has no complete dataset {name}: make it with `{COMMAND} {name} {folder}`")
+        raise DataError(
+            f"{folder} has no complete dataset {name}: make it with `{COMMAND} {name} {folder}`"
+        )
     return folder

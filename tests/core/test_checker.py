@@ -140,7 +140,7 @@ BREAKS: dict[str, tuple[str, str, Break]] = {
     "NaN is let in": (
         "async",
         "nobody sent it",
-        lambda patch: patch.setattr(center, "_is_finite", lambda vector: True),
+        lambda patch: patch.setattr(center, "is_finite", lambda vector: True),
     ),
     "another rate": ("async", "wrong rate", replace(AddDelta, "rate", lambda self, workers: 1.0)),
     "a part is left out": (
