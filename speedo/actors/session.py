@@ -124,7 +124,7 @@ def _silence() -> None:
     """Keep Ray's own words about dead workers off standard output: ours come with the cause."""
     from ray._private import worker
 
-    worker.print_to_stdstream = lambda *_: None
+    worker.print_to_stdstream = lambda *_, **__: None
 
 
 @contextmanager

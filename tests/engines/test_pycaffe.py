@@ -176,9 +176,9 @@ def test_following_steps_count_on_from_the_iteration(home: Path) -> None:
 
 
 def test_the_loss_is_the_mean_over_the_sub_batches(home: Path) -> None:
-    single = worker(read_solver(write_solver(home, net_text(), base_lr=0, weight_decay=0)))
+    single = worker(read_solver(write_solver(home, net_text(), base_lr=1e-30, weight_decay=0)))
     losses = [single.step(1) for _ in range(4)]
-    path = write_solver(home, net_text(), base_lr=0, weight_decay=0, iter_size=2)
+    path = write_solver(home, net_text(), base_lr=1e-30, weight_decay=0, iter_size=2)
     double = worker(read_solver(path))
     assert double.samples_per_step == 16
     assert double.step(2) == pytest.approx(sum(losses) / 4, rel=1e-6)
@@ -191,7 +191,7 @@ def test_the_loss_counts_every_weighted_loss(home: Path) -> None:
         'layer { name: "aux" type: "SoftmaxWithLoss" bottom: "ip2" bottom: "label" top: "aux" '
         "loss_weight: 0.5 include { phase: TRAIN } }"
     )
-    spec = read_solver(write_solver(home, net_text() + second, base_lr=0, weight_decay=0))
+    spec = read_solver(write_solver(home, net_text() + second, base_lr=1e-30, weight_decay=0))
     engine = worker(spec)
     loss = engine.step(1)
     blobs = engine._net.blobs

@@ -19,7 +19,9 @@ from speedo.storage import redis_server as module
 pytestmark = pytest.mark.redis
 
 PARENT = """
-import sys, time, threading
+import signal, sys, time, threading
+# A shell gives its background commands an ignored SIGINT, and with it the tests that it runs.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from speedo.storage import PrivateRedis
 servers = []
 def start():
