@@ -50,16 +50,16 @@ def test_a_run_replays_to_the_byte_with_its_seed_and_differs_with_another(mode: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
-def test_a_thousand_workers_deliver_a_hundred_thousand_results(mode: str) -> None:
+def test_a_thousand_workers_deliver_twenty_thousand_results(mode: str) -> None:
     counts = Counts()
     simulation = simulate(
-        make_strategy(make_config(options_of(mode, 100_000)), BATCH),
-        Plan(BATCH, 100_000, workers=1000),
+        make_strategy(make_config(options_of(mode, 20_000)), BATCH),
+        Plan(BATCH, 20_000, workers=1000),
         keep_trace=False,
         observer=lambda trace: counts,
     )
     assert simulation.outcome.complete
-    assert counts.merged == 100_000
-    assert counts.came >= 100_000
+    assert counts.merged == 20_000
+    assert counts.came >= 20_000
     assert counts.came == counts.merged + counts.dropped
     assert (counts.dropped > 1000) == (mode == "weed-out")
