@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -15,9 +16,10 @@ import pytest
 from speedo.storage.redis_server import PrivateRedis
 from tests.cli.homes import write_homes
 from tests.cli.mistakes import MISTAKES, Mistake
-from tests.cluster.commands import commands, free_port
+from tests.cluster.commands import commands, free_port, still_open
 
 LIMIT_S = 90
+LOOK_S = 0.3  # how often the ports that a command listens at are noted
 NATIVE = ("Traceback", "*** Check failure", "Aborted", "Fatal Python error", "    @ ")
 
 
@@ -27,6 +29,7 @@ class Ending:
     out: str
     errors: str
     left: list[list[str]]
+    listened: set[tuple[str, int]]
     folder: Path
 
 
@@ -67,9 +70,17 @@ class Desk:
                 *mistake.command.format(**self.names).split(),
                 environment={"SPEEDO_REDIS_PASSWORD": ""},
             )
-            out, errors = process.communicate(timeout=LIMIT_S)
+            listened: set[tuple[str, int]] = set()
+            for _ in range(round(LIMIT_S / LOOK_S)):
+                try:
+                    out, errors = process.communicate(timeout=LOOK_S)
+                    break
+                except subprocess.TimeoutExpired:
+                    listened |= speedo.listening()
+            else:
+                pytest.fail(f"{mistake.name} did not end within {LIMIT_S} s")
             left = [] if speedo.all_gone_within(3) else [one.cmdline() for one in speedo.left()]
-        return Ending(process.returncode, out, errors, left, folder)
+        return Ending(process.returncode, out, errors, left, listened, folder)
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +110,7 @@ def test_a_mistake_is_told_in_a_sentence_and_leaves_nothing(desk: Desk, mistake:
     for native in NATIVE:
         assert native not in ending.errors + ending.out
     assert ending.left == []
+    assert still_open(ending.listened) == []
     if mistake.trains:
         assert "(raylet)" not in ending.out
         return

@@ -10,7 +10,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -65,6 +65,18 @@ class Commands:
                 continue
         return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
 
+    def listening(self) -> set[tuple[str, int]]:
+        """Addresses at which processes of this test listen now."""
+        found = set()
+        for process in self.left():
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                found |= {
+                    (str(one.laddr.ip), int(one.laddr.port))
+                    for one in process.net_connections("tcp")
+                    if one.status == psutil.CONN_LISTEN
+                }
+        return found
+
     def all_gone_within(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
         while self.left():
@@ -93,6 +105,16 @@ def commands(folder: Path) -> Iterator[Commands]:
         assert not left, [process.cmdline() for process in left]
     finally:
         made.stop_all()
+
+
+def still_open(addresses: set[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Those of the addresses where somebody answers; an address for all is tried on loopback."""
+    found = []
+    for host, port in sorted(addresses):
+        place = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        with suppress(OSError), socket.create_connection((place, port), timeout=1.0):
+            found.append((host, port))
+    return found
 
 
 def wait_for_line(file: Path, text: str, seconds: float) -> None:
