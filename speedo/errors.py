@@ -44,8 +44,16 @@ class StoreError(SpeedoError):
     """The store did not do what was asked: the text names the server and the remedy."""
 
 
-class StoreTimeoutError(StoreError):
+class StoreUnavailableError(StoreError):
+    """Trouble that may pass: no connection, no answer in time, no memory left; the call may be repeated."""
+
+
+class StoreTimeoutError(StoreUnavailableError):
     """The store did not answer within its deadline."""
+
+
+class StoreAccessError(StoreError):
+    """The store knows neither this user nor this password."""
 
 
 class MissingKeyError(StoreError):
@@ -62,5 +70,15 @@ class ClusterError(SpeedoError):
 
 class TrainingStopped(SpeedoError):
     """A run ended before its work was done; the text gives the reason."""
+
+    exit_code = 3
+
+
+class CheckpointError(SpeedoError):
+    """A checkpoint that cannot be written or read, or a run that cannot be resumed from it."""
+
+
+class FencedError(SpeedoError):
+    """Another master has taken this run over; this one must not write any more."""
 
     exit_code = 3

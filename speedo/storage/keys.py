@@ -17,6 +17,11 @@ def center(run: str, version: int) -> str:
     return f"speedo:{run}:center:{version}"
 
 
+def centers(run: str) -> str:
+    """What the key of every version of the center begins with."""
+    return f"speedo:{run}:center:"
+
+
 def payload(run: str, worker: int, ticket: int) -> str:
     """What one worker made of one ticket: a delta, weights or a gradient."""
     return f"speedo:{run}:payload:{worker}:{ticket}"
@@ -25,3 +30,18 @@ def payload(run: str, worker: int, ticket: int) -> str:
 def payloads(run: str, worker: int) -> str:
     """What every payload key of one worker begins with."""
     return f"speedo:{run}:payload:{worker}:"
+
+
+def state(run: str, worker: int, version: int) -> str:
+    """What one worker's solver remembers, beside the center of one version."""
+    return f"speedo:{run}:state:{worker}:{version}"
+
+
+def states(run: str, worker: int) -> str:
+    """What every state key of one worker begins with."""
+    return f"speedo:{run}:state:{worker}:"
+
+
+def pattern(prefix: str) -> str:
+    """Redis's glob for the keys that begin with `prefix`, whose own characters stand for themselves."""
+    return "".join(f"\\{c}" if c in "*?[]^\\" else c for c in prefix) + "*"

@@ -3,7 +3,8 @@
 The record is a prefix of fixed length, the head, and the first chunk of the body; the other chunks
 lie under `{key}#{write id}:{number}`. Every write has an id of its own and puts its record in place
 last, so a reader that has the record of a write can meet only the chunks of that same write. Chunks
-expire by themselves until their record is there: what a killed writer leaves removes itself.
+expire by themselves until their record is there: what a killed writer leaves removes itself. They go
+in the transaction that removes their record, so that none stay if its answer is lost.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from speedo.errors import MissingKeyError, PayloadError, StoreError
+from speedo.failpoints import reached
+from speedo.storage import keys
 from speedo.storage.base import MAX_HEAD_BYTES
 from speedo.storage.resp import ProtocolError, Reply, ReplyError, RespStream, command, set_command
 
 AHEAD_BYTES: Final = 16 << 20
 """How much is sent or asked for before its replies are read: what the server must buffer for us."""
 PAGE_KEYS: Final = 1000
+MAX_CHUNKS: Final = 1 << 16
+"""More than any model needs; whoever may write a record must not make its reader list more."""
 _PREFIX: Final = struct.Struct("<4sHHIIQ8s")
 _MAGIC: Final = b"SPB1"
 
@@ -33,6 +38,15 @@ class Record:
     head_bytes: int
     body_bytes: int
     chunk_bytes: int
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether its lengths are such that a reader may take memory for what they promise."""
+        return (
+            self.head_bytes <= MAX_HEAD_BYTES
+            and self.chunk_bytes > 0
+            and self.body_bytes <= self.chunk_bytes * MAX_CHUNKS
+        )
 
     @property
     def inline_bytes(self) -> int:
@@ -65,8 +79,8 @@ class Record:
             return None
         magic, head_bytes, _, inline_bytes, chunk_bytes, body_bytes, write_id = _PREFIX.unpack(data)
         record = cls(write_id, head_bytes, body_bytes, chunk_bytes)
-        sound = magic == _MAGIC and chunk_bytes > 0 and inline_bytes == record.inline_bytes
-        return record if sound else None
+        ours = magic == _MAGIC and inline_bytes == record.inline_bytes
+        return record if ours and record.is_sound else None
 
 
 class RedisBlobs:
@@ -89,8 +103,13 @@ class RedisBlobs:
         """Chunks, then the record, which gives them its own expiry instead of `orphan_ms`."""
         stream, name = self._stream, key.encode()
         record = Record(secrets.token_bytes(8), len(head), len(body), chunk_bytes)
+        if not record.is_sound:
+            raise StoreError(f"{len(body)} bytes make too many chunks of {chunk_bytes}: use longer")
         chunks = record.chunks(name)
+        former = stream.ask(b"GETRANGE", name, 0, _PREFIX.size - 1) if chunks else None
+        replaced = _leftovers(former, name)
         self._write_chunks(chunks, body, _ahead(chunk_bytes), orphan_ms)
+        reached("worker-pushing")
         stream.queue(command(b"MULTI"), command(b"GETRANGE", name, 0, _PREFIX.size - 1), replies=2)
         value = (record.pack(), head, body[: record.inline_bytes])
         stream.queue(*set_command(name, value, () if expire_ms is None else (b"PX", expire_ms)))
@@ -100,10 +119,12 @@ class RedisBlobs:
                 if expire_ms is None
                 else command(b"PEXPIRE", chunk, expire_ms)
             )
+        if replaced:
+            stream.queue(command(b"UNLINK", *replaced))
         stream.queue(command(b"EXEC"))
-        former, _, *kept = self._results(3 + len(chunks))
-        self._unlink(_leftovers(former, name))
-        if any(answer != 1 for answer in kept):
+        former, _, *kept = self._results(3 + len(chunks) + bool(replaced))
+        self._unlink_others(_leftovers(former, name), replaced)
+        if any(answer != 1 for answer in kept[: len(chunks)]):
             self._unlink([name, *(chunk for chunk, _ in chunks)])
             raise StoreError(
                 f"{self._address} lost chunks of {key} while it was written: "
@@ -152,27 +173,24 @@ class RedisBlobs:
             stream.end_bulk()
         return head
 
-    def delete(self, keys: list[str]) -> None:
-        """Remove records, then the chunks that belonged to them."""
-        names, stream = [key.encode() for key in keys], self._stream
+    def delete(self, names: list[bytes]) -> None:
+        """Remove records and the chunks that belong to them."""
+        stream = self._stream
+        for name in names:
+            stream.queue(command(b"GETRANGE", name, 0, _PREFIX.size - 1))
+        chunks = [chunk for name in names for chunk in _leftovers(stream.reply(), name)]
         stream.queue(command(b"MULTI"))
         for name in names:
             stream.queue(command(b"GETRANGE", name, 0, _PREFIX.size - 1))
-            stream.queue(command(b"UNLINK", name))
-        stream.queue(command(b"EXEC"))
-        formers = self._results(1 + 2 * len(names))[::2]
-        self._unlink(
-            [
-                chunk
-                for name, former in zip(names, formers, strict=True)
-                for chunk in _leftovers(former, name)
-            ]
-        )
+        stream.queue(command(b"UNLINK", *names, *chunks), command(b"EXEC"), replies=2)
+        formers = self._results(2 + len(names))
+        found = zip(names, formers, strict=False)  # the last is how many went
+        self._unlink_others([c for name, former in found for c in _leftovers(former, name)], chunks)
 
     def page_of_keys(self, cursor: bytes, prefix: str) -> tuple[bytes, list[str]]:
         """The next cursor (`b"0"` after the last page) and some keys; one may come twice."""
-        pattern = "".join(f"\\{c}" if c in "*?[]^\\" else c for c in prefix) + "*"
-        answer = self._stream.ask(b"SCAN", cursor, b"MATCH", pattern.encode(), b"COUNT", PAGE_KEYS)
+        matching = keys.pattern(prefix).encode()
+        answer = self._stream.ask(b"SCAN", cursor, b"MATCH", matching, b"COUNT", PAGE_KEYS)
         if isinstance(answer, list) and len(answer) == 2:
             following, names = answer
             if isinstance(following, bytes) and isinstance(names, list):
@@ -206,6 +224,11 @@ class RedisBlobs:
                 "use another run name or database, or delete the key"
             )
         return record
+
+    def _unlink_others(self, found: list[bytes], gone: list[bytes]) -> None:
+        """Chunks of a record that another user put in place meanwhile."""
+        if found != gone:
+            self._unlink(list(set(found) - set(gone)))
 
     def _unlink(self, names: list[bytes]) -> None:
         if names:

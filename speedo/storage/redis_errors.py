@@ -7,7 +7,8 @@ import ssl
 from collections.abc import Mapping
 from typing import Final
 
-from speedo.storage.resp import ReplyError
+from speedo.errors import StoreAccessError, StoreError, StoreUnavailableError
+from speedo.storage.resp import ProtocolError, ReplyError
 
 _REMEDIES: Final = {
     "OOM": "it is out of memory: raise its maxmemory (keep maxmemory-policy noeviction), "
@@ -26,6 +27,28 @@ _REMEDIES: Final = {
     "MASTERDOWN": "it is a replica without its primary: give the --redis URL of the primary",
     "MOVED": "it is part of a cluster: give the --redis URL of a server of its own",
 }
+_PASSING: Final = ("OOM", "MISCONF", "READONLY", "LOADING", "BUSY", "MASTERDOWN")
+_STRANGER: Final = ("NOAUTH", "WRONGPASS")
+
+
+def refusal_kind(error: ReplyError) -> type[StoreError]:
+    """What a refused command is: trouble that may pass, a user that is not known, or final."""
+    code = _code(error)
+    if code in _PASSING or "max number of clients" in str(error):
+        return StoreUnavailableError
+    return StoreAccessError if code in _STRANGER else StoreError
+
+
+def connection_kind(error: BaseException) -> type[StoreError]:
+    """Whether a connection that did not come about, or broke, may come back by itself."""
+    for cause in _causes(error):
+        if isinstance(cause, (ProtocolError, PermissionError)):
+            return StoreError
+        if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):
+            return StoreError
+        if isinstance(cause, socket.gaierror) and cause.errno != socket.EAI_AGAIN:
+            return StoreError
+    return StoreUnavailableError
 
 
 def refusal(error: ReplyError, address: str, what: str) -> str:
@@ -38,15 +61,14 @@ def refusal(error: ReplyError, address: str, what: str) -> str:
         )
     if "DB index" in said:
         return f"{address} has no such database: use a smaller number in the --redis URL"
-    # An aborted transaction names its cause only in its text.
-    code = next((c for c in _REMEDIES if error.code == c or f" {c} " in said), None)
+    code = _code(error)
     remedy = _REMEDIES[code] if code else "see the server's log"
     return f"{address} refused {what}: {remedy} ({said[:200]})"
 
 
 def connection_error(error: BaseException, address: str, what: str) -> str:
     """What to do about a connection that did not come about, or broke."""
-    causes = [error, error.__cause__, error.__context__]
+    causes = _causes(error)
     if any(isinstance(c, (ConnectionRefusedError, FileNotFoundError)) for c in causes):
         return f"no Redis answers at {address}: start it or give another --redis URL"
     if any(isinstance(c, socket.gaierror) for c in causes):
@@ -92,3 +114,14 @@ def server_warnings(facts: Mapping[str, str], address: str, *, guarded: bool) ->
     if not guarded:
         warnings.append(f"{address} can be reached without a password: set one (requirepass)")
     return warnings
+
+
+def _code(error: ReplyError) -> str | None:
+    """The code of a refusal; an aborted transaction names its cause only in its text."""
+    said = str(error)
+    return next((c for c in _REMEDIES if error.code == c or f" {c} " in said), None)
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """The error and what it came from, which redis-py wraps."""
+    return [e for e in (error, error.__cause__, error.__context__) if e is not None]

@@ -1,9 +1,7 @@
 """A Redis server of our own, which lives exactly as long as the process that started it.
 
-A small shell stands between: it holds the reading end of a pipe whose writing end only this
-process has. However this process ends, the kernel closes its end; the shell then kills the server,
-waits for it and removes its directory. Both are in a session of their own, so Ctrl-C does not reach
-the server before the run has exported.
+`redis_keeper.KEEPER` stands between, and starts the server again when it dies before us. Both are
+in a session of their own, so Ctrl-C does not reach the server before the run has exported.
 """
 
 from __future__ import annotations
@@ -22,58 +20,41 @@ from types import TracebackType
 from typing import Final, Self
 
 from speedo.errors import StoreError
+from speedo.storage.acl import MASTER
+from speedo.storage.certificate import make_certificate, trusting
+from speedo.storage.redis_keeper import KEEPER, write_config
 from speedo.storage.resp import ProtocolError, ReplyError, RespStream
 
-_KEEPER: Final = """
-trap '' HUP INT TERM
-exec 3<&0
-"$1" "$2/redis.conf" </dev/null 3<&- >"$2/log" 2>&1 &
-server=$!
-{ read -r _ <&3; [ -e "$2/exit" ] || kill -KILL "$server"; } &
-wait "$server"
-echo "$?" >"$2/exit"
-wait
-rm -rf "$2"
-"""
-_CONFIG: Final = """
-bind {host}
-port {port}
-requirepass {password}
-protected-mode yes
-daemonize no
-dir "{directory}"
-pidfile "{directory}/pid"
-logfile ""
-save ""
-appendonly no
-maxmemory {maxmemory}
-maxmemory-policy noeviction
-client-output-buffer-limit normal 256mb 128mb 60
-tcp-keepalive 60
-timeout 0
-"""
 _ATTEMPTS: Final = 20
+_PAUSE_S: Final = 0.1
 _STOP_S: Final = 5.0
 
 
 class PrivateRedis:
     """A context in which a Redis server with a random password runs, without persistence.
 
-    It listens on a free port of `host`, and with `unix_socket` also on a socket in its directory.
-    `maxmemory_bytes` of 0 is no limit; beyond a limit it refuses writes and evicts nothing.
+    It listens on `port` of `host`, or else on a free one, and with `unix_socket` also on a socket in its directory;
+    with `tls` the port speaks TLS alone, under a certificate of its own. A server that dies comes
+    back empty, at the same port and with the same users. `maxmemory_bytes` of 0 is no limit; beyond
+    a limit it refuses writes and evicts nothing.
     """
 
     def __init__(
         self,
         *,
         host: str = "127.0.0.1",
+        port: int | None = None,
         unix_socket: bool = False,
+        tls: bool = False,
         maxmemory_bytes: int = 0,
         start_timeout_s: float = 10.0,
         program: str = "redis-server",
     ) -> None:
         self._host = host
+        self._given_port = port
         self._with_socket = unix_socket
+        self._tls = tls
+        self._ca_pem = ""
         self._maxmemory_bytes = maxmemory_bytes
         self._start_timeout_s = start_timeout_s
         self._program = program
@@ -98,6 +79,13 @@ class PrivateRedis:
                 if self._start(program, deadline):
                     return self
                 self.stop()
+                if self._given_port is not None:
+                    time.sleep(_PAUSE_S)  # a former run's server may be ending
+            if self._given_port is not None:
+                raise StoreError(
+                    f"the private Redis cannot listen at {self.address}, which is taken: stop what listens "
+                    "there, or give another --port"
+                )
             raise StoreError(
                 f"{self.address}: {_ATTEMPTS} free ports were taken by others in between"
             )
@@ -120,17 +108,23 @@ class PrivateRedis:
 
     @property
     def url(self) -> str:
-        """The URL with the password: not for logs or command lines."""
-        return f"redis://:{self._password}@{self.address}/0"
+        """The master's URL with its password: not for logs or command lines."""
+        scheme = "rediss" if self._tls else "redis"
+        return f"{scheme}://{MASTER}:{self._password}@{self.address}/0"
+
+    @property
+    def ca_pem(self) -> str:
+        """The authority that vouches for the server, for all who connect; empty without TLS."""
+        return self._ca_pem
 
     @property
     def unix_url(self) -> str:
         """The URL of the unix socket, with the password."""
-        return f"unix://:{self._password}@{self._home}/socket?db=0"
+        return f"unix://{MASTER}:{self._password}@{self._home}/socket?db=0"
 
     @property
     def process_id(self) -> int:
-        """The server's own process."""
+        """The server's own process; a former one's until a server that died is back."""
         return int((self._home / "pid").read_text())
 
     def stop(self) -> None:
@@ -164,19 +158,31 @@ class PrivateRedis:
 
     def _start(self, program: str, deadline: float) -> bool:
         """Whether the server answers; False if another program took the port first."""
-        self._port = _free_port(self._host)
+        self._port = self._given_port or _free_port(self._host)
         self._directory = Path(tempfile.mkdtemp(prefix="speedo-redis-"))
-        config = self._home / "redis.conf"
-        config.touch(mode=0o600)
-        config.write_text(self._config())
+        if self._tls:
+            self._ca_pem = make_certificate(self._directory, self._host)
+        write_config(
+            self._directory,
+            host=self._host,
+            port=self._port,
+            password=self._password,
+            maxmemory_bytes=self._maxmemory_bytes,
+            tls=self._tls,
+            unix_socket=self._with_socket,
+        )
         self._keeper = subprocess.Popen(
-            ["/bin/sh", "-c", _KEEPER, "speedo-redis", program, str(self._directory)],
+            ["/bin/sh", "-c", KEEPER, "speedo-redis", program, str(self._directory)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        while not self._answers():
+        while True:
+            if self._answers():
+                (self._home / "started").touch()  # from now on the keeper starts it again
+                if not (self._home / "exit").exists():
+                    return True
             if (self._home / "exit").exists():
                 log = self._log()
                 if "Address already in use" in log:
@@ -188,30 +194,26 @@ class PrivateRedis:
                     f"Its last lines:\n{self._log()}"
                 )
             time.sleep(0.01)
-        config.unlink()
-        return True
-
-    def _config(self) -> str:
-        text = _CONFIG.format(
-            host=self._host,
-            port=self._port,
-            password=self._password,
-            directory=self._home,
-            maxmemory=self._maxmemory_bytes,
-        )
-        if self._with_socket:
-            text += f'unixsocket "{self._home}/socket"\nunixsocketperm 700\n'
-        return text
 
     def _answers(self) -> bool:
         """Whether our own server, known by its password, answers at the port."""
         try:
-            with socket.create_connection((self._host, self._port), timeout=1.0) as sock:
+            with self._connection() as sock:
                 stream = RespStream(sock, stall_s=1.0)
-                stream.ask(b"AUTH", self._password.encode())
+                stream.ask(b"AUTH", MASTER.encode(), self._password.encode())
                 return stream.ask(b"PING") == b"PONG" and (self._home / "pid").exists()
         except (OSError, ReplyError, ProtocolError):
             return False
+
+    def _connection(self) -> socket.socket:
+        sock = socket.create_connection((self._host, self._port), timeout=1.0)
+        if not self._tls:
+            return sock
+        try:
+            return trusting(self._ca_pem).wrap_socket(sock, server_hostname=self._host)
+        except BaseException:
+            sock.close()
+            raise
 
     def _log(self) -> str:
         with suppress(OSError):

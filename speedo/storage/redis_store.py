@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
@@ -20,9 +21,17 @@ import redis.connection
 
 from speedo.errors import StoreError, StoreTimeoutError
 from speedo.storage.base import check_blob
+from speedo.storage.certificate import trusting
 from speedo.storage.redis_blobs import PAGE_KEYS, RedisBlobs
-from speedo.storage.redis_errors import connection_error, refusal, server_problems, server_warnings
-from speedo.storage.resp import ProtocolError, ReplyError, RespStream
+from speedo.storage.redis_errors import (
+    connection_error,
+    connection_kind,
+    refusal,
+    refusal_kind,
+    server_problems,
+    server_warnings,
+)
+from speedo.storage.resp import ProtocolError, Reply, ReplyError, RespStream
 
 PASSWORD_VARIABLE: Final = "SPEEDO_REDIS_PASSWORD"
 CHUNK_BYTES: Final = 1 << 20
@@ -40,10 +49,21 @@ class RedisStore:
     `timeout_s` bounds connecting, every wait for the server and, with the bytes' own time, the
     whole call. A connection on which a call failed is dropped, and the next call opens a new one,
     once. The password may stand in `SPEEDO_REDIS_PASSWORD` instead of the URL; it appears in no
-    message.
+    message. With `ca_pem` a `rediss://` server must show a certificate for its host that this
+    authority signed, and no other authority counts.
+
+    Every call may be repeated: a write makes chunks of its own, and its record replaces the former
+    one, be it of the same write, whose chunks then go.
     """
 
-    def __init__(self, url: str, *, timeout_s: float = 5.0, chunk_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_s: float = 5.0,
+        chunk_bytes: int = CHUNK_BYTES,
+        ca_pem: str = "",
+    ) -> None:
         if not 0 < timeout_s < math.inf:
             raise StoreError(f"the store's timeout is {timeout_s} s: use a number above 0")
         if not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
@@ -51,6 +71,8 @@ class RedisStore:
         self._timeout_s = timeout_s
         self._chunk_bytes = chunk_bytes
         self._options = _parse(url)
+        if ca_pem and url.startswith("rediss:"):
+            self._options |= {"connection_class": _PinnedConnection, "ca_pem": ca_pem}
         self._password = self._options.pop("password", None) or os.environ.get(PASSWORD_VARIABLE)
         self._user: str | None = self._options.pop("username", None)
         self._database = int(self._options.pop("db", 0))
@@ -104,7 +126,8 @@ class RedisStore:
         """See `Store.delete`; the deadline is for each thousand keys."""
         for first in range(0, len(keys), PAGE_KEYS):
             with self._talk(f"deleting {len(keys)} keys") as stream:
-                RedisBlobs(stream, self.address).delete(list(keys[first : first + PAGE_KEYS]))
+                page = [key.encode() for key in keys[first : first + PAGE_KEYS]]
+                RedisBlobs(stream, self.address).delete(page)
 
     def keys(self, prefix: str) -> list[str]:
         """See `Store.keys`; the deadline is for each thousand keys of the server."""
@@ -125,6 +148,11 @@ class RedisStore:
     def close(self) -> None:
         """See `Store.close`."""
         self._drop()
+
+    def administer(self, *arguments: str) -> Reply:
+        """A command of Redis that is not about blobs, and its reply. Raises `StoreError`."""
+        with self._talk(" ".join(arguments[:2])) as stream:
+            return stream.ask(*(argument.encode() for argument in arguments))
 
     def check_server(self) -> list[str]:
         """Settings of the server that cost speed or safety, a sentence each.
@@ -161,10 +189,11 @@ class RedisStore:
                 "it is stopped, overloaded or cut off; see to it, or raise the store's timeout"
             ) from None
         except ReplyError as error:
-            raise StoreError(refusal(error, self.address, what)) from None
+            raise refusal_kind(error)(refusal(error, self.address, what)) from None
         except (OSError, redis.RedisError, ProtocolError) as error:
             self._drop()
-            raise StoreError(connection_error(error, self.address, what)) from error
+            kind = connection_kind(error)
+            raise kind(connection_error(error, self.address, what)) from error
         finally:
             if self._stream is None or self._stream.pending:
                 self._drop()
@@ -205,6 +234,20 @@ class RedisStore:
         if connection is not None:
             with suppress(OSError, redis.RedisError):
                 connection.disconnect()
+
+
+class _PinnedConnection(redis.connection.SSLConnection):
+    """TLS to a server whose certificate comes from this one authority, for the host that we call.
+
+    A redis-py without the method that this replaces would ask the system's authorities, and refuse.
+    """
+
+    def __init__(self, *, ca_pem: str, **options: Any) -> None:
+        super().__init__(**options)
+        self._ca_pem = ca_pem
+
+    def _wrap_socket_with_ssl(self, sock: socket.socket) -> ssl.SSLSocket:
+        return trusting(self._ca_pem).wrap_socket(sock, server_hostname=self.host)
 
 
 def url_with_password(url: str) -> str:

@@ -79,13 +79,23 @@ class RespStream:
         self._end = time.monotonic() + limit_s
 
     def is_quiet(self) -> bool:
-        """Whether nothing waits to be read: not the end of the connection, nor a forgotten reply.
-
-        Over TLS only what was read is known, for the socket also carries TLS's own messages.
-        """
+        """Whether nothing waits to be read: not the end of the connection, nor a forgotten reply."""
         if self.pending or self._low != self._high:
             return False
-        return isinstance(self._socket, ssl.SSLSocket) or not self._poll.poll(0)
+        if not isinstance(self._socket, ssl.SSLSocket):
+            return not self._poll.poll(0)
+        if self._socket.pending():
+            return False
+        if not self._poll.poll(0):
+            return True
+        self._socket.settimeout(0)
+        try:
+            self._socket.recv(1)  # what waits may be a message of TLS's own
+        except ssl.SSLWantReadError:
+            return True
+        except OSError:
+            return False
+        return False
 
     def queue(self, *parts: bytes | memoryview, replies: int = 1) -> None:
         """Send these parts of commands, at the latest when the next reply is read."""

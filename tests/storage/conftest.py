@@ -1,11 +1,15 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import redis
 
-from speedo.storage.redis_server import PrivateRedis
+from speedo.storage import PrivateRedis, RedisStore, Store
+
+BODY = memoryview(bytes(range(250)) * 4)
 
 
 @pytest.fixture(scope="session")
@@ -19,11 +23,44 @@ def raw(server: PrivateRedis) -> RawClient:
     return RawClient(server)
 
 
+@pytest.fixture
+def store(server: PrivateRedis) -> Iterator[RedisStore]:
+    made = RedisStore(server.url, chunk_bytes=100, timeout_s=2.0)
+    yield made
+    made.delete(*made.keys(""))
+    made.close()
+
+
 class RawClient:
-    """A client that knows nothing of blobs, for looking behind the store's back."""
+    """A client that knows nothing of blobs and may do everything, for looking behind the store's back."""
 
     def __init__(self, server: PrivateRedis) -> None:
-        self.redis = redis.Redis.from_url(server.url)
+        rules = ("on", ">everything", "~*", "&*", "+@all")
+        RedisStore(server.url).administer("ACL", "SETUSER", "tester", *rules)
+        self.redis = redis.Redis.from_url(f"redis://tester:everything@{server.address}/0")
 
     def chunks(self, key: str) -> list[bytes]:
         return sorted(self.redis.scan_iter(match=f"{key}#*"))
+
+
+def put(store: Store, key: str, body: bytes = bytes(BODY), head: bytes = b"head") -> None:
+    store.write(key, head, memoryview(body))
+
+
+def get(store: Store, key: str) -> tuple[bytes, bytes]:
+    into = bytearray(store.read_head(key)[1])
+    return store.read(key, memoryview(into)), bytes(into)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)

@@ -15,6 +15,7 @@ import pytest
 from speedo.errors import StoreError
 from speedo.storage import PrivateRedis, RedisStore
 from speedo.storage import redis_server as module
+from tests.storage.conftest import is_alive, wait_until
 
 pytestmark = pytest.mark.redis
 
@@ -36,23 +37,9 @@ time.sleep(60)
 """
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def is_open(port: int) -> bool:
     with socket.socket() as sock:
         return sock.connect_ex(("127.0.0.1", port)) == 0
-
-
-def wait_until(condition, limit_s: float = 5.0) -> None:
-    end = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
@@ -78,7 +65,9 @@ def test_it_ends_with_its_context_and_leaves_nothing():
     with contextlib.suppress(KeyError), PrivateRedis() as server:
         pid, home, port = server.process_id, server._home, server._port
         assert stat.S_IMODE(home.stat().st_mode) == 0o700
-        assert not (home / "redis.conf").exists()
+        for name in ("redis.conf", "users.acl", "log"):
+            assert stat.S_IMODE((home / name).stat().st_mode) == 0o600
+            assert server._password not in (home / name).read_text()
         raise KeyError
     assert not is_alive(pid)
     assert not home.exists()
@@ -86,7 +75,7 @@ def test_it_ends_with_its_context_and_leaves_nothing():
     server.stop()
 
 
-def test_it_survives_ctrl_c_of_the_terminal_and_a_killed_keeper_is_cleaned_up():
+def test_it_survives_ctrl_c_of_the_terminal_and_ends_with_a_killed_keeper():
     with PrivateRedis() as server:
         assert server._keeper is not None
         pid, keeper = server.process_id, server._keeper.pid
@@ -97,8 +86,9 @@ def test_it_survives_ctrl_c_of_the_terminal_and_a_killed_keeper_is_cleaned_up():
         assert is_alive(keeper)
         RedisStore(server.url).ping()
         os.kill(keeper, signal.SIGKILL)
-        RedisStore(server.url).ping()
-    wait_until(lambda: not is_alive(pid))
+        wait_until(lambda: not is_alive(pid))
+        home = server._home
+    assert not home.exists()
 
 
 def test_the_password_is_not_in_any_command_line():

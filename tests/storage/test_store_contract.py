@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from speedo.errors import MissingKeyError, PayloadError, StoreError
 from speedo.storage import MAX_HEAD_BYTES, MemoryStore, RedisStore, Store
+from speedo.storage.patient_store import PatientStore
 from tests.storage.conftest import RawClient
 
 CHUNK = 64
@@ -34,23 +35,29 @@ class Bench:
 @pytest.fixture(
     params=[
         "memory",
+        "patient-memory",
+        pytest.param("patient-redis", marks=pytest.mark.redis),
         pytest.param("redis", marks=pytest.mark.redis),
         pytest.param("redis-unix", marks=pytest.mark.redis),
     ]
 )
 def bench(request):
-    if request.param == "memory":
+    if request.param.endswith("memory"):
         now = [100.0]
 
         def sleep(seconds: float) -> None:
             now[0] += seconds
 
-        store = MemoryStore(clock=lambda: now[0])
+        store: Store = MemoryStore(clock=lambda: now[0])
+        if request.param == "patient-memory":
+            store = PatientStore(store, patience_s=1.0)
         yield Bench(store, store, sleep)
         return
     server = request.getfixturevalue("server")
-    url = server.url if request.param == "redis" else server.unix_url
+    url = server.unix_url if request.param == "redis-unix" else server.url
     store, other = (RedisStore(url, chunk_bytes=CHUNK) for _ in range(2))
+    if request.param == "patient-redis":
+        store = PatientStore(store, patience_s=1.0)
     yield Bench(store, other, time.sleep)
     store.delete(*store.keys("speedo:"))
     left = RawClient(server).redis.keys("*")

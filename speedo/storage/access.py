@@ -1,0 +1,209 @@
+"""A user of Redis for every worker of a run, with no more rights than it needs.
+
+The master makes the user when it takes a worker in, and removes it, connections included, when the
+worker leaves. A server of our own keeps its users when it is started again; on any other, `Access`
+looks every second whether they are still there. Where none can be made, all share the master's URL.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import urlsplit, urlunsplit
+
+from speedo.errors import StoreAccessError, StoreError, StoreUnavailableError
+from speedo.storage.acl import reader_rules, secret, worker_rules
+from speedo.storage.patient_store import Patience, Result
+from speedo.storage.redis_store import RedisStore
+
+WATCH_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _User:
+    rules: tuple[str, ...]
+    password: str = field(repr=False, default_factory=lambda: secrets.token_hex(24))
+
+
+class Access:
+    """Who may use the store at `url`, which is the master's, for the keys of `keyspace`.
+
+    `keyspace` is a run, or a run and its epoch (`ab12cd34:1`). `saved` says that the server keeps
+    its users in a file, as ours does. Threads may share it. Calls that add users are repeated for
+    `patience_s` seconds while the server is away; they raise `StoreError`. URLs hold passwords.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        keyspace: str,
+        *,
+        ca_pem: str = "",
+        saved: bool = False,
+        patience_s: float = 30.0,
+    ) -> None:
+        run, _, epoch = keyspace.partition(":")
+        self._url, self._keyspace, self._saved = url, keyspace, saved
+        self._run = f"speedo-{re.sub(r'[^A-Za-z0-9_]', '_', run)}-"
+        self._epoch = int(epoch) if epoch.isdigit() else 0
+        self._store = RedisStore(url, ca_pem=ca_pem)
+        self._patience_s = patience_s
+        self._lock = threading.Lock()
+        self._users: dict[str, _User] = {}
+        self._leaving: set[str] = set()
+        self._problem: str | None = None
+        self._has_begun = False
+        self._closed = threading.Event()
+        self._watch: threading.Thread | None = None
+
+    def __repr__(self) -> str:
+        return f"Access({self._store.address}, {self._keyspace})"
+
+    def problem(self) -> str | None:
+        """Why workers share one password, in a sentence; None if each has its own.
+
+        The first call asks the server, and removes what a former epoch of this run left there.
+        """
+        return self._patiently(self._begin)
+
+    def admit_worker(self, worker: int, incarnation: int) -> str:
+        """A URL for this incarnation of a worker; those before it are shut out."""
+        stem = f"{self._run}{self._epoch}-w{worker}-"
+        self._dismiss(*(name for name in list(self._users) if name.startswith(stem)))
+        return self._admit(f"{stem}{incarnation}", worker_rules(self._keyspace, worker))
+
+    def admit_reader(self) -> str:
+        """The URL for the tester."""
+        return self._admit(f"{self._run}{self._epoch}-reader", reader_rules(self._keyspace))
+
+    def dismiss(self, worker: int, incarnation: int) -> None:
+        """Shut a worker out, its connections included; if the server is away, as soon as it is back."""
+        self._dismiss(f"{self._run}{self._epoch}-w{worker}-{incarnation}")
+
+    def restore(self) -> int:
+        """Make the users anew that the server has lost; how many that were. Tries once."""
+        with self._lock:
+            if self._problem is not None or self._closed.is_set():
+                return 0
+            there = self._there()
+            lost = [name for name in self._users if name not in there]
+            for name in lost:
+                self._set(name)
+            self._settle(changed=bool(lost))
+        return len(lost)
+
+    def close(self) -> None:
+        """Shut out everyone of this run, but for those whom a newer master let in. Tries once."""
+        self._closed.set()
+        with self._lock:
+            self._users.clear()
+            if self._has_begun and self._problem is None:
+                with suppress(StoreUnavailableError):
+                    self._leaving |= self._ours(up_to=self._epoch)
+                    self._settle()
+            self._store.close()
+
+    def _admit(self, name: str, rules: tuple[str, ...]) -> str:
+        if self.problem() is not None:
+            return self._url
+        with self._lock:
+            user = self._users.setdefault(name, _User(rules))
+            self._keep_watch()
+        self._patiently(lambda: self._make(name))
+        return _with_login(self._url, name, user.password)
+
+    def _dismiss(self, *names: str) -> None:
+        with self._lock, suppress(StoreError):
+            known = [name for name in names if self._users.pop(name, None) is not None]
+            self._leaving.update(known)
+            self._settle()
+
+    def _patiently(self, what: Callable[[], Result]) -> Result:
+        """Each try takes the lock for itself, so that nobody waits for another's patience."""
+
+        def one_try() -> Result:
+            with self._lock:
+                return what()
+
+        return Patience(self._patience_s).call(one_try)
+
+    def _look(self) -> None:
+        while not self._closed.wait(WATCH_S):
+            with suppress(StoreError):
+                self.restore()
+
+    # ------------------------------------------------------------ with the lock
+
+    def _begin(self) -> str | None:
+        if not self._has_begun:
+            probe = f"{self._run}{self._epoch}-probe"
+            try:
+                self._store.administer("ACL", "SETUSER", probe, *reader_rules(self._keyspace))
+                self._leaving |= {probe} | self._ours(up_to=self._epoch - 1)
+                self._settle()
+            except (StoreUnavailableError, StoreAccessError):
+                raise
+            except StoreError as error:
+                if " refused ACL " not in str(error):
+                    raise
+                self._problem = (
+                    f"{self._store.address} makes no users for workers: all of them use the password given. "
+                    "Use Redis 7, and a user who may ACL SETUSER, DELUSER and USERS"
+                )
+            self._has_begun = True
+        return self._problem
+
+    def _make(self, name: str) -> None:
+        if name in self._users:  # it may have been dismissed meanwhile
+            self._set(name)
+            self._settle(changed=True)
+
+    def _set(self, name: str) -> None:
+        user = self._users[name]
+        rules = ("reset", "on", secret(user.password), *user.rules)
+        self._store.administer("ACL", "SETUSER", name, *rules)
+
+    def _settle(self, *, changed: bool = False) -> None:
+        """Remove those who left, and let the server keep what has changed."""
+        if self._leaving:
+            self._store.administer("ACL", "DELUSER", *sorted(self._leaving))
+            self._leaving.clear()
+            changed = True
+        if changed and self._saved:
+            try:
+                self._store.administer("ACL", "SAVE")
+            except StoreUnavailableError:
+                raise
+            except StoreError:  # its disk is full, say
+                self._saved = False
+                self._keep_watch()
+
+    def _keep_watch(self) -> None:
+        if self._watch is None and not self._saved:
+            self._watch = threading.Thread(target=self._look, name="store-users", daemon=True)
+            self._watch.start()
+
+    def _there(self) -> set[str]:
+        reply = self._store.administer("ACL", "USERS")
+        names = reply if isinstance(reply, list) else []
+        return {name.decode(errors="replace") for name in names if isinstance(name, bytes)}
+
+    def _ours(self, *, up_to: int) -> set[str]:
+        """The users of this run, of epochs up to this one."""
+        found = set()
+        for name in self._there():
+            epoch = name.removeprefix(self._run).split("-")[0]
+            if name.startswith(self._run) and epoch.isdigit() and int(epoch) <= up_to:
+                found.add(name)
+        return found
+
+
+def _with_login(url: str, user: str, password: str) -> str:
+    parts = urlsplit(url)
+    place = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{user}:{password}@{place}"))

@@ -1,0 +1,147 @@
+"""A store that waits for trouble to pass: calls that may be repeated are, until they work.
+
+Every call of a `Store` may be repeated, for a write replaces its blob as a whole. A call that timed
+out may still be carried out later, so a key should be written with one content only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from speedo.errors import (
+    MissingKeyError,
+    PayloadError,
+    StoreAccessError,
+    StoreError,
+    StoreUnavailableError,
+)
+from speedo.storage.base import Store
+
+Result = TypeVar("Result")
+FIRST_PAUSE_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 2.0
+
+
+class Patience:
+    """Repeats calls that failed with `StoreUnavailableError`, after pauses of 0.1 s doubling to 2 s.
+
+    A call is given up `patience_s` seconds after its first failure; its last try may end later, by
+    the store's own deadline. A user that is not known counts as passing once a call has worked: a
+    server that was restarted learns its users anew. `on_trouble` is told what is wrong when an
+    outage begins, and None when a call works again; `outages` counts those that ended.
+    """
+
+    def __init__(
+        self,
+        patience_s: float,
+        *,
+        on_trouble: Callable[[str | None], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.outages = 0
+        self._patience_s = patience_s
+        self._on_trouble, self._clock, self._sleep = on_trouble, clock, sleep
+        self._has_worked = self._in_trouble = False
+
+    def call(self, what: Callable[[], Result]) -> Result:
+        """What `what` returns, once it does; raises its last `StoreError` with the time waited."""
+        began: float | None = None
+        pause = FIRST_PAUSE_S
+        while True:
+            try:
+                result = what()
+            except (MissingKeyError, PayloadError):
+                self._works()
+                raise
+            except (StoreUnavailableError, StoreAccessError) as error:
+                if isinstance(error, StoreAccessError) and not self._has_worked:
+                    raise
+                self._fails(str(error))
+                now = self._clock()
+                began = now if began is None else began
+                left = began + self._patience_s - now
+                if left <= 0:
+                    raise _given_up(error, now - began) from error
+                self._sleep(min(pause, left))
+                pause = min(2 * pause, LONGEST_PAUSE_S)
+            else:
+                self._works()
+                return result
+
+    def _fails(self, text: str) -> None:
+        if not self._in_trouble:
+            self._in_trouble = True
+            self._on_trouble(text)
+
+    def _works(self) -> None:
+        self._has_worked = True
+        if self._in_trouble:
+            self._in_trouble = False
+            self.outages += 1
+            self._on_trouble(None)
+
+
+class PatientStore:
+    """Any store, with patience; see `Patience` for `patience_s`, `on_trouble` and `outages`."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        patience_s: float,
+        on_trouble: Callable[[str | None], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._store = store
+        self._patience = Patience(patience_s, on_trouble=on_trouble, clock=clock, sleep=sleep)
+
+    def __repr__(self) -> str:
+        return f"PatientStore({self._store!r})"
+
+    @property
+    def outages(self) -> int:
+        """How many outages this store has seen the end of."""
+        return self._patience.outages
+
+    @property
+    def address(self) -> str:
+        """See `Store.address`."""
+        return self._store.address
+
+    def write(
+        self, key: str, head: bytes, body: memoryview, *, expire_s: float | None = None
+    ) -> None:
+        """See `Store.write`."""
+        self._patience.call(lambda: self._store.write(key, head, body, expire_s=expire_s))
+
+    def read_head(self, key: str) -> tuple[bytes, int]:
+        """See `Store.read_head`."""
+        return self._patience.call(lambda: self._store.read_head(key))
+
+    def read(self, key: str, into: memoryview) -> bytes:
+        """See `Store.read`."""
+        return self._patience.call(lambda: self._store.read(key, into))
+
+    def delete(self, *keys: str) -> None:
+        """See `Store.delete`."""
+        self._patience.call(lambda: self._store.delete(*keys))
+
+    def keys(self, prefix: str) -> list[str]:
+        """See `Store.keys`."""
+        return self._patience.call(lambda: self._store.keys(prefix))
+
+    def ping(self) -> None:
+        """See `Store.ping`."""
+        self._patience.call(self._store.ping)
+
+    def close(self) -> None:
+        """See `Store.close`."""
+        self._store.close()
+
+
+def _given_up(error: StoreError, waited_s: float) -> StoreError:
+    return type(error)(f"{error}; it did not get better in {waited_s:.1f} s")
