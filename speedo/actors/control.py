@@ -1,0 +1,104 @@
+"""What a run answers to `speedo status`, `stop` and `scale`, and what it tells nodes that want to join."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+
+import speedo
+from speedo.actors import facts
+from speedo.actors.cluster import first_line
+from speedo.control import Asked, ControlServer, plain
+from speedo.errors import ClusterError, SpeedoError
+from speedo.preparation import Prepared
+from speedo.progress import Watch
+from speedo.status import Status
+
+ANSWER_S: Final = 20.0
+SCALE_S: Final = 150.0  # workers may be started meanwhile
+STOPPED: Final = "stopped by `speedo stop`"
+
+
+@contextmanager
+def under_control(
+    master: Any, prepared: Prepared, watch: Watch, address: str | None = None
+) -> Iterator[None]:
+    """Serve the commands of this user for as long as the context lasts; without a socket the run goes on.
+
+    With `address`, where a master waits for other nodes, it also publishes the facts that `speedo doctor` reads.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(
+                ControlServer(prepared.run, Control(master, prepared, address).answer)
+            )
+        except (SpeedoError, OSError) as error:
+            watch.note(
+                f"warning: `speedo status` and `speedo stop` will not find this run: {error}"
+            )
+        if address is not None:
+            stack.enter_context(facts.published(master, prepared))
+        yield
+
+
+class Control:
+    """The answers of one run; asked from several threads."""
+
+    def __init__(self, master: Any, prepared: Prepared, address: str | None) -> None:
+        self._master, self._prepared, self._address = master, prepared, address
+
+    def answer(self, asked: Asked) -> dict[str, Any]:
+        """The answer to one question; raises `SpeedoError` with the reason why there is none."""
+        match asked:
+            case {"ask": "status"}:
+                return self._status()
+            case {"ask": "stop"}:
+                self._ask("stop", STOPPED)
+                return self._status()
+            case {"ask": "scale", "workers": int(number)} if number >= 0:
+                said = self._ask("scale", number, timeout_s=SCALE_S)
+                return {"run": self._prepared.run, "workers": number, "said": said}
+        raise ClusterError(
+            f"this run, of SpeeDO {speedo.__version__}, does not know what was asked: "
+            "use the same version of SpeeDO for the command"
+        )
+
+    def _status(self) -> dict[str, Any]:
+        prepared, config = self._prepared, self._prepared.config
+        status: Status = self._ask("status")
+        per_second = status.iteration / status.seconds if status.seconds > 0 else 0.0
+        left = max(status.max_iter - status.iteration, 0)
+        return {
+            "run": prepared.run,
+            "run_dir": prepared.run_dir,
+            "address": self._address,
+            "pid": os.getpid(),
+            "speedo": speedo.__version__,
+            "solver": prepared.spec.path,
+            "expected_workers": config.workers,
+            "min_workers": config.min_workers,
+            "remaining_s": left / per_second if per_second > 0 else None,
+            **{name: getattr(status, name) for name in status.__slots__},
+            "workers": [{**plain(one), "away": one.is_away} for one in status.workers],
+        }
+
+    def _ask(self, method: str, *arguments: Any, timeout_s: float = ANSWER_S) -> Any:
+        try:
+            return ray.get(getattr(self._master, method).remote(*arguments), timeout=timeout_s)
+        except AttributeError:
+            raise ClusterError(f"this run knows no `speedo {method}`") from None
+        except RayTaskError as error:
+            if isinstance(error.cause, SpeedoError):
+                raise error.cause from None
+            raise ClusterError(f"the master failed: {first_line(error.cause)}") from None
+        except GetTimeoutError:
+            raise ClusterError(
+                f"the master did not answer within {timeout_s:.0f} s: try again"
+            ) from None
+        except (RayError, RuntimeError) as error:  # Ray is being shut down, or the master died
+            raise ClusterError(f"the master is gone: {first_line(error)}") from None

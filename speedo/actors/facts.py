@@ -1,0 +1,90 @@
+"""What a master tells nodes before they join: its net, its records, its clock. In Ray's own small key-value store.
+
+Only who has the token can read there, and a node that has not joined can: `speedo doctor` compares with it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import speedo
+from speedo.actors import session
+from speedo.preparation import Prepared
+
+NAMESPACE: Final = b"speedo"
+FACTS: Final = b"facts"
+CLOCK: Final = b"clock"
+TICK_S: Final = 1.0
+READ_S: Final = 5.0
+ANSWER_S: Final = 60.0
+
+
+@contextmanager
+def published(master: Any, prepared: Prepared) -> Iterator[None]:
+    """Write the facts once, and the wall clock every second for as long as the context lasts."""
+    import ray
+    from ray.experimental.internal_kv import _internal_kv_put as put
+
+    spec = prepared.spec
+    facts = {
+        "speedo": speedo.__version__,
+        "run": prepared.run,
+        "mode": prepared.config.mode,
+        "workers": prepared.config.workers,
+        "batch_sizes": prepared.batch_sizes[:1],
+        "records": prepared.records,
+        "solver": spec.text,
+        "folder": str(spec.folder),
+        "net_files": spec.net_files,
+        **ray.get(master.facts.remote(), timeout=ANSWER_S),
+    }
+    put(FACTS, json.dumps(facts).encode(), namespace=NAMESPACE)
+    over = threading.Event()
+
+    def tick() -> None:
+        while not over.is_set():
+            try:
+                put(CLOCK, repr(time.time()).encode(), namespace=NAMESPACE)
+            except Exception:
+                return  # Ray is gone, and with it whoever could read this
+            over.wait(TICK_S)
+
+    clock = threading.Thread(target=tick, name="clock", daemon=True)
+    clock.start()
+    try:
+        yield
+    finally:
+        over.set()
+        clock.join(TICK_S)
+
+
+def read_facts(address: str, token: str) -> tuple[dict[str, Any], float | None]:
+    """The facts of the master at `address`, and how many seconds our wall clock is ahead of its.
+
+    None instead of the seconds if its clock does not tick. Only for a master that `meeting.wait_for_master` has
+    found good: Ray retries a refused token for 20 s, and ends the process. No facts are an empty dictionary.
+    """
+    session.load_ray(token)
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+
+    client = GcsClient(address=address)
+    found = client.internal_kv_get(FACTS, NAMESPACE, timeout=READ_S)
+    facts = json.loads(found) if found else {}
+    return facts, _ahead(client) if facts else None
+
+
+def _ahead(client: Any) -> float | None:
+    """Our clock less the master's, taken the moment that its next tick is seen."""
+    first = client.internal_kv_get(CLOCK, NAMESPACE, timeout=READ_S)
+    deadline = time.monotonic() + 3 * TICK_S
+    while time.monotonic() < deadline:
+        ticked = client.internal_kv_get(CLOCK, NAMESPACE, timeout=READ_S)
+        if ticked is not None and ticked != first:
+            return time.time() - float(ticked)
+        time.sleep(0.02)
+    return None

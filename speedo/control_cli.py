@@ -1,0 +1,233 @@
+"""`speedo status`, `speedo stop` and `speedo scale`: how a run on this machine goes, and what it is told."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+import psutil
+
+from speedo.config import LARGEST_WORKERS
+from speedo.control import RunGone, RunSocket, running
+from speedo.control_view import lines_of, outcome_of
+from speedo.errors import ClusterError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+POLL_S: Final = 0.2
+SCALE_S: Final = 180.0
+
+run_option = click.option(
+    "--run",
+    metavar="ID|RUN_DIR",
+    help="Which run: the beginning of its id, or its directory.  [default: the only one]",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.command(short_help="Show how a run on this machine goes.")
+@run_option
+@json_option
+@click.option("--watch", is_flag=True, help="Show it again every --interval, until the run ends.")
+@click.option(
+    "--interval", type=click.FloatRange(0.1, 3600), default=2.0, show_default=True, metavar="S",
+    help="Seconds between two looks.",
+)  # fmt: skip
+def status(run: str | None, as_json: bool, watch: bool, interval: float) -> None:
+    """Show how a run goes: state, iteration, loss, images/s, the last test, and a line per worker.
+
+    Runs of `speedo train` and `speedo master` are found that you started on this machine, wherever you are. If
+    there are several, each is shown; --run picks one. On the nodes of workers there is nothing to ask: use the
+    master's machine.
+
+    --json prints one object, `{"runs": [...]}`, with a fixed set of fields for each run; docs/running.md has
+    them. Looking does not disturb a run, and Ctrl-C here ends only the looking.
+
+    \b
+    speedo status
+    speedo status --json | jq .runs[0].iteration
+    speedo status --watch
+
+    Exit status: 0, or 1 if no such run is going.
+    """
+    socket = None if run is None else find(run)
+    if socket is None:
+        require_some(as_json)
+    seen: list[Path] = []
+    while True:
+        try:
+            found = [socket.ask("status")] if socket is not None else everything()
+        except RunGone:
+            found = []
+        if not found:  # it ended while we looked
+            for folder in seen if not as_json else []:
+                click.echo(outcome_of(folder)[1])
+            return
+        seen = [Path(one["run_dir"]) for one in found if "run_dir" in one]
+        _show(found, as_json, clear=watch and not as_json)
+        if not watch:
+            return
+        time.sleep(interval)
+
+
+@click.command(short_help="End a run early; what it has learned is tested and exported.")
+@run_option
+@json_option
+@click.option("--no-wait", is_flag=True, help="Do not wait until the run has ended.")
+@click.option(
+    "--timeout", type=click.FloatRange(0, 1e6, min_open=True), default=900.0, show_default=True, metavar="S",
+    help="Seconds to wait: the last test belongs to it.",
+)  # fmt: skip
+def stop(run: str | None, as_json: bool, no_wait: bool, timeout: float) -> None:
+    """End a run early, as Ctrl-C at its terminal would: the model so far is tested and exported.
+
+    Waits until the run's processes are gone, then prints what it came to. The command of the run itself ends
+    with status 3, for a run that ended early. Ctrl-C here ends only the waiting: the run stops all the same.
+
+    \b
+    speedo stop
+    speedo stop --run runs/20250101-120000-sync-1a2b --json
+
+    Exit status: 0 once the run has ended (with --no-wait, once it was told), or 1.
+    """
+    socket = find(run) if run is not None else only()
+    told = socket.ask("stop")
+    if no_wait:
+        _print(
+            told,
+            as_json,
+            [f"run {told['run']} is stopping; it leaves its model in {told['run_dir']}"],
+        )
+        return
+    if not as_json:
+        click.echo(f"run {told['run']} is stopping; waiting for its end", err=True)
+    try:
+        wait_for_end(socket, int(told["pid"]), timeout)
+    except KeyboardInterrupt:
+        click.echo("speedo: no longer waiting; the run stops all the same", err=True)
+        raise
+    outcome, said = outcome_of(Path(told["run_dir"]))
+    _print({"run": told["run"], "run_dir": told["run_dir"], "result": outcome}, as_json, [said])
+
+
+@click.command(short_help="Change the number of workers of a run.")
+@click.argument("workers", type=click.IntRange(1, LARGEST_WORKERS), metavar="N")
+@run_option
+@json_option
+def scale(workers: int, run: str | None, as_json: bool) -> None:
+    """Train with N workers from now on: more are started, or some are let go.
+
+    On a cluster they are spread over the hosts that have joined. The run goes on meanwhile, and no result counts
+    twice; `speedo status` shows when the change is done.
+
+    \b
+    speedo scale 4
+    speedo scale 2 --run 1a2b
+
+    Exit status: 0, or 1 if the run cannot do it, with the reason.
+    """
+    socket = find(run) if run is not None else only()
+    answer = socket.ask("scale", timeout_s=SCALE_S, workers=workers)
+    _print(answer, as_json, [str(answer["said"])])
+
+
+def everything() -> list[dict[str, Any]]:
+    """The state of every run; one that does not answer is told with its reason instead."""
+    found = []
+    for socket in running():
+        try:
+            found.append(socket.ask("status"))
+        except RunGone:
+            continue
+        except ClusterError as error:
+            found.append({"run": socket.run, "problem": str(error)})
+    return found
+
+
+def require_some(as_json: bool) -> None:
+    """End with status 1 and a sentence if no run is going."""
+    if running():
+        return
+    if as_json:
+        click.echo(json.dumps({"runs": []}))
+        raise SystemExit(1)
+    raise ClusterError(NONE)
+
+
+NONE: Final = (
+    "no run of yours is going on this machine: start one with `speedo train` or `speedo master`, "
+    "or ask on the machine where it was started"
+)
+
+
+def only() -> RunSocket:
+    """The one run that is going; raises `ClusterError` if there is none, or which there are."""
+    runs = running()
+    if not runs:
+        raise ClusterError(NONE)
+    if len(runs) > 1:
+        names = ", ".join(socket.run for socket in runs)
+        raise ClusterError(
+            f"several runs are going ({names}): name one with --run, `speedo status` shows them"
+        )
+    return runs[0]
+
+
+def find(name: str) -> RunSocket:
+    """The run of this id, or beginning of one, or of this directory; raises `ClusterError`."""
+    runs = running()
+    named = [socket for socket in runs if name and socket.run.startswith(name)]
+    if len(named) > 1:
+        names = ", ".join(socket.run for socket in named)
+        raise ClusterError(f"--run {name} begins several runs ({names}): give more of it")
+    if named:
+        return named[0]
+    folder = Path(name)
+    for socket in runs if folder.is_dir() else []:
+        try:
+            if Path(socket.ask("status")["run_dir"]) == folder.resolve():
+                return socket
+        except ClusterError:
+            continue
+    if (folder / "result.json").is_file():
+        sentence, *_ = outcome_of(folder)[1].splitlines()
+        raise ClusterError(f"the run in {folder} is over: {sentence}")
+    going = f"; going are {', '.join(socket.run for socket in runs)}" if runs else ""
+    raise ClusterError(
+        f"--run {name} is no run that is going: give an id or a run directory{going}"
+    )
+
+
+def wait_for_end(socket: RunSocket, process: int, timeout_s: float) -> None:
+    """Return once the run's socket and process are gone; raises `ClusterError` after the timeout."""
+    deadline = time.monotonic() + timeout_s
+    try:
+        leader = psutil.Process(process)
+    except psutil.NoSuchProcess:
+        leader = None  # gone already, or of another container that shares the folder
+    while socket.is_served() or (leader is not None and _is_there(leader)):
+        if time.monotonic() > deadline:
+            raise ClusterError(
+                f"run {socket.run} did not end within {timeout_s:.0f} s: it may still be testing; see `speedo status`"
+            )
+        time.sleep(POLL_S)
+
+
+def _is_there(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _show(found: list[dict[str, Any]], as_json: bool, *, clear: bool) -> None:
+    if clear:
+        click.clear()  # does nothing where there is no terminal
+    _print({"runs": found}, as_json, [line for one in found for line in lines_of(one)])
+
+
+def _print(answer: dict[str, Any], as_json: bool, lines: list[str]) -> None:
+    click.echo(json.dumps(answer) if as_json else "\n".join(lines))

@@ -1,0 +1,114 @@
+"""A run's answer to `speedo status` as lines of text, and the result that a run left, as a sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+RESULT: Final = "result.json"
+COLUMNS: Final = ("worker", "host", "merged", "dropped", "images/s", "state")
+# Told in a place of their own, or of no use to people; whatever else a run answers is shown as it is.
+TOLD: Final = frozenset(
+    (
+        "run", "run_dir", "address", "pid", "speedo", "solver", "expected_workers", "min_workers", "remaining_s",
+        "state", "mode", "iteration", "max_iter", "epoch", "version", "loss", "images_per_s", "seconds",
+        "tested_iteration", "metrics", "dropped", "workers", "over", "wanted", "checkpoint_iteration",
+        "checkpoint_problem", "store_trouble",
+    )
+)  # fmt: skip
+
+
+def lines_of(run: Mapping[str, Any]) -> list[str]:
+    """One run as people read it."""
+    if "problem" in run:
+        return [f"run {run['run']}: {run['problem']}"]
+    workers = run["workers"]
+    there = sum(1 for worker in workers if not worker["away"])
+    lines = [
+        f"run {run['run']}, mode {run['mode']}: {run['state']}",
+        f"  directory  {run['run_dir']}",
+        *([f"  address    {run['address']}"] if run["address"] else []),
+        f"  iteration  {run['iteration']} of {run['max_iter']}"
+        + _or_nothing(run["epoch"], ", epoch {:.2f}")
+        + (_or_nothing(run["remaining_s"], "; about {} left", in_words) if not run["over"] else ""),
+        f"  training   version {run['version']}"
+        + _or_nothing(run["loss"], ", loss {:.4f}")
+        + f", {run['images_per_s'] or 0:,.0f} images/s",
+    ]
+    if run["metrics"]:
+        scores = ", ".join(f"{name} {number(value)}" for name, value in run["metrics"].items())
+        lines.append(f"  last test  at {run['tested_iteration']}: {scores}")
+    dropped = run.get("dropped")
+    if dropped:
+        causes = ", ".join(f"{count} {cause}" for cause, count in dropped.items())
+        lines.append(f"  dropped    {causes}")
+    if run["checkpoint_iteration"]:
+        lines.append(f"  checkpoint at {run['checkpoint_iteration']}")
+    lines += [
+        f"  trouble    {run[name]}" for name in ("store_trouble", "checkpoint_problem") if run[name]
+    ]
+    for name, value in run.items():
+        if name not in TOLD and value not in (None, "", [], {}, False):
+            lines.append(f"  {name.replace('_', ' '):<10} {value}")
+    lines.append(f"  workers    {there} of {run['wanted'] or run['expected_workers']}")
+    return lines + [f"    {row}".rstrip() for row in table(workers)]
+
+
+def table(workers: list[Mapping[str, Any]]) -> list[str]:
+    """A row per worker under a row of headings, aligned; nothing without workers."""
+    if not workers:
+        return []
+    rows = [
+        COLUMNS,
+        *(
+            (
+                str(one["worker"]), one["host"], str(one["merged"]), str(one["dropped"]),
+                f"{one['images_per_s'] or 0:,.0f}", one["state"],
+            )
+            for one in workers
+        ),
+    ]  # fmt: skip
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    text = ("host", "state")
+    return [
+        "  ".join(
+            cell.ljust(width) if name in text else cell.rjust(width)
+            for cell, width, name in zip(row, widths, COLUMNS, strict=True)
+        )
+        for row in rows
+    ]
+
+
+def in_words(seconds: float) -> str:
+    """A time as a person would say it."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def number(value: float | None) -> str:
+    """Four places; a number that was not finite says so."""
+    return "not finite" if value is None else f"{value:.4f}"
+
+
+def outcome_of(run_dir: Path) -> tuple[dict[str, Any] | None, str]:
+    """What is in `result.json`, None without one, and that in a sentence."""
+    try:
+        result: dict[str, Any] = json.loads((run_dir / RESULT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None, f"the run has ended without a result; {run_dir / 'train.log'} says why"
+    accuracy = result.get("accuracy")
+    tested = "" if accuracy is None else f", test accuracy {accuracy:.4f}"
+    return result, (
+        f"it ended at iteration {result['iteration']} ({result['reason']}){tested}\n{result['model']}"
+    )
+
+
+def _or_nothing(value: float | None, words: str, form: Any = None) -> str:
+    if value is None:
+        return ""
+    return words.format(form(value) if form else value)

@@ -1,0 +1,65 @@
+"""What the doctor is asked, and what a check answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from speedo.config import DEFAULT_PORT
+
+Level = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A node to examine: alone or as a master's (`master` is None), or as a worker's of the master at host:port.
+
+    `host` and `port` are where a master here would serve.
+    """
+
+    solver: Path | None = None
+    master: str | None = None
+    workers: int = 2
+    data_root: Path | None = None
+    token_file: Path | None = None
+    redis: str | None = None
+    run_dir: Path | None = None
+    cpu: bool = False
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found; `remedy` says what to do, and is empty if all is well."""
+
+    name: str
+    level: Level
+    text: str
+    remedy: str = ""
+
+
+def ok(name: str, text: str) -> Finding:
+    """All is well."""
+    return Finding(name, "ok", text)
+
+
+def warn(name: str, text: str, remedy: str) -> Finding:
+    """A run works, and not as one would expect."""
+    return Finding(name, "warn", text, remedy)
+
+
+def fail(name: str, text: str, remedy: str = "") -> Finding:
+    """A run would not work. Without `remedy`, the text says it itself."""
+    return Finding(name, "fail", text, remedy)
+
+
+def size(count: float) -> str:
+    """Bytes as people write them."""
+    unit = "kB"
+    count /= 1000
+    for larger in ("MB", "GB"):
+        if count >= 1000:
+            unit, count = larger, count / 1000
+    return f"{count:,.1f} {unit}"

@@ -1,0 +1,74 @@
+"""Whether pycaffe can be imported, tried in a child: `python -m speedo.doctor.caffe`.
+
+A pycaffe built for other libraries may end the process that imports it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from speedo.doctor.base import Finding, fail, ok
+from speedo.engines.caffe_import import is_cpu_only, load_caffe
+from speedo.engines.fatal import describe_death
+from speedo.errors import EngineError
+
+IMPORT_S: Final = 60.0
+REMEDY: Final = "run `make setup` on this node, or use the interpreter that has pycaffe"
+_MARK: Final = "speedo-caffe: "
+
+
+def pycaffe() -> Finding:
+    """Version, place, and whether it computes on GPUs."""
+    root = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    try:
+        child = subprocess.run(
+            [sys.executable, "-m", "speedo.doctor.caffe"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=IMPORT_S,
+            env={**os.environ, "PYTHONPATH": path},
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return fail("pycaffe", f"its import did not end within {IMPORT_S:.0f} s", REMEDY)
+    answers = [line for line in child.stdout.splitlines() if line.startswith(_MARK)]
+    if not answers:
+        died = describe_death(child.stderr, child.returncode)
+        return fail("pycaffe", f"its import ends the process: {died}", REMEDY)
+    answer = json.loads(answers[-1].removeprefix(_MARK))
+    if "problem" in answer:
+        return fail("pycaffe", answer["problem"])
+    return ok(
+        "pycaffe",
+        f"{answer['version']} at {answer['path']}, {answer['layers']} layer types, "
+        + ("with GPU" if answer["gpu"] else "for the CPU"),
+    )
+
+
+def main() -> None:
+    """The child's part."""
+    try:
+        caffe = load_caffe()
+        answer = {
+            "version": str(getattr(caffe, "__version__", "of unknown version")),
+            "path": str(Path(str(caffe.__file__)).parent),
+            "layers": len(caffe.layer_type_list()),
+            "gpu": not is_cpu_only(),
+        }
+    except EngineError as error:
+        answer = {"problem": str(error)}
+    except Exception as error:
+        answer = {"problem": f"its import fails ({type(error).__name__}: {error}): {REMEDY}"}
+    print(f"\n{_MARK}{json.dumps(answer)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Whether this node and a master would come together: token, address, versions, clocks; or whether ports are free."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any, Final
+
+import speedo
+from speedo.actors import ports
+from speedo.actors.facts import read_facts
+from speedo.actors.meeting import wait_for_master
+from speedo.doctor.base import Finding, Request, fail, ok, warn
+from speedo.errors import ClusterError, SpeedoError
+from speedo.storage.redis_store import RedisStore, url_with_password
+from speedo.token import TOKEN_VARIABLE, load_token, token_file
+
+REACH_S: Final = 4.0  # a master that is there answers at once; whoever waits is told so
+LARGEST_SKEW_S: Final = 2.0
+LOOPBACK: Final = "127.0.0.1"
+
+
+def token(request: Request) -> tuple[list[Finding], str | None]:
+    """The secret of the cluster: there, its owner's alone, long enough. It is never shown."""
+    try:
+        secret = load_token(request.token_file)
+    except ClusterError as error:
+        path = request.token_file or token_file()
+        if request.master is None and not path.exists():
+            return [ok("token", f"none yet: `speedo master` makes {path}")], None
+        return [fail("token", str(error))], None
+    from_environment = request.token_file is None and TOKEN_VARIABLE in os.environ
+    place = (
+        TOKEN_VARIABLE if from_environment else f"{request.token_file or token_file()}, mode 0600"
+    )
+    return [ok("token", f"in {place}")], secret
+
+
+def examine_master(request: Request, secret: str | None) -> tuple[list[Finding], dict[str, Any]]:
+    """What the master says of itself, and whether we could join it; without one, nothing."""
+    if request.master is None:
+        return [], {}
+    if secret is None:
+        return [warn("master", "not asked, for want of a token", "mend the token first")], {}
+    try:
+        wait_for_master(request.master, secret, REACH_S, lambda _: None)
+        facts, ahead = read_facts(request.master, secret)
+    except ClusterError as error:
+        return [fail("master", str(error))], {}
+    except Exception as error:  # Ray has many ways to say that it cannot
+        return [fail("master", f"{request.master} does not answer: {error}", "try again")], {}
+    if not facts:
+        text = f"{request.master} takes us, but tells nothing of its run"
+        return [warn("master", text, "wait until it says that it waits for workers")], {}
+    found = [
+        ok("master", f"{request.master} takes us: Ray and Python as here, run {facts['run']}"),
+        _version(facts),
+        _clock(ahead),
+    ]
+    return found, facts
+
+
+def _version(facts: dict[str, Any]) -> Finding:
+    theirs = facts["speedo"]
+    if theirs != speedo.__version__:
+        return fail(
+            "speedo", f"the master has SpeeDO {theirs}, this node {speedo.__version__}",
+            "install the same version on every node",
+        )  # fmt: skip
+    return ok("speedo", f"{theirs}, as the master's")
+
+
+def _clock(ahead: float | None) -> Finding:
+    if ahead is None:
+        return warn("clock", "the master's clock could not be read", "try again")
+    if abs(ahead) > LARGEST_SKEW_S:
+        side = "ahead of" if ahead > 0 else "behind"
+        return warn(
+            "clock", f"{abs(ahead):.1f} s {side} the master's: no harm to the run, but logs do not fit together",
+            "synchronise the clocks, as with systemd-timesyncd or chrony",
+        )  # fmt: skip
+    return ok("clock", f"within {LARGEST_SKEW_S:.0f} s of the master's")
+
+
+def free_ports(request: Request) -> Iterator[Finding]:
+    """Whether the ports that this node would listen at are free: a master's, or those of a node with workers."""
+    try:
+        if request.master is None:
+            address = ports.resolved(request.host)
+            ports.require_free_port(address, request.port)
+            with ports.master_ports(address, request.port):
+                yield ok(
+                    "ports", f"free at {request.host} from {request.port} on, for `speedo master`"
+                )
+        else:
+            host, _, port = request.master.rpartition(":")
+            address = ports.resolved(host.strip("[]"))
+            if ports.is_this_machine(address):
+                return  # it has them already
+            ours = ports.own_address_towards(address)
+            with ports.member_ports(ours, int(port)):
+                yield ok("ports", f"free at {ours}")
+    except ClusterError as error:
+        if request.master is None and request.host == LOOPBACK:
+            yield warn("ports", str(error), "`speedo train` needs none")
+        else:
+            yield fail("ports", str(error))
+
+
+def own_redis(request: Request) -> Iterator[Finding]:
+    """The user's own server, if the run is to be given one."""
+    if request.redis is None:
+        return
+    try:
+        store = RedisStore(url_with_password(request.redis))
+        warnings = store.check_server()
+        address = store.address
+        store.close()
+    except SpeedoError as error:
+        yield fail("store", str(error))
+        return
+    for text in warnings:
+        yield warn("store", text, "")
+    yield ok("store", f"{address} answers")

@@ -1,0 +1,154 @@
+"""What is installed on a node, and what room there is on it, whatever is trained."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+import speedo
+from speedo.actors.session import OBJECT_STORE_BYTES
+from speedo.doctor.base import Finding, Request, fail, ok, size, warn
+
+PYTHONS: Final = ((3, 11), (3, 12))  # pyproject.toml: requires-python
+LEAST_REDIS: Final = 6  # speedo.storage.redis_store
+# The longest name that Ray 2.60 gives a socket under the temporary folder, and what a socket's name may have.
+RAY_SOCKET: Final = (
+    "/speedo-ray-12345678/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store"
+)
+LONGEST_SOCKET: Final = 107
+TEMPORARY_BYTES: Final = 200_000_000  # logs and scratch folders of Ray and the engines
+FILES: Final = 1024  # sockets and logs of a run with some ten workers; grows with them
+FILES_PER_WORKER: Final = 32
+SHARED: Final = Path("/dev/shm")
+
+
+def python() -> Finding:
+    """The interpreter, and the SpeeDO that it finds."""
+    text = f"{platform.python_version()} at {sys.executable}, SpeeDO {speedo.__version__}"
+    if sys.version_info[:2] not in PYTHONS:
+        return fail("python", text, "use Python 3.11 or 3.12")
+    return ok("python", text)
+
+
+def ray() -> Finding:
+    """Ray's version, as it is installed."""
+    try:
+        return ok("ray", metadata.version("ray"))
+    except metadata.PackageNotFoundError:
+        return fail("ray", "Ray is not installed", "run `make setup`, or pip install ray")
+
+
+def redis(request: Request) -> Finding:
+    """The server's program, which the node of a master needs unless it is given a Redis."""
+    program = shutil.which("redis-server")
+    needed = request.master is None and request.redis is None
+    if program is None:
+        if needed:
+            return fail(
+                "redis", "redis-server is not installed",
+                "apt-get install redis-server, or give `--redis URL` to the run",
+            )  # fmt: skip
+        return ok("redis", "redis-server is not installed, and not needed on this node")
+    try:
+        said = subprocess.run(
+            [program, "--version"], capture_output=True, text=True, timeout=10, check=False
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        said = ""
+    version = re.search(r"v=(\d+)\.([\w.]+)", said)
+    if version is None:
+        return warn(
+            "redis", f"{program} does not tell its version", "run `redis-server --version` by hand"
+        )
+    text = f"{version[1]}.{version[2]} at {program}"
+    if int(version[1]) < LEAST_REDIS:
+        return fail("redis", text, f"install Redis {LEAST_REDIS} or later")
+    return ok("redis", text)
+
+
+def cores(request: Request) -> Finding:
+    """The cores that this process may use, against the workers, each of which computes on one."""
+    there = usable_cores()
+    text = f"{there:g} for {request.workers} workers"
+    if request.workers > there:
+        return warn(
+            "cores",
+            f"{text}: they share, and are slower each",
+            f"use --workers {max(int(there), 1)}",
+        )
+    return ok("cores", text)
+
+
+def temporary(request: Request) -> Iterator[Finding]:
+    """Room and names for Ray's session, which lies in the temporary folder and in shared memory."""
+    folder = Path(tempfile.gettempdir())
+    longest = len(os.fsencode(folder)) + len(RAY_SOCKET)
+    room = shutil.disk_usage(folder).free
+    if longest > LONGEST_SOCKET:
+        yield fail(
+            "temporary", f"{folder} is too long a name for Ray's sockets by {longest - LONGEST_SOCKET} characters",
+            "set TMPDIR to a folder with a shorter name, as in TMPDIR=/tmp",
+        )  # fmt: skip
+    elif room < TEMPORARY_BYTES:
+        yield fail(
+            "temporary", f"{size(room)} free in {folder}, Ray's session needs some {size(TEMPORARY_BYTES)}",
+            "make room, or set TMPDIR to a folder with more",
+        )  # fmt: skip
+    else:
+        yield ok("temporary", f"{size(room)} free in {folder}")
+    shared = shutil.disk_usage(SHARED).free if SHARED.is_dir() else 0
+    if shared < 1.1 * OBJECT_STORE_BYTES:
+        yield warn(
+            "shared-memory",
+            f"{size(shared)} free in {SHARED}, Ray wants {size(OBJECT_STORE_BYTES)} and takes a file instead",
+            "give the container more, as in --shm-size=256m",
+        )  # fmt: skip
+    else:
+        yield ok("shared-memory", f"{size(shared)} free in {SHARED}")
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = max(FILES, FILES_PER_WORKER * request.workers)
+    if files != resource.RLIM_INFINITY and files < needed:
+        yield warn("files", f"{files} open files allowed", f"raise the limit: ulimit -n {needed}")
+    else:
+        yield ok("files", f"{files} open files allowed" if files > 0 else "no limit of open files")
+
+
+def usable_cores() -> float:
+    """Cores by affinity, or fewer by the quota of the container."""
+    count = float(len(os.sched_getaffinity(0)))
+    quota = _words("/sys/fs/cgroup/cpu.max")  # of cgroup v2: "max 100000" or "200000 100000"
+    if len(quota) == 2 and quota[0].isdigit() and int(quota[1]) > 0:
+        count = min(count, round(int(quota[0]) / int(quota[1]), 1))
+    return count
+
+
+def free_memory() -> int:
+    """Bytes that processes here may still take: the machine's, or less if the container has a limit."""
+    free = int(psutil.virtual_memory().available)
+    for most, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):  # fmt: skip
+        limit, taken = _words(most), _words(used)
+        if limit and taken and limit[0].isdigit() and taken[0].isdigit():
+            free = min(free, max(int(limit[0]) - int(taken[0]), 0))
+    return free
+
+
+def _words(file: str) -> list[str]:
+    try:
+        return Path(file).read_text(encoding="ascii").split()
+    except OSError:
+        return []

@@ -1,0 +1,77 @@
+"""Whether memory and disk of this node suffice for a net and its workers; estimates, on the safe side."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from speedo.doctor.base import Finding, Request, fail, ok, size, warn
+from speedo.doctor.machine import free_memory
+
+PROCESS_BYTES: Final = 150_000_000  # Python, Caffe's libraries and Ray's, in each of our processes
+RAY_BYTES: Final = 400_000_000  # Ray's own processes on a node, and the command's: 164 MB of their own, the rest shared
+CAFFE_MODELS: Final = 3  # weights, gradients and the solver's history
+OWN_MODELS: Final = 3  # the center as fetched, the payload, and what was trained from
+STORED_MODELS: Final = 2  # the center's present version and the next, while both are read
+TIGHT: Final = 0.8
+LEAST_DISK_BYTES: Final = 50_000_000  # logs and metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Net:
+    """What Caffe made of the solver: bytes of one exchange, and of everything between the layers of a worker."""
+
+    nbytes: int
+    activations: int
+    snapshots: int
+
+    @property
+    def worker_bytes(self) -> int:
+        """Memory of one worker's process."""
+        return PROCESS_BYTES + self.activations + (CAFFE_MODELS + OWN_MODELS) * self.nbytes
+
+
+def memory(request: Request, net: Net | None) -> Iterator[Finding]:
+    """Free memory against what the workers take, and on the node of a master also master, tester and Redis."""
+    free = free_memory()
+    if net is None:
+        yield ok("memory", f"{size(free)} free; not compared, for the net could not be built")
+        return
+    need = RAY_BYTES + request.workers * net.worker_bytes
+    text = f"{request.workers} workers with {size(net.worker_bytes)} each"
+    if request.master is None:
+        store = (STORED_MODELS + request.workers) * net.nbytes
+        # The tester's nets hold what a worker's hold, or more; the master's engine computes no pass.
+        need += 2 * net.worker_bytes + (0 if request.redis else store)
+        text += ", master and tester" + ("" if request.redis else f", Redis with {size(store)}")
+    text += f": about {size(need)} of {size(free)} free"
+    remedy = "use fewer --workers here or a smaller --batch, or end what else takes memory"
+    if need > free:
+        yield fail("memory", text, remedy)
+    elif need > TIGHT * free:
+        yield warn("memory", text, remedy)
+    else:
+        yield ok("memory", text)
+
+
+def disk(request: Request, net: Net | None) -> Iterator[Finding]:
+    """On the node of a master: room for the model, its snapshots and the logs, where the run directory will be."""
+    if request.master is not None:
+        return
+    folder = (request.run_dir or Path("runs")).absolute()
+    place = next(path for path in (folder, *folder.parents) if path.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        yield fail("disk", f"{place} cannot be written", "give another --run-dir")
+        return
+    free = shutil.disk_usage(place).free
+    models = 2 + (net.snapshots if net else 0)  # one is written beside the one that it replaces
+    need = LEAST_DISK_BYTES + models * (net.nbytes if net else 0)
+    text = f"{size(free)} free in {place}, the run leaves about {size(need)}"
+    if free < need:
+        yield fail("disk", text, "make room, or give another --run-dir")
+    else:
+        yield ok("disk", text)

@@ -1,0 +1,158 @@
+"""The solver as a run would read it: its nets, its data on this node, and how both compare with the master's."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from speedo.bundled import bundled_solver
+from speedo.data import default_data_root
+from speedo.data.mnist import FASHION_MNIST, FASHION_MNIST_PACKAGE, FASHION_MNIST_SOURCE
+from speedo.doctor.base import Finding, Request, fail, ok, size, warn
+from speedo.doctor.resources import Net
+from speedo.engines.caffe_check import CaffeFacts, check_in_subprocess
+from speedo.errors import SolverError, SpeedoError
+from speedo.preparation import SOLVER_VARIABLE, preparable_dataset
+from speedo.solver import (
+    SolverOverrides,
+    SolverSpec,
+    check_solver,
+    read_solver,
+    solver_for_tester,
+    solver_for_worker,
+)
+from speedo.solver.paths import SearchPath
+from speedo.solver.records import count_records
+
+BUILD_S: Final = 60.0
+
+
+def examine_solver(request: Request, facts: dict[str, Any]) -> tuple[list[Finding], Net | None]:
+    """Findings about solver, data and net; the net is None if it could not be built.
+
+    Without a solver of its own, a worker's node is checked with the one in the master's `facts`.
+    """
+    if request.master is not None and request.solver is None and not facts:
+        return [
+            warn(
+                "solver",
+                "not checked: the master's is not known",
+                "give SOLVER, or mend the master first",
+            )
+        ], None
+    try:
+        spec = _read(request, facts)
+    except SpeedoError as error:
+        return [fail("solver", text) for text in _sentences(error)], None
+    found = [
+        ok(
+            "solver",
+            f"{spec.path}: {spec.net_name}, {spec.type}, {spec.max_iter} iterations of {spec.batch} samples",
+        )
+    ]
+    dataset = preparable_dataset(spec)
+    problems = _problems(spec, dataset)
+    found += [fail("solver", text) for text in problems]
+    if request.workers > spec.batch_size > 0:
+        text = f"batch_size {spec.batch_size} cannot be divided over {request.workers} workers, as mode sync does"
+        found.append(warn("solver", text, "use fewer workers, a larger --batch, or --whole-batch"))
+    if dataset is not None:
+        return [*found, _missing(dataset, spec)], None
+    if problems:
+        return found, None
+    found.append(_records(spec, facts))
+    try:
+        net = _build(spec)
+    except SpeedoError as error:
+        return [*found, *(fail("net", text) for text in _sentences(error))], None
+    found.append(_layout(net, facts))
+    snapshots = spec.max_iter // spec.snapshot if spec.snapshot > 0 else 0
+    return found, Net(net.nbytes, net.activations, snapshots)
+
+
+def _read(request: Request, facts: dict[str, Any]) -> SolverSpec:
+    root = (request.data_root or default_data_root()).absolute()
+    overrides = SolverOverrides(cpu=request.cpu)
+    if request.solver is None and facts:
+        with tempfile.TemporaryDirectory(prefix="speedo-doctor-") as folder:
+            path = Path(folder) / "the-master's-solver"
+            path.write_text(facts["solver"], encoding="utf-8")
+            spec = read_solver(path, overrides=overrides, data_root=root)
+        home = Path(facts["folder"])
+        files = tuple(f"{name} (on the master)" for name in facts["net_files"])
+        search = SearchPath(home, Path.cwd(), root)
+        return replace(spec, path=Path(path.name), search=search, net_files=files)
+    named = os.environ.get(SOLVER_VARIABLE)
+    solver = request.solver or (Path(named) if named else bundled_solver())
+    return read_solver(solver, overrides=overrides, data_root=root)
+
+
+def _problems(spec: SolverSpec, dataset: str | None) -> list[str]:
+    """All that is wrong with the solver on this node, but for a dataset that can be made."""
+    try:
+        check_solver(spec, workers=1, split=False)
+    except SolverError as error:
+        return [text for text in error.problems if dataset is None or f"'{dataset}/" not in text]
+    return []
+
+
+def _missing(dataset: str, spec: SolverSpec) -> Finding:
+    root = spec.data_root or default_data_root()
+    command = f"speedo data {dataset} {root / dataset}"
+    if dataset != FASHION_MNIST:
+        return fail("data", f"{dataset} is not here", f"make it: {command}")
+    if not FASHION_MNIST_SOURCE.is_dir():
+        return fail(
+            "data", f"{dataset} is not here, nor are the files to make it from",
+            f"apt-get install {FASHION_MNIST_PACKAGE}, or {command} --source DIR",
+        )  # fmt: skip
+    return ok("data", f"{dataset} is not in {root} yet; it would be prepared on first use")
+
+
+def _records(spec: SolverSpec, facts: dict[str, Any]) -> Finding:
+    count, theirs = count_records(spec), facts.get("records")
+    source = spec.train_source or "the train net's own source"
+    place = spec.search.find(spec.train_source) if spec.train_source else None
+    place = place and place.resolve()
+    if count is None:
+        return ok("data", f"{place or source}: its records cannot be counted without reading them")
+    text = f"{place or source}: {count:,} training records"
+    if theirs is not None and theirs != count:
+        return fail(
+            "data", f"{text}, but the master has {theirs:,}",
+            "copy the master's data to this node, or prepare it in the same way: workers share it out by record",
+        )  # fmt: skip
+    return ok("data", text + (", as the master has" if theirs is not None else ""))
+
+
+def _build(spec: SolverSpec) -> CaffeFacts:
+    """Build the nets in a child, as a run does before it starts; nothing is left behind."""
+    with tempfile.TemporaryDirectory(prefix="speedo-doctor-") as folder:
+        scratch = Path(folder)
+        worker = solver_for_worker(
+            spec, rank=0, count=1, batch_size=spec.batch_size, seed=1, scratch=scratch
+        )
+        tester = solver_for_tester(spec, seed=1, scratch=scratch) if spec.has_test else None
+        return check_in_subprocess(
+            worker, tester, folder=spec.folder, timeout=BUILD_S, origin=spec.net_files[0]
+        )
+
+
+def _layout(net: CaffeFacts, facts: dict[str, Any]) -> Finding:
+    text = f"{net.parameters:,} parameters in {net.blobs} blobs, {size(net.nbytes)} per exchange"
+    theirs = facts.get("layout")
+    if theirs is None:
+        return ok("net", text)
+    if theirs != net.layout:
+        return fail(
+            "net", f"{text}: another net than the master's, which has {facts['parameters']:,} parameters",
+            "give the master's solver and nets, or leave SOLVER out",
+        )  # fmt: skip
+    return ok("net", f"{text}, laid out as the master's")
+
+
+def _sentences(error: SpeedoError) -> tuple[str, ...]:
+    return tuple(getattr(error, "problems", (str(error),)))

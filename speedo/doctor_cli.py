@@ -1,0 +1,128 @@
+"""`speedo doctor`: what a node lacks for a run, before the run finds out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from speedo.config import DEFAULT_PORT, LARGEST_WORKERS
+from speedo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from speedo.doctor import Finding
+
+PATH: Final = click.Path(path_type=Path)
+FOLDER: Final = click.Path(path_type=Path, file_okay=False)
+FILE: Final = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command(short_help="Check this machine before a run, and say what to do.")
+@click.argument("solver", required=False, type=PATH)
+@click.option(
+    "--master",
+    "address",
+    metavar="HOST[:PORT]",
+    help="Check as a node of workers of this master, which must be running.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(1, LARGEST_WORKERS),
+    metavar="N",
+    help="Workers to run on this machine.  [default: 2, or 1 with --master]",
+)
+@click.option("--data-root", type=FOLDER, help="Where relative data paths are tried last.")
+@click.option(
+    "--token-file", type=FILE, help="The shared secret.  [default: ~/.config/speedo/token]"
+)
+@click.option("--redis", metavar="URL", help="A Redis of your own, if the run is to be given one.")
+@click.option(
+    "--run-dir", type=PATH, metavar="DIR", help="Where the run would go.  [default: under runs]"
+)
+@click.option(
+    "--host",
+    metavar="ADDRESS",
+    default="127.0.0.1",
+    show_default=True,
+    help="Where `speedo master` would serve on this machine.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=DEFAULT_PORT,
+    show_default=True,
+    metavar="N",
+    help="The port that workers would join at.",
+)
+@click.option("--cpu", is_flag=True, help="Train on the CPU although the solver says GPU.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def doctor(
+    solver: Path | None, address: str | None, workers: int | None, as_json: bool, **options: Any
+) -> None:
+    """Check this machine before a run, and say what to do.
+
+    Looks at Python, pycaffe, Ray, Redis and the token; at the solver, its nets and the data that they name; at
+    memory, cores, disk and temporary folder. With --master also whether that master is reached and takes this
+    node, whether versions and clocks agree, and whether the data here has as many records, and the net the same
+    layout, as the master's. SOLVER may then be left out: the master's own is checked with the data of this node.
+
+    Nothing is prepared, and nothing is left behind. Each line is `ok`, `warn` (it works, and not as you would
+    expect) or `FAIL`, with the remedy below.
+
+    \b
+    speedo doctor                                      a machine for `speedo train` or `speedo master`
+    speedo doctor my/solver.prototxt --workers 4
+    speedo doctor --host 10.0.0.5                      a machine for `speedo master --host 10.0.0.5`
+    speedo doctor --master 10.0.0.5 --workers 2        a machine for `speedo worker`
+
+    Exit status: 0 if nothing failed, else 1. --json: `{"ok": true, "checks": [{"name", "level", "text",
+    "remedy"}, ...]}`, level being ok, warn or fail.
+    """
+    from speedo.doctor import Request, examine
+
+    master = None if address is None else with_port(address)
+    request = Request(solver, master, workers or (1 if master else 2), **options)
+    findings = examine(request)
+    failed = [one for one in findings if one.level == "fail"]
+    warned = [one for one in findings if one.level == "warn"]
+    if as_json:
+        checks = [{name: getattr(one, name) for name in one.__slots__} for one in findings]
+        click.echo(json.dumps({"ok": not failed, "checks": checks}))
+    else:
+        _print(findings)
+        click.echo(_summary(len(failed), len(warned)))
+    if failed:
+        raise SystemExit(1)
+
+
+def with_port(address: str) -> str:
+    """HOST or HOST:PORT as HOST:PORT; raises `ConfigError`."""
+    host, colon, port = address.rpartition(":")
+    if not colon and address:
+        return f"{address}:{DEFAULT_PORT}"
+    if not host or not port.isdigit() or not 1 <= int(port) <= 65535:
+        raise ConfigError(
+            f"--master {address!r} is not HOST or HOST:PORT; for example --master 10.0.0.5:{DEFAULT_PORT}"
+        )
+    return address
+
+
+def _print(findings: list[Finding]) -> None:
+    width = max(len(one.name) for one in findings)
+    for one in findings:
+        label = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}[one.level]
+        indent = " " * (len(label) + width + 4)
+        text = one.text.replace("\n", f"\n{indent}")
+        click.echo(f"{label}  {one.name:<{width}}  {text}")
+        if one.remedy:
+            click.echo(f"{indent}{one.remedy}")
+
+
+def _summary(failed: int, warned: int) -> str:
+    if failed:
+        return f"{failed} to mend before a run" + (f", {warned} to look at" if warned else "")
+    if warned:
+        return f"ready, with {warned} to look at"
+    return "ready"

@@ -1,0 +1,213 @@
+"""`speedo doctor` on a node of its own: what is well, what is not, and that it leaves everything as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from speedo.cli import main
+from speedo.data.mnist import FASHION_MNIST_SOURCE
+from speedo.doctor import Finding, Request, examine
+from speedo.doctor.base import size
+from speedo.doctor.cluster import token
+from speedo.doctor.machine import cores, redis, temporary
+from speedo.doctor.resources import Net, disk, memory
+from tests.engines.nets import net_text, write_data, write_solver
+
+TINY = Net(nbytes=4000, activations=10_000, snapshots=0)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a tiny solver and its data, and no token."""
+    write_data(tmp_path)
+    write_solver(tmp_path, net_text())
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("SPEEDO_DATA", str(tmp_path / "data-root"))
+    monkeypatch.setenv("SPEEDO_TOKEN_FILE", str(tmp_path / "token"))
+    for name in ("SPEEDO_TOKEN", "SPEEDO_SOLVER"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def typed(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["doctor", *arguments])
+
+
+def checks(result: Result) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for one in json.loads(result.output)["checks"]:
+        found.setdefault(one["name"], []).append(one)
+    return found
+
+
+def files(folder: Path) -> set[Path]:
+    """All but LMDB's own lock files."""
+    return {path for path in folder.rglob("*") if path.name != "lock.mdb"}
+
+
+def levels(*findings: Finding) -> list[tuple[str, str]]:
+    return [(one.name, one.level) for one in findings]
+
+
+@pytest.mark.caffe
+def test_a_good_node_is_ready_and_stays_as_it_was(home: Path) -> None:
+    before = files(home)
+    result = typed("../solver.prototxt", "--json")
+    assert result.exit_code == 0, result.output
+    found = checks(result)
+    assert {"python", "ray", "redis", "pycaffe", "token", "solver", "data", "net"} <= set(found)
+    assert {"cores", "temporary", "memory", "disk"} <= set(found)
+    assert found["data"][0]["text"].endswith("/train: 64 training records")
+    assert found["net"][0]["text"].startswith("280 parameters in 4 blobs, 1.1 kB per exchange")
+    assert files(home) == before
+
+
+@pytest.mark.caffe
+def test_data_that_a_run_would_prepare_is_not_prepared(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("speedo.doctor.solver.FASHION_MNIST_SOURCE", home)
+    result = typed("--json")
+    assert result.exit_code == 0, result.output
+    assert "would be prepared on first use" in checks(result)["data"][0]["text"]
+    assert not (home / "data-root").exists()
+    monkeypatch.setattr("speedo.doctor.solver.FASHION_MNIST_SOURCE", home / "nowhere")
+    result = typed("--json")
+    assert result.exit_code == 1
+    assert "apt-get install dataset-fashion-mnist" in checks(result)["data"][0]["remedy"]
+    assert FASHION_MNIST_SOURCE.is_absolute()
+
+
+@pytest.mark.caffe
+def test_every_mistake_in_a_solver_is_told(home: Path) -> None:
+    text = net_text(train="nowhere").replace('"Sigmoid"', '"Sigmiod"')
+    write_solver(home, text)
+    result = typed("../solver.prototxt")
+    assert result.exit_code == 1
+    lines = [line for line in result.output.splitlines() if line.startswith("FAIL  solver")]
+    assert len(lines) == 2
+    assert "unknown type 'Sigmiod'" in lines[1] + lines[0]
+    assert "2 to mend before a run" in result.output
+
+
+@pytest.mark.caffe
+def test_what_only_caffe_can_tell_is_told_in_its_words(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Caffe aborts there, in a child; nothing of that child is left either."""
+    write_solver(home, net_text().replace("kernel_size: 3", "kernel_size: 30"))
+    (home / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(home / "tmp"))
+    monkeypatch.setattr("tempfile.tempdir", str(home / "tmp"))
+    result = typed("../solver.prototxt", "--json")
+    assert result.exit_code == 1
+    assert "layer 'conv' cannot be built" in checks(result)["net"][0]["text"]
+    assert not list((home / "tmp").iterdir())
+
+
+def test_a_pycaffe_that_ends_the_process_is_told(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "broken" / "caffe").mkdir(parents=True)
+    (home / "broken" / "caffe" / "__init__.py").write_text("import os\nos.abort()\n")
+    monkeypatch.setenv("PYTHONPATH", str(home / "broken"))
+    found = examine(Request(home / "solver.prototxt"))
+    (caffe,) = [one for one in found if one.name == "pycaffe"]
+    assert caffe.level == "fail"
+    assert "its import ends the process: killed by SIGABRT" in caffe.text
+    assert "make setup" in caffe.remedy
+    assert "solver" not in [one.name for one in found]  # not read without Caffe's definitions
+
+
+def test_a_token_that_others_can_read_is_told_and_never_shown(home: Path) -> None:
+    secret = "0123456789abcdef0123456789abcdef"
+    file = home / "token"
+    file.write_text(secret)
+    file.chmod(0o644)
+    found, loaded = token(Request())
+    assert levels(*found) == [("token", "fail")]
+    assert loaded is None
+    assert f"chmod 600 {file}" in found[0].text
+    file.chmod(0o600)
+    found, loaded = token(Request())
+    assert levels(*found) == [("token", "ok")]
+    assert loaded == secret
+    assert secret not in found[0].text
+
+
+def test_without_a_token_only_a_node_of_workers_fails(home: Path) -> None:
+    assert levels(*token(Request())[0]) == [("token", "ok")]
+    assert levels(*token(Request(master="10.0.0.5:56126"))[0]) == [("token", "fail")]
+
+
+def test_redis_is_needed_where_a_master_starts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    without = redis(Request())
+    assert (without.level, "apt-get install redis-server" in without.remedy) == ("fail", True)
+    assert redis(Request(master="10.0.0.5:1")).level == "ok"
+    assert redis(Request(redis="redis://10.0.0.7")).level == "ok"
+
+
+@pytest.mark.caffe
+def test_a_port_in_use_matters_to_a_master_alone(home: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        result = typed("../solver.prototxt", "--port", port, "--json")
+    assert result.exit_code == 0, result.output
+    assert checks(result)["ports"][0]["level"] == "warn"
+    result = typed("../solver.prototxt", "--host", "192.0.2.1", "--json")
+    assert result.exit_code == 1
+    assert "give a --host that is an address of this machine" in checks(result)["ports"][0]["text"]
+
+
+def test_a_temporary_folder_with_a_long_name_is_too_long_for_ray(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("t" * 80)
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    assert ("temporary", "fail") in levels(*temporary(Request()))
+
+
+def test_more_workers_than_there_is_room_for_are_told() -> None:
+    assert cores(Request(workers=100_000)).level == "warn"
+    (found,) = memory(Request(workers=100_000), TINY)
+    assert (found.level, "fewer --workers" in found.remedy) == ("fail", True)
+    (found,) = memory(Request(workers=1), TINY)
+    assert found.level == "ok"
+
+
+def test_a_run_directory_needs_room_for_the_model(tmp_path: Path) -> None:
+    (found,) = disk(Request(run_dir=tmp_path / "a" / "b"), TINY)
+    assert (found.level, str(tmp_path) in found.text) == ("ok", True)
+    (found,) = disk(Request(run_dir=tmp_path), Net(10**18, 0, 3))
+    assert (found.level, "make room" in found.remedy) == ("fail", True)
+    (tmp_path / "file").touch()
+    (found,) = disk(Request(run_dir=tmp_path / "file" / "run"), TINY)
+    assert found.level == "fail"
+    assert not list(disk(Request(master="10.0.0.5:1"), TINY))
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--master", ":x"), ("--master", "host:99999"), ("--workers", "0")]
+)
+def test_bad_input_is_one_sentence(arguments: tuple[str, ...]) -> None:
+    result = typed(*arguments)
+    assert result.exit_code == 2
+    assert result.output.startswith("speedo: ")
+    assert len(result.output.splitlines()) == 1
+
+
+def test_sizes_are_written_as_people_do() -> None:
+    assert [size(n) for n in (500, 1_724_320, 53_500_000_000)] == ["0.5 kB", "1.7 MB", "53.5 GB"]
