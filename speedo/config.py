@@ -10,137 +10,20 @@ import difflib
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from speedo.config_file import read_options
 from speedo.errors import ConfigError
+from speedo.mode_options import MODES, WHOLE_RUN, Mode, ModeOptions, PhaseConfig
 
-PlainMode = Literal["sync", "async", "partial", "weed-out", "easgd"]
-Mode = Literal["sync", "async", "partial", "weed-out", "easgd", "hybrid"]
-MODES: Final = get_args(Mode)
-PLAIN_MODES: Final = get_args(PlainMode)
+__all__ = ["DEFAULT_PORT", "MODES", "ModeOptions", "PhaseConfig", "RunConfig", "make_config"]
 
 DEFAULT_PORT: Final = 56126  # the original SpeeDO's master; Ray and Redis both want 6379
-DEFAULT_MAX_ADVANCE: Final = 2  # the bound of the worked example in docs/modes.md
-DEFAULT_WINDOW: Final = 3  # likewise; the bound in force is max(window, workers)
 LARGEST_WORKERS: Final = (
     10_000  # slots are small integers; beyond this a mistake is likelier than a wish
 )
-
-
-# What mode hybrid takes per phase alone, with the value that says nothing was given.
-WHOLE_RUN: Final = (
-    ("moving_rate", None),
-    ("max_advance", None),
-    ("window", None),
-    ("delta_scale", None),
-    ("server_gradient", None),
-    ("local_steps", 1),
-)
-
-
-class ModeOptions(BaseModel):
-    """What a mode can be told; an option that the mode does not have is a mistake, not ignored."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    moving_rate: float | None = Field(
-        None, description="alpha of elastic averaging; default 0.9 / workers"
-    )
-    max_advance: int | None = Field(
-        None, description="turns that partial lets a worker run ahead; default 2"
-    )
-    window: int | None = Field(
-        None, description="staleness from which weed-out discards; default 3"
-    )
-    local_steps: int = Field(1, description="solver steps per turn (tau)")
-    delta_scale: float | None = Field(
-        None, description="factor on merged deltas; default min(1, 2 / workers), sync 1"
-    )
-    server_gradient: bool | None = Field(
-        None,
-        description="workers send raw gradients, the master applies the solver's update; "
-        "default: where rounds are synchronous and the update is not linear in the gradient",
-    )
-
-    def problems_in(self, mode: str) -> list[str]:
-        """What cannot work in this mode, a sentence each."""
-        found = []
-        if self.local_steps < 1:
-            found.append(f"local_steps is {self.local_steps}: a turn needs a step; use 1 or more")
-        if self.moving_rate is not None:
-            if not 0 < self.moving_rate < 1:
-                found.append(
-                    f"moving_rate is {self.moving_rate}: the pull must lie between 0 and 1, both excluded; "
-                    "0.9 divided by the number of workers is the usual choice"
-                )
-            if mode in ("sync", "async"):
-                found.append(
-                    f"moving_rate is {self.moving_rate}, but mode {mode} has no elastic pull; "
-                    "use --mode easgd, partial or weed-out, or leave moving_rate out"
-                )
-            if self.delta_scale is not None:
-                found.append(
-                    f"delta_scale is {self.delta_scale} together with moving_rate {self.moving_rate}: elastic "
-                    "averaging merges weights, not deltas; leave one of the two out"
-                )
-        if self.max_advance is not None:
-            if mode != "partial":
-                found.append(
-                    f"max_advance is {self.max_advance}, but mode {mode} has no bound; "
-                    "use --mode partial, or leave max_advance out"
-                )
-            elif self.max_advance < 1:
-                found.append(
-                    f"max_advance is {self.max_advance}: every worker would wait for ever; use 1 or more"
-                )
-        if self.window is not None:
-            if mode != "weed-out":
-                found.append(
-                    f"window is {self.window}, but mode {mode} has none; "
-                    "use --mode weed-out, or leave window out"
-                )
-            elif self.window < 1:
-                found.append(
-                    f"window is {self.window}: every result would be discarded; use 1 or more"
-                )
-        if self.delta_scale is not None:
-            if not 0 < self.delta_scale <= 10 or not math.isfinite(self.delta_scale):
-                found.append(
-                    f"delta_scale is {self.delta_scale}: use a factor above 0, usually at most 1"
-                )
-            if mode == "easgd":
-                found.append(
-                    f"delta_scale is {self.delta_scale}, but easgd merges no deltas; use moving_rate"
-                )
-        if self.server_gradient:
-            if mode == "easgd" or self.moving_rate is not None:
-                found.append(
-                    "server_gradient and elastic averaging exclude each other; leave one out"
-                )
-            if self.local_steps > 1:
-                found.append(
-                    f"server_gradient with local_steps {self.local_steps}: a raw gradient belongs to one point; "
-                    "use local_steps 1, and --batch for more samples per gradient"
-                )
-            if self.delta_scale is not None:
-                found.append("server_gradient sends no deltas; leave delta_scale out")
-        return found
-
-
-class PhaseConfig(ModeOptions):
-    """One phase of a hybrid run: a mode with its options, for so many iterations."""
-
-    mode: PlainMode
-    iterations: int
-
-    def problems(self, number: int) -> list[str]:
-        found = self.problems_in(self.mode)
-        if self.iterations < 1:
-            found.append(f"it lasts {self.iterations} iterations; use 1 or more")
-        return [f"phase {number} ({self.mode}): {problem}" for problem in found]
 
 
 class RunConfig(ModeOptions):
@@ -165,10 +48,17 @@ class RunConfig(ModeOptions):
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     redis: str | None = None
+    redis_tls: bool = False
     timeout: float = 120.0
     join_timeout: float | None = None
     min_workers: int = 1
+    checkpoint_interval: float = 60.0
+    resume: Path | None = None
+    take_over: bool = False
+    restarts: int = 5
+    reshard_after: float = 60.0
     data_root: Path | None = None
+    python_layers: str | None = None
     run_dir: Path | None = None
 
     @property
@@ -183,9 +73,15 @@ class RunConfig(ModeOptions):
         """How long a run that has lost its workers waits for new ones."""
         return self.timeout if self.join_timeout is None else self.join_timeout
 
+    @property
+    def python_modules(self) -> tuple[str, ...]:
+        """Modules from beyond the solver's folder that its Python layers may name."""
+        names = (self.python_layers or "").split(",")
+        return tuple(name.strip() for name in names if name.strip())
+
     def problems(self) -> list[str]:
         """Everything in this configuration that cannot work, a sentence each."""
-        found = self.problems_in(self.mode)
+        found = self.problems_in(self.mode) + self.too_many_backups(self.workers)
         if not 1 <= self.workers <= LARGEST_WORKERS:
             found.append(f"workers is {self.workers}: use 1 to {LARGEST_WORKERS}")
         if not 1 <= self.min_workers <= max(self.workers, 1):
@@ -205,7 +101,7 @@ class RunConfig(ModeOptions):
                 if getattr(self, name) != usual
             ]
         for number, phase in enumerate(self.phases, 1):
-            found += phase.problems(number)
+            found += phase.problems(number, self.workers)
         for name, least in (("max_iter", 1), ("test_interval", 0), ("batch", 1), ("seed", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -226,6 +122,28 @@ class RunConfig(ModeOptions):
             self.join_timeout > 0 and math.isfinite(self.join_timeout)
         ):
             found.append(f"join_timeout is {self.join_timeout}: use a number of seconds above 0")
+        if self.restarts < 0:
+            found.append(f"restarts is {self.restarts}: use 0, for never, or more")
+        if not (self.reshard_after >= 0 and math.isfinite(self.reshard_after)):
+            found.append(f"reshard_after is {self.reshard_after}: use seconds, or 0 for never")
+        if self.redis_tls and self.redis is not None:
+            found.append(
+                "redis_tls is for the Redis that is started, but redis names one of yours; "
+                "leave redis_tls out, and write its URL as rediss://..."
+            )
+        if not (self.checkpoint_interval >= 0 and math.isfinite(self.checkpoint_interval)):
+            found.append(
+                f"checkpoint_interval is {self.checkpoint_interval}: use seconds, or 0 for the end alone"
+            )
+        if self.resume is not None and self.run_dir is not None and self.resume.is_dir():
+            found.append(
+                "run_dir and resume name two directories: a resumed run goes on in its own; leave run_dir out"
+            )
+        for module in self.python_modules:
+            if not all(part.isidentifier() for part in module.split(".")):
+                found.append(
+                    f"python_layers names {module!r}, which is no module; use names as in layers.scale,others"
+                )
         if self.weights is not None and not self.weights.is_file():
             found.append(f"weights names {self.weights}, which is no file; give a .caffemodel")
         return found
@@ -237,6 +155,9 @@ def make_config(options: Mapping[str, Any], *, file: Path | None = None) -> RunC
     Raises `ConfigError` with every problem found.
     """
     given = {name: value for name, value in options.items() if value is not None}
+    if file is None and given.get("resume"):
+        former = Path(given["resume"]) / "config.yaml"
+        file = former if former.is_file() else None
     read = read_options(file) if file is not None else {}
     origins = {name: f" in {file}" for name in read if name not in given}
     try:

@@ -91,6 +91,10 @@ run_options = _options(
         "[default: in sync, for solvers other than SGD and Nesterov, and with clip_gradients]",
     ),
     _under(
+        _MODE, "--backup-workers", type=int, metavar="N",
+        help="sync: a round closes when all but N workers have reported.  [default: 0]",
+    ),
+    _under(
         _MODE, "--split-batch/--whole-batch", default=None,
         help="Divide the batch over the workers, or give it to each.  "
         "[default: divide in sync and in hybrids with sync]",
@@ -111,12 +115,28 @@ run_options = _options(
     _under(_SOLVER, "--cpu", is_flag=True, default=None, help="Train on the CPU although the solver says GPU."),
     _under(_RUN, "--weights", type=PATH, metavar="FILE", help="Start from this .caffemodel."),
     _under(
+        _RUN, "--resume", type=PATH, metavar="RUN",
+        help="Go on with the run in this directory, from its last checkpoint; or from a .solverstate of Caffe.",
+    ),
+    _under(
+        _RUN, "--take-over", is_flag=True, default=None,
+        help="With --resume: shut out a master that still holds the run but hangs.",
+    ),
+    _under(
+        _RUN, "--checkpoint-interval", type=float, metavar="S",
+        help="Seconds between checkpoints; 0: only at the end.  [default: 60]",
+    ),
+    _under(
         _RUN, "--config", "config_file", type=PATH, metavar="FILE",
         help="YAML file with any of these options, as in `max_iter: 500`; the command line comes first.",
     ),
     _under(
         _RUN, "--run-dir", type=PATH, metavar="DIR",
         help="What the run leaves goes here.  [default: runs/TIME-MODE]",
+    ),
+    _under(
+        _RUN, "--python-layers", metavar="MODULE[,MODULE...]",
+        help="Modules that Python layers may be imported from, beside those in the solver's folder.",
     ),
     _under(_RUN, "--data-root", type=PATH, metavar="DIR", help="Where relative data paths are tried last."),
     _under(
@@ -135,6 +155,14 @@ run_options = _options(
         _RUN, "--min-workers", type=int, metavar="N",
         help="Stand still below so many workers.  [default: 1]",
     ),
+    _under(
+        _RUN, "--restarts", type=int, metavar="N",
+        help="Start a worker that died again, up to N times in a row.  [default: 5]",
+    ),
+    _under(
+        _RUN, "--reshard-after", type=float, metavar="S",
+        help="Share the data out anew once other workers have been there for S seconds; 0: never.  [default: 60]",
+    ),
 )  # fmt: skip
 
 master_options = _options(
@@ -149,5 +177,9 @@ master_options = _options(
     _under(
         _MASTER, "--token-file", type=FILE,
         help="The shared secret; made if missing.  [default: ~/.config/speedo/token]",
+    ),
+    _under(
+        _MASTER, "--redis-tls", is_flag=True, default=None,
+        help="Encrypt what goes through the Redis that is started.",
     ),
 )  # fmt: skip

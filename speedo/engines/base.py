@@ -44,6 +44,10 @@ class Engine(Protocol):
         """
         ...
 
+    def advance(self, batches: int) -> None:
+        """Pass over so many batches of the train net's data, as if they had been trained on."""
+        ...
+
     def gradient(self, n: int, out: Vector) -> float:
         """Mean raw gradient (no weight decay, no momentum) over `n` batches at the present weights; mean loss.
 

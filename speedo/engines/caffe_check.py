@@ -11,6 +11,8 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +31,10 @@ _LAYERS: Final = re.compile(r"net\.cpp:\d+\] (?:Creating Layer (.+)|Network init
 
 @dataclass(frozen=True, slots=True)
 class CaffeFacts:
-    """What the nets turned out to be; `outputs` are the names that `evaluate` will report."""
+    """What the nets turned out to be; `outputs` are the names that `evaluate` will report.
+
+    `activations` are the bytes of values and gradients between the layers of the worker's net, at most.
+    """
 
     parameters: int
     nbytes: int
@@ -38,6 +43,7 @@ class CaffeFacts:
     samples_per_step: int
     outputs: tuple[str, ...]
     loss: float | None
+    activations: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,7 @@ def check_in_subprocess(
     rank: int = 0,
     count: int = 1,
     folder: Path | None = None,
+    python_layers: Collection[str] = (),
     weights: Path | None = None,
     step: bool = False,
     timeout: float = 120.0,
@@ -68,7 +75,7 @@ def check_in_subprocess(
     """
     request = {
         "worker": worker, "tester": tester, "rank": rank, "count": count, "step": step,
-        "folder": None if folder is None else str(folder),
+        "folder": None if folder is None else str(folder), "python_layers": list(python_layers),
         "weights": None if weights is None else str(weights),
     }  # fmt: skip
     environment = dict(os.environ)
@@ -77,16 +84,18 @@ def check_in_subprocess(
         "0"  # its notes tell which layer it was at; nobody else reads them
     )
     try:
-        child = subprocess.run(
-            [sys.executable, "-m", "speedo.engines.caffe_check"],
-            input=json.dumps(request),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout,
-            env=_with_our_path(environment),
-            check=False,
-        )
+        # An abort leaves the engines' scratch folders: they lie in one that we remove.
+        with tempfile.TemporaryDirectory(prefix="speedo-check-") as scratch:
+            child = subprocess.run(
+                [sys.executable, "-m", "speedo.engines.caffe_check"],
+                input=json.dumps(request),
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=timeout,
+                env=_with_our_path({**environment, "TMPDIR": scratch}),
+                check=False,
+            )
     except subprocess.TimeoutExpired as error:
         raise EngineError(
             f"Caffe did not build the nets within {timeout:g} seconds: is the data on a slow disk?"
@@ -131,12 +140,14 @@ def _build(request: dict[str, Any]) -> dict[str, Any]:
     from speedo.engines.pycaffe import PycaffeEngine
 
     folder = None if request["folder"] is None else Path(request["folder"])
+    allowed = request["python_layers"]
     worker = PycaffeEngine(
         request["worker"],
         lr_policy=_Constant(),
         rank=request["rank"],
         count=request["count"],
         folder=folder,
+        python_layers=allowed,
     )
     train = _solver(request["worker"]).train_net_param
     if request["weights"] is not None:
@@ -145,7 +156,9 @@ def _build(request: dict[str, Any]) -> dict[str, Any]:
     loss = worker.step(1) if request["step"] else None
     outputs: tuple[str, ...] = ()
     if request["tester"] is not None:
-        tester = PycaffeEngine(request["tester"], lr_policy=_Constant(), folder=folder)
+        tester = PycaffeEngine(
+            request["tester"], lr_policy=_Constant(), folder=folder, python_layers=allowed
+        )
         outputs = tester.test_outputs()
         tests = list(_solver(request["tester"]).test_net_param)
         if tester.layout != worker.layout:
@@ -157,7 +170,7 @@ def _build(request: dict[str, Any]) -> dict[str, Any]:
     layout = worker.layout
     facts = CaffeFacts(
         layout.size, layout.nbytes, len(layout.blobs), layout.digest, worker.samples_per_step,
-        outputs, loss,
+        outputs, loss, sum(8 * int(blob.count) for blob in worker._net.blobs.values()),
     )  # fmt: skip
     worker.close()
     return {name: getattr(facts, name) for name in CaffeFacts.__slots__}

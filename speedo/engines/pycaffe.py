@@ -12,22 +12,22 @@ failing native CHECK aborts the process (`speedo.engines.fatal`). Native calls h
 
 from __future__ import annotations
 
-import importlib
 import os
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 from google.protobuf import text_format
 
+from speedo.engines import data_position
 from speedo.engines.caffe_import import is_cpu_only, load_caffe, prepare_environment
 from speedo.engines.evaluation import TestNets
 from speedo.engines.fatal import describe_exception
 from speedo.engines.parameters import Parameters
-from speedo.engines.solver_history import PREFIX, restore_history, save_history
+from speedo.engines.python_layers import import_python_layers
+from speedo.engines.solver_history import PREFIX, history_from, restore_history, save_history
 from speedo.errors import EngineError, SpeedoError
 from speedo.weights import Layout, Vector
 
@@ -44,9 +44,9 @@ class PycaffeEngine:
     """An `Engine` made from the text of a SolverParameter with inline nets and absolute paths.
 
     `rank` and `count` choose the shard of `Data` and `HDF5Data` layers. Test nets in the text are
-    built at the first `evaluate`. `folder` is where the modules of Python layers are found;
-    `scratch` takes small files (and the model's size at each `history`). `threads` counts only in a
-    process that has no pycaffe yet.
+    built at the first `evaluate`. `folder` is where the modules of Python layers are found, and
+    `python_layers` names those that may come from elsewhere. `scratch` takes small files (and the
+    model's size at each `history`). `threads` counts only in a process that has no pycaffe yet.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class PycaffeEngine:
         rank: int = 0,
         count: int = 1,
         folder: Path | None = None,
+        python_layers: Collection[str] = (),
         scratch: Path | None = None,
         threads: int | None = 1,
     ) -> None:
@@ -78,10 +79,8 @@ class PycaffeEngine:
         self._iter_size = int(parameter.iter_size)
         self._type = str(parameter.type)
         self._gpu = not is_cpu_only() and _asks_for_gpu(parameter)
-        if folder is not None and str(folder) not in sys.path:
-            sys.path.insert(0, str(folder))
         with self._native():
-            _import_python_layers(parameter)
+            import_python_layers(parameter, folder, python_layers)
             self._tests = TestNets(
                 self._caffe,
                 list(parameter.test_net_param),
@@ -135,6 +134,11 @@ class PycaffeEngine:
             if delta is not None:
                 self._parameters.add_statistics_change(before, delta)
         return total / (n * self._iter_size)
+
+    def advance(self, batches: int) -> None:
+        """Pass over so many batches of the train net's data."""
+        with self._native():
+            data_position.advance(self._net, batches)
 
     def gradient(self, n: int, out: Vector) -> float:
         """Mean raw gradient over `n * iter_size` batches at the present weights; mean loss.
@@ -216,6 +220,10 @@ class PycaffeEngine:
                 self._caffe, self._solver, self._type, self.layout, self._scratch, state
             )
 
+    def history_from(self, solverstate: bytes) -> bytes:
+        """The content of a `.solverstate` of Caffe's own as a `history`."""
+        return history_from(self._type, self.layout, solverstate)
+
     def close(self) -> None:
         """Free net, solver and reading threads."""
         if self._closed:
@@ -282,16 +290,6 @@ class PycaffeEngine:
 def _asks_for_gpu(parameter: Any) -> bool:
     # Only what is written counts: the field's own default is GPU.
     return bool(parameter.HasField("solver_mode") and parameter.solver_mode == parameter.GPU)
-
-
-def _import_python_layers(parameter: Any) -> None:
-    """Import the modules of Python layers here: Caffe would lose the exception."""
-    for net in (parameter.train_net_param, parameter.net_param, *parameter.test_net_param):
-        for layer in net.layer:
-            if layer.type == "Python":
-                getattr(
-                    importlib.import_module(layer.python_param.module), layer.python_param.layer
-                )
 
 
 def _batch_size(net: Any) -> int:

@@ -118,6 +118,10 @@ class QuadraticEngine:
                 delta -= update
         return total / n
 
+    def advance(self, batches: int) -> None:
+        """See `Engine.advance`."""
+        self._records_read += batches * self._batch
+
     def gradient(self, n: int, out: Vector) -> float:
         """Mean gradient over `n` batches at the present weights; mean loss."""
         out[:] = 0

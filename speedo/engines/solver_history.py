@@ -30,6 +30,11 @@ def save_history(solver: Any, solver_type: str, layout: Layout, scratch: Path) -
         (scratch / f"{stem}.caffemodel").unlink(missing_ok=True)
 
 
+def history_from(solver_type: str, layout: Layout, solverstate: bytes) -> bytes:
+    """What `save_history` would have made of this `.solverstate`."""
+    return _header(solver_type, layout) + solverstate
+
+
 def restore_history(
     caffe: Any, solver: Any, solver_type: str, layout: Layout, scratch: Path, state: bytes
 ) -> None:

@@ -36,7 +36,7 @@ class Hybrid:
     pending: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.inner = self.phases[0].start()
+        self.inner = self.phases[self.index].start()
 
     @property
     def rule(self) -> MergeRule:
@@ -77,4 +77,4 @@ class Hybrid:
                 self.inner = self.phases[self.index].start()
                 train = self.inner.on_join(tuple(sorted(self.live))).train
         self.training.update(train)
-        return Decision(decision.discard, decision.merge, train)
+        return Decision(decision.discard, decision.merge, train, decision.why)

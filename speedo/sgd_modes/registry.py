@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from speedo.config import DEFAULT_MAX_ADVANCE, DEFAULT_WINDOW, ModeOptions, RunConfig
+from speedo.config import RunConfig
+from speedo.mode_options import DEFAULT_MAX_ADVANCE, DEFAULT_WINDOW, ModeOptions
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.base import Strategy
 from speedo.sgd_modes.easgd import easgd
@@ -18,19 +19,25 @@ from speedo.weights import Vector
 Update = Callable[[Vector, Vector, int], None]
 
 
-def make_strategy(config: RunConfig, batch: int, update: Update | None = None) -> Strategy:
+def make_strategy(
+    config: RunConfig, batch: int, update: Update | None = None, *, samples: int = 0
+) -> Strategy:
     """The strategy of this configuration. `batch` is the samples of one iteration, for hybrid phases.
 
-    `update` applies a raw gradient to the center; it is needed with `server_gradient` alone.
+    `update` applies a raw gradient to the center; it is needed with `server_gradient` alone. `samples` is what a
+    resumed run had merged: its phases go on from there.
     """
     if config.mode != "hybrid":
         return _plain(config.mode, config, update)
-    return Hybrid(
-        [
-            Phase(lambda phase=phase: _plain(phase.mode, phase, update), phase.iterations * batch)  # type: ignore[misc]
-            for phase in config.phases
-        ]
-    )
+    phases = [
+        Phase(lambda phase=phase: _plain(phase.mode, phase, update), phase.iterations * batch)  # type: ignore[misc]
+        for phase in config.phases
+    ]
+    index, merged = 0, samples % sum(phase.samples for phase in phases)
+    while merged >= phases[index].samples:
+        merged -= phases[index].samples
+        index += 1
+    return Hybrid(phases, index=index, merged=merged)
 
 
 def needs_update(config: RunConfig) -> bool:
@@ -44,7 +51,7 @@ def _plain(mode: str, options: ModeOptions, update: Update | None) -> Strategy:
         return easgd(options.moving_rate, steps)
     rule = _rule(mode, options, update)
     if mode == "sync":
-        return Synchronous(rule, steps)
+        return Synchronous(rule, steps, options.backup_workers)
     if mode == "async":
         return Asynchronous(rule, steps)
     if mode == "partial":

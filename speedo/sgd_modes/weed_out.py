@@ -29,7 +29,8 @@ class WeedOut:
     def on_result(self, result: Result) -> Decision:
         worker = (result.worker,)
         if result.staleness >= max(self.window, len(self.live)):
-            return Decision(discard=worker, train=worker)
+            why = f"staleness {result.staleness} is too high for mode {self.name}"
+            return Decision(discard=worker, train=worker, why=why)
         return Decision(merge=worker, train=worker)
 
     def on_leave(self, worker: int) -> Decision:

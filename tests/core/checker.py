@@ -11,8 +11,6 @@ import math
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-import numpy as np
-
 from speedo.driver import Observer
 from speedo.messages import (
     Action,
@@ -32,13 +30,10 @@ from speedo.messages import (
     Trained,
 )
 from speedo.simulator import SimulatedCluster, Simulation
-from speedo.storage import keys
 from tests.core.mode_checks import ModeCheck, mode_check
-from tests.core.replica import equal, kind_of, merge_into, rate_of
+from tests.core.replica import Replica, kind_of, rate_of
 from tests.core.rules_of_a_run import KINDS, Rules, Turn, Violation
 
-SIZE = 4  # parameters of the net
-HEADER_BYTES = 60
 STRIKES = 3
 LONGEST_RUN_S = 100_000.0
 
@@ -51,8 +46,7 @@ class Checker:
         self.members: dict[int, Joined] = {}
         self.turns: dict[int, Turn] = {}
         self.held: dict[tuple[int, int, int], Part] = {}
-        self.payloads: dict[tuple[int, int], np.ndarray] = {}
-        self.replica = np.zeros(SIZE, np.float32)  # where the quadratic begins
+        self.replica = Replica(self)
         self.strikes: dict[int, int] = {}
         self.own_merge: dict[int, tuple[int, float]] = {}
         self.owed: tuple[str, int, int, int] | None = None
@@ -73,7 +67,7 @@ class Checker:
 
     def watch(self, cluster: SimulatedCluster) -> None:
         """Look into this cluster's store, and see that the run ends."""
-        self.store, self.run = cluster.store, cluster.run
+        self.replica.watch(cluster.store, cluster.run)
         cluster.at(LONGEST_RUN_S, lambda: self.object("the run does not end"))
 
     def object(self, text: str) -> NoReturn:
@@ -124,11 +118,6 @@ class Checker:
             case Finish():
                 self._finish(action)
 
-    def published(self) -> set[int]:
-        """The versions of the center that lie in the store."""
-        prefix = f"speedo:{self.run}:center:"
-        return {int(key.removeprefix(prefix)) for key in self.store.keys(prefix)}
-
     # ------------------------------------------------------------ events
 
     def _is(self, worker: int, incarnation: int) -> bool:
@@ -150,7 +139,7 @@ class Checker:
             return
         del self.turns[worker]
         self.own_merge.pop(worker, None)
-        if isinstance(event, Refused) or not self._sound(event, turn):
+        if isinstance(event, Refused) or not self.replica.receive(event, turn):
             self.owed = ("refused", worker, event.incarnation, ticket)
             self.strikes[worker] += 1
             self.mode.gone(worker)
@@ -161,18 +150,6 @@ class Checker:
         key = (worker, event.incarnation, ticket)
         self.held[key] = Part(*key, turn.samples, staleness, event.loss)
         self.mode.accepted(worker)
-
-    def _sound(self, event: Trained, turn: Turn) -> bool:
-        """Whether the payload that lies in the store may be merged; kept for the replay."""
-        key = keys.payload(self.run, event.worker, event.ticket)
-        head, size = self.store.read_head(key)
-        body = np.empty(size // 4, np.float32)
-        self.store.read(key, memoryview(body).cast("B"))
-        self.require(len(head) == HEADER_BYTES and head[:4] == b"SPDO", "has no header", key)
-        self.require(head[5] == turn.train.payload, "is of another kind than asked for", key)
-        self.require(event.samples == turn.samples, "claims other samples", event)
-        self.payloads[event.worker, event.ticket] = body
-        return bool(np.isfinite(body).all()) and math.isfinite(event.loss)
 
     # ------------------------------------------------------------ actions
 
@@ -188,7 +165,9 @@ class Checker:
         self.require(len(self.members) >= rules.min_workers, "below min_workers", train)
         self.require(train.ticket > self.ticket, "a ticket twice", train)
         self.require(train.version == self.version, "not the newest version", train)
-        self.require(train.version in self.published(), "its center is not published", train)
+        self.require(
+            train.version in self.replica.published(), "its center is not published", train
+        )
         self.require(train.iteration == self.samples // rules.batch, "wrong iteration", train)
         self.require(1 <= train.steps <= options.get("local_steps", 1), "wrong length", train)
         self.require(train.payload == KINDS[kind_of(options)], "wrong payload", train)
@@ -218,7 +197,7 @@ class Checker:
         options = self._options()
         rate = rate_of(options, len(self.members))
         self.require(math.isclose(merge.rate, rate, rel_tol=1e-12), "wrong rate", rate, merge)
-        self._replay(merge, options)
+        self.replica.merge(merge, kind_of(options))
         self.version += 1
         samples = sum(part.samples for part in merge.parts)
         self.samples += samples
@@ -229,18 +208,6 @@ class Checker:
         for part in merge.parts:
             if self._is(part.worker, part.incarnation):
                 self.own_merge[part.worker] = (self.version, merge.rate)
-
-    def _replay(self, merge: Merge, options: Mapping[str, Any]) -> None:
-        """The same merge on a center of our own: the published one must equal it."""
-        vectors = [self.payloads.pop((part.worker, part.ticket)) for part in merge.parts]
-        samples = [part.samples for part in merge.parts]
-        merge_into(self.replica, kind_of(options), vectors, samples, merge.rate)
-        self.require(merge.version in self.published(), "not published", merge)
-        found = np.empty_like(self.replica)
-        self.store.read(keys.center(self.run, merge.version), memoryview(found).cast("B"))
-        self.require(bool(np.isfinite(found).all()), "the center is not finite", merge)
-        self.require(equal(found, self.replica, len(vectors)), "not its replay", merge, found)
-        self.replica = found
 
     def _drop(self, drop: Drop) -> None:
         key = (drop.worker, drop.incarnation, drop.ticket)
@@ -308,10 +275,10 @@ class Checker:
         self.require(found == (self.version, self.samples, self.version), "wrong outcome", outcome)
         tested = {"version": float(self.version)} if self.started else {}
         self.require(outcome.metrics == tested, "tested", outcome)
-        same = simulation.center.vector.tobytes() == self.replica.tobytes()
+        same = simulation.center.vector.tobytes() == self.replica.center.tobytes()
         self.require(same, "the last center is not the published one")
-        self.require(self.published() == {self.version}, "left behind", self.published())
-        for key in self.store.keys(f"speedo:{self.run}:payload:"):
-            # of a turn whose message never came: lost, killed after the push, or still out
-            worker, ticket = map(int, key.split(":")[-2:])
-            self.require((worker, ticket) not in self.told, "left behind", key)
+        versions = self.replica.published()
+        self.require(versions == {self.version}, "left behind", versions)
+        # A payload may stay whose message never came: lost, killed after the push, or still out.
+        known = self.told & self.replica.unread()
+        self.require(not known, "left behind", *known)

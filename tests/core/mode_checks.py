@@ -38,23 +38,46 @@ class ModeCheck:
 
 
 class SyncCheck(ModeCheck):
-    """One merge a round, of all its results, when nobody of it trains any more."""
+    """One merge a round, of all its results, as soon as no more than the backups of it train.
+
+    What comes of a round that is closed is discarded, and its worker trains for the present round at once.
+    """
+
+    def __init__(self, options: Mapping[str, Any], books: Checker) -> None:
+        super().__init__(options, books)
+        self.backups = options.get("backup_workers", 0)
+        self.closed: set[int] = set()  # tickets of turns that a round was closed without
+        self.returned: tuple[int, int] | None = None  # event, and who brought such a turn in it
 
     def merging(self, parts: Sequence[Part]) -> None:
         books = self.books
-        books.require(not books.turns, "the round closes while some train", *books.turns)
+        missing = len(books.turns)
+        books.require(missing <= self.backups, "the round closes while some train", *books.turns)
         found = {(part.worker, part.incarnation, part.ticket) for part in parts}
         books.require(found == set(books.held), "not the whole round", parts, *books.held)
+        stale = self.closed.intersection(part.ticket for part in parts)
+        books.require(not stale, "merged after its round was closed", *stale)
+        self.closed = {turn.train.ticket for turn in books.turns.values()}
+
+    def may_discard(self, part: Part) -> bool:
+        self.returned = (self.books.events, part.worker)
+        return part.ticket in self.closed
 
     def training(self, worker: int) -> None:
         super().training(worker)
         books = self.books
+        if self.returned == (books.events, worker):
+            return
         books.require(not books.held, "a new round before the merge", *books.held)
-        late = [turn.train for turn in books.turns.values() if turn.event != books.events]
+        others = [turn for turn in books.turns.values() if turn.train.ticket not in self.closed]
+        late = [turn.train for turn in others if turn.event != books.events]
         books.require(not late, "a round within a round", worker, *late)
 
     def event_ends(self) -> None:
-        """Results may wait."""
+        """Results wait only for more than the backups."""
+        books = self.books
+        waits = not books.held or len(books.turns) > self.backups
+        books.require(waits, "the round is not closed", *books.held)
 
 
 class PartialCheck(ModeCheck):

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from speedo.messages import Merge, Trained
+from speedo.storage import keys
+from speedo.storage.memory_store import MemoryStore
+from tests.core.rules_of_a_run import Turn
+
+if TYPE_CHECKING:
+    from tests.core.checker import Checker
+
+SIZE = 4  # parameters of the net
+HEADER_BYTES = 60
 GRADIENT_LR = 0.05  # of the update that the schedules give to `server_gradient`
 
 
@@ -52,3 +63,52 @@ def equal(found: np.ndarray, expected: np.ndarray, parts: int) -> bool:
     if parts == 1:
         return found.tobytes() == expected.tobytes()
     return bool(np.allclose(found, expected, rtol=1e-5, atol=1e-6))
+
+
+class Replica:
+    """A center of our own, merged from what lies in the store; `books` objects where they differ."""
+
+    def __init__(self, books: Checker) -> None:
+        self.books = books
+        self.center = np.zeros(SIZE, np.float32)  # where the quadratic begins
+        self.payloads: dict[tuple[int, int], np.ndarray] = {}
+
+    def watch(self, store: MemoryStore, run: str) -> None:
+        """Look into this store."""
+        self.store, self.run = store, run
+
+    def published(self) -> set[int]:
+        """The versions of the center that lie in the store."""
+        prefix = f"speedo:{self.run}:center:"
+        return {int(key.removeprefix(prefix)) for key in self.store.keys(prefix)}
+
+    def unread(self) -> set[tuple[int, int]]:
+        """Worker and ticket of the payloads that lie in the store."""
+        found = (key.split(":")[-2:] for key in self.store.keys(f"speedo:{self.run}:payload:"))
+        return {(int(worker), int(ticket)) for worker, ticket in found}
+
+    def receive(self, event: Trained, turn: Turn) -> bool:
+        """Whether the payload that lies in the store may be merged; kept for the merge."""
+        key = keys.payload(self.run, event.worker, event.ticket)
+        head, size = self.store.read_head(key)
+        body = np.empty(size // 4, np.float32)
+        self.store.read(key, memoryview(body).cast("B"))
+        require = self.books.require
+        require(len(head) == HEADER_BYTES and head[:4] == b"SPDO", "has no header", key)
+        require(head[5] == turn.train.payload, "is of another kind than asked for", key)
+        require(event.samples == turn.samples, "claims other samples", event)
+        self.payloads[event.worker, event.ticket] = body
+        return bool(np.isfinite(body).all()) and math.isfinite(event.loss)
+
+    def merge(self, merge: Merge, kind: str) -> None:
+        """The same merge here: the published center must equal it."""
+        vectors = [self.payloads.pop((part.worker, part.ticket)) for part in merge.parts]
+        samples = [part.samples for part in merge.parts]
+        merge_into(self.center, kind, vectors, samples, merge.rate)
+        require = self.books.require
+        require(merge.version in self.published(), "not published", merge)
+        found = np.empty_like(self.center)
+        self.store.read(keys.center(self.run, merge.version), memoryview(found).cast("B"))
+        require(bool(np.isfinite(found).all()), "the center is not finite", merge)
+        require(equal(found, self.center, len(vectors)), "not its replay", merge, found)
+        self.center = found

@@ -20,8 +20,8 @@ from speedo.sgd_modes.registry import make_strategy
 from speedo.simulator import Faults, SimulatedCluster, World, simulate
 from speedo.trace import Trace
 from speedo.weights import Vector
-from tests.core.checker import SIZE, Checker
-from tests.core.replica import GRADIENT_LR
+from tests.core.checker import Checker
+from tests.core.replica import GRADIENT_LR, SIZE
 from tests.core.rules_of_a_run import Rules
 
 MODES = ("sync", "async", "partial", "weed-out", "easgd", "hybrid")
@@ -47,11 +47,14 @@ class Schedule:
 def make_schedule(mode: str, chance: random.Random) -> Schedule:
     """A run of some 10 to 45 results, more with faults, which most of them have."""
     workers = chance.randint(1, 6)
-    options = _options(mode, chance)
+    options = _options(mode, chance, workers)
     if mode == "hybrid":
         kinds = [chance.choice(MODES[:-1]) for _ in range(chance.randint(1, 3))]
-        phases = [_options(kind, chance) | {"iterations": chance.randint(1, 6)} for kind in kinds]
+        phases = [
+            _options(kind, chance, workers) | {"iterations": chance.randint(1, 6)} for kind in kinds
+        ]
         options = {"mode": "hybrid", "phases": phases}
+    options["workers"] = workers
     batch = chance.choice((4, 6, 12))
     share = chance.choice((batch, max(1, batch // workers)))
     longest = max(part.get("local_steps", 1) for part in options.get("phases") or [options])
@@ -79,12 +82,14 @@ def make_schedule(mode: str, chance: random.Random) -> Schedule:
     )
 
 
-def _options(mode: str, chance: random.Random) -> dict[str, Any]:
+def _options(mode: str, chance: random.Random, workers: int) -> dict[str, Any]:
     options: dict[str, Any] = {"mode": mode, "local_steps": chance.choice((1, 1, 2, 5))}
     if mode == "partial" and chance.random() < 0.8:
         options["max_advance"] = chance.randint(1, 4)
     if mode == "weed-out" and chance.random() < 0.8:
         options["window"] = chance.randint(1, 8)
+    if mode == "sync" and chance.random() < 0.5:
+        options["backup_workers"] = chance.randrange(workers)
     kind = chance.random()
     if mode in ("easgd", "partial", "weed-out") and kind < 0.4:
         options["moving_rate"] = chance.choice((0.1, 0.45, 0.9))

@@ -122,7 +122,7 @@ def test_a_payload_of_another_length_is_refused() -> None:
 
 def test_a_payload_that_is_not_there_is_refused() -> None:
     refused = make_center().receive(EVENT, RULE)
-    assert refused == Refused(2, 1, 5, f"{KEY} is not in this process's memory")
+    assert refused == Refused(2, 1, 5, f"{KEY} is not in this process's memory", blame=False)
 
 
 def test_weights_are_taken_where_the_rule_wants_weights() -> None:

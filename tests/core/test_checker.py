@@ -11,7 +11,7 @@ from speedo import center
 from speedo.center import Center
 from speedo.coordinator import Coordinator
 from speedo.driver import Driver
-from speedo.messages import Decision, Result
+from speedo.messages import NOTHING, Decision, Result
 from speedo.sgd_modes.hybrid import Hybrid
 from speedo.sgd_modes.partial import Partial
 from speedo.sgd_modes.rules import AddDelta, AverageDeltas
@@ -61,6 +61,17 @@ def closes_early(self: Synchronous, result: Result) -> Decision:
     return self._close_round()
 
 
+def counts_stragglers(self: Synchronous, result: Result) -> Decision:
+    self.late.discard(result.worker)
+    self.awaited.discard(result.worker)
+    self.delivered.append(result.worker)
+    return self._close_when_enough()
+
+
+def waits_for_all(self: Synchronous) -> Decision:
+    return NOTHING if self.awaited else self._close_round()
+
+
 def releases_all(self: Partial, first: int = -1) -> tuple[int, ...]:
     free, self.held = tuple(sorted(self.held)), set()
     return free
@@ -93,7 +104,7 @@ def forgets_the_wait(self: Driver, *unused: object) -> None:
 
 
 def forgets_turns(self: Driver, *unused: object) -> None:
-    self._deadlines.clear()
+    self._deadlines._pending.clear()
 
 
 BREAKS: dict[str, tuple[str, str, Break]] = {
@@ -102,6 +113,16 @@ BREAKS: dict[str, tuple[str, str, Break]] = {
         "sync",
         "the round closes while",
         replace(Synchronous, "on_result", closes_early),
+    ),
+    "a straggler counts for a later round": (
+        "sync",
+        "merged after its round was closed",
+        replace(Synchronous, "on_result", counts_stragglers),
+    ),
+    "a round waits for its backups": (
+        "sync",
+        "the round is not closed",
+        replace(Synchronous, "_close_when_enough", waits_for_all),
     ),
     "the bound is ignored": (
         "partial",
@@ -140,7 +161,7 @@ BREAKS: dict[str, tuple[str, str, Break]] = {
     "NaN is let in": (
         "async",
         "nobody sent it",
-        lambda patch: patch.setattr(center, "is_finite", lambda vector: True),
+        lambda patch: patch.setattr(center, "squared_norm", lambda vector: 1.0),
     ),
     "another rate": ("async", "wrong rate", replace(AddDelta, "rate", lambda self, workers: 1.0)),
     "a part is left out": (

@@ -71,6 +71,23 @@ def test_nothing_given_is_a_synchronous_run_of_two_workers() -> None:
          " 1, and --batch for more samples per gradient")),
         ({"server_gradient": True, "delta_scale": 1},
          "server_gradient sends no deltas; leave delta_scale out"),
+        ({"mode": "async", "backup_workers": 1},
+         ("backup_workers is 1, but mode async has no rounds; use --mode sync, or leave backup_workers "
+         "out")),
+        ({"backup_workers": -1}, "backup_workers is -1: use 0 or more"),
+        ({"workers": 3, "backup_workers": 3},
+         ("backup_workers is 3 of 3 workers: a round would wait for nobody; use a number below that of "
+         "workers")),
+        ({"mode": "hybrid", "workers": 2,
+          "phases": [{"mode": "sync", "iterations": 5, "backup_workers": 2}]},
+         ("phase 1 (sync): backup_workers is 2 of 2 workers: a round would wait for nobody; use a "
+         "number below that of workers")),
+        ({**HYBRID, "backup_workers": 1},
+         ("backup_workers is given to mode hybrid as a whole; give it to a phase, as in --phase "
+         "easgd:1000,backup_workers=...")),
+        ({"redis": "redis://h:6379", "redis_tls": True},
+         ("redis_tls is for the Redis that is started, but redis names one of yours; leave redis_tls out, "
+         "and write its URL as rediss://...")),
         ({"workers": 0}, "workers is 0: use 1 to 10000"),
         ({"workers": 10_001}, "workers is 10001: use 1 to 10000"),
         ({"min_workers": 3}, "min_workers is 3: use 1 up to the 2 of workers"),
@@ -99,6 +116,8 @@ def test_nothing_given_is_a_synchronous_run_of_two_workers() -> None:
         ({"join_timeout": -1}, "join_timeout is -1.0: use a number of seconds above 0"),
         ({"weights": "no/such.caffemodel"},
          "weights names no/such.caffemodel, which is no file; give a .caffemodel"),
+        ({"python_layers": "layers.scale,a-b"},
+         ("python_layers names 'a-b', which is no module; use names as in layers.scale,others")),
         ({"workers": "many"}, "workers is 'many'; use a whole number"),
         ({"lr": "fast"}, "lr is 'fast'; use a number"),
         ({"split_batch": "perhaps"}, "split_batch is 'perhaps'; use true or false"),
@@ -215,6 +234,14 @@ def test_the_batch_is_split_where_rounds_are_synchronous(
     options: dict[str, Any], splits: bool
 ) -> None:
     assert make_config(options).splits_batch == splits
+
+
+def test_modules_of_python_layers_are_given_with_commas() -> None:
+    assert make_config({}).python_modules == ()
+    assert make_config({"python_layers": "layers.scale, other"}).python_modules == (
+        "layers.scale",
+        "other",
+    )
 
 
 def test_lost_workers_are_waited_for_as_long_as_any() -> None:

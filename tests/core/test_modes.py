@@ -68,6 +68,72 @@ def test_sync_goes_on_after_all_died_and_one_came_back() -> None:
     assert mode.on_result(result(1)) == Decision(merge=(1,), train=(1,))
 
 
+def test_sync_with_a_backup_closes_with_the_first_three_of_four_and_discards_the_straggler() -> (
+    None
+):
+    """One backup, four workers, 3 is slow: it comes in the second round, whose fourth is then 2."""
+    mode = Synchronous(AverageDeltas(), backup=1)
+    assert mode.on_join((0, 1, 2, 3)) == Decision(train=(0, 1, 2, 3))
+    assert mode.on_result(result(1)) == NOTHING
+    assert mode.on_result(result(0)) == NOTHING
+    assert mode.on_result(result(2)) == Decision(merge=(0, 1, 2), train=(0, 1, 2))
+    assert mode.on_result(result(0)) == NOTHING
+    assert mode.on_result(result(3)) == Decision(discard=(3,), train=(3,))
+    assert mode.on_result(result(3)) == NOTHING
+    assert mode.on_result(result(1)) == Decision(merge=(0, 1, 3), train=(0, 1, 3))
+    assert mode.on_result(result(2)) == Decision(discard=(2,), train=(2,))
+
+
+def test_sync_with_a_backup_never_waits_for_a_straggler_that_stays_away() -> None:
+    mode = Synchronous(AverageDeltas(), backup=1)
+    mode.on_join((0, 1, 2))
+    for _ in range(5):
+        assert mode.on_result(result(0)) == NOTHING
+        assert mode.on_result(result(2)) == Decision(merge=(0, 2), train=(0, 2))
+
+
+def test_sync_with_a_backup_closes_when_a_death_leaves_no_more_than_the_backup_missing() -> None:
+    mode = Synchronous(AverageDeltas(), backup=1)
+    mode.on_join((0, 1, 2, 3))
+    mode.on_result(result(0))
+    mode.on_result(result(1))
+    assert mode.on_leave(2) == Decision(merge=(0, 1), train=(0, 1))
+    assert mode.on_leave(3) == NOTHING
+
+
+def test_sync_with_backups_waits_for_one_result_at_least() -> None:
+    mode = Synchronous(AverageDeltas(), backup=2)
+    mode.on_join((0, 1, 2))
+    assert mode.on_leave(0) == NOTHING
+    assert mode.on_leave(1) == NOTHING
+    assert mode.on_result(result(2)) == Decision(merge=(2,), train=(2,))
+
+
+def test_sync_with_a_backup_begins_anew_when_only_a_straggler_of_a_closed_round_is_left() -> None:
+    """2 came while 0 trained; when 0 dies nobody trains for the round, so 2 need not wait for the straggler."""
+    mode = Synchronous(AverageDeltas(), backup=1)
+    mode.on_join((0, 1))
+    assert mode.on_result(result(0)) == Decision(merge=(0,), train=(0,))
+    assert mode.on_join((2,)) == NOTHING
+    assert mode.on_leave(0) == Decision(train=(2,))
+    assert mode.on_result(result(1)) == Decision(discard=(1,), train=(1,))
+    assert mode.on_result(result(1)) == Decision(merge=(1,), train=(1,))
+
+
+def test_hybrid_settles_the_stragglers_of_a_sync_phase_before_the_next_begins() -> None:
+    mode = Hybrid(
+        [
+            Phase(lambda: Synchronous(AverageDeltas(), backup=1), samples=20),
+            Phase(lambda: Asynchronous(AddDelta(1.0)), samples=20),
+        ]
+    )
+    mode.on_join((0, 1, 2))
+    mode.on_result(result(0))
+    assert mode.on_result(result(1)) == Decision(merge=(0, 1), train=())
+    assert mode.on_result(result(2)) == Decision(discard=(2,), train=(0, 1, 2))
+    assert isinstance(mode.inner, Asynchronous)
+
+
 def test_partial_holds_a_worker_two_ahead_until_the_slowest_has_caught_up() -> None:
     mode = Partial(AddDelta(), max_advance=2)
     assert mode.on_join((0, 1, 2)) == Decision(train=(0, 1, 2))
@@ -173,6 +239,7 @@ def test_hybrid_lets_a_worker_that_joins_at_the_switch_in_with_the_new_phase() -
         ({"mode": "partial", "moving_rate": 0.2}, Partial, Elastic(0.2)),
         ({"mode": "weed-out", "moving_rate": 0.2}, WeedOut, Elastic(0.2)),
         ({"mode": "easgd"}, Asynchronous, Elastic()),
+        ({"mode": "sync", "backup_workers": 1}, Synchronous, AverageDeltas()),
     ],
 )
 def test_options_choose_schedule_and_rule(
@@ -192,6 +259,17 @@ def test_hybrid_phases_count_iterations_of_the_solver() -> None:
     assert isinstance(strategy, Hybrid)
     assert [phase.samples for phase in strategy.phases] == [320, 448]
     assert strategy.phases[1].start().local_steps == 3
+
+
+def test_backup_workers_reach_the_rounds_of_a_run_and_of_a_phase() -> None:
+    phase = {"mode": "sync", "iterations": 5, "backup_workers": 2}
+    run = make_strategy(make_config({"backup_workers": 1}), batch=10)
+    inner = make_strategy(
+        make_config({"mode": "hybrid", "workers": 3, "phases": [phase]}), batch=10
+    )
+    assert isinstance(run, Synchronous)
+    assert isinstance(inner, Hybrid)
+    assert (run.backup, inner.inner.backup) == (1, 2)  # type: ignore[attr-defined]
 
 
 def test_server_gradient_gives_the_update_the_weighted_mean() -> None:

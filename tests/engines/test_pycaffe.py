@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from speedo.engines.caffe_import import load_caffe
-from speedo.engines.pycaffe import PycaffeEngine
 from speedo.errors import EngineError
-from speedo.solver import SolverSpec, read_solver, solver_for_tester, solver_for_worker
-from speedo.weights import Vector
+from speedo.solver import read_solver
 from tests.engines.nets import (
     BATCH_NORM,
     LENET,
@@ -23,37 +20,9 @@ from tests.engines.nets import (
     net_text,
     write_solver,
 )
+from tests.engines.solvers import TYPES, scorer, weights, worker
 
 pytestmark = pytest.mark.caffe
-
-TYPES: dict[str, dict[str, Any]] = {
-    "SGD": {},
-    "Nesterov": {"type": '"Nesterov"'},
-    "AdaGrad": {"type": '"AdaGrad"', "momentum": 0},
-    "RMSProp": {"type": '"RMSProp"', "momentum": 0, "base_lr": 0.005},
-    "AdaDelta": {"type": '"AdaDelta"', "base_lr": 1.0, "delta": 1e-6},
-    "Adam": {"type": '"Adam"', "base_lr": 0.002},
-}
-
-
-def worker(spec: SolverSpec, **options: Any) -> PycaffeEngine:
-    text = solver_for_worker(
-        spec,
-        rank=options.get("rank", 0),
-        count=options.get("count", 1),
-        batch_size=spec.batch_size,
-    )
-    return PycaffeEngine(text, lr_policy=spec.lr_policy, folder=spec.folder, **options)
-
-
-def scorer(spec: SolverSpec) -> PycaffeEngine:
-    return PycaffeEngine(solver_for_tester(spec), lr_policy=spec.lr_policy, folder=spec.folder)
-
-
-def weights(engine: PycaffeEngine) -> Vector:
-    vector = engine.layout.zeros()
-    engine.read_weights(vector)
-    return vector
 
 
 def absolute(path: Path) -> str:
@@ -106,54 +75,12 @@ def test_gradients_applied_by_a_server_are_the_steps_of_one_solver(
         engine.close()
 
 
-def test_adam_corrects_its_bias_after_a_resume_as_before_it(home: Path) -> None:
-    spec = read_solver(write_solver(home, net_text(LENET), **TYPES["Adam"]))
-    running, resumed = worker(spec), worker(spec)
-    running.step(4)
-    resumed.step(4)
-    resumed.load_history(worker(spec).history())
-    resumed.load_history(running.history())
-    running.step(2)
-    resumed.step(2)
-    np.testing.assert_array_equal(weights(running), weights(resumed))
-
-
-@pytest.mark.parametrize("kind", TYPES)
-def test_history_round_trip_for_every_solver_type(home: Path, kind: str) -> None:
-    spec = read_solver(write_solver(home, net_text(LENET), **TYPES[kind]))
-    running, resumed = worker(spec, rank=1, count=2), worker(spec, rank=1, count=2)
-    running.step(3)
-    resumed.step(3)
-    other = worker(spec, rank=1, count=2)
-    resumed.load_history(other.history())
-    resumed.load_history(running.history())
-    running.step(3)
-    resumed.step(3)
-    np.testing.assert_array_equal(weights(running), weights(resumed))
-
-
 @pytest.mark.parametrize(("rank", "count"), [(1, 1), (-1, 2), (0, 0)])
 def test_a_rank_outside_its_count_is_refused_before_caffe_looks_for_ever(
     home: Path, rank: int, count: int
 ) -> None:
     with pytest.raises(EngineError, match="a rank is 0 or more"):
         worker(read_solver(write_solver(home, net_text())), rank=rank, count=count)
-
-
-def test_a_history_of_another_solver_type_is_refused(home: Path) -> None:
-    state = worker(read_solver(write_solver(home, net_text()))).history()
-    other = worker(read_solver(write_solver(home, net_text(), type='"Nesterov"')))
-    with pytest.raises(EngineError, match="same solver type"):
-        other.load_history(state)
-
-
-def test_a_damaged_history_is_refused_and_the_process_lives(home: Path) -> None:
-    engine = worker(read_solver(write_solver(home, net_text())))
-    state = engine.history()
-    header = state.split(b"\n", 1)[0] + b"\n"
-    for damaged in (header, header + b"\xff\xff\xff", state[: len(state) // 2]):
-        with pytest.raises(EngineError, match="damaged"):
-            engine.load_history(damaged)
 
 
 def test_the_rate_that_caffe_uses_is_that_of_the_global_iteration(home: Path) -> None:
@@ -293,54 +220,6 @@ def test_an_output_of_several_values_is_named_by_place(home: Path) -> None:
 def test_without_a_test_net_evaluation_says_so(home: Path) -> None:
     with pytest.raises(EngineError, match="no test net"):
         worker(read_solver(write_solver(home, net_text()))).evaluate()
-
-
-PYTHON_LAYER = """
-import caffe
-import numpy as np
-
-class Scale(caffe.Layer):
-    def setup(self, bottom, top):
-        self.factor = float(self.param_str)
-    def reshape(self, bottom, top):
-        top[0].reshape(*bottom[0].data.shape)
-    def forward(self, bottom, top):
-        if self.factor < 0:
-            raise ValueError("factor must be positive, is %g" % self.factor)
-        top[0].data[...] = self.factor * bottom[0].data
-    def backward(self, top, propagate_down, bottom):
-        bottom[0].diff[...] = self.factor * top[0].diff
-"""
-
-
-def python_net(factor: str, module: str) -> str:
-    layer = f"""
-    layer {{ name: "py" type: "Python" bottom: "sig" top: "top"
-      python_param {{ module: "{module}" layer: "Scale" param_str: "{factor}" }} }}
-    """
-    return net_text(SMOOTH.replace('top: "top"', 'top: "sig"') + layer)
-
-
-def test_python_layers_are_found_in_the_solvers_folder_by_every_rank(home: Path) -> None:
-    (home / "scale_a.py").write_text(PYTHON_LAYER)
-    spec = read_solver(write_solver(home, python_net("2", "scale_a")))
-    assert "Python" in spec.layer_types
-    text = solver_for_worker(spec, rank=1, count=3, batch_size=4)
-    engine = PycaffeEngine(text, lr_policy=spec.lr_policy, rank=1, count=3, folder=spec.folder)
-    assert engine.step(2) > 0
-
-
-def test_an_exception_in_a_python_layer_is_told_with_its_place(home: Path) -> None:
-    (home / "scale_b.py").write_text(PYTHON_LAYER)
-    engine = worker(read_solver(write_solver(home, python_net("-1", "scale_b"))))
-    with pytest.raises(EngineError, match=r"factor must be positive.*scale_b\.py:12"):
-        engine.step(1)
-
-
-def test_a_python_module_that_fails_to_import_is_told(home: Path) -> None:
-    (home / "scale_c.py").write_text("import nothing_of_that_name\n")
-    with pytest.raises(EngineError, match="nothing_of_that_name"):
-        worker(read_solver(write_solver(home, python_net("1", "scale_c"))))
 
 
 def test_closing_gives_the_scratch_folder_back(home: Path) -> None:

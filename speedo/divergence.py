@@ -1,0 +1,106 @@
+"""Notices that a run has diverged, from the losses of its merged results alone.
+
+Losses are smoothed by medians, because single batches are noisy and heavy-tailed. A run has diverged when for
+`SUSTAINED` points on end the median of the last `WINDOW` points was above what the loss began at and has
+been at best, by the factors below; or, where it exploded before the beginning could be measured, when not
+one point came near the very first again. No number here is absolute, so any loss, or sum of losses, that is
+not negative is judged alike.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from speedo.weights import Kind
+
+WINDOW: Final = 50
+SUSTAINED: Final = 100  # points; a bump of a rate's warm-up is shorter
+ABOVE_BEST: Final = 3.0
+ABOVE_START: Final = 2.0
+FORGOTTEN: Final = 10.0  # times the best, and back where it began: nothing that was learnt is left
+EXPLODED: Final = (
+    10.0  # times the very first results: it diverged before the start could be measured
+)
+VERY_FIRST: Final = 3
+BEGINNING: Final = 20
+RESULTS_OF_EACH: Final = 4  # with many workers a point is a mean over a quarter of them
+
+
+@dataclass
+class DivergenceWatch:
+    """Told the loss of every merged result. `workers` is how many train, `payload` what they send."""
+
+    mode: str
+    workers: int = 1
+    payload: Kind = Kind.DELTA
+    _beginning: list[float] = field(default_factory=list)
+    _window: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    _start: float = 0.0
+    _very_start: float = 0.0
+    _best: float = 0.0
+    _points_above: int = 0
+    _sum: float = 0.0
+    _samples: int = 0
+    _results: int = 0
+    _silent: bool = False
+
+    def saw(self, loss: float, samples: int) -> str | None:
+        """A result of so many samples was merged; returns why the run should stop, or None.
+
+        A loss that can be negative has no scale to judge it by: from the first such one on nothing is said.
+        """
+        self._silent |= loss < 0.0
+        if self._silent or not math.isfinite(loss):
+            return None
+        self._sum += loss * samples
+        self._samples += samples
+        self._results += 1
+        if self._results * RESULTS_OF_EACH < self.workers or not self._samples:
+            return None
+        point = self._sum / self._samples
+        self._sum, self._samples, self._results = 0.0, 0, 0
+        return self._add(point)
+
+    def _add(self, point: float) -> str | None:
+        if len(self._beginning) < BEGINNING:
+            self._beginning.append(point)
+            self._start = statistics.fmean(self._beginning)
+            self._very_start = statistics.median(self._beginning[:VERY_FIRST])
+            self._best = self._start
+        self._window.append(point)
+        if len(self._window) < WINDOW:
+            return None
+        now = statistics.median(self._window)
+        self._best = min(self._best, now)
+        self._points_above = self._points_above + 1 if self._is_high(now) else 0
+        return self._advice(now) if self._points_above >= SUSTAINED else None
+
+    def _is_high(self, now: float) -> bool:
+        if self._very_start <= 0.0:
+            return False
+        risen = now > max(ABOVE_BEST * self._best, ABOVE_START * self._start)
+        forgotten = now > max(FORGOTTEN * self._best, 0.9 * self._start)
+        exploded = (
+            now > EXPLODED * self._very_start and min(self._window) > ABOVE_BEST * self._very_start
+        )
+        return risen or forgotten or exploded
+
+    def _advice(self, now: float) -> str:
+        began = min(self._start, self._very_start)
+        return (
+            f"the loss has diverged: it is {now:.3g}, was {min(self._best, began):.3g} at best and began at "
+            f"{began:.3g}; {self._remedy()}"
+        )
+
+    def _remedy(self) -> str:
+        if self.mode == "hybrid":
+            return "lower --lr, or delta_scale or moving_rate of its phases"
+        if self.mode == "easgd" or self.payload is Kind.WEIGHTS:
+            return "lower --lr or --moving-rate"
+        if self.mode == "sync" or self.workers == 1 or self.payload is Kind.GRADIENT:
+            return "lower --lr"
+        return "lower --delta-scale, --lr or --momentum, or use --mode sync"

@@ -1,0 +1,45 @@
+"""A gate against vectors that are finite but absurd: far out of proportion to those before them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from speedo.weights import Kind
+
+LARGEST_RATIO: Final = (
+    1_000.0  # a step of a learning rate policy is 10 or 100; a flipped exponent bit far more
+)
+REMEMBERED: Final = 100
+FEWEST: Final = 10  # accepted norms before there is a judgement
+
+
+@dataclass
+class NormGate:
+    """Compares each L2 norm with the running median of the accepted ones of its kind.
+
+    `check` remembers nothing: a refused vector must not make the next one look usual.
+    """
+
+    _accepted: dict[Kind, deque[float]] = field(default_factory=dict)
+
+    def check(self, kind: Kind, squared_norm: float) -> str | None:
+        """Why a vector of this (finite) squared norm is refused; None if it is not."""
+        known = self._accepted.get(kind, ())
+        if len(known) < FEWEST:
+            return None
+        usual, norm = statistics.median(known), math.sqrt(squared_norm)
+        if usual == 0.0 or norm <= LARGEST_RATIO * usual:
+            return None
+        return (
+            f"its norm is {norm:.3g}, more than {LARGEST_RATIO:,.0f} times the {usual:.3g} that is usual here: "
+            "training diverges there, or the worker computes nonsense; lower --lr or --momentum, or look at its node"
+        )
+
+    def accept(self, kind: Kind, squared_norm: float) -> None:
+        """A vector of this squared norm goes into the center; the last `REMEMBERED` say what is usual."""
+        known = self._accepted.setdefault(kind, deque(maxlen=REMEMBERED))
+        known.append(math.sqrt(squared_norm))
