@@ -6,13 +6,15 @@ so that a merge, once decided, is carried out.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from speedo.errors import MissingKeyError, PayloadError
+from speedo.failpoints import reached
+from speedo.gate import NormGate
 from speedo.messages import Drop, Merge, Refused, Trained
 from speedo.sgd_modes.rules import Contribution, MergeRule
 from speedo.storage import keys
@@ -23,7 +25,10 @@ from speedo.worker import fetch_vector
 
 @dataclass
 class Center:
-    """The center vector of a run at `version`, owned by the master; published from the start."""
+    """The center vector of a run at `version`, owned by the master; published from the start.
+
+    `fence` raises `FencedError` once another master has taken the run over.
+    """
 
     run: str
     vector: Vector
@@ -31,6 +36,8 @@ class Center:
     store: Store
     version: int = 0
     epoch: int = 0
+    fence: Callable[[], None] = lambda: None
+    _gate: NormGate = field(default_factory=NormGate)
     _received: dict[tuple[int, int], tuple[Vector, MergeRule]] = field(default_factory=dict)
     _spare: list[Vector] = field(default_factory=list)
     _uses: Counter[int] = field(default_factory=Counter)
@@ -45,20 +52,27 @@ class Center:
             sender = (header.worker, header.incarnation, header.ticket, header.epoch)
             if sender != (event.worker, event.incarnation, event.ticket, self.epoch):
                 raise PayloadError(f"{key} was written by another turn {sender}")
-            if not (np.isfinite(event.loss) and is_finite(vector)):
+            norm = squared_norm(vector)
+            if not (np.isfinite(event.loss) and np.isfinite(norm)):
                 raise PayloadError(
                     "it is not finite (NaN or infinity): training diverges there; lower --lr or --momentum"
                 )
+            absurd = self._gate.check(rule.payload, norm)
+            if absurd is not None:
+                raise PayloadError(absurd)
         except (PayloadError, MissingKeyError) as error:
             self._spare.append(vector)
             self.store.delete(key)
-            return Refused(event.worker, event.incarnation, event.ticket, str(error))
+            blame = isinstance(error, PayloadError)
+            return Refused(event.worker, event.incarnation, event.ticket, str(error), blame)
         self.store.delete(key)
+        self._gate.accept(rule.payload, norm)
         self._received[event.worker, event.ticket] = (vector, rule)
         return event
 
     def merge(self, action: Merge, iteration_before: int) -> None:
         """Carry out a merge and publish the version that it makes."""
+        reached("master-merging")
         taken = [self._received.pop((part.worker, part.ticket)) for part in action.parts]
         contributions = [
             Contribution(vector, part.samples)
@@ -67,7 +81,9 @@ class Center:
         taken[0][1].merge(self.vector, contributions, action.rate, iteration_before)
         self._spare.extend(vector for vector, _ in taken)
         previous, self.version = self.version, action.version
+        reached("master-merged")
         self.publish()
+        reached("master-published")
         self._retire(previous)
 
     def drop(self, action: Drop) -> None:
@@ -80,12 +96,25 @@ class Center:
 
     def publish(self) -> None:
         """Write the present version to the store."""
+        self.fence()
         header = header_for(
             self.vector, self.layout, Kind.CENTER, version=self.version, epoch=self.epoch
         )
         key = keys.center(self.run, self.version)
         self.store.write(key, header.pack(), as_bytes(self.vector))
         self._published.add(self.version)
+
+    def ping(self) -> None:
+        """Return if the store answers."""
+        self.store.ping()
+
+    def restore(self) -> None:
+        """Publish the present version again if the store has lost it, as after a restart without its data."""
+        try:
+            self.store.read_head(keys.center(self.run, self.version))
+        except MissingKeyError:
+            self._published.clear()
+            self.publish()
 
     def hold(self, version: int) -> None:
         """Somebody was told to read this version: it stays until released as often as held."""
@@ -103,11 +132,11 @@ class Center:
             self.store.delete(keys.center(self.run, version))
 
 
-def is_finite(vector: Vector) -> bool:
-    """One pass, no temporary: the squared norm is finite only if every value is.
+def squared_norm(vector: Vector) -> float:
+    """In one pass, without a temporary: it is finite only if every value is.
 
     A norm above 1e19, whose square overflows float32, counts as not finite; so no sum of two accepted
     vectors can overflow.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        return math.isfinite(np.dot(vector, vector))
+        return float(np.dot(vector, vector))

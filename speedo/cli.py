@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import speedo
-from speedo.config import DEFAULT_PORT, RunConfig, make_config
+from speedo.config import RunConfig, make_config
 from speedo.config_file import parse_phase
+from speedo.control_cli import scale, status, stop
 from speedo.data_cli import data
+from speedo.doctor_cli import doctor, with_port
 from speedo.errors import ConfigError, SpeedoError
 from speedo.progress import ErrorConsole, Progress, unread
 from speedo.run_options import FILE, FOLDER, GroupedCommand, master_options, run_options
 
 if TYPE_CHECKING:  # what a run needs takes a second to import, and a mistake is told before
-    from speedo.training import RunResult
+    from speedo.result import RunResult
 
 
 class Commands(click.Group):
@@ -145,7 +147,7 @@ def worker(
 
     with Progress(ErrorConsole()) as watch:
         status = serve_worker(
-            _with_port(address),
+            with_port(address),
             workers,
             watch,
             timeout_s=timeout,
@@ -155,7 +157,8 @@ def worker(
     click.echo(f"the run is over at iteration {status.iteration}")
 
 
-main.add_command(data)
+for command in (data, status, stop, scale, doctor):
+    main.add_command(command)
 
 
 @main.command()
@@ -193,18 +196,6 @@ def _run(launch: Callable[[RunConfig, Progress], RunResult], options: dict[str, 
         unread(1)  # result.json holds it too, and the status still counts
     if not result.complete:
         sys.exit({"stopped by Ctrl-C": 130, "stopped by SIGTERM": 143}.get(result.reason, 3))
-
-
-def _with_port(address: str) -> str:
-    """HOST or HOST:PORT as HOST:PORT."""
-    host, colon, port = address.rpartition(":")
-    if not colon and address:
-        return f"{address}:{DEFAULT_PORT}"
-    if not host or not port.isdigit() or not 1 <= int(port) <= 65535:
-        raise ConfigError(
-            f"--master {address!r} is not HOST or HOST:PORT; for example --master 10.0.0.5:{DEFAULT_PORT}"
-        )
-    return address
 
 
 def _usage(error: click.ClickException) -> str:

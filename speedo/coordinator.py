@@ -38,7 +38,6 @@ from speedo.messages import (
     SetAside,
     Snapshot,
     StopAsked,
-    Tested,
     Train,
     Trained,
 )
@@ -116,7 +115,7 @@ class Coordinator:
                 self._on_refused(event, actions)
             case StopAsked() if not self.finished:
                 self._finish(actions, complete=False, reason=event.reason)
-            case Tested() | Joined() | StopAsked():
+            case _:
                 pass
         if not self.finished:
             self._wake(actions)
@@ -167,7 +166,7 @@ class Coordinator:
         actions.append(drop_of(event, "refused", event.reason))
         member = self.members[event.worker]
         self._end_turn(member)
-        member.strikes += 1
+        member.strikes += event.blame
         if member.strikes < STRIKES:
             self._park(event.worker, actions)
             return
@@ -198,9 +197,7 @@ class Coordinator:
 
     def _carry_out(self, decision: Decision, actions: list[Action]) -> None:
         for worker in decision.discard:
-            staleness = self._held[worker].part.staleness
-            why = f"staleness {staleness} is too high for mode {self.strategy.name}"
-            self._discard(worker, why, actions)
+            self._discard(worker, decision.why, actions)
         if decision.merge:
             self._merge(decision.merge, actions)
         if decision.train:

@@ -6,96 +6,45 @@ one. Every wait has a deadline; what misses it becomes an event with its cause.
 
 from __future__ import annotations
 
-import heapq
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from speedo.center import Center
 from speedo.coordinator import Coordinator
+from speedo.deadlines import HEARTBEAT_S, TurnDeadlines, TurnUnderWay
 from speedo.messages import (
     Action,
-    Command,
+    Checkpointed,
     Drop,
     Evaluate,
     Event,
     Finish,
     Left,
     Merge,
+    Refused,
     SetAside,
     Snapshot,
+    StateSaved,
     StopAsked,
+    StoreTrouble,
     Tested,
     Train,
     Trained,
 )
+from speedo.roles import Checkpoints, Cluster, Limits, Observer, Outcome
 
-HEARTBEAT_S = 10.0  # what a death may take to be noticed, on top of the turn itself
-TURNS_MEASURED = 200  # turn times that the deadline is taken from
-FEWEST_TURNS = 5  # before so many are known the deadline is the user's timeout
-
+__all__ = ["HEARTBEAT_S", "Cluster", "Driver", "Limits", "Observer", "Outcome"]
 
 MOST_TESTS = 4  # tests under way or waiting; each keeps a version in the store
 
 
-class Cluster(Protocol):
-    """Who carries commands out. Sending does not wait; a death comes back as `Left` with its cause."""
-
-    def send(self, command: Command) -> None: ...
-
-    def next_event(self, timeout_s: float) -> Event | None:
-        """The next event, or None after `timeout_s` seconds without one."""
-        ...
-
-    def evict(self, worker: int, incarnation: int, reason: str) -> None:
-        """Let a worker go: end it if it can be reached; its events are of no interest any more."""
-        ...
-
-
-class Observer(Protocol):
-    """Who looks on: the run log, the trace of the simulator. `now` is seconds of the driver's clock."""
-
-    def saw(self, event: Event, now: float) -> None: ...
-
-    def did(self, action: Action, now: float) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Seconds after which waiting ends: for workers at the start, for any after losing them, for a first turn."""
-
-    start_s: float = 120.0
-    join_s: float = 120.0
-    turn_s: float = 120.0
-    test_s: float = 600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a run ended. `metrics` are those of `version`, the last; empty if there is no test net."""
-
-    complete: bool
-    reason: str
-    version: int
-    iteration: int
-    samples: int
-    seconds: float
-    metrics: Mapping[str, float]
-    test_problem: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """A turn under way: its command, whose center is held for it, and when it was issued."""
-
-    command: Train
-    issued: float
-
-
 @dataclass
 class Driver:
-    """Runs one coordinator to its end. `snapshot(version, iteration)` writes the center as a model file."""
+    """Runs one coordinator to its end. `snapshot(version, iteration)` writes the center as a model file.
+
+    `diverged(loss, samples)` is told every merged result and answers with the reason to stop, if there is one.
+    `outages()` counts the times that the store did not answer: turns are then given their time anew.
+    """
 
     coordinator: Coordinator
     center: Center
@@ -105,19 +54,26 @@ class Driver:
     limits: Limits = field(default_factory=Limits)
     has_tester: bool = False
     snapshot: Callable[[int, int], None] = lambda version, iteration: None
-    _deadlines: list[tuple[float, int, int, int]] = field(default_factory=list)
-    _turns: dict[int, _Turn] = field(default_factory=dict)
-    _turn_times: deque[tuple[float, float]] = field(
-        default_factory=lambda: deque(maxlen=TURNS_MEASURED)
-    )
-    _measured: int = 0
-    _slow_turn: tuple[float, float] | None = None
+    checkpoints: Checkpoints | None = None
+    diverged: Callable[[float, int], str | None] = lambda loss, samples: None
+    outages: Callable[[], int] = lambda: 0
+    _turns: dict[int, TurnUnderWay] = field(default_factory=dict)
+    _outages_seen: int = 0
     _tests: dict[int, float] = field(default_factory=dict)
     _metrics: dict[int, Tested] = field(default_factory=dict)
     _short_since: float | None = None
     _first_train: float | None = None
     _last_merge: float = 0.0
     _finish: Finish | None = None
+    _diverged: StopAsked | None = None
+
+    def __post_init__(self) -> None:
+        self._deadlines = TurnDeadlines(self.coordinator.outstanding, self.limits.turn_s)
+
+    @property
+    def seconds(self) -> float:
+        """From the first turn to the last merge."""
+        return 0.0 if self._first_train is None else self._last_merge - self._first_train
 
     def run(self) -> Outcome:
         """Publish the center, train to the end, test the last version. Store failures propagate."""
@@ -127,19 +83,19 @@ class Driver:
             self._step()
         if self._first_train is not None:
             self._test(Evaluate(self.center.version, self.coordinator.iteration))
-        while self._tests:
+            self._checkpoint()
+        while self._tests or (self.checkpoints and self.checkpoints.deadline() < float("inf")):
             self._step()
         for worker in list(self._turns):
             self._end_turn(worker)
         tested = self._metrics.get(self.center.version)
-        seconds = self._last_merge - self._first_train if self._first_train is not None else 0.0
         return Outcome(
             self._finish.complete,
             self._finish.reason,
             self.center.version,
             self.coordinator.iteration,
             self.coordinator.samples,
-            max(seconds, 0.0),
+            max(self.seconds, 0.0),
             tested.metrics if tested is not None else {},
             tested.problem if tested is not None else "",
         )
@@ -147,11 +103,23 @@ class Driver:
     def _step(self) -> None:
         now = self.clock()
         event = self.cluster.next_event(max(0.0, self._next_deadline() - now))
-        if event is None:
+        if event is not None:
+            self._take(event)
+        elif self._outage_has_ended():
+            self._deadlines.grant(list(self._turns.values()), self.clock())
+        else:
             for overdue in self._overdue(self.clock()):
                 self._take(overdue)
-        else:
-            self._take(event)
+        if self.checkpoints is not None:
+            for checkpoint in self.checkpoints.finished(self.clock()):
+                self._take(checkpoint)
+
+    def _outage_has_ended(self) -> bool:
+        """Ask the store before anybody is blamed: turns that waited for it are not overdue."""
+        if self._deadlines.soonest() <= self.clock():
+            self.center.ping()
+        before, self._outages_seen = self._outages_seen, self.outages()
+        return before != self._outages_seen
 
     # ------------------------------------------------------------ events
 
@@ -161,13 +129,20 @@ class Driver:
         if isinstance(event, Trained):
             rule = self.coordinator.expects(event)
             if rule is not None:
-                self._measure_turn(self._turns[event.worker], now)
+                self._deadlines.measure(self._turns[event.worker], now)
                 event = self.center.receive(event, rule)
         elif isinstance(event, Tested):
             self._on_tested(event)
+        if isinstance(event, StateSaved | Left) and self.checkpoints is not None:
+            self.checkpoints.saw(event)
+        if isinstance(event, Refused) and not event.blame:
+            self.center.restore()
         for action in self.coordinator.handle(event):
             self._carry_out(action)
-        if not isinstance(event, Tested | StopAsked):
+        if self._diverged is not None and self._finish is None:
+            for action in self.coordinator.handle(self._diverged):
+                self._carry_out(action)
+        if not isinstance(event, Tested | StopAsked | StateSaved | Checkpointed | StoreTrouble):
             turn = self._turns.get(event.worker)
             if turn and not self.coordinator.outstanding(event.worker, turn.command.ticket):
                 self._end_turn(event.worker)
@@ -189,6 +164,7 @@ class Driver:
                 before = action.samples_seen - sum(part.samples for part in action.parts)
                 self.center.merge(action, before // self.coordinator.plan.batch)
                 self._last_merge = self.clock()
+                self._watch_loss(action)
             case Drop():
                 self.center.drop(action)
             case Train():
@@ -198,10 +174,29 @@ class Driver:
             case Snapshot():
                 self.snapshot(action.version, action.iteration)
             case SetAside():
-                self.cluster.evict(action.worker, action.incarnation, action.reason)
+                self.cluster.evict(action.worker, action.incarnation, action.reason, for_good=True)
             case Finish():
                 self._finish = action
         self.observer.did(action, self.clock())
+        # Before the next turns are sent: in sync every worker then saves the state of this version.
+        if (
+            isinstance(action, Merge)
+            and self.checkpoints is not None
+            and self.checkpoints.due(self.clock())
+        ):
+            self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        if self.checkpoints is not None:
+            now = self.clock()
+            for command in self.checkpoints.begin(self.coordinator, self.seconds, now):
+                self.cluster.send(command)
+
+    def _watch_loss(self, merge: Merge) -> None:
+        for part in merge.parts:
+            reason = self.diverged(part.loss, part.samples)
+            if reason is not None and self._diverged is None:
+                self._diverged = StopAsked(reason)
 
     def _train(self, command: Train) -> None:
         now = self.clock()
@@ -209,10 +204,8 @@ class Driver:
             self._first_train = self._last_merge = now
         self.center.hold(command.version)
         self._end_turn(command.worker)
-        self._turns[command.worker] = _Turn(command, now)
-        limit = now + self._turn_limit(command.steps)
-        deadline = (limit, command.worker, command.incarnation, command.ticket)
-        heapq.heappush(self._deadlines, deadline)
+        self._turns[command.worker] = TurnUnderWay(command, now)
+        self._deadlines.add(command, now)
         self.cluster.send(command)
 
     def _end_turn(self, worker: int) -> None:
@@ -239,31 +232,10 @@ class Driver:
 
     # ------------------------------------------------------------ deadlines
 
-    def _measure_turn(self, turn: _Turn, now: float) -> None:
-        seconds = now - turn.issued
-        self._turn_times.append((seconds, seconds / turn.command.steps))
-        self._measured += 1
-        if self._measured == FEWEST_TURNS or self._measured % 16 == 0:
-            place = (95 * len(self._turn_times)) // 100
-            whole, per_step = (
-                sorted(times)[place] for times in zip(*self._turn_times, strict=True)
-            )
-            self._slow_turn = (whole, per_step)
-
-    def _turn_limit(self, steps: int) -> float:
-        """Three times the 95th percentile of turns; longer turns than those measured get more."""
-        if self._slow_turn is None:
-            return self.limits.turn_s
-        whole, per_step = self._slow_turn
-        return 3.0 * max(whole, per_step * steps) + HEARTBEAT_S
-
     def _next_deadline(self) -> float:
-        pending = self._deadlines
-        while pending and not self.coordinator.outstanding(pending[0][1], pending[0][3]):
-            heapq.heappop(pending)
-        soonest = min(self._tests.values(), default=float("inf"))
-        if pending:
-            soonest = min(soonest, pending[0][0])
+        soonest = min(self._deadlines.soonest(), *self._tests.values(), float("inf"))
+        if self.checkpoints is not None:
+            soonest = min(soonest, self.checkpoints.deadline())
         if self._short_since is not None and self._finish is None:
             soonest = min(soonest, self._short_since + self._join_limit())
         return soonest if soonest < float("inf") else self.clock() + HEARTBEAT_S
@@ -274,12 +246,11 @@ class Driver:
     def _overdue(self, now: float) -> list[Event]:
         """What has missed its deadline by now, as events."""
         events: list[Event] = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, worker, incarnation, ticket = heapq.heappop(self._deadlines)
-            if self.coordinator.outstanding(worker, ticket):
-                cause = f"no result for {now - self._turns[worker].issued:.0f} s, far longer than any turn took"
-                self.cluster.evict(worker, incarnation, cause)
-                events.append(Left(worker, incarnation, cause))
+        for worker, incarnation in self._deadlines.overdue(now):
+            waited = now - self._turns[worker].issued
+            cause = f"no result for {waited:.0f} s, far longer than any turn took"
+            self.cluster.evict(worker, incarnation, cause)
+            events.append(Left(worker, incarnation, cause))
         for version, deadline in self._tests.items():
             if deadline <= now:
                 problem = f"no answer from the tester for {self.limits.test_s:.0f} s"

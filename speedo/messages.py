@@ -49,12 +49,16 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A result whose payload cannot be merged: not finite, wrong layout, damaged or missing."""
+    """A result whose payload cannot be merged: not finite, wrong layout, damaged or missing.
+
+    Without `blame` the worker is not at fault, as when the store lost its data.
+    """
 
     worker: int
     incarnation: int
     ticket: int
     reason: str
+    blame: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,53 @@ class StopAsked:
     reason: str
 
 
-Event = Joined | Left | Trained | Refused | Tested | StopAsked
+@dataclass(frozen=True, slots=True)
+class StateSaved:
+    """A worker's solver history lies in the store, for the checkpoint of this version.
+
+    `batches` of `batch_size` records were read by then of shard `rank` of `count`. With a `problem` there
+    is nothing in the store.
+    """
+
+    worker: int
+    incarnation: int
+    version: int
+    batches: int = 0
+    rank: int = 0
+    count: int = 1
+    batch_size: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpointed:
+    """A checkpoint is on the disk, or the `problem` that kept it from there."""
+
+    version: int
+    iteration: int
+    seconds: float
+    bytes: int
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreTrouble:
+    """The store does not do what it is asked, or does again; `problem` is empty then."""
+
+    problem: str
+
+
+Event = (
+    Joined
+    | Left
+    | Trained
+    | Refused
+    | Tested
+    | StopAsked
+    | StateSaved
+    | Checkpointed
+    | StoreTrouble
+)
 
 # ---------------------------------------------------------------- actions: from the coordinator
 
@@ -156,6 +206,15 @@ class Evaluate:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveState:
+    """Command to a worker: write its solver history to the store, for the checkpoint of this version."""
+
+    worker: int
+    incarnation: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Write the center of this version as a `.caffemodel`."""
 
@@ -171,7 +230,7 @@ class Finish:
     reason: str
 
 
-Command = Train | Evaluate
+Command = Train | Evaluate | SaveState
 Action = Merge | Drop | Train | Evaluate | Snapshot | SetAside | Finish
 
 # ---------------------------------------------------------------- between coordinator and strategy
@@ -190,12 +249,14 @@ class Result:
 class Decision:
     """What a strategy wants, worker by worker; carried out in this order.
 
-    `merge` names workers whose results are merged together, once, into one new version.
+    `why` is the cause of the discards, for people. `merge` names workers whose results are merged together,
+    once, into one new version.
     """
 
     discard: tuple[int, ...] = ()
     merge: tuple[int, ...] = ()
     train: tuple[int, ...] = ()
+    why: str = field(default="", compare=False)
 
 
 NOTHING = Decision()

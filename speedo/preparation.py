@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Final
 
 from speedo import runlog
 from speedo.bundled import bundled_solver
+from speedo.caffe_snapshot import SUFFIX as CAFFE_SUFFIX
+from speedo.caffe_snapshot import CaffeSnapshot, read_snapshot
 from speedo.config import ModeOptions, RunConfig
 from speedo.data import default_data_root, ensure_bundled
 from speedo.engines.caffe_check import CaffeFacts, check_in_subprocess
 from speedo.engines.weights_check import check_weights
 from speedo.errors import ConfigError, StoreError
+from speedo.resume import LOCK, Resumed, find_run
 from speedo.solver import (
     SolverOverrides,
     SolverSpec,
@@ -42,8 +45,8 @@ class Prepared:
     run: str
     run_dir: Path
     data_root: Path
-    dataset: str | None
     records: int | None
+    resumed: Resumed | CaffeSnapshot | None = None
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -69,6 +72,7 @@ class Prepared:
             epochs = f" = {spec.max_iter * spec.batch / self.records:.2f} epochs of {self.records:,} records"
         rate = f"learning rate {spec.lr_policy.rate(0):g} ({spec.lr_policy.policy})"
         update = "" if not config.server_gradient else " applied by the master"
+        resumed = self.resumed.notes(config.workers) if self.resumed else []
         return [
             (
                 f"{spec.net_name or spec.path.stem}: mode {config.mode}, {config.workers} workers, "
@@ -76,6 +80,7 @@ class Prepared:
                 f"momentum {spec.momentum:g}, weight decay {spec.weight_decay:g}"
             ),
             f"{spec.max_iter} iterations of {spec.batch} samples{epochs}; run directory {self.run_dir}",
+            *resumed,
         ]
 
 
@@ -86,6 +91,7 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
     """
     if config.redis is not None:
         _check_url(config.redis)
+    resumed = _resumed(config)
     path = config.solver or _solver_of_environment() or bundled_solver()
     data_root = (config.data_root or default_data_root()).absolute()
     overrides = SolverOverrides(
@@ -100,24 +106,46 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
         cpu=config.cpu,
     )
     spec = read_solver(path, overrides=overrides, data_root=data_root)
+    spec = replace(spec, python_layers=config.python_modules)
     dataset = preparable_dataset(spec)
     if dataset is not None:
         make_dataset(data_root, dataset, note)
     check_solver(spec, workers=config.workers, split=config.splits_batch)
     config = _with_whole_gradient(config, spec)
+    records = count_records(spec)
+    if resumed is not None:
+        _check_there_is_more(resumed, spec)
+    if isinstance(resumed, Resumed):
+        run = resumed.counters.run
+        return Prepared(config, spec, run, resumed.run_dir, data_root, records, resumed)
     if config.weights is not None:
         check_weights(config.weights, spec.layer_names())
     run = secrets.token_hex(6)
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     run_dir = config.run_dir or Path("runs") / f"{stamp}-{config.mode}-{run[:4]}"
-    records = count_records(spec)
-    return Prepared(config, spec, run, runlog.create_run_dir(run_dir), data_root, dataset, records)
+    return Prepared(config, spec, run, runlog.create_run_dir(run_dir), data_root, records, resumed)
+
+
+def _resumed(config: RunConfig) -> Resumed | CaffeSnapshot | None:
+    if config.resume is None:
+        return None
+    if config.resume.is_dir() or config.resume.suffix != CAFFE_SUFFIX:
+        return find_run(config.resume)
+    return read_snapshot(config.resume)
+
+
+def _check_there_is_more(resumed: Resumed | CaffeSnapshot, spec: SolverSpec) -> None:
+    if resumed.iteration >= spec.max_iter:
+        raise ConfigError(
+            f"{resumed.path} has come to iteration {resumed.iteration} of {spec.max_iter}, the end; give a larger "
+            "--max-iter to go on"
+        )
 
 
 def discard(prepared: Prepared) -> None:
     """Take away the directory of a run that never began, unless some process left its words there."""
     logs = prepared.run_dir / "logs"
-    ours = [prepared.run_dir / "train.log", *logs.glob("list-*.txt")]
+    ours = [prepared.run_dir / "train.log", prepared.run_dir / LOCK, *logs.glob("list-*.txt")]
     left = set(prepared.run_dir.iterdir()) | set(logs.iterdir())
     if left <= {logs, *ours}:
         for file in ours:
@@ -201,7 +229,14 @@ def check_nets(prepared: Prepared) -> CaffeFacts:
         tester,
         count=prepared.config.workers,
         folder=spec.folder,
-        weights=prepared.config.weights,
+        python_layers=spec.python_layers,
+        weights=_weights_to_try(prepared),
         timeout=prepared.config.timeout,
         origin=spec.net_files[0],
     )
+
+
+def _weights_to_try(prepared: Prepared) -> Path | None:
+    if isinstance(prepared.resumed, CaffeSnapshot):
+        return prepared.resumed.model
+    return None if prepared.resumed is not None else prepared.config.weights

@@ -74,7 +74,7 @@ class Progress:
         self._next_line = 0.0
         self._said = ("", -SAME_LINE_S)  # the last line, and when
         self._last_tested: tuple[int, int] = (-1, -1)
-        self._gone: set[int] = set()
+        self._away: dict[int, str] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -109,7 +109,7 @@ class Progress:
         tested = (status.tested_iteration, len(status.metrics))
         new_test = bool(status.metrics) and tested != self._last_tested
         if not status.over:
-            self._tell_deaths(status)
+            self._tell_absences(status)
         now = time.monotonic()
         if now >= self._next_line or new_test or status.over:
             self._next_line = now + LINE_S
@@ -118,12 +118,14 @@ class Progress:
         if status.over:
             self._end_live()
 
-    def _tell_deaths(self, status: Status) -> None:
-        """A line for every worker that has gone since the last state."""
-        gone = {one.worker: one for one in status.workers if one.state.startswith("gone")}
-        for number in sorted(gone.keys() - self._gone):
-            self.note(f"worker {number} on {gone[number].host} is {gone[number].state}")
-        self._gone = set(gone)
+    def _tell_absences(self, status: Status) -> None:
+        """A line for every worker that has gone or come back since the last state."""
+        away = {one.worker: one.state for one in status.workers if one.is_away}
+        for one in status.workers:
+            before, now = self._away.get(one.worker), away.get(one.worker)
+            if now != before:
+                self.note(f"worker {one.worker} on {one.host} is {now or 'back'}")
+        self._away = away
 
     def _say(self, text: str, now: float) -> None:
         """Write the line, unless it has been said lately."""
@@ -149,13 +151,14 @@ class Progress:
 
 def plain_line(status: Status) -> str:
     """A state as one line of text."""
-    training = sum(1 for worker in status.workers if not worker.state.startswith("gone"))
+    training = sum(1 for worker in status.workers if not worker.is_away)
+    wanted = f" of {status.wanted}" if status.wanted not in (0, training) else ""
     parts = [
         f"iteration {status.iteration}/{status.max_iter}",
         *([f"epoch {status.epoch:.2f}"] if not math.isnan(status.epoch) else []),
         *([f"loss {status.loss:.4f}"] if not math.isnan(status.loss) else []),
         f"{status.images_per_s:,.0f} images/s",
-        f"{training} workers",
+        f"{training}{wanted} workers",
     ]
     if status.metrics:
         scores = ", ".join(f"{name} {value:.4f}" for name, value in status.metrics.items())

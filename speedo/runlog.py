@@ -16,9 +16,11 @@ from typing import Any, TextIO
 
 import yaml
 
+from speedo.checkpoint import Counters
 from speedo.errors import ConfigError
 from speedo.messages import (
     Action,
+    Checkpointed,
     Drop,
     Event,
     Finish,
@@ -27,6 +29,7 @@ from speedo.messages import (
     Merge,
     SetAside,
     Snapshot,
+    StoreTrouble,
     Tested,
     Trained,
 )
@@ -74,13 +77,37 @@ def write_result(folder: Path, result: Mapping[str, Any]) -> None:
 
 
 class MetricsLog:
-    """An observer that writes `metrics.jsonl`, a line as soon as it is known."""
+    """An observer that writes `metrics.jsonl`, a line as soon as it is known.
 
-    def __init__(self, folder: Path, start: float) -> None:
+    With `resumed` it goes on from the lines of the former master, in a copy that takes the place of the file:
+    should that master come back, what it writes goes nowhere. Times go on from the last line's.
+    """
+
+    def __init__(self, folder: Path, start: float, *, resumed: bool = False) -> None:
         self._start = start
-        self._file: TextIO = (folder / METRICS).open("w", encoding="utf-8", buffering=1)
+        self._file: TextIO
+        if resumed:
+            self._file, seconds = _continued(folder / METRICS)
+            self._start -= seconds
+        else:
+            self._file = (folder / METRICS).open("w", encoding="utf-8", buffering=1)
         self._timings: dict[tuple[int, int], Mapping[str, float]] = {}
         self._iterations: dict[int, int] = {}
+
+    def resume(self, epoch: int, counters: Counters, now: float) -> None:
+        """The run goes on from this checkpoint: what was merged after it is undone."""
+        self._write(
+            now,
+            "resumed",
+            epoch=epoch,
+            version=counters.version,
+            iteration=counters.iteration,
+            samples=counters.samples,
+        )
+
+    def disown(self) -> None:
+        """Write nothing more: the file is another master's."""
+        self._file.close()
 
     def saw(self, event: Event, now: float) -> None:
         match event:
@@ -108,6 +135,17 @@ class MetricsLog:
                     metrics=dict(event.metrics),
                     problem=event.problem or None,
                 )
+            case Checkpointed():
+                self._write(
+                    now,
+                    "checkpoint",
+                    version=event.version,
+                    iteration=event.iteration,
+                    bytes=event.bytes,
+                    problem=event.problem or None,
+                )
+            case StoreTrouble():
+                self._write(now, "store", problem=event.problem or None)
             case _:
                 pass
 
@@ -158,8 +196,27 @@ class MetricsLog:
         self._file.close()
 
     def _write(self, now: float, event: str, **fields: Any) -> None:
+        if self._file.closed:
+            return
         line = {"time": round(now - self._start, 6), "event": event, **fields}
         self._file.write(json.dumps(_plain(line)) + "\n")
+
+
+def _continued(path: Path) -> tuple[TextIO, float]:
+    """The log so far in a new file under the same name, without a torn last line; its last time in seconds."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        text = ""
+    lines = text.splitlines(keepends=True)
+    if lines and not lines[-1].endswith("\n"):
+        del lines[-1]
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    file = temporary.open("w", encoding="utf-8", buffering=1)
+    file.writelines(lines)
+    file.flush()
+    temporary.replace(path)
+    return file, float(json.loads(lines[-1])["time"]) if lines else 0.0
 
 
 def _plain(value: Any) -> Any:

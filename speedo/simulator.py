@@ -115,7 +115,7 @@ class SimulatedCluster:
         self.now = limit
         return None
 
-    def evict(self, worker: int, incarnation: int, reason: str) -> None:
+    def evict(self, worker: int, incarnation: int, reason: str, *, for_good: bool = False) -> None:
         present = self._workers.get(worker)
         if present is not None and present.incarnation == incarnation:
             del self._workers[worker]

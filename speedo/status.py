@@ -6,8 +6,10 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from speedo.checkpoint import Counters
 from speedo.messages import (
     Action,
+    Checkpointed,
     Drop,
     Event,
     Finish,
@@ -15,6 +17,7 @@ from speedo.messages import (
     Left,
     Merge,
     SetAside,
+    StoreTrouble,
     Tested,
     Train,
 )
@@ -24,7 +27,7 @@ RECENT_S = 10.0  # images/s and losses are means over so many of the latest seco
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """One worker as people see it; `state` is training, waiting or gone, with the cause."""
+    """One worker as people see it; `state` is training, waiting, or how it came to be away, with the cause."""
 
     worker: int
     host: str
@@ -34,10 +37,18 @@ class WorkerStatus:
     loss: float
     images_per_s: float
 
+    @property
+    def is_away(self) -> bool:
+        """Whether it cannot be given work now."""
+        return self.state.startswith(("gone", "restarting", "rebuilding"))
+
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A run at one moment. `epoch` is NaN if the number of records is not known."""
+    """A run at one moment. `epoch` is NaN if the number of records is not known.
+
+    `wanted` is the number of workers that the hosts should run; 0 if nobody has said so yet.
+    """
 
     state: str
     mode: str
@@ -52,16 +63,28 @@ class Status:
     metrics: Mapping[str, float]
     workers: tuple[WorkerStatus, ...]
     over: bool
+    wanted: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    checkpoint_iteration: int = 0
+    checkpoint_problem: str = ""
+    store_trouble: str = ""
 
 
 @dataclass(slots=True)
 class _Line:
     host: str = ""
     state: str = "waiting"
+    outlook: str = ""
     merged: int = 0
     dropped: int = 0
     loss: float = float("nan")
     recent: deque[tuple[float, int]] = field(default_factory=deque)
+
+    @property
+    def seen(self) -> str:
+        """The state as people see it: of a death, what comes after it."""
+        kind, _, cause = self.state.partition(": ")
+        return f"{self.outlook}: {cause}" if kind == "gone" and self.outlook else self.state
 
 
 @dataclass
@@ -80,6 +103,11 @@ class StatusBoard:
     metrics: Mapping[str, float] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     over: bool = False
+    wanted: int = 0
+    finishing: bool = False
+    checkpoint_iteration: int = 0
+    checkpoint_problem: str = ""
+    store_trouble: str = ""
     _lines: dict[int, _Line] = field(default_factory=dict)
     _recent: deque[tuple[float, int, float]] = field(default_factory=deque)
     _iterations: dict[int, int] = field(default_factory=lambda: {0: 0})
@@ -89,15 +117,39 @@ class StatusBoard:
     def name_host(self, worker: int, host: str) -> None:
         self._lines.setdefault(worker, _Line()).host = host
 
+    @property
+    def started(self) -> bool:
+        """Whether the first turn was issued."""
+        return self._first is not None
+
+    def expect(self, worker: int, outlook: str) -> None:
+        """What comes after the death of a worker that is told now: `restarting in 4 s`, `gone`."""
+        self._lines.setdefault(worker, _Line()).outlook = outlook
+
+    def resume(self, counters: Counters) -> None:
+        """Go on from a checkpoint's figures."""
+        self.iteration, self.version = counters.iteration, counters.version
+        self.samples = counters.samples
+        self.dropped = dict(counters.dropped)
+        self._iterations[counters.version] = counters.iteration
+
     def saw(self, event: Event, now: float) -> None:
         match event:
             case Joined():
-                self._lines.setdefault(event.worker, _Line()).state = "waiting"
+                line = self._lines.setdefault(event.worker, _Line())
+                line.state, line.outlook = "waiting", ""
             case Left():
                 self._lines.setdefault(event.worker, _Line()).state = f"gone: {event.cause}"
             case Tested() if not event.problem:
                 self.metrics = event.metrics
                 self.tested_iteration = self._iterations.pop(event.version, self.iteration)
+            case Checkpointed():
+                self.checkpoint_iteration = (
+                    self.checkpoint_iteration if event.bytes == 0 else event.iteration
+                )
+                self.checkpoint_problem = event.problem
+            case StoreTrouble():
+                self.store_trouble = event.problem
             case _:
                 pass
 
@@ -118,7 +170,7 @@ class StatusBoard:
                 line = self._lines.setdefault(action.worker, _Line())
                 line.state = f"gone: {action.reason}"
             case Finish():
-                self.state = "testing the last version"
+                self.state, self.finishing = "testing the last version", True
             case _:
                 pass
 
@@ -151,7 +203,7 @@ class StatusBoard:
             WorkerStatus(
                 worker,
                 line.host,
-                line.state,
+                line.seen,
                 line.merged,
                 line.dropped,
                 line.loss,
@@ -173,4 +225,9 @@ class StatusBoard:
             self.metrics,
             workers,
             self.over,
+            self.wanted,
+            dict(self.dropped),
+            self.checkpoint_iteration,
+            self.checkpoint_problem,
+            self.store_trouble,
         )

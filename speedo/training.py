@@ -6,118 +6,39 @@ The master actor is a thin shell around `Training`; so is any test that wants th
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import speedo
 from speedo import runlog
-from speedo.center import Center, is_finite
+from speedo.caffe_snapshot import CaffeSnapshot
+from speedo.center import Center, squared_norm
+from speedo.checkpoint import Checkpoint
+from speedo.checkpointing import CheckpointKeeper
 from speedo.config import RunConfig
 from speedo.coordinator import Coordinator, Plan
+from speedo.divergence import DivergenceWatch
 from speedo.driver import Cluster, Driver, Limits, Observer, Outcome
 from speedo.engines.pycaffe import PycaffeEngine
-from speedo.errors import EngineError, TrainingStopped
+from speedo.errors import CheckpointError, EngineError, FencedError, StoreError, TrainingStopped
+from speedo.history_transfer import put_history
 from speedo.messages import Action, Event
+from speedo.result import RunResult, accuracy_of, result_fields
+from speedo.resume import CHECKPOINTS, Fence
+from speedo.roster import Roster
+from speedo.settings import RunSettings
 from speedo.sgd_modes.registry import make_strategy, needs_update
-from speedo.solver import SolverSpec, solver_for_server, split_batch
+from speedo.solver import SolverSpec, solver_for_server
 from speedo.status import Status, StatusBoard
 from speedo.storage import keys
 from speedo.storage.base import Store
+from speedo.storage.patient_store import PatientStore
 from speedo.weights import Vector
 
-
-@dataclass(frozen=True, slots=True)
-class RunSettings:
-    """What every node needs to know of a run. `redis_url` holds the password: keep it out of logs."""
-
-    run: str
-    version: str
-    redis_url: str
-    spec: SolverSpec
-    workers: int
-    batch_sizes: tuple[int, ...]
-    seed: int
-    epoch: int
-    timeout_s: float
-
-    @classmethod
-    def make(cls, config: RunConfig, spec: SolverSpec, run: str, redis_url: str) -> RunSettings:
-        """`batch_sizes` has a `batch_size` per slot: a share of the solver's, or the whole of it."""
-        if config.splits_batch:
-            batch_sizes = split_batch(spec.batch_size, config.workers)
-        else:
-            batch_sizes = (spec.batch_size,) * config.workers
-        seed = spec.random_seed if spec.random_seed >= 0 else int(run[:7], 16)
-        return cls(
-            run,
-            speedo.__version__,
-            redis_url,
-            spec,
-            config.workers,
-            batch_sizes,
-            seed,
-            0,
-            config.timeout,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """A worker's place: its slot, how often that slot was taken, and its batch."""
-
-    worker: int
-    incarnation: int
-    rank: int
-    batch_size: int
-
-
-class Roster:
-    """Who holds which slot; a worker that comes takes the lowest free one."""
-
-    def __init__(self, batch_sizes: tuple[int, ...]) -> None:
-        self._batch_sizes = batch_sizes
-        self._incarnations: dict[int, int] = {}
-        self._taken: set[int] = set()
-
-    def assign(self) -> Assignment:
-        """A place for one more worker; beyond the expected number shards are shared."""
-        worker = next(slot for slot in range(len(self._taken) + 1) if slot not in self._taken)
-        self._taken.add(worker)
-        self._incarnations[worker] = self._incarnations.get(worker, 0) + 1
-        rank = worker % len(self._batch_sizes)
-        return Assignment(worker, self._incarnations[worker], rank, self._batch_sizes[rank])
-
-    def release(self, worker: int, incarnation: int) -> None:
-        if self._incarnations.get(worker) == incarnation:
-            self._taken.discard(worker)
-
-
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """What a run came to. `accuracy` is the test net's, of the very weights in `model`; None without one.
-
-    `images_per_s` counts samples merged over the seconds from the first turn to the last merge.
-    """
-
-    mode: str
-    workers: int
-    complete: bool
-    reason: str
-    iteration: int
-    version: int
-    accuracy: float | None
-    metrics: Mapping[str, float]
-    test_problem: str
-    images_per_s: float
-    seconds: float
-    samples: int
-    dropped: Mapping[str, int]
-    model: str
-    run_dir: str
+NOT_KEPT = {"redis", "run_dir", "resume", "take_over"}
+TICKETS_OF_AN_EPOCH = 1_000_000_000  # a resumed run gives out no ticket that the log has already
 
 
 class _Observers:
@@ -144,23 +65,115 @@ class Training:
         store: Store,
         cluster: Cluster,
         records: int | None,
+        *,
+        resume: Checkpoint | CaffeSnapshot | None = None,
+        open_store: Callable[[], Store] | None = None,
     ) -> None:
+        """`open_store` makes a further connection, for a thread of its own; without it there are no checkpoints.
+
+        Raises `CheckpointError` if `resume` is not of this net.
+        """
         spec = settings.spec
         self.config, self.settings, self.run_dir = config, settings, run_dir
-        self.roster = Roster(settings.batch_sizes)
         self._engine = PycaffeEngine(
             solver_for_server(spec, seed=settings.seed, scratch=run_dir / "logs"),
             lr_policy=spec.lr_policy,
             folder=spec.folder,
+            python_layers=spec.python_layers,
             scratch=run_dir / "logs",
         )
-        if config.weights is not None:
-            self._engine.copy_from(config.weights)
         self.layout = self._engine.layout
+        if isinstance(resume, CaffeSnapshot):
+            resume = resume.as_checkpoint(self._engine, settings, config.mode)
+        center = self._first_center(resume)
+        self._fence = Fence(run_dir, settings.epoch, time.monotonic)
+        self.center = Center(
+            settings.keyspace,
+            center,
+            self.layout,
+            store,
+            version=resume.counters.version if resume else 0,
+            epoch=settings.epoch,
+            fence=self._fence.check,
+        )
+        self.board = StatusBoard(config.mode, spec.max_iter, spec.batch, records)
+        self._log = runlog.MetricsLog(run_dir, time.monotonic(), resumed=settings.epoch > 0)
+        self._seconds_before = 0.0
+        coordinator = self._coordinator(resume)
+        if resume is not None:
+            self._seconds_before = resume.counters.seconds
+            self.board.resume(resume.counters)
+            self._log.resume(settings.epoch, resume.counters, time.monotonic())
+        self.roster = Roster(
+            settings.batch_sizes,
+            spec.iter_size,
+            resumed=dict(resume.workers) if resume else {},
+            version=coordinator.version,
+        )
+        keeper = self._keeper(open_store) if open_store is not None else None
+        self._driver = Driver(
+            coordinator,
+            self.center,
+            cluster,
+            _Observers(self.board, self._log),
+            time.monotonic,
+            Limits(start_s=config.timeout, join_s=config.seconds_to_join, turn_s=config.timeout),
+            has_tester=spec.has_test,
+            snapshot=self._snapshot,
+            checkpoints=keeper,
+            diverged=DivergenceWatch(config.mode).saw,
+            outages=lambda: store.outages if isinstance(store, PatientStore) else 0,
+        )
+        self._keeper_or_none, self._store = keeper, store
+        self.histories = dict(resume.histories) if resume else {}  # by slot, of the checkpoint
+        runlog.write_config(run_dir, _for_people(config, spec, settings.seed))
+
+    def run(self) -> RunResult:
+        """Train, test the last version, export it, and write the result.
+
+        A store that stays away ends the run with `StoreError`, after a checkpoint.
+        """
+        try:
+            self._give_histories_back()
+            outcome = self._driver.run()
+            if not outcome.complete and outcome.samples == 0:
+                raise TrainingStopped(f"nothing was trained: {outcome.reason}")
+            self._fence.require()
+            model = self.run_dir / runlog.MODEL
+            self._export(model)
+            result = self._result(outcome, model)
+            runlog.write_result(self.run_dir, result_fields(result))
+            return result
+        except FencedError:
+            self._log.disown()
+            raise
+        except StoreError as error:
+            raise StoreError(f"{error}; {self._keep_what_there_is()}") from None
+        finally:
+            self.board.state, self.board.over = "finished", True
+            if self._keeper_or_none is not None:
+                self._keeper_or_none.close()
+            self._log.close()
+
+    def _first_center(self, resume: Checkpoint | None) -> Vector:
+        """The weights to begin with: the solver's own, those of `--weights`, or those of a checkpoint."""
         vector = self.layout.zeros()
-        self._engine.read_weights(vector)
-        self.center = Center(settings.run, vector, self.layout, store, epoch=settings.epoch)
-        strategy = make_strategy(config, spec.batch, self._update if needs_update(config) else None)
+        if resume is None:
+            if self.config.weights is not None:
+                self._engine.copy_from(self.config.weights)
+            self._engine.read_weights(vector)
+            return vector
+        if resume.counters.layout != self.layout.digest or resume.center.shape != vector.shape:
+            raise CheckpointError(
+                "the checkpoint is of another net: its parameter blobs differ from those of "
+                f"{self.settings.spec.path}; resume with the net that the run was begun with"
+            )
+        if resume.master_history:
+            self._engine.load_history(resume.master_history)
+        return resume.center
+
+    def _coordinator(self, resume: Checkpoint | None) -> Coordinator:
+        config, spec = self.config, self.settings.spec
         test_interval = spec.test_interval if spec.has_test and config.test_interval != 0 else 0
         plan = Plan(
             batch=spec.batch,
@@ -171,35 +184,50 @@ class Training:
             test_initialization=spec.test_initialization and test_interval > 0,
             snapshot=spec.snapshot,
         )
-        self.board = StatusBoard(config.mode, spec.max_iter, spec.batch, records)
-        self._log = runlog.MetricsLog(run_dir, time.monotonic())
-        self._driver = Driver(
-            Coordinator(strategy, plan),
-            self.center,
-            cluster,
-            _Observers(self.board, self._log),
-            time.monotonic,
-            Limits(start_s=config.timeout, join_s=config.seconds_to_join, turn_s=config.timeout),
-            has_tester=spec.has_test,
-            snapshot=self._snapshot,
+        update = self._update if needs_update(config) else None
+        samples = resume.counters.samples if resume else 0
+        return Coordinator(
+            make_strategy(config, spec.batch, update, samples=samples),
+            plan,
+            version=resume.counters.version if resume else 0,
+            samples=samples,
+            first_ticket=self.settings.epoch * TICKETS_OF_AN_EPOCH + 1,
+            received=resume.counters.received if resume else 0,
         )
-        self._store = store
-        runlog.write_config(run_dir, _for_people(config, spec, settings.seed))
 
-    def run(self) -> RunResult:
-        """Train, test the last version, export it, and write the result. Store failures propagate."""
-        try:
-            outcome = self._driver.run()
-            if not outcome.complete and outcome.samples == 0:
-                raise TrainingStopped(f"nothing was trained: {outcome.reason}")
-            model = self.run_dir / runlog.MODEL
-            self._export(model)
-            result = self._result(outcome, model)
-            runlog.write_result(self.run_dir, result_fields(result))
-            return result
-        finally:
-            self.board.state, self.board.over = "finished", True
-            self._log.close()
+    def _keeper(self, open_store: Callable[[], Store]) -> CheckpointKeeper:
+        return CheckpointKeeper(
+            self.run_dir / CHECKPOINTS,
+            self.settings.run,
+            self.settings.keyspace,
+            self.config.mode,
+            self.center,
+            open_store,
+            self._fence.require,
+            self.config.checkpoint_interval,
+            self.settings.epoch,
+            self._seconds_before,
+            self._engine.history if needs_update(self.config) else bytes,
+            lambda: self.board.dropped,
+        )
+
+    def _give_histories_back(self) -> None:
+        """Lay the workers' histories where the workers of their slots look for them."""
+        version = self.center.version
+        for slot, history in self.histories.items():
+            put_history(self._store, self.settings.keyspace, slot, version, history)
+
+    def _keep_what_there_is(self) -> str:
+        """After the loss of the store: a checkpoint of the center, and what to do with it."""
+        driver, keeper = self._driver, self._keeper_or_none
+        if keeper is None or driver.coordinator.samples == 0:
+            return "nothing was trained"
+        problem = keeper.keep_center(driver.coordinator, driver.seconds)
+        if problem:
+            return f"and {problem}"
+        return (
+            f"iteration {driver.coordinator.iteration} is kept: go on with --resume {self.run_dir}"
+        )
 
     def clean_store(self) -> None:
         """Remove everything of this run from the store; it may be a server of the user's."""
@@ -212,7 +240,7 @@ class Training:
         self._engine.close()
 
     def _result(self, outcome: Outcome, model: Path) -> RunResult:
-        seconds = outcome.seconds
+        seconds = self._seconds_before + outcome.seconds
         return RunResult(
             self.config.mode,
             self.config.workers,
@@ -240,6 +268,7 @@ class Training:
         prefix = Path(
             self.settings.spec.snapshot_prefix or self.settings.spec.net_name or "model"
         ).name
+        self._fence.require()
         try:
             self._export(self.run_dir / f"{prefix}_iter_{iteration}.caffemodel")
         except EngineError as error:
@@ -252,27 +281,16 @@ class Training:
         self._engine.apply_gradient(gradient)
         updated = np.empty_like(center)
         self._engine.read_weights(updated)
-        if not is_finite(updated):
+        if not np.isfinite(squared_norm(updated)):
             raise TrainingStopped(
                 f"the solver's update at iteration {iteration} is not finite: training has diverged; lower --lr"
             )
         np.copyto(center, updated)
 
 
-def accuracy_of(metrics: Mapping[str, float]) -> float | None:
-    """The metric that people mean by accuracy: the one of that name, or the last that contains it."""
-    if "accuracy" in metrics:
-        return metrics["accuracy"]
-    named = [value for name, value in metrics.items() if "acc" in name.lower()]
-    return named[-1] if named else None
-
-
-def result_fields(result: RunResult) -> dict[str, Any]:
-    """A result as plain data, in the order in which `result.json` has it."""
-    return {name: getattr(result, name) for name in result.__slots__}
-
-
 def _for_people(config: RunConfig, spec: SolverSpec, seed: int) -> dict[str, Any]:
     """What `--config` takes to do the same again, in a directory of its own; without secrets."""
-    values = config.model_dump(mode="json", exclude_none=True, exclude={"redis", "run_dir"})
+    values = config.model_dump(
+        mode="json", exclude_none=True, exclude={"redis", "run_dir", "resume"}
+    )
     return {**values, "solver": str(spec.path), "seed": seed}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from speedo.engines.base import Engine
 from speedo.errors import PayloadError
+from speedo.failpoints import reached
 from speedo.messages import Train, Trained
 from speedo.sgd_modes.rules import pull_towards
 from speedo.storage import keys
@@ -38,7 +39,10 @@ def fetch_vector(store: Store, key: str, layout: Layout, kind: Kind, into: Vecto
 
 @dataclass
 class Worker:
-    """The worker `worker` of a run, in this incarnation; `clock` gives seconds for the timings."""
+    """The worker `worker` of a run, in this incarnation; `clock` gives seconds for the timings.
+
+    `samples` counts the records that the engine has trained on here.
+    """
 
     run: str
     worker: int
@@ -47,6 +51,7 @@ class Worker:
     store: Store
     clock: Callable[[], float]
     epoch: int = 0
+    samples: int = 0
     _center: Vector = field(init=False)
     _local: Vector = field(init=False)
 
@@ -59,15 +64,18 @@ class Worker:
         started = self.clock()
         self._fetch(command)
         fetched = self.clock()
+        reached("worker-fetched")
         loss = self._compute(command)
         computed = self.clock()
+        samples = command.steps * self.engine.samples_per_step
+        self.samples += samples
         self._publish(command)
+        reached("worker-pushed")
         timings = {
             "fetch": fetched - started,
             "compute": computed - fetched,
             "publish": self.clock() - computed,
         }
-        samples = command.steps * self.engine.samples_per_step
         return Trained(self.worker, self.incarnation, command.ticket, loss, samples, timings)
 
     def _fetch(self, command: Train) -> None:

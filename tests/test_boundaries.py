@@ -11,20 +11,33 @@ PACKAGE = Path(__file__).parents[1] / "speedo"
 
 # From the ground up: a room imports from rooms below it and from itself, never from beside or above.
 LAYERS = (
-    ("errors",),
-    ("weights", "bundled", "token", "config_file"),
-    ("messages", "config"),
-    ("status", "runlog", "trace"),
-    ("picture", "progress"),
+    ("errors", "failpoints"),
+    ("weights", "bundled", "token", "config_file", "mode_options"),
+    ("messages", "config", "checkpoint", "result"),
+    ("status", "runlog", "trace", "control"),
+    ("picture", "progress", "control_view", "resume"),
     ("sgd_modes", "storage", "engines", "data"),
     ("solver",),
-    ("books", "worker"),
-    ("coordinator", "center"),
+    ("settings",),
+    ("caffe_snapshot",),
+    (
+        "books",
+        "gate",
+        "divergence",
+        "deadlines",
+        "history_transfer",
+        "worker",
+        "sharding",
+        "supervision",
+    ),
+    ("coordinator", "center", "roster"),
+    ("roles", "checkpointing"),
     ("driver",),
     ("training", "simulator", "preparation"),
     ("actors",),
     ("speedo",),  # the public names
-    ("run_options", "data_cli"),
+    ("doctor",),
+    ("run_options", "data_cli", "control_cli", "doctor_cli"),
     ("cli",),
     ("__main__",),
 )
@@ -32,14 +45,20 @@ LAYERS = (
 # Narrower than their layer: all that these rooms import of the rest of the package.
 ONLY: dict[str, set[str]] = {
     "messages": {"weights"},
-    "sgd_modes": {"messages", "weights", "config"},
-    "storage": {"errors"},
+    "sgd_modes": {"messages", "weights", "config", "mode_options"},
+    "storage": {"errors", "failpoints"},
     "engines": {"errors", "weights"},
     "data": {"errors"},
     "solver": {"errors", "engines.caffe_import"},  # it reads prototxt with Caffe's own messages
     "books": {"messages", "sgd_modes.rules"},
     "coordinator": {"books", "messages", "sgd_modes.base", "sgd_modes.rules", "weights"},
-    "driver": {"center", "coordinator", "messages"},
+    "gate": {"weights"},
+    "divergence": {"weights"},
+    "deadlines": {"messages"},
+    "driver": {"center", "coordinator", "deadlines", "messages", "roles"},
+    "sharding": {"solver"},
+    "supervision": set(),
+    "roster": {"checkpoint", "sharding"},
 }
 
 # Packages from outside that have one door.
@@ -47,12 +66,23 @@ DOORS: dict[str, set[str]] = {
     "ray": {"actors"},
     "redis": {"storage.redis_store"},
     "caffe": {"engines.caffe_import"},
-    "click": {"cli", "data_cli", "run_options"},
+    "click": {"cli", "control_cli", "data_cli", "doctor_cli", "run_options"},
     "lmdb": {"data", "engines", "solver"},
 }
 
 # Time and chance are arguments there, and nothing reads or writes but the store it is given.
-PURE = ("messages", "weights", "books", "coordinator", "center", "driver", "worker", "sgd_modes")
+PURE = (
+    "messages",
+    "weights",
+    "books",
+    "gate",
+    "divergence",
+    "coordinator",
+    "center",
+    "driver",
+    "worker",
+    "sgd_modes",
+)
 IMPURE = {
     "asyncio",
     "datetime",

@@ -5,16 +5,37 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from speedo.messages import Command, Event, Joined, Left, Refused, StopAsked, Tested, Train
+from speedo.errors import MissingKeyError, StoreUnavailableError
+from speedo.messages import (
+    Command,
+    Event,
+    Joined,
+    Left,
+    Refused,
+    SaveState,
+    StateSaved,
+    StopAsked,
+    Tested,
+    Train,
+)
 
 CAUSE_WAIT_S = (
     2.0  # a worker's own host knows better than Ray why it died, and may say so within this time
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Why a worker is not in the run any more; `for_good`: its like is not to be started again."""
+
+    cause: str
+    for_good: bool = False
 
 
 class RayCluster:
@@ -23,7 +44,7 @@ class RayCluster:
     def __init__(self, on_left: Callable[[int, int], None]) -> None:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._handles: dict[tuple[int, int], Any] = {}
-        self._left: set[tuple[int, int]] = set()
+        self._gone: dict[tuple[int, int], Gone] = {}
         self._lock = threading.Lock()
         self._on_left = on_left
         self.tester: Any = None
@@ -31,22 +52,48 @@ class RayCluster:
     # ------------------------------------------------------------ from anywhere
 
     def join(self, worker: int, incarnation: int, handle: Any, samples_per_step: int) -> None:
-        """A worker that is ready."""
-        self._handles[worker, incarnation] = handle
+        """A worker that is ready; one that was let go meanwhile stays out."""
+        with self._lock:
+            if (worker, incarnation) in self._gone:
+                return
+            self._handles[worker, incarnation] = handle
         self._events.put(Joined(worker, incarnation, samples_per_step))
+
+    def live(self) -> list[tuple[int, int]]:
+        """Workers that joined and have not left, with their incarnations."""
+        with self._lock:
+            return sorted(self._handles)
+
+    def gone(self, worker: int, incarnation: int) -> Gone | None:
+        """How a worker came to leave; None if it has not."""
+        return self._gone.get((worker, incarnation))
 
     def lost(self, worker: int, incarnation: int, cause: str) -> None:
         """A worker is gone; told once, the first cause counts."""
         with self._lock:
-            if (worker, incarnation) in self._left:
+            if (worker, incarnation) in self._gone:
                 return
-            self._left.add((worker, incarnation))
-        self._handles.pop((worker, incarnation), None)
+            self._gone[worker, incarnation] = Gone(cause)
+            self._handles.pop((worker, incarnation), None)
         self._on_left(worker, incarnation)
         self._events.put(Left(worker, incarnation, cause))
 
+    def withdraw(self, worker: int, incarnation: int, cause: str) -> Any:
+        """Take a live worker out of the run, but let it keep its slot: its actor, or None if it is gone."""
+        with self._lock:
+            handle = self._handles.pop((worker, incarnation), None)
+            if handle is not None:
+                self._gone[worker, incarnation] = Gone(cause)
+        if handle is not None:
+            self._events.put(Left(worker, incarnation, cause))
+        return handle
+
     def stop(self, reason: str) -> None:
         self._events.put(StopAsked(reason))
+
+    def post(self, event: Event) -> None:
+        """An event of the master's own."""
+        self._events.put(event)
 
     # ------------------------------------------------------------ Cluster
 
@@ -57,6 +104,9 @@ class RayCluster:
                 reference = handle.turn.remote(command)
                 reference.future().add_done_callback(lambda done: self._turn_done(command, done))
             return
+        if isinstance(command, SaveState):
+            self._ask_for_state(command)
+            return
         reference = self.tester.evaluate.remote(command.version)
         reference.future().add_done_callback(lambda done: self._test_done(command.version, done))
 
@@ -66,10 +116,11 @@ class RayCluster:
         except queue.Empty:
             return None
 
-    def evict(self, worker: int, incarnation: int, reason: str) -> None:
-        handle = self._handles.pop((worker, incarnation), None)
+    def evict(self, worker: int, incarnation: int, reason: str, *, for_good: bool = False) -> None:
+        """Its host ends it for sure: a process that hangs does not hear `ray.kill`."""
         with self._lock:
-            self._left.add((worker, incarnation))
+            handle = self._handles.pop((worker, incarnation), None)
+            self._gone.setdefault((worker, incarnation), Gone(reason, for_good))
         self._on_left(worker, incarnation)
         if handle is not None:
             ray.kill(handle)
@@ -82,13 +133,33 @@ class RayCluster:
         if error is None:
             self._events.put(done.result())
         elif isinstance(error, RayTaskError):
+            blame = not isinstance(error.cause, StoreUnavailableError | MissingKeyError)
             reason = first_line(error.cause)
-            self._events.put(Refused(worker, incarnation, command.ticket, reason))
+            self._events.put(Refused(worker, incarnation, command.ticket, reason, blame))
         else:
             cause = death_cause(error)
             timer = threading.Timer(CAUSE_WAIT_S, lambda: self.lost(worker, incarnation, cause))
             timer.daemon = True
             timer.start()
+
+    def _ask_for_state(self, command: SaveState) -> None:
+        worker, incarnation, version = command.worker, command.incarnation, command.version
+        handle = self._handles.get((worker, incarnation))
+        if handle is None:
+            problem = StateSaved(worker, incarnation, version, problem="its worker is gone")
+            self._events.put(problem)
+            return
+
+        def done(answer: Any) -> None:
+            error = answer.exception()
+            if error is None:
+                self._events.put(answer.result())
+            else:
+                cause = error.cause if isinstance(error, RayTaskError) else error
+                problem = first_line(cause)
+                self._events.put(StateSaved(worker, incarnation, version, problem=problem))
+
+        handle.save_state.remote(command).future().add_done_callback(done)
 
     def _test_done(self, version: int, done: Any) -> None:
         error = done.exception()

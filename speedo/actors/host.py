@@ -1,30 +1,37 @@
-"""A host of workers: starts worker actors on its own node, watches their processes, tells why one died."""
+"""A host of workers: starts them on its own node, watches their processes, and does what the master orders."""
 
 from __future__ import annotations
 
+import os
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-import psutil
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from speedo.actors.cluster import death_cause, first_line
-from speedo.actors.spawn import spawn
-from speedo.actors.worker import Ready, WorkerActor
-from speedo.engines.fatal import fatal_line
-from speedo.errors import EngineError, SpeedoError
-from speedo.training import Assignment, RunSettings
+from speedo.actors.cluster import first_line
+from speedo.actors.deaths import cause_in
+from speedo.actors.orders import Orders
+from speedo.actors.seat import Seat, started
+from speedo.actors.worker import Ready
+from speedo.errors import SpeedoError
+from speedo.roster import Assignment
+from speedo.settings import RunSettings
 
-WATCH_S = 0.25  # how often the workers' processes are looked at
-START_S = 120.0  # building a solver may take this long
+WATCH_S: Final = 0.25  # how often the workers' processes are looked at
+ATTEND_S: Final = 0.5  # how often the master is asked for orders
+ANSWER_S: Final = 20.0
+AGAIN_S: Final = 1.0  # before a master that did not answer is asked for a place again
 
 
 class WorkerHost:
-    """`count` workers of one run on this node; their own words go to files in `logs`.
+    """Workers of one run on this node; their own words go to files in `logs`.
 
-    `last_died`, once set, is the cause of the last worker's death: nobody is left here.
+    Those that die are started again, with growing pauses. `last_died`, once set, is the cause of the last death:
+    nobody is left here, and nobody will be started.
     """
 
     def __init__(
@@ -33,8 +40,13 @@ class WorkerHost:
         self.last_died: str | None = None
         self._master, self._settings, self._name = master, settings, name
         self._logs, self._data_root = logs, data_root
-        self._workers: dict[int, tuple[Assignment, Any, int]] = {}
+        self._seats: list[Seat] = []
+        self._restarts = 0
+        self._round = 0
+        self._asked: Any = None
+        self._next_attend = 0.0
         self._stopping = threading.Event()
+        self._lock = threading.Lock()
         self._watcher = threading.Thread(target=self._watch, name="worker-watch", daemon=True)
 
     def start(self, count: int) -> None:
@@ -42,81 +54,129 @@ class WorkerHost:
 
         Raises what kept one of them from starting, after the others were ended.
         """
-        starting = []
-        for _ in range(count):
-            place: Assignment = ray.get(self._master.assign.remote(self._name))
-            log = self._logs / f"worker-{place.worker}.log"
-            actor = spawn(WorkerActor, self._settings, place, log, self._data_root)
-            starting.append((place, actor, log, actor.start.remote()))
+        cores = len(os.sched_getaffinity(0))
+        self._restarts = ray.get(self._master.enlist.remote(self._name, count, cores))
         try:
-            for place, actor, log, reference in starting:
-                ready = started(reference, log, f"worker {place.worker}")
-                ray.get(
-                    self._master.join.remote(place, actor, ready.samples_per_step, ready.layout)
-                )
-                self._workers[place.worker] = (place, actor, ready.process)
+            for _ in range(count):
+                seat = Seat(self._restarts)
+                place: Assignment = ray.get(self._master.assign.remote(self._name))
+                seat.begin(self._settings, place, self._logs, self._data_root, time.monotonic())
+                self._seats.append(seat)
+            for seat in self._seats:
+                self._hand_over(seat, seat.wait(time.monotonic()))
         except RayTaskError as error:
-            self._end(starting)
+            self._leave(self._seats, "it did not start")
             raise error.cause from None
         except SpeedoError:
-            self._end(starting)
+            self._leave(self._seats, "it did not start")
             raise
         self._watcher.start()
 
     def stop(self, cause: str) -> None:
-        """End the workers; the master hears of it."""
+        """End the workers; the master hears of it. May be called twice."""
         self._stopping.set()
-        for place, actor, _ in self._workers.values():
-            self._master.lost.remote(place, cause)
-            ray.kill(actor)
-        self._workers.clear()
+        with self._lock:
+            self._leave(self._seats, cause, wait=False)
 
-    def _end(self, starting: list[tuple[Assignment, Any, Path, Any]]) -> None:
-        for place, actor, _, _ in starting:
-            self._master.lost.remote(place, "it did not start")
-            ray.kill(actor)
+    # ------------------------------------------------------------ the watcher's thread
 
     def _watch(self) -> None:
         while not self._stopping.wait(WATCH_S):
-            for worker, (place, _, process) in list(self._workers.items()):
-                if not _alive(process):
-                    del self._workers[worker]
-                    cause = (
-                        cause_in(self._logs / f"worker-{worker}.log") or "its process was killed"
-                    )
-                    self._master.lost.remote(place, cause)
-                    if not self._workers:
-                        self.last_died = cause
+            with self._lock, suppress(RayError):  # a master that is gone: others notice and stop us
+                if not self._stopping.is_set():
+                    self._look(time.monotonic())
+
+    def _look(self, now: float) -> None:
+        for seat in self._seats:
+            if seat.place is None and not seat.given_up and now >= seat.due:
+                self._begin(seat, now)
+            elif seat.starting is not None:
+                self._look_at_start(seat, now)
+            elif seat.place is not None and seat.is_dead():
+                self._died(seat, seat.cause(), now)
+        if self._asked is not None and ray.wait([self._asked], timeout=0)[0]:
+            answer, self._asked = self._asked, None
+            self._follow(ray.get(answer), now)
+        if self._asked is None and now >= self._next_attend:
+            self._next_attend = now + ATTEND_S
+            places = [seat.place for seat in self._seats if seat.place is not None]
+            alive = tuple((place.worker, place.incarnation) for place in places)
+            self._asked = self._master.attend.remote(self._name, alive)
+
+    def _begin(self, seat: Seat, now: float) -> None:
+        seat.due = now + AGAIN_S
+        try:
+            place = ray.get(self._master.assign.remote(self._name, seat.former), timeout=ANSWER_S)
+        except (RayTaskError, GetTimeoutError):  # its store or itself is busy or away
+            return
+        seat.begin(self._settings, place, self._logs, self._data_root, now)
+
+    def _look_at_start(self, seat: Seat, now: float) -> None:
+        try:
+            ready = seat.answer(now)
+            if ready is not None:
+                self._hand_over(seat, ready)
+        except RayTaskError as error:
+            self._died(seat, first_line(error.cause), now)
+        except (SpeedoError, GetTimeoutError) as error:
+            self._died(seat, first_line(error), now)
+
+    def _hand_over(self, seat: Seat, ready: Ready) -> None:
+        join = self._master.join.remote(
+            seat.place, seat.actor, ready.samples_per_step, ready.layout
+        )
+        ray.get(join, timeout=ANSWER_S)
+
+    def _died(self, seat: Seat, cause: str, now: float, *, for_good: bool = False) -> None:
+        """Tell the master of a death and of what comes now; the process may still have to be ended."""
+        place = seat.place
+        up_s = 0.0 if seat.starting is not None else now - seat.since
+        seat.end()
+        pause = None if for_good else seat.restarts.pause_after(up_s)
+        if pause is not None:
+            seat.due = now + pause
+            outlook = f"restarting in {pause:.0f} s"
+        else:
+            seat.given_up = True
+            used = seat.restarts.used
+            outlook = f"gone, given up after {used} restarts" if used and not for_good else "gone"
+        self._master.lost.remote(place, cause, outlook)
+        if all(one.given_up for one in self._seats):
+            self.last_died = cause
+
+    def _leave(self, seats: list[Seat], cause: str, *, wait: bool = True) -> None:
+        """Let workers go for good, and forget their seats."""
+        for seat in list(seats):
+            if seat.place is not None:
+                self._master.lost.remote(seat.place, cause)
+            seat.end(wait=wait)
+            self._seats.remove(seat)
+
+    # ------------------------------------------------------------ orders
+
+    def _follow(self, orders: Orders, now: float) -> None:
+        for seat in self._seats:
+            for place in orders.moved:
+                if seat.place is not None and seat.place.worker == place.worker:
+                    seat.place = place
+            for end in orders.end:
+                if seat.place is not None and end.is_of(seat.place):
+                    own = seat.cause() if seat.is_dead() else end.reason
+                    self._died(seat, own, now, for_good=end.for_good)
+        if orders.round > self._round:  # somebody wants so many now, whatever happened before
+            self._round = orders.round
+            self._leave([seat for seat in self._seats if seat.given_up], "given up")
+            self.last_died = None
+        self._seats += [Seat(self._restarts) for _ in range(orders.count - len(self._seats))]
+        spare = len(self._seats) - orders.count
+        if spare > 0:
+            self._leave(sorted(self._seats, key=_worth)[:spare], "fewer workers are wanted")
 
 
-def started(reference: Any, log: Path, who: str) -> Any:
-    """The answer of an actor's `start`; a death becomes an error with Caffe's own words."""
-    try:
-        return ray.get(reference, timeout=START_S)
-    except RayTaskError as error:
-        if isinstance(error.cause, SpeedoError):
-            raise error.cause from None
-        raise EngineError(f"{who} could not start: {first_line(error.cause)}; see {log}") from None
-    except RayActorError as error:
-        cause = cause_in(log) or death_cause(error)
-        raise EngineError(f"{who} could not start: {cause}; see {log}") from None
-    except ray.exceptions.GetTimeoutError:
-        raise EngineError(f"{who} did not start within {START_S:.0f} s; see {log}") from None
-
-
-def cause_in(log: Path) -> str | None:
-    """Caffe's FATAL line at the end of a worker's log, if that is how it ended."""
-    try:
-        return fatal_line(log.read_text(encoding="utf-8", errors="replace")[-20_000:])
-    except OSError:
-        return None
-
-
-def _alive(process: int) -> bool:
-    try:
-        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+def _worth(seat: Seat) -> tuple[bool, bool, int]:
+    """How little a seat would be missed, least first: given up, empty, then the highest slots."""
+    place = seat.place
+    return (not seat.given_up, place is not None, -place.worker if place is not None else 0)
 
 
 __all__ = ["Ready", "WorkerHost", "cause_in", "started"]

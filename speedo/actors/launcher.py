@@ -9,15 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from speedo.actors import session
+from speedo.actors.ports import redis_port, require_free_port
 from speedo.actors.signals import stop_signals
 from speedo.config import RunConfig
 from speedo.errors import EngineError, SpeedoError, StoreError
 from speedo.preparation import Prepared, check_nets, discard, prepare
 from speedo.progress import Watch
+from speedo.result import RunResult
+from speedo.resume import Resumed, claim, owned
+from speedo.settings import RunSettings
+from speedo.storage.access import Access
 from speedo.storage.redis_server import PrivateRedis
 from speedo.storage.redis_store import RedisStore, url_with_password
 from speedo.token import load_token
-from speedo.training import RunResult, RunSettings
 
 if TYPE_CHECKING:
     from speedo.actors.host import WorkerHost
@@ -31,10 +35,15 @@ def train(config: RunConfig, watch: Watch) -> RunResult:
     """Train on this machine with `config.workers` workers. Raises `SpeedoError`."""
     with ExitStack() as stack:
         prepared, settings = _start(config, watch, stack, session.own_token(), port=None)
+        from speedo.actors.control import under_control
         from speedo.actors.host import WorkerHost
 
         master, run = _launch_master(prepared, settings)
-        host = WorkerHost(master, settings, "here", prepared.run_dir / "logs", prepared.data_root)
+        stack.enter_context(under_control(master, prepared, watch))
+        host = WorkerHost(
+            master, settings.for_others(), "here", prepared.run_dir / "logs", prepared.data_root
+        )
+        stack.callback(host.stop, "the run is over")  # it must not outlive Ray
         host.start(config.workers)
         result = _follow(master, run, prepared, watch, host)
         host.stop("the run is over")
@@ -45,10 +54,14 @@ def train(config: RunConfig, watch: Watch) -> RunResult:
 def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> RunResult:
     """Wait for workers on other nodes, train with them, and let them go. Raises `SpeedoError`."""
     token = load_token(token_file, create=True)
-    session.require_free_port(config.host, config.port)
+    require_free_port(config.host, config.port)
     with ExitStack() as stack:
         prepared, settings = _start(config, watch, stack, token, port=config.port)
+        from speedo.actors.control import under_control
+
         master, run = _launch_master(prepared, settings)
+        address = f"{config.host}:{config.port}"
+        stack.enter_context(under_control(master, prepared, watch, address))
         watch.note(
             f"waiting for {config.workers} workers, up to {config.timeout:.0f} s; on each node: "
             f"speedo worker --master {config.host}:{config.port}"
@@ -67,6 +80,7 @@ def _start(
 ) -> tuple[Prepared, RunSettings]:
     """Prepare, then start Redis and Ray while Caffe builds the nets once in a child."""
     prepared = prepare(config, watch.note)
+    stack.enter_context(owned(prepared.run_dir, take_over=config.take_over))
     stack.callback(_sweep, prepared.run_dir / "logs")
     watch.begin(prepared.run_dir)
     try:
@@ -74,7 +88,7 @@ def _start(
             watch.note(line)
         with ThreadPoolExecutor(1) as pool:
             checking = pool.submit(check_nets, prepared)
-            redis_url = _redis(config, watch, stack)
+            redis_url, redis_ca = _redis(prepared, watch, stack, redis_port(config.host, port))
             session.load_ray(token)  # takes most of the second that the check takes
             facts = checking.result()
         megabytes = facts.nbytes / 1e6
@@ -85,19 +99,31 @@ def _start(
     except SpeedoError:
         discard(prepared)
         raise
-    return prepared, RunSettings.make(config, prepared.spec, prepared.run, redis_url)
+    epoch = claim(prepared.run_dir) if isinstance(prepared.resumed, Resumed) else 0
+    return prepared, RunSettings.make(
+        config, prepared.spec, prepared.run, redis_url, redis_ca, epoch
+    )
 
 
-def _redis(config: RunConfig, watch: Watch, stack: ExitStack) -> str:
-    """The URL, with its password, of the user's own server or of a private one."""
+def _redis(prepared: Prepared, watch: Watch, stack: ExitStack, port: int | None) -> tuple[str, str]:
+    """The master's URL for the user's own server or for a private one, and the authority of its TLS."""
+    config = prepared.config
     if config.redis is None:
-        return stack.enter_context(PrivateRedis(host=config.host)).url
+        server = stack.enter_context(
+            PrivateRedis(host=config.host, port=port, tls=config.redis_tls)
+        )
+        return server.url, server.ca_pem
     url = url_with_password(config.redis)
     store = RedisStore(url)
     for warning in store.check_server():
         watch.note(f"warning: {warning}")
     store.close()
-    return url
+    access = Access(url, prepared.run)
+    problem = access.problem()
+    access.close()
+    if problem is not None:
+        watch.note(f"warning: {problem}")
+    return url, ""
 
 
 def _launch_master(prepared: Prepared, settings: RunSettings) -> tuple[Any, Any]:
@@ -112,7 +138,7 @@ def _launch_master(prepared: Prepared, settings: RunSettings) -> tuple[Any, Any]
     logs = prepared.run_dir / "logs"
     testing = None
     if prepared.spec.has_test:
-        tester = spawn(TesterActor, settings, logs / "tester.log")
+        tester = spawn(TesterActor, settings.for_others(), logs / "tester.log")
         testing = tester.start.remote()
     master = spawn(
         MasterActor,
@@ -120,6 +146,7 @@ def _launch_master(prepared: Prepared, settings: RunSettings) -> tuple[Any, Any]
         settings,
         prepared.run_dir,
         prepared.records,
+        None if prepared.resumed is None else prepared.resumed.path,
         name=NAME,
         threads=16,
     )

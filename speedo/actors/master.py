@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from speedo.actors.cluster import RayCluster
+from speedo.actors.orders import Orders
+from speedo.actors.stores import patient_store
+from speedo.actors.supervisor import Supervisor
+from speedo.caffe_snapshot import SUFFIX, CaffeSnapshot, read_snapshot
+from speedo.checkpoint import Checkpoint, read_checkpoint
 from speedo.config import RunConfig
-from speedo.errors import ClusterError
+from speedo.errors import ClusterError, StoreError
+from speedo.messages import StoreTrouble
+from speedo.result import RunResult
+from speedo.roster import Assignment
+from speedo.settings import RunSettings
 from speedo.status import Status
-from speedo.training import Assignment, RunResult, RunSettings, Training
+from speedo.training import Training
 
 NAME = "master"
 
@@ -19,19 +29,39 @@ class MasterActor:
     """A thin shell around `speedo.training.Training`."""
 
     def __init__(
-        self, config: RunConfig, settings: RunSettings, run_dir: Path, records: int | None
+        self,
+        config: RunConfig,
+        settings: RunSettings,
+        run_dir: Path,
+        records: int | None,
+        checkpoint: Path | None,
     ) -> None:
         from speedo.engines.fatal import capture_stderr
+        from speedo.storage.access import Access
         from speedo.storage.redis_store import RedisStore
 
         capture_stderr(run_dir / "logs" / "master.log")
         self._settings = settings
         self._hosts: set[str] = set()
-        self._cluster = RayCluster(
-            lambda worker, incarnation: self._training.roster.release(worker, incarnation)
+        self._cluster = RayCluster(lambda worker, incarnation: self._release(worker, incarnation))
+        self._access = Access(
+            settings.redis_url,
+            settings.keyspace,
+            ca_pem=settings.redis_ca,
+            saved=settings.redis_is_ours,
+            patience_s=settings.timeout_s,
         )
-        store = RedisStore(settings.redis_url)
-        self._training = Training(config, settings, run_dir, store, self._cluster, records)
+        self._training = Training(
+            config,
+            settings,
+            run_dir,
+            patient_store(settings.redis_url, settings, self._store_trouble),
+            self._cluster,
+            records,
+            resume=None if checkpoint is None else _read(checkpoint),
+            open_store=lambda: RedisStore(settings.redis_url, ca_pem=settings.redis_ca),
+        )
+        self._supervisor = Supervisor(config, self._training, self._cluster, self._admitted)
 
     # ------------------------------------------------------------ the run
 
@@ -41,7 +71,13 @@ class MasterActor:
     def version(self) -> str:
         return self._settings.version
 
+    def facts(self) -> dict[str, int]:
+        """The net as built here, for nodes that compare theirs before they join."""
+        layout = self._training.layout
+        return {"parameters": layout.size, "bytes": layout.nbytes, "layout": layout.digest}
+
     def use_tester(self, tester: Any) -> None:
+        tester.connect.remote(self._access.admit_reader())
         self._cluster.tester = tester
 
     def run(self) -> RunResult:
@@ -49,6 +85,7 @@ class MasterActor:
 
     def clean_store(self) -> None:
         self._training.clean_store()
+        self._access.close()
 
     def stop(self, reason: str) -> None:
         self._cluster.stop(reason)
@@ -61,30 +98,53 @@ class MasterActor:
     def settings(self, host: str) -> RunSettings:
         """Everything that a host needs to start workers; from now on the master waits for its farewell."""
         self._hosts.add(host)
-        return self._settings
+        return self._settings.for_others()
 
-    def assign(self, host: str) -> Assignment:
-        """A place for one more worker of this host."""
-        place = self._training.roster.assign()
+    def assign(self, host: str, former: int | None = None) -> Assignment:
+        """A place for one more worker of this host, or for one that died at slot `former`."""
+        place = self._training.roster.assign(self._supervisor.samples())
+        try:
+            place = self._admitted(place)
+        except StoreError:
+            self._release(place.worker, place.incarnation)
+            raise
         self._training.board.name_host(place.worker, host)
+        if former is not None and former != place.worker:
+            self._training.board.expect(former, f"gone, now worker {place.worker}")
         return place
 
     def join(self, place: Assignment, handle: Any, samples_per_step: int, layout: int) -> None:
         """Take a worker in; raises `ClusterError` if its net is another."""
         if layout != self._training.layout.digest:
-            self._training.roster.release(place.worker, place.incarnation)
+            self._release(place.worker, place.incarnation)
             raise ClusterError(
                 f"worker {place.worker} has built another net than the master: run the same SpeeDO and Caffe "
                 "on every node"
             )
         self._cluster.join(place.worker, place.incarnation, handle, samples_per_step)
 
-    def lost(self, place: Assignment, cause: str) -> None:
-        self._cluster.lost(place.worker, place.incarnation, cause)
+    def lost(self, place: Assignment, cause: str, outlook: str = "") -> None:
+        """A worker is gone, wherever it was moved meanwhile; `outlook` is what its host will do."""
+        now_at = self._training.roster.now_at(place.worker, place.incarnation) or place
+        self._training.board.expect(place.worker, outlook)
+        self._cluster.lost(now_at.worker, now_at.incarnation, cause)
+
+    def enlist(self, host: str, count: int, cores: int) -> int:
+        """A host that is about to start workers; how often it starts one again that died."""
+        return self._supervisor.enlist(host, count, cores)
+
+    def attend(self, host: str, alive: tuple[tuple[int, int], ...]) -> Orders:
+        """The workers that a host has, (slot, incarnation); what it is to do."""
+        return self._supervisor.attend(host, alive)
+
+    def scale(self, workers: int) -> str:
+        """Have so many workers on all hosts together; raises `SpeedoError` if that cannot be."""
+        return self._supervisor.scale(workers)
 
     def farewell(self, host: str) -> None:
         """This host has let its workers go."""
         self._hosts.discard(host)
+        self._supervisor.discharge(host)
 
     def wait_for_hosts(self, timeout_s: float) -> bool:
         """Whether every host has said farewell in time."""
@@ -92,3 +152,19 @@ class MasterActor:
         while self._hosts and time.monotonic() < deadline:
             time.sleep(0.05)
         return not self._hosts
+
+    def _store_trouble(self, problem: str | None) -> None:
+        self._training.board.store_trouble = problem or ""
+        self._cluster.post(StoreTrouble(problem or ""))
+
+    def _admitted(self, place: Assignment) -> Assignment:
+        """The place with a user of its own in the store; former users of its slot are shut out."""
+        return replace(place, redis_url=self._access.admit_worker(place.worker, place.incarnation))
+
+    def _release(self, worker: int, incarnation: int) -> None:
+        self._training.roster.release(worker, incarnation)
+        self._access.dismiss(worker, incarnation)
+
+
+def _read(path: Path) -> Checkpoint | CaffeSnapshot:
+    return read_snapshot(path) if path.suffix == SUFFIX else read_checkpoint(path)

@@ -1,32 +1,34 @@
-"""A host's stay in a cluster, from finding the master to the farewell."""
+"""A host's membership in a cluster: it waits for a master, stays until the run ends, survives a lost master."""
 
 from __future__ import annotations
 
+import os
+import secrets
 import shutil
+import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
-import speedo
-from speedo.actors import session
+from speedo.actors.meeting import wait_for_master
 from speedo.actors.signals import stop_signals
+from speedo.actors.stay import LEAVE_S, Ending, Failed, Lost, Over, Request, Stopped
 from speedo.data import default_data_root
 from speedo.errors import ClusterError, EngineError
-from speedo.preparation import make_dataset, preparable_dataset
 from speedo.progress import Watch
 from speedo.status import Status
 from speedo.token import load_token
-from speedo.training import RunSettings
 
-if TYPE_CHECKING:
-    from speedo.actors.host import WorkerHost
-
-STATUS_S: Final = 0.5
-ANSWER_S: Final = 60.0
+LOOK_S: Final = 0.2
+CRASHES: Final = 3  # a stay that ends without a word is tried again so often
 
 
 def serve_worker(
@@ -38,33 +40,121 @@ def serve_worker(
     data_root: Path | None,
     token_file: Path | None,
 ) -> Status:
-    """Join the master at `address` with `count` workers and stay until the run ends. Raises `SpeedoError`."""
-    token = _patient_token(token_file, timeout_s, watch.note)
-    session.wait_for_master(address, token, timeout_s, watch.note)
-    with ExitStack() as stack:
-        logs = Path(tempfile.mkdtemp(prefix="speedo-worker-"))
-        stack.push(
-            lambda kind, *_: shutil.rmtree(logs, ignore_errors=True) if kind is None else None
-        )
-        stack.enter_context(session.member(token, address))
-        from speedo.actors.host import WorkerHost
+    """Join the master at `address` with `count` workers and stay until the run ends. Raises `SpeedoError`.
 
-        master = _find_master(address, timeout_s)
-        name = f"{socket.gethostname()}:{logs.name[-4:]}"
-        settings = _settings(master, name, address)
+    A master that is lost is waited for, `timeout_s` each time, and joined again.
+    """
+    logs = Path(tempfile.mkdtemp(prefix="speedo-worker-"))
+    root = (data_root or default_data_root()).absolute()
+    stays = crashes = 0
+    while True:
         try:
-            root = (data_root or default_data_root()).absolute()
-            missing = preparable_dataset(settings.spec.on_node(root))
-            if missing is not None:
-                make_dataset(root, missing, watch.note)
-            host = WorkerHost(master, settings, name, logs, root)
-            host.start(count)
+            token = _patient_token(token_file, timeout_s, watch.note)
+            wait_for_master(address, token, timeout_s, watch.note, returning=stays > 0)
+        except BaseException:
+            with suppress(OSError):
+                logs.rmdir()  # kept if workers have left their words there
+            raise
+        stays += 1
+        request = Request(
+            address,
+            token,
+            count,
+            timeout_s,
+            name=f"{socket.gethostname()}:{secrets.token_hex(2)}",
+            logs=logs / f"stay-{stays}",
+            folder=Path(tempfile.mkdtemp(prefix="speedo-ray-")),
+            data_root=root,
+        )
+        ending = _stay(request, watch)
+        if isinstance(ending, Over):
+            shutil.rmtree(logs, ignore_errors=True)
+            return ending.status
+        if isinstance(ending, Failed):
+            raise ending.error or RuntimeError(ending.bug)
+        if isinstance(ending, Lost):
+            crashes = 0
             watch.note(
-                f"joined the master at {address} with {count} worker{'s' if count > 1 else ''}"
+                f"the master at {address} is gone ({ending.why}); this host's workers were ended; "
+                f"waiting up to {timeout_s:.0f} s for a master to come back there"
             )
-            return _stay(master, host, address, watch)
+            continue
+        crashes += 1
+        if crashes >= CRASHES:
+            raise EngineError(
+                f"this host's own process died {crashes} times ({ending}); see {request.logs}"
+            )
+        watch.note(f"this host's own process died ({ending}); it starts again")
+
+
+def _stay(request: Request, watch: Watch) -> Over | Lost | Failed | str:
+    """How a stay ended; a text is the death of its process. Raises what a signal asks for."""
+    request.logs.mkdir(parents=True)
+    ours, theirs = Pipe()
+    with stop_signals() as stopped, ours, open(request.logs / "host.log", "wb") as log:
+        with theirs:
+            child = subprocess.Popen(
+                [sys.executable, "-m", "speedo.actors.stay", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C reaches this process alone, which hands it on
+            )
+        try:
+            ours.send(request)
+            ending = _follow(ours, child, stopped, watch)
+            child.wait(LEAVE_S)
+        except subprocess.TimeoutExpired:
+            pass  # it has said all; what hangs is ended below
         finally:
-            _say_farewell(master, name)
+            _end(child)
+            shutil.rmtree(request.folder, ignore_errors=True)
+    if stopped:
+        if stopped[0] == "SIGTERM":
+            raise SystemExit(143)
+        raise KeyboardInterrupt
+    if ending is None or isinstance(ending, Stopped):
+        return _death(child.returncode)
+    return ending
+
+
+def _follow(
+    connection: Connection, child: subprocess.Popen[bytes], stopped: list[str], watch: Watch
+) -> Ending | None:
+    """Show what the child tells until it tells its ending; None if it died before, or does not leave."""
+    deadline: float | None = None
+    while deadline is None or time.monotonic() < deadline:
+        if stopped and deadline is None:
+            deadline = time.monotonic() + LEAVE_S
+            with suppress(OSError):
+                connection.send(stopped[0])
+        try:
+            if not connection.poll(LOOK_S):
+                continue
+            told = connection.recv()
+        except (EOFError, OSError):
+            return None
+        if isinstance(told, str):
+            watch.note(told)
+        elif isinstance(told, Status):
+            watch.show(told)
+        else:
+            ending: Ending = told
+            return ending
+    return None
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """The child, and with it its node: Ray's processes die with the process that started them."""
+    if child.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def _death(status: int) -> str:
+    return f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
 
 
 def _patient_token(file: Path | None, timeout_s: float, note: Callable[[str], None]) -> str:
@@ -83,70 +173,3 @@ def _patient_token(file: Path | None, timeout_s: float, note: Callable[[str], No
                 )
                 said = True
             time.sleep(0.5)
-
-
-def _find_master(address: str, timeout_s: float) -> Any:
-    import ray
-
-    from speedo.actors.master import NAME
-
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            return ray.get_actor(NAME, namespace=session.NAMESPACE)
-        except ValueError:
-            if time.monotonic() >= deadline:
-                raise ClusterError(
-                    f"there is no SpeeDO master in the Ray cluster at {address}: correct --master"
-                ) from None
-            time.sleep(0.2)
-
-
-def _settings(master: Any, name: str, address: str) -> RunSettings:
-    import ray
-
-    theirs = ray.get(master.version.remote(), timeout=ANSWER_S)
-    if theirs != speedo.__version__:
-        raise ClusterError(
-            f"SpeeDO differs: the master at {address} has {theirs}, this node {speedo.__version__}: "
-            "install the same version on every node"
-        )
-    settings: RunSettings = ray.get(master.settings.remote(name), timeout=ANSWER_S)
-    return settings
-
-
-def _stay(master: Any, host: WorkerHost, address: str, watch: Watch) -> Status:
-    """Watch the run until it is over."""
-    import ray
-    from ray.exceptions import RayError
-
-    with stop_signals() as stopped:
-        while True:
-            try:
-                status: Status = ray.get(master.status.remote(), timeout=ANSWER_S)
-            except RayError as error:
-                raise ClusterError(
-                    f"the master at {address} is gone ({type(error).__name__})"
-                ) from None
-            watch.show(status)
-            if host.last_died is not None and not status.over:
-                raise EngineError(f"every worker of this host died, the last: {host.last_died}")
-            if stopped:
-                host.stop(f"its host was stopped by {stopped[0]}")
-                if stopped[0] == "SIGTERM":
-                    raise SystemExit(143)
-                raise KeyboardInterrupt
-            if status.over:
-                host.stop("the run is over")
-                return status
-            time.sleep(STATUS_S)
-
-
-def _say_farewell(master: Any, name: str) -> None:
-    import ray
-    from ray.exceptions import RayError
-
-    try:
-        ray.get(master.farewell.remote(name), timeout=5.0)
-    except RayError:
-        return  # the master is gone already; there is nobody to tell

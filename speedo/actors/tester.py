@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from speedo.engines.fatal import capture_stderr
-from speedo.training import RunSettings
+from speedo.settings import RunSettings
 
 
 class TesterActor:
@@ -21,16 +21,24 @@ class TesterActor:
         """Build the nets; returns the process id."""
         from speedo.engines.pycaffe import PycaffeEngine
         from speedo.solver import solver_for_tester
-        from speedo.storage.redis_store import RedisStore
 
         spec = self._settings.spec
         text = solver_for_tester(spec, seed=self._settings.seed, scratch=self._log.parent)
         self._engine = PycaffeEngine(
-            text, lr_policy=spec.lr_policy, folder=spec.folder, scratch=self._log.parent
+            text,
+            lr_policy=spec.lr_policy,
+            folder=spec.folder,
+            python_layers=spec.python_layers,
+            scratch=self._log.parent,
         )
-        self._store = RedisStore(self._settings.redis_url)
         self._vector = self._engine.layout.zeros()
         return os.getpid()
+
+    def connect(self, redis_url: str) -> None:
+        """Centers are read from there; before the first `evaluate`."""
+        from speedo.actors.stores import patient_store
+
+        self._store = patient_store(redis_url, self._settings)
 
     def evaluate(self, version: int) -> Mapping[str, float]:
         """The metrics of one version of the center."""
@@ -38,7 +46,7 @@ class TesterActor:
         from speedo.weights import Kind
         from speedo.worker import fetch_vector
 
-        key = keys.center(self._settings.run, version)
+        key = keys.center(self._settings.keyspace, version)
         fetch_vector(self._store, key, self._engine.layout, Kind.CENTER, self._vector)
         self._engine.load_weights(self._vector)
         return dict(self._engine.evaluate())

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from speedo import failpoints
+from speedo.engines.base import Engine
 from speedo.engines.fatal import capture_stderr
-from speedo.messages import Train, Trained
-from speedo.training import Assignment, RunSettings
+from speedo.errors import MissingKeyError, PayloadError
+from speedo.messages import SaveState, StateSaved, Train, Trained
+from speedo.roster import Assignment
+from speedo.settings import RunSettings
+from speedo.storage.base import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,48 +35,103 @@ class WorkerActor:
         self, settings: RunSettings, place: Assignment, log: Path, data_root: Path | None
     ) -> None:
         capture_stderr(log)
-        self._settings, self._place = settings, place
-        self._log, self._data_root = log, data_root
+        failpoints.i_am_worker(place.worker)
+        faulthandler.enable()  # a segmentation fault leaves its name in the log
+        self._settings, self._place, self._data_root = settings, place, data_root
+        self._scratch = scratch_of(log, place)
+        self._scratch.mkdir(exist_ok=True)
 
     def process(self) -> int:
         return os.getpid()
 
     def start(self) -> Ready:
         """Build the solver and connect to the store."""
+        engine = self._begin(self._place)
+        return Ready(os.getpid(), engine.samples_per_step, engine.layout.digest)
+
+    def rebuild(self, place: Assignment) -> int:
+        """Take another place with the engine built anew, all but its history; its samples per step."""
+        history = self._worker.engine.history()
+        self._worker.engine.close()  # before the next is built: memory may not hold both
+        self._worker.store.close()
+        engine = self._begin(place)
+        engine.load_history(history)
+        return engine.samples_per_step
+
+    def _begin(self, place: Assignment) -> Engine:
+        from speedo.actors.stores import patient_store
         from speedo.engines.pycaffe import PycaffeEngine
         from speedo.solver import solver_for_worker
-        from speedo.storage.redis_store import RedisStore
         from speedo.worker import Worker
 
-        settings, place = self._settings, self._place
+        settings = self._settings
         spec = settings.spec.on_node(self._data_root)
-        scratch = self._log.parent
         text = solver_for_worker(
             spec,
             rank=place.rank,
-            count=settings.workers,
+            count=place.count,
             batch_size=place.batch_size,
             seed=settings.seed + 1 + place.worker,
-            scratch=scratch,
+            scratch=self._scratch,
         )
         engine = PycaffeEngine(
             text,
             lr_policy=spec.lr_policy,
             rank=place.rank,
-            count=settings.workers,
+            count=place.count,
             folder=spec.folder,
-            scratch=scratch,
+            python_layers=spec.python_layers,
+            scratch=self._scratch,
         )
+        engine.advance(place.skip)
+        store = patient_store(place.redis_url, settings)
+        if place.history is not None:
+            _take_over(engine, store, settings.keyspace, place)
         self._worker = Worker(
-            settings.run,
+            settings.keyspace,
             place.worker,
             place.incarnation,
             engine,
-            RedisStore(settings.redis_url),
+            store,
             time.monotonic,
             settings.epoch,
         )
-        return Ready(os.getpid(), engine.samples_per_step, engine.layout.digest)
+        self._place = place
+        return engine
 
     def turn(self, command: Train) -> Trained:
         return self._worker.turn(command)
+
+    def save_state(self, command: SaveState) -> StateSaved:
+        """Lay the solver's history into the store, for a checkpoint, and say how far the data was read."""
+        from speedo.history_transfer import put_history
+
+        worker, place = self._worker, self._place
+        history = worker.engine.history()
+        put_history(worker.store, self._settings.keyspace, place.worker, command.version, history)
+        batches = place.skip + worker.samples // place.batch_size
+        return StateSaved(
+            place.worker,
+            place.incarnation,
+            command.version,
+            batches,
+            place.rank,
+            place.count,
+            place.batch_size,
+        )
+
+
+def _take_over(engine: Engine, store: Store, keyspace: str, place: Assignment) -> None:
+    """Load the history that this slot had in the checkpoint; without it, which is told, momentum begins at 0."""
+    from speedo.history_transfer import take_history
+
+    assert place.history is not None
+    try:
+        engine.load_history(take_history(store, keyspace, place.worker, place.history))
+    except (MissingKeyError, PayloadError) as error:
+        print(f"the solver history of the checkpoint is lost: {error}", file=sys.stderr)
+
+
+def scratch_of(log: Path, place: Assignment) -> Path:
+    """The folder of one process for its small files; its host removes it after a death."""
+    return log.parent / f"speedo-engine-{place.worker}.{place.incarnation}"

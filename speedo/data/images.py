@@ -106,7 +106,8 @@ def prepare_images(
         work = _Conversion(base, form, faults, with_mean or not encoded, threads)
         written = write_database(staging / database, work.records(lines, database, progress))
         if not written.records:
-            raise DataError(f"{list_file} gives no image: " + (faults.first or "it has no line"))
+            why = faults.first or "it has no line; write one 'path label' per image"
+            raise DataError(f"{list_file} gives no image: {why}")
         described = Database(
             records=written.records,
             shape=work.shape if work.one_shape else None,

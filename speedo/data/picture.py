@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -69,7 +70,9 @@ def decode(path: Path, form: Form) -> Picture:
     # Pillow's decoders raise almost anything on a damaged file; whatever it is, the file is at
     # fault.
     except Exception as error:
-        raise DataError(f"{path} is not an image that can be decoded ({error})") from error
+        raise DataError(
+            f"{path} is not an image that can be decoded ({_words(error, path)})"
+        ) from error
     if form.size and (image.height, image.width) != form.size:
         image = image.resize((form.size[1], form.size[0]), Image.Resampling.BILINEAR)
         unchanged = False
@@ -81,6 +84,11 @@ def decode(path: Path, form: Form) -> Picture:
     if unchanged and source_format in _KEPT_FORMATS:
         return Picture(planes, content)
     return Picture(planes, _encode(image, source_format))
+
+
+def _words(error: Exception, path: Path) -> str:
+    """What Pillow says, with the file's name in the place of the bytes that it was given."""
+    return re.sub(r"<_io\.BytesIO object at 0x[0-9a-f]+>", repr(path.name), str(error))
 
 
 def _encode(image: Image.Image, source_format: str | None) -> bytes:

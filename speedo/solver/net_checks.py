@@ -103,5 +103,5 @@ def _python(layer: Any, search: SearchPath) -> Iterator[str]:
     if not found:
         yield (
             f"needs the Python module {module!r}, which is neither in {search.folder} nor "
-            "installed: put it there or set PYTHONPATH"
+            "installed: put it there, or install it and allow it with --python-layers"
         )

@@ -36,7 +36,8 @@ class SolverSpec:
     `text` is a SolverParameter whose train net stands in `train_net_param` and whose test nets
     stand in `test_net_param`, one for each `test_iter`; all are upgraded and hold the layers of
     their own state alone. Paths of data in it are as written. `net_files` says where the nets came
-    from, the train net first. `random_seed` is -1 where the solver has none.
+    from, the train net first. `random_seed` is -1 where the solver has none. `python_layers` are the
+    modules that Python layers may come from beside those in `folder`.
     """
 
     text: str
@@ -59,6 +60,7 @@ class SolverSpec:
     random_seed: int
     train_source: str | None
     layer_types: tuple[str, ...]
+    python_layers: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:

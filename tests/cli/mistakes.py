@@ -45,7 +45,8 @@ def _solvers() -> Iterator[Mistake]:
         ("rate", "base_lr is 0", "use a learning rate above 0"),
         ("policy", "lr_policy 'step' needs stepsize", "add it"),
         ("no-tests", "test_interval is 10 but there is no test net", "add test_iter"),
-        ("python", "needs the Python module 'nowhere_layers'", "put it there or set PYTHONPATH"),
+        ("python", "needs the Python module 'nowhere_layers'",
+         "put it there, or install it and allow it with --python-layers"),
     ):  # fmt: skip
         yield Mistake(
             f"solver-{folder}",

@@ -17,7 +17,7 @@ from speedo.cli import main
 from speedo.config import RunConfig
 from speedo.errors import ConfigError
 from speedo.preparation import prepare
-from speedo.training import RunResult
+from speedo.result import RunResult
 from tests.data.makers import idx_folder
 from tests.engines.nets import net_text, write_data, write_solver
 
@@ -63,7 +63,7 @@ def typed(*arguments: str, **streams: Any) -> subprocess.CompletedProcess[str]:
     ("command", "options"),
     [
         ("train", RUN_OPTIONS),
-        ("master", [*RUN_OPTIONS, "--host", "--port", "--token-file"]),
+        ("master", [*RUN_OPTIONS, "--host", "--port", "--token-file", "--redis-tls"]),
         ("worker", ["--master", "--workers", "--timeout", "--data-root", "--token-file"]),
     ],
 )
@@ -80,7 +80,7 @@ def test_every_option_of_a_run_can_stand_in_the_configuration_and_has_its_words(
             assert named - fields <= {"config_file", "token_file"}
             assert all(one.help for one in command.params if isinstance(one, click.Option))
             missing = fields - named
-            assert missing == ({"host", "port"} if name == "train" else set())
+            assert missing == ({"host", "port", "redis_tls"} if name == "train" else set())
 
 
 def test_the_page_of_train_groups_its_options() -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -34,15 +34,20 @@ class Commands:
         self._started: list[subprocess.Popen[str]] = []
 
     def start(
-        self, *arguments: str, environment: Mapping[str, str] | None = None
+        self,
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+        inside: Sequence[str] = (),
     ) -> subprocess.Popen[str]:
+        """A command; `inside` is what is typed before it, as to run it on another host."""
         process = subprocess.Popen(
-            [sys.executable, "-m", "speedo", *arguments],
+            [*inside, sys.executable, "-m", "speedo", *arguments],
             cwd=self.folder,
             env={
                 **os.environ,
                 MARK: self.mark,
                 "SPEEDO_TOKEN_FILE": str(self.token_file),
+                "SPEEDO_RUNTIME_DIR": str(self.folder / "runtime"),
                 **(environment or {}),
             },
             stdin=subprocess.DEVNULL,

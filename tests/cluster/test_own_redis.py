@@ -22,12 +22,13 @@ def test_a_run_on_an_own_redis_leaves_nothing_there(speedo: Commands, tmp_path: 
         parts = urlsplit(server.url)
         process = speedo.start(
             "train", "--mode", "easgd", "--max-iter", "10", "--test-interval", "0",
-            "--redis", f"redis://{parts.hostname}:{parts.port}/0", "--run-dir", "run",
+            "--redis", f"redis://{parts.username}@{parts.hostname}:{parts.port}/0", "--run-dir", "run",
             environment={"SPEEDO_REDIS_PASSWORD": parts.password or ""},
         )  # fmt: skip
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
         assert store.keys("") == ["somebody:else"]
+        assert store.administer("ACL", "USERS") == [b"default", b"master"]
     assert json.loads((tmp_path / "run" / "result.json").read_text())["iteration"] == 10
     kept = "".join(path.read_text(errors="replace") for path in (tmp_path / "run").rglob("*.*"))
     assert (parts.password or "?") not in kept

@@ -86,7 +86,7 @@ def test_a_killed_worker_is_told_and_the_others_go_on(speedo: Commands, tmp_path
     assert process.returncode == 0, errors
     lines = [json.loads(line) for line in metrics.open()]
     left = [line for line in lines if line["event"] == "left"]
-    assert [line["cause"] for line in left] == ["its process was killed"]
+    assert [line["cause"] for line in left] == ["killed by signal 9 (out of memory?)"]
     merged = {
         (line["worker"], line["ticket"]) for line in lines if line.get("decision") == "merged"
     }
@@ -96,13 +96,13 @@ def test_a_killed_worker_is_told_and_the_others_go_on(speedo: Commands, tmp_path
 def test_when_every_worker_dies_the_run_ends_with_the_cause(
     speedo: Commands, tmp_path: Path
 ) -> None:
-    process = speedo.start(*LONG)
+    process = speedo.start(*LONG, "--restarts", "0")
     wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version": 10,', 90)
     for victim in actors(speedo, "WorkerActor"):
         victim.kill()
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 3, errors
-    assert "every worker died, the last: its process was killed" in errors
+    assert "every worker died, the last: killed by signal 9 (out of memory?)" in errors
     assert json.loads((tmp_path / "run" / "result.json").read_text())["iteration"] >= 10
 
 

@@ -8,15 +8,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from speedo.caffe_snapshot import read_snapshot
 from speedo.config import make_config
 from speedo.driver import Cluster
 from speedo.engines.pycaffe import PycaffeEngine
-from speedo.messages import Command, Evaluate, Event, Joined, Tested, Train
+from speedo.messages import Command, Evaluate, Event, Joined, SaveState, Tested, Train
+from speedo.result import RunResult
 from speedo.runlog import create_run_dir
+from speedo.settings import RunSettings
 from speedo.solver import read_solver, solver_for_tester, solver_for_worker
 from speedo.storage import keys
 from speedo.storage.base import Store
-from speedo.training import RunResult, RunSettings, Training
+from speedo.training import Training
 from speedo.weights import Kind, Vector
 from speedo.worker import Worker, fetch_vector
 
@@ -31,6 +34,7 @@ class LocalCluster(Cluster):
         self.tester: tuple[PycaffeEngine, Store, str] | None = None
 
     def send(self, command: Command) -> None:
+        assert not isinstance(command, SaveState)
         if isinstance(command, Train):
             self.events.append(self.workers[command.worker].turn(command))
         else:
@@ -47,7 +51,7 @@ class LocalCluster(Cluster):
     def next_event(self, timeout_s: float) -> Event | None:
         return self.events.popleft() if self.events else None
 
-    def evict(self, worker: int, incarnation: int, reason: str) -> None:
+    def evict(self, worker: int, incarnation: int, reason: str, *, for_good: bool = False) -> None:
         self.evicted.append((worker, reason))
 
 
@@ -59,7 +63,15 @@ def train_here(
     spec = read_solver(solver, data_root=data_root)
     settings = RunSettings.make(config, spec, "here", "")
     cluster = LocalCluster()
-    training = Training(config, settings, create_run_dir(run_dir), store, cluster, None)
+    training = Training(
+        config,
+        settings,
+        create_run_dir(run_dir),
+        store,
+        cluster,
+        None,
+        resume=read_snapshot(config.resume) if config.resume is not None else None,
+    )
     for _ in range(config.workers):
         place = training.roster.assign()
         text = solver_for_worker(
@@ -68,13 +80,15 @@ def train_here(
         engine = PycaffeEngine(
             text, lr_policy=spec.lr_policy, rank=place.rank, count=config.workers
         )
+        if place.history is not None:
+            engine.load_history(training.histories[place.worker])
         cluster.workers[place.worker] = Worker(
-            settings.run, place.worker, place.incarnation, engine, store, time.monotonic
+            settings.keyspace, place.worker, place.incarnation, engine, store, time.monotonic
         )
         cluster.events.append(Joined(place.worker, place.incarnation, engine.samples_per_step))
     if spec.has_test:
         tester = PycaffeEngine(solver_for_tester(spec), lr_policy=spec.lr_policy)
-        cluster.tester = (tester, store, settings.run)
+        cluster.tester = (tester, store, settings.keyspace)
     before = training.center.vector.copy()
     result = training.run()
     after = training.center.vector.copy()

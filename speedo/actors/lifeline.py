@@ -1,0 +1,82 @@
+"""Whether the master is still there, seen from outside Ray, which takes a minute to find out."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from speedo.actors.meeting import connection_to
+
+LOOK_S: Final = 1.0
+ANSWER_S: Final = 2.0
+REFUSED: Final = 3  # refusals in a row: the machine is there, the master is not
+SILENT_S: Final = 10.0  # a machine that vanished, or a broken network, which may mend
+
+
+class Lifeline:
+    """Holds a connection to the master's port, a new one each second; calls `lost` from its own thread once.
+
+    A connection that the master's end closes is the end of its process, at once; a port that refuses is given
+    up after some 3 s, one that is silent after 10 s.
+    """
+
+    def __init__(self, address: str, lost: Callable[[str], None]) -> None:
+        self._address, self._lost = address, lost
+        self._closed = False
+        self._telling = threading.Lock()
+        self._thread = threading.Thread(target=self._watch, name="lifeline", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """From now on `lost` is not called any more."""
+        with self._telling:
+            self._closed = True
+
+    def _watch(self) -> None:
+        held: socket.socket | None = None
+        refused, answered = 0, time.monotonic()
+        why = ""
+        while not self._closed and not why:
+            looked = time.monotonic()
+            try:
+                fresh = connection_to(self._address, ANSWER_S)
+            except ConnectionRefusedError:
+                refused += 1
+                if refused >= REFUSED:
+                    why = "it refuses connections"
+            except OSError as error:
+                refused, silent = 0, time.monotonic() - answered
+                if silent >= SILENT_S:
+                    why = f"no answer for {silent:.0f} s: {error.strerror or error}"
+            else:
+                refused, answered = 0, time.monotonic()
+                if held is not None:
+                    held.close()
+                held = fresh
+            if held is not None and _hangs_up(held, looked + LOOK_S):
+                why = "it closed the connection"
+            elif (rest := looked + LOOK_S - time.monotonic()) > 0:
+                time.sleep(rest)
+        if held is not None:
+            held.close()
+        with self._telling:
+            if not self._closed:
+                self._lost(why)
+
+
+def _hangs_up(connection: socket.socket, deadline: float) -> bool:
+    """Whether the other end closes before the deadline, which may have passed; what it says is dropped."""
+    while True:
+        connection.settimeout(max(deadline - time.monotonic(), 0.001))
+        try:
+            if not connection.recv(4096):
+                return True
+        except TimeoutError:
+            return False
+        except OSError:
+            return True

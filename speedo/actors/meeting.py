@@ -1,0 +1,122 @@
+"""Finding a master: whether one answers, takes our token and runs the same versions. Imports no Ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from speedo.actors.session import environment
+from speedo.errors import ClusterError
+
+LOOK_S = 0.3
+
+
+def wait_for_master(
+    address: str,
+    token: str,
+    timeout_s: float,
+    note: Callable[[str], None],
+    *,
+    returning: bool = False,
+) -> None:
+    """Return once a master answers at `address` and takes us; raises `ClusterError` with the reason.
+
+    `returning` says that there was one before.
+    """
+    host, _, port = address.rpartition(":")
+    deadline = time.monotonic() + timeout_s
+    said = returning
+    while True:
+        try:
+            connection_to(address, min(5.0, timeout_s)).close()
+            break
+        except socket.gaierror as error:
+            raise ClusterError(
+                f"the master's name {host!r} is not known ({error.strerror}): correct --master"
+            ) from None
+        except OSError:
+            if time.monotonic() >= deadline:
+                raise ClusterError(_missing(host, port, timeout_s, returning)) from None
+            if not said:
+                note(f"waiting for a master at {address}, up to {timeout_s:.0f} s")
+                said = True
+            time.sleep(LOOK_S)
+    _check_peer(address, token, deadline)
+
+
+def connection_to(address: str, timeout_s: float) -> socket.socket:
+    """A connection to host:port; raises `OSError` if nothing accepts it."""
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s)
+
+
+def _missing(host: str, port: str, timeout_s: float, returning: bool) -> str:
+    if returning:
+        return (
+            f"the master did not come back at {host}:{port} within {timeout_s:.0f} s: start it again there "
+            "with --resume, and this command too"
+        )
+    return (
+        f"no master answered at {host}:{port} within {timeout_s:.0f} s: start `speedo master --host {host} "
+        f"--port {port}` there, or correct --master"
+    )
+
+
+def _check_peer(address: str, token: str, deadline: float) -> None:
+    """Compare versions and token with the master's, in a child, because Ray retries and logs natively."""
+    while True:
+        answer, words = _probe(address, token)
+        if "InvalidAuthToken" in words or "Unauthenticated" in words:
+            raise ClusterError(
+                f"the master at {address} refused our token: copy the token file from the master's node "
+                "(mode 0600), or set SPEEDO_TOKEN or SPEEDO_TOKEN_FILE"
+            )
+        if answer is not None:
+            break
+        if time.monotonic() >= deadline:
+            raise ClusterError(
+                f"what listens at {address} is no SpeeDO master, or it does not answer: "
+                "correct --master"
+            )
+        time.sleep(0.5)
+    ours = answer["ours"]
+    for what, remedy in (("Ray", "pip install ray=={}"), ("Python", "use Python {} on this node")):
+        theirs = answer["theirs"][what]
+        same = ours[what] == theirs if what == "Ray" else _minor(ours[what]) == _minor(theirs)
+        if not same:
+            raise ClusterError(
+                f"{what} differs: the master at {address} has {theirs}, this node {ours[what]}: "
+                + remedy.format(theirs)
+            )
+
+
+def _minor(version: str) -> list[str]:
+    return version.split(".")[:2]
+
+
+def _probe(address: str, token: str) -> tuple[dict[str, Any] | None, str]:
+    child = subprocess.Popen(
+        [sys.executable, "-m", "speedo.actors.probe", address],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment(token)},
+    )
+    try:
+        out, words = child.communicate(timeout=20.0)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        out, words = child.communicate()
+    except BaseException:
+        child.kill()
+        child.communicate()
+        raise
+    lines = [line for line in out.splitlines() if line.startswith("{")]
+    return (json.loads(lines[-1]) if lines else None), words

@@ -1,0 +1,75 @@
+"""A Ray node of this process: what Ray needs to run actors, and nothing that we do not use.
+
+`ray.init()` and `ray start` start a dashboard, an autoscaler and a log monitor besides, and replace 127.0.0.1 by
+the machine's own address, whereupon all of Ray listens on every interface. So the node is built here.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ray._private import services
+from ray._private.node import Node
+from ray._private.parameter import RayParams
+
+from speedo.actors.ports import Ports
+from speedo.actors.session import OBJECT_STORE_BYTES
+from speedo.errors import ClusterError
+
+
+class _PlainNode(Node):
+    def start_api_server(self, **_: Any) -> None:
+        """No dashboard: it costs two seconds, a process and a listener."""
+
+
+@contextmanager
+def ray_node(
+    address: str, ports: Ports, folder: str, *, master: str | None = None
+) -> Iterator[Node]:
+    """Run a node at `address` (an IP address of this machine), a head unless there is the `master` (host:port).
+
+    All its processes end with this one, however that ends. Raises `ClusterError` if it does not start.
+    """
+    take_addresses_literally()
+    # Ray's annotations are wrong here: it wants a text with commas, and a truth value.
+    processes: Any = None if ports.processes is None else ",".join(map(str, ports.processes))
+    log_monitor: Any = False
+    settings = RayParams(
+        node_ip_address=address,
+        gcs_address=master,
+        gcs_server_port=ports.gcs if master is None else None,
+        node_manager_port=ports.node_manager,
+        object_manager_port=ports.object_manager,
+        runtime_env_agent_port=ports.runtime_env_agent,
+        dashboard_agent_listen_port=ports.dashboard_agent,
+        metrics_agent_port=ports.metrics_agent,
+        metrics_export_port=ports.metrics_export,
+        worker_port_list=processes,
+        num_cpus=1,
+        object_store_memory=OBJECT_STORE_BYTES,
+        include_log_monitor=log_monitor,
+        no_monitor=True,
+        temp_dir=folder,
+    )
+    try:
+        node = _PlainNode(settings, head=master is None, shutdown_at_exit=False, spawn_reaper=True)
+    except Exception as error:
+        raise ClusterError(f"no Ray node could be started here: {sentence(error)}") from None
+    try:
+        yield node
+    finally:
+        node.kill_all_processes(check_alive=False, allow_graceful=True, wait=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def take_addresses_literally() -> None:
+    """Where 127.0.0.1 is said, 127.0.0.1 is meant."""
+    services.resolve_ip_for_localhost = lambda host: host
+
+
+def sentence(error: BaseException) -> str:
+    """An error's text on one line."""
+    return " ".join(str(error).split())

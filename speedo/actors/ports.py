@@ -1,0 +1,191 @@
+"""Where a cluster listens, and how this machine is reached.
+
+Beyond loopback everything listens in one block of ports, so that a firewall can be told. On loopback, where no
+firewall stands, any free ports are taken.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Final
+
+from speedo.errors import ClusterError
+
+BLOCK: Final = 100  # ports from the base on that a node may listen at
+_SERVICES: Final = range(3)  # offsets of GCS, node manager, object manager
+_CLAIM: Final = 8  # bound on loopback, never listened at: whoever holds it has the block
+_REDIS: Final = 9
+_PROCESSES: Final = range(10, BLOCK)
+_AGENTS: Final = 4  # the first free ones of these go to agents
+LINGER_S: Final = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Ports of one node's Ray; 0 or None lets Ray take any free one."""
+
+    gcs: int = 0
+    node_manager: int = 0
+    object_manager: int = 0
+    runtime_env_agent: int = 0
+    dashboard_agent: int = 0
+    metrics_agent: int = 0
+    metrics_export: int = 0
+    processes: tuple[int, ...] | None = None
+
+
+def redis_port(host: str, base: int | None) -> int | None:
+    """Where the private Redis of a master listens; None is any free port."""
+    return None if base is None or is_loopback(resolved(host)) else base + _REDIS
+
+
+@contextmanager
+def master_ports(address: str, base: int | None) -> Iterator[Ports]:
+    """The ports of a master that serves `address`, held for it; without `base` any, for this machine alone.
+
+    Raises `ClusterError` if a port that it needs is taken.
+    """
+    if base is None or is_loopback(address):
+        yield Ports(gcs=base or 0)
+        return
+    if base + BLOCK > 65536:
+        raise ClusterError(
+            f"port {base} leaves no room for the {BLOCK} ports of a master: use at most {65536 - BLOCK}"
+        )
+    with ExitStack() as stack:
+        if not _claim(base, stack):
+            raise ClusterError(
+                f"the ports {base} to {base + BLOCK - 1} belong to another SpeeDO command of this machine: "
+                "give another --port, or stop it"
+            )
+        for port in _once_free(address, base):
+            require_free_port(address, port)
+        yield _block(address, base)
+
+
+@contextmanager
+def member_ports(address: str, base: int) -> Iterator[Ports]:
+    """The ports of a node with workers: the block at `base`, or the next hundred that is free."""
+    if is_loopback(address):
+        yield Ports()
+        return
+    with ExitStack() as stack:
+        for first in range(base, 65537 - BLOCK, BLOCK):
+            if _claim(first, stack) and not _once_free(address, first):
+                yield _block(address, first)
+                return
+        raise ClusterError(
+            f"no block of {BLOCK} ports from {base} on is free on this machine: stop what listens there, "
+            "or give the master a lower --port"
+        )
+
+
+def require_free_port(host: str, port: int) -> None:
+    """Raises `ClusterError` if something listens there or the address is not this machine's."""
+    error = _in_the_way(host, port)
+    if error is None:
+        return
+    why = (error.strerror or str(error)).lower()
+    remedy = "give another --port, or stop the other master"
+    if error.errno != errno.EADDRINUSE:
+        remedy = "give a --host that is an address of this machine"
+    raise ClusterError(f"{host}:{port} cannot be served ({why}): {remedy}") from None
+
+
+def resolved(host: str) -> str:
+    """An IP address of this name; raises `ClusterError` if there is none."""
+    try:
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        raise ClusterError(
+            f"the name {host!r} is not known ({error.strerror}): give an address"
+        ) from None
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an IP address is reached from this machine alone."""
+    return ip_address(address).is_loopback
+
+
+def own_address_towards(address: str) -> str:
+    """The address under which this machine reaches, and is reached from, `address`."""
+    with socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, 9))  # chooses a route; nothing is sent
+        except OSError as error:
+            raise ClusterError(
+                f"there is no way from this machine to {address} ({error.strerror}): correct --master or the network"
+            ) from None
+        return str(probe.getsockname()[0])
+
+
+def is_this_machine(address: str) -> bool:
+    """Whether an address is one of this machine's (in this network namespace)."""
+    with socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+def _block(address: str, base: int) -> Ports:
+    """A block's ports.
+
+    One that is in use just now is left out: by a connection, or by an agent of a killed node, which outlives
+    it by half a minute.
+    """
+    gcs, node_manager, object_manager = (base + offset for offset in _SERVICES)
+    ports = (base + offset for offset in _PROCESSES)
+    free = [port for port in ports if _in_the_way(address, port) is None]
+    if len(free) <= _AGENTS:
+        raise ClusterError(
+            f"of the ports {base + _PROCESSES[0]} to {base + BLOCK - 1} too few are free on this machine: "
+            "stop what listens there, or use another --port"
+        )
+    runtime_env, dashboard, metrics, export, *processes = free
+    return Ports(
+        gcs, node_manager, object_manager, runtime_env, dashboard, metrics, export, tuple(processes)
+    )
+
+
+def _once_free(address: str, base: int) -> list[int]:
+    """The services' ports that stay taken for a while; a killed node may need a moment to end."""
+    deadline = time.monotonic() + LINGER_S
+    while True:
+        ports = (base + offset for offset in _SERVICES)
+        taken = [port for port in ports if _in_the_way(address, port) is not None]
+        if not taken or time.monotonic() >= deadline:
+            return taken
+        time.sleep(0.2)
+
+
+def _claim(base: int, stack: ExitStack) -> bool:
+    """Hold the block at `base` for as long as `stack` is open, unless another command holds it."""
+    holder = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+    try:
+        holder.bind(("127.0.0.1", base + _CLAIM))
+    except OSError:
+        return False
+    return True
+
+
+def _in_the_way(host: str, port: int) -> OSError | None:
+    """What keeps us from listening there."""
+    with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return error
+    return None
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -1,0 +1,127 @@
+"""One worker of a host: its process while there is one, and when it is to be started again."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+
+from speedo.actors.cluster import death_cause, first_line
+from speedo.actors.deaths import cause_in, memory_kills, silent_death, size_of
+from speedo.actors.spawn import spawn
+from speedo.actors.worker import Ready, WorkerActor, scratch_of
+from speedo.errors import EngineError, SpeedoError
+from speedo.roster import Assignment
+from speedo.settings import RunSettings
+from speedo.supervision import Restarts
+
+START_S: Final = 120.0  # building a solver may take this long
+END_S: Final = 2.0  # for a process to vanish after SIGKILL
+
+
+class Seat:
+    """What a host keeps of one worker; all times are seconds of one clock, given by the caller.
+
+    It is empty until `begin`, and again after `end`; `given_up`, it stays so.
+    """
+
+    def __init__(self, restarts: int, due: float = 0.0) -> None:
+        self.restarts = Restarts(restarts)
+        self.place: Assignment | None = None
+        self.former: int | None = None
+        self.actor: Any = None
+        self.due, self.given_up = due, False
+        self.since = 0.0  # when its process began, later when it was ready
+        self.starting: Any = None
+        self._process: psutil.Process | None = None
+        self._who: Any = None
+
+    def begin(
+        self,
+        settings: RunSettings,
+        place: Assignment,
+        logs: Path,
+        data_root: Path | None,
+        now: float,
+    ) -> None:
+        """Start a process for this place; it is ready once `answer` says so."""
+        self.place, self.former, self.since = place, place.worker, now
+        self.log = logs / f"worker-{place.worker}.log"
+        self._scratch = scratch_of(self.log, place)
+        self._log_begin, self._kills = size_of(self.log), memory_kills()
+        self.actor = spawn(WorkerActor, settings, place, self.log, data_root)
+        self._who = self.actor.process.remote()
+        self.starting = self.actor.start.remote()
+
+    def wait(self, now: float, timeout_s: float = START_S) -> Ready:
+        """Wait until it is ready. Raises `SpeedoError` with what kept it from starting."""
+        assert self.place is not None
+        who = f"worker {self.place.worker}"
+        ready: Ready = started(self.starting, self.log, who, self._log_begin, timeout_s)
+        self.starting, self.since = None, now
+        self._process = _process(ready.process)
+        return ready
+
+    def answer(self, now: float) -> Ready | None:
+        """As `wait`, but None while it is not ready yet."""
+        if now < self.since + START_S and not ray.wait([self.starting], timeout=0)[0]:
+            return None
+        return self.wait(now, 0.0)
+
+    def is_dead(self) -> bool:
+        """Whether it had been ready, and its process is no more."""
+        if self.starting is not None:
+            return False  # its answer tells
+        try:
+            return self._process is None or self._process.status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    def cause(self) -> str:
+        """Why the process died."""
+        return cause_in(self.log, self._log_begin) or silent_death(self._kills)
+
+    def end(self, *, wait: bool = True) -> None:
+        """End the process for sure, even one that hangs or is stopped; the seat is empty then."""
+        if self.actor is not None:
+            ray.kill(self.actor)
+        if self._process is None and self._who is not None:
+            with suppress(RayError):  # it never said who it is: Ray alone can end it
+                self._process = _process(ray.get(self._who, timeout=0))
+        if self._process is not None:
+            with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
+                self._process.kill()
+                self._process.wait(END_S if wait else 0)
+        if self.place is not None and wait:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+        self.place = self.actor = self.starting = self._process = self._who = None
+
+
+def _process(number: int) -> psutil.Process | None:
+    """The process of this number; None if it is gone already."""
+    try:
+        return psutil.Process(number)
+    except psutil.NoSuchProcess:
+        return None
+
+
+def started(
+    reference: Any, log: Path, who: str, log_begin: int = 0, timeout_s: float = START_S
+) -> Any:
+    """The answer of an actor's `start`; a death becomes an error with Caffe's own words."""
+    try:
+        return ray.get(reference, timeout=timeout_s)
+    except RayTaskError as error:
+        if isinstance(error.cause, SpeedoError):
+            raise error.cause from None
+        raise EngineError(f"{who} could not start: {first_line(error.cause)}; see {log}") from None
+    except RayActorError as error:
+        cause = cause_in(log, log_begin) or death_cause(error)
+        raise EngineError(f"{who} could not start: {cause}; see {log}") from None
+    except GetTimeoutError:
+        raise EngineError(f"{who} did not start within {START_S:.0f} s; see {log}") from None

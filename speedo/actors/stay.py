@@ -1,0 +1,236 @@
+"""One stay of a host in a cluster, as a process of its own: `python -m speedo.actors.stay DESCRIPTOR`.
+
+Ray's native core may end a process whose master is gone, and belongs to one cluster for good. So `membership`
+runs each stay in a child, and speaks with it over a connection: the `Request` goes in, then perhaps the name of
+a signal; notes, states and at last an ending come out. A connection that closes is a wish to end, too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import psutil
+
+import speedo
+from speedo.actors import session
+from speedo.actors.lifeline import Lifeline
+from speedo.errors import ClusterError, EngineError, SpeedoError
+from speedo.preparation import make_dataset, preparable_dataset
+from speedo.status import Status
+
+if TYPE_CHECKING:
+    from speedo.actors.host import WorkerHost
+
+STATUS_S: Final = 0.5
+ANSWER_S: Final = 60.0
+FAREWELL_S: Final = 5.0
+LEAVE_S: Final = 10.0  # what a stay that is told to end may take for it
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a stay is asked for; `logs` takes its workers' words, `folder` Ray's files."""
+
+    address: str
+    token: str
+    count: int
+    timeout_s: float
+    name: str
+    logs: Path
+    folder: Path
+    data_root: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """The run is over."""
+
+    status: Status
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The master is gone."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """A signal ended the stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """An error that the user can mend; `bug` is the traceback of any other."""
+
+    error: SpeedoError | None
+    bug: str = ""
+
+
+Ending = Over | Lost | Stopped | Failed
+
+
+class Stay:
+    """The child's side."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._sending = threading.Lock()
+        self._request: Request = connection.recv()
+        self._stop: str | None = None
+        self._settled = False  # in the loop that looks at `_stop` by itself
+        self._node: int | None = None
+
+    def serve(self) -> None:
+        """Stay until the run is over, a signal comes or the master is gone; tell how it ended."""
+        threading.Thread(target=self._listen, name="parent", daemon=True).start()
+        lifeline = Lifeline(self._request.address, self._abandon)
+        try:
+            ending: Ending = Over(self._visit(lifeline))
+        except KeyboardInterrupt:
+            ending = Stopped()
+        except LostError as error:
+            self._abandon(str(error))
+        except SpeedoError as error:
+            ending = Failed(error)
+        except Exception:
+            ending = Failed(None, traceback.format_exc())
+        lifeline.close()
+        self._tell(ending)
+
+    def note(self, text: str) -> None:
+        self._tell(text)
+
+    def _visit(self, lifeline: Lifeline) -> Status:
+        request = self._request
+        with session.member(request.token, request.address, str(request.folder)) as self._node:
+            lifeline.start()
+            from speedo.actors.host import WorkerHost
+
+            master = _find_master(request.address, request.timeout_s)
+            try:
+                settings = _settings(master, request.name, request.address)
+                root = request.data_root
+                missing = preparable_dataset(settings.spec.on_node(root))
+                if missing is not None:
+                    make_dataset(root, missing, self.note)
+                host = WorkerHost(master, settings, request.name, request.logs, root)
+                host.start(request.count)
+                workers = f"{request.count} worker{'s' if request.count > 1 else ''}"
+                self.note(f"joined the master at {request.address} with {workers}")
+                return self._attend(master, host)
+            finally:
+                _say_farewell(master, request.name)
+
+    def _attend(self, master: Any, host: WorkerHost) -> Status:
+        """Watch the run until it is over."""
+        import ray
+        from ray.exceptions import RayError
+
+        self._settled = True
+        while True:
+            try:
+                status: Status = ray.get(master.status.remote(), timeout=ANSWER_S)
+            except RayError as error:
+                raise LostError(type(error).__name__) from None
+            self._tell(status)
+            if host.last_died is not None and not status.over:
+                raise EngineError(f"every worker of this host died, the last: {host.last_died}")
+            if self._stop is not None:
+                host.stop(f"its host was stopped by {self._stop}")
+                raise KeyboardInterrupt
+            if status.over:
+                host.stop("the run is over")
+                return status
+            time.sleep(STATUS_S)
+
+    def _listen(self) -> None:
+        """Take the parent's wish to end; its death is one as well."""
+        try:
+            self._stop = str(self._connection.recv())
+        except (EOFError, OSError):
+            self._stop = "the end of its command"
+            cleaning = threading.Timer(LEAVE_S, self._end_at_once)
+            cleaning.daemon = True
+            cleaning.start()
+        if not self._settled:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def _tell(self, what: str | Status | Ending) -> None:
+        with self._sending, suppress(OSError):  # nobody listens any more: the wish to end is there
+            self._connection.send(what)
+
+    def _abandon(self, why: str) -> None:
+        """End the workers and this process: without a master every call of Ray may hang for a minute."""
+        self._tell(Lost(why))
+        self._end_at_once()
+
+    def _end_at_once(self) -> None:
+        if self._node is not None:
+            with suppress(psutil.Error):
+                node = psutil.Process(self._node)
+                for process in [*node.children(recursive=True), node]:
+                    with suppress(psutil.Error):
+                        process.kill()
+        shutil.rmtree(self._request.folder, ignore_errors=True)
+        os._exit(0)
+
+
+class LostError(Exception):
+    """The master does not answer any more."""
+
+
+def _find_master(address: str, timeout_s: float) -> Any:
+    import ray
+
+    from speedo.actors.master import NAME
+
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return ray.get_actor(NAME, namespace=session.NAMESPACE)
+        except ValueError:
+            if time.monotonic() >= deadline:
+                raise ClusterError(
+                    f"there is no SpeeDO master in the Ray cluster at {address}: correct --master"
+                ) from None
+            time.sleep(0.2)
+
+
+def _settings(master: Any, name: str, address: str) -> Any:
+    import ray
+
+    theirs = ray.get(master.version.remote(), timeout=ANSWER_S)
+    if theirs != speedo.__version__:
+        raise ClusterError(
+            f"SpeeDO differs: the master at {address} has {theirs}, this node {speedo.__version__}: "
+            "install the same version on every node"
+        )
+    return ray.get(master.settings.remote(name), timeout=ANSWER_S)
+
+
+def _say_farewell(master: Any, name: str) -> None:
+    import ray
+    from ray.exceptions import RayError
+
+    with suppress(RayError):  # the master may be gone already; then there is nobody to tell
+        ray.get(master.farewell.remote(name), timeout=FAREWELL_S)
+
+
+if __name__ == "__main__":
+    from speedo.actors.stay import Stay as ImportedStay  # endings are told under this module's name
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    ImportedStay(Connection(int(sys.argv[1]))).serve()

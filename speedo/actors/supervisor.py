@@ -1,0 +1,174 @@
+"""The master's eye on its hosts: how many workers each should run, who must end, who takes another shard."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from speedo.actors.cluster import CAUSE_WAIT_S, Gone, RayCluster, death_cause, first_line
+from speedo.actors.orders import End, Orders
+from speedo.config import LARGEST_WORKERS, RunConfig
+from speedo.errors import ClusterError, ConfigError, SpeedoError
+from speedo.roster import Assignment
+from speedo.sharding import Resharding, sharding_for
+from speedo.supervision import spread
+from speedo.training import Training
+
+SILENT_S: Final = (
+    30.0  # a host that was not heard of for so long is left out where workers are spread
+)
+REBUILD_S: Final = 120.0  # for the turn under way to end, and again for an engine to be built
+
+
+@dataclass(slots=True)
+class _Host:
+    count: int
+    cores: int
+    heard: float
+
+
+class Supervisor:
+    """Belongs to the master; its methods are called from several threads.
+
+    `admit` gives a place its own access to the store, and may wait for it.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        training: Training,
+        cluster: RayCluster,
+        admit: Callable[[Assignment], Assignment],
+    ) -> None:
+        self._config, self._training, self._cluster = config, training, cluster
+        self._admit = admit
+        self._resharding = Resharding(config.reshard_after)
+        self._hosts: dict[str, _Host] = {}
+        self._round = 0
+        self._lock = threading.Lock()
+
+    def enlist(self, host: str, count: int, cores: int) -> int:
+        """A host that will run so many workers; returns how often to start one again that died."""
+        with self._lock:
+            self._hosts[host] = _Host(count, max(cores, 1), time.monotonic())
+            self._tell_wanted()
+        return self._config.restarts
+
+    def discharge(self, host: str) -> None:
+        """This host has left."""
+        with self._lock:
+            self._hosts.pop(host, None)
+            self._tell_wanted()
+
+    def scale(self, workers: int) -> str:
+        """Spread so many workers over the hosts, which follow within a second; what that means for each."""
+        if not 1 <= workers <= LARGEST_WORKERS:
+            raise ConfigError(
+                f"{workers} workers: use 1 to {LARGEST_WORKERS}; `speedo stop` ends the run"
+            )
+        with self._lock:
+            there = self._there(time.monotonic())
+            if not there:
+                raise ClusterError("no host has joined: start `speedo worker` on one first")
+            self._round += 1
+            counts = spread(
+                workers,
+                {name: host.count for name, host in there.items()},
+                {name: host.cores for name, host in there.items()},
+            )
+            for name, count in counts.items():
+                there[name].count = count
+            self._tell_wanted()
+        shares = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+        return f"{workers} workers wanted: {shares}"
+
+    def attend(self, host: str, alive: tuple[tuple[int, int], ...]) -> Orders:
+        """Hear which workers a host has, and tell it what to do; also looks whether shards are to change."""
+        now = time.monotonic()
+        with self._lock:
+            known = self._hosts.get(host)
+            if known is None:
+                raise ClusterError(f"host {host} is not known here: it must enlist first")
+            known.heard = now
+            self._reshard_if_due(now)
+        places = {key: self._training.roster.now_at(*key) for key in alive}
+        end = tuple(self._end(*key) for key, place in places.items() if place is None)
+        moved = tuple(
+            place
+            for key, place in places.items()
+            if place is not None and place.incarnation != key[1]
+        )
+        return Orders(known.count, self._round, end, moved)
+
+    def samples(self) -> int:
+        """Where a new reader of a shard goes on, in samples: in a running run the present pass over the records."""
+        board = self._training.board
+        return board.samples % board.records if board.started and board.records else board.samples
+
+    # ------------------------------------------------------------ inside
+
+    def _there(self, now: float) -> dict[str, _Host]:
+        return {name: host for name, host in self._hosts.items() if host.heard > now - SILENT_S}
+
+    def _tell_wanted(self) -> None:
+        self._training.board.wanted = sum(
+            host.count for host in self._there(time.monotonic()).values()
+        )
+
+    def _end(self, worker: int, incarnation: int) -> End:
+        gone = self._cluster.gone(worker, incarnation) or Gone("the master does not know it")
+        return End(worker, incarnation, gone.cause, gone.for_good)
+
+    def _reshard_if_due(self, now: float) -> None:
+        board, roster = self._training.board, self._training.roster
+        if not board.started or board.finishing:
+            return
+        live = self._cluster.live()
+        slots = frozenset(worker for worker, _ in live)
+        if not self._resharding.due(slots, roster.sharding, now):
+            return
+        sharding = sharding_for(
+            slots,
+            self._training.settings.spec.batch_size,
+            split=self._config.splits_batch,
+            records=board.records,
+        )
+        if sharding is None:
+            return
+        for former, place in roster.reshard(sharding, live, self.samples()):
+            cause = (
+                f"takes a new shard: {place.rank + 1} of {place.count}, batch {place.batch_size}"
+            )
+            board.expect(place.worker, "rebuilding")
+            actor = self._cluster.withdraw(former.worker, former.incarnation, cause)
+            if actor is None:
+                self._cluster.lost(place.worker, place.incarnation, "it died before its new shard")
+            else:
+                threading.Thread(target=self._rebuild, args=(actor, place), daemon=True).start()
+
+    def _rebuild(self, actor: Any, place: Assignment) -> None:
+        """Let the turn under way end, have the engine built anew, and take the worker in again."""
+        worker, incarnation = place.worker, place.incarnation
+        try:
+            ray.get(actor.process.remote(), timeout=REBUILD_S)
+            admitted = self._admit(place)
+            samples = ray.get(actor.rebuild.remote(admitted), timeout=REBUILD_S)
+        except GetTimeoutError:
+            cause = f"it did not take its new shard within {REBUILD_S:.0f} s"
+        except RayTaskError as error:
+            cause = f"it could not take its new shard: {first_line(error.cause)}"
+        except RayActorError as error:
+            time.sleep(CAUSE_WAIT_S)  # its host knows better, and says so first
+            cause = death_cause(error)
+        except SpeedoError as error:
+            cause = first_line(error)
+        else:
+            self._cluster.join(worker, incarnation, actor, samples)
+            return
+        self._cluster.lost(worker, incarnation, cause)

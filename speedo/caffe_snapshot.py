@@ -1,0 +1,96 @@
+"""Going on from a snapshot of Caffe's own: a `.solverstate` and the `.caffemodel` that it names.
+
+As with Caffe's `--snapshot`, iteration, weights and solver history are taken over, and the data begins anew
+(Caffe: solver.cpp, Restore; solvers/sgd_solver.cpp, RestoreSolverStateFromBinaryProto).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+
+from speedo.checkpoint import Checkpoint, Counters, WorkerState
+from speedo.engines.pycaffe import PycaffeEngine
+from speedo.errors import ConfigError
+from speedo.settings import RunSettings
+from speedo.solver.proto import caffe_proto
+
+SUFFIX = ".solverstate"
+
+
+@dataclass(frozen=True, slots=True)
+class CaffeSnapshot:
+    """`state` is the file's content, `model` the weights that belong to it."""
+
+    path: Path
+    iteration: int
+    model: Path
+    state: bytes
+
+    def notes(self, workers: int) -> list[str]:
+        """What is restored, for people."""
+        return [
+            f"resumed from Caffe's snapshot at iteration {self.iteration}: weights of {self.model.name}",
+            f"each of {workers} workers has its solver history; the data begins anew, as it does in Caffe",
+        ]
+
+    def as_checkpoint(self, engine: PycaffeEngine, settings: RunSettings, mode: str) -> Checkpoint:
+        """The same as a checkpoint in which every worker had this history. Leaves its weights in `engine`."""
+        engine.copy_from(self.model)
+        center = engine.layout.zeros()
+        engine.read_weights(center)
+        history = engine.history_from(self.state)
+        counters = Counters(
+            run=settings.run,
+            epoch=settings.epoch,
+            mode=mode,
+            version=0,
+            iteration=self.iteration,
+            samples=self.iteration * settings.spec.batch,
+            received=0,
+            seconds=0.0,
+            layout=engine.layout.digest,
+        )
+        sizes = settings.batch_sizes
+        return Checkpoint(
+            counters,
+            center,
+            history,
+            {slot: WorkerState(slot, len(sizes), size, 0) for slot, size in enumerate(sizes)},
+            dict.fromkeys(range(len(sizes)), history),
+        )
+
+
+def read_snapshot(path: Path) -> CaffeSnapshot:
+    """Read a `.solverstate`; raises `ConfigError` with the remedy."""
+    try:
+        state = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"resume names {path}, which cannot be read ({error.strerror}); give a run directory or a {SUFFIX}"
+        ) from None
+    if state.startswith(b"\x89HDF"):
+        raise ConfigError(
+            f"{path} is a snapshot in HDF5: let Caffe write it with snapshot_format: BINARYPROTO"
+        )
+    message = caffe_proto().SolverState()
+    try:
+        message.ParseFromString(state)
+    except DecodeError:
+        raise ConfigError(
+            f"{path} is no {SUFFIX} of Caffe, or one cut short; give another"
+        ) from None
+    if not message.learned_net:
+        raise ConfigError(
+            f"{path} names no weights; give a {SUFFIX} that Caffe wrote with its .caffemodel"
+        )
+    model = Path(message.learned_net)
+    tried = [model, path.parent / model.name]
+    found = next((one for one in tried if one.is_file()), None)
+    if found is None:
+        raise ConfigError(
+            f"the weights of {path} are neither at {tried[0]} nor at {tried[1]}; put them beside it"
+        )
+    return CaffeSnapshot(path, int(message.iter), found.absolute(), state)

@@ -1,0 +1,190 @@
+"""A checkpoint file: everything that a run needs to go on where it was.
+
+A file begins with `MAGIC`, the length of a JSON header (8 bytes, little-endian) and that header's xxh3. The
+header holds the counters of the run, and name, length and xxh3 of each section that follows it: the center
+(float32, little-endian), and the solver histories of the master and of the workers. It is written under another
+name, flushed to the disk and renamed, so it is there as a whole or not at all; and read back against its
+checksums, so what a disk made of it later is not believed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import xxhash
+
+from speedo.errors import CheckpointError
+from speedo.failpoints import reached
+from speedo.weights import Vector, as_bytes
+
+MAGIC: Final = b"SPEEDO-CHECKPOINT-1\n"
+SUFFIX: Final = ".checkpoint"
+KEPT: Final = 2  # files of a run: should the newest be damaged, there is another
+MOST_HEADER_BYTES: Final = 16 << 20
+_LENGTHS: Final = struct.Struct("<QQ")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """Where one worker was: it had read `batches` of `batch_size` records from shard `rank` of `count`."""
+
+    rank: int
+    count: int
+    batch_size: int
+    batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """The books of a run at `version`; `seconds` are those of training, `received` counts results."""
+
+    run: str
+    epoch: int
+    mode: str
+    version: int
+    iteration: int
+    samples: int
+    received: int
+    seconds: float
+    layout: int
+    dropped: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """`histories` are opaque bytes of the engines; `workers` and `histories` go by slot."""
+
+    counters: Counters
+    center: Vector
+    master_history: bytes = b""
+    workers: Mapping[int, WorkerState] = field(default_factory=dict)
+    histories: Mapping[int, bytes] = field(default_factory=dict)
+
+
+def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write it into `folder`, keep the newest few there, and return its path; raises `CheckpointError`."""
+    counters = checkpoint.counters
+    path = folder / f"{counters.epoch:06d}-{counters.version:012d}{SUFFIX}"
+    sections: list[tuple[str, memoryview]] = [
+        ("center", as_bytes(checkpoint.center)),
+        ("master", memoryview(checkpoint.master_history)),
+        *(
+            (f"worker-{slot}", memoryview(state))
+            for slot, state in sorted(checkpoint.histories.items())
+        ),
+    ]
+    header = json.dumps(
+        {
+            **asdict(counters),
+            "workers": {str(slot): asdict(one) for slot, one in checkpoint.workers.items()},
+            "sections": [[name, len(part), _sum(part)] for name, part in sections],
+        }
+    ).encode()
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        folder.mkdir(exist_ok=True)
+        with temporary.open("wb") as file:
+            file.write(MAGIC + _LENGTHS.pack(len(header), _sum(header)) + header)
+            for _, part in sections:
+                file.write(part)
+                reached("master-checkpointing")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _flush_folder(folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"no checkpoint could be written in {folder}: {error.strerror or error}; make room there or make it "
+            "writable"
+        ) from None
+    finally:
+        _remove(temporary)
+    for old in checkpoints_in(folder)[KEPT:]:
+        _remove(old)
+    return path
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read and check a file; raises `CheckpointError` if it is torn, damaged or not one of ours."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(MAGIC) + _LENGTHS.size)
+            if not start.startswith(MAGIC) or len(start) < len(MAGIC) + _LENGTHS.size:
+                raise _damaged(path, "it does not begin like a checkpoint")
+            length, digest = _LENGTHS.unpack(start[len(MAGIC) :])
+            header = file.read(min(length, MOST_HEADER_BYTES))
+            if len(header) != length or _sum(header) != digest:
+                raise _damaged(path, "its header is torn")
+            values = json.loads(header)
+            room = path.stat().st_size - file.tell()
+            if sum(size for _, size, _ in values["sections"]) != room:
+                raise _damaged(path, "it is not as long as it says")
+            parts: dict[str, bytes] = {}
+            for name, size, expected in values.pop("sections"):
+                parts[name] = file.read(size)
+                if _sum(parts[name]) != expected:
+                    raise _damaged(path, f"the section {name} differs from its checksum")
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+    return _assembled(values, parts)
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """The checkpoint files of a folder, newest first: by fencing epoch, then by version."""
+    return sorted(folder.glob(f"[0-9]*{SUFFIX}"), reverse=True)
+
+
+def latest(folder: Path) -> tuple[Path, Checkpoint, list[str]]:
+    """The newest checkpoint that is undamaged, and what is wrong with those that are newer.
+
+    Raises `CheckpointError` if there is none.
+    """
+    problems: list[str] = []
+    for path in checkpoints_in(folder):
+        try:
+            return path, read_checkpoint(path), problems
+        except CheckpointError as error:
+            problems.append(str(error))
+    found = "; ".join(problems) or "the run was killed before its first one"
+    raise CheckpointError(f"there is no usable checkpoint in {folder}: {found}")
+
+
+def _assembled(values: dict[str, Any], parts: dict[str, bytes]) -> Checkpoint:
+    workers = {int(slot): WorkerState(**one) for slot, one in values.pop("workers").items()}
+    return Checkpoint(
+        Counters(**values),
+        np.frombuffer(parts["center"], dtype="<f4").copy(),
+        parts["master"],
+        workers,
+        {slot: parts[f"worker-{slot}"] for slot in workers if f"worker-{slot}" in parts},
+    )
+
+
+def _sum(data: bytes | memoryview) -> int:
+    return xxhash.xxh3_64_intdigest(data)
+
+
+def _damaged(path: Path, what: str) -> CheckpointError:
+    return CheckpointError(f"{path} is damaged: {what}")
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        return  # what is left over does no harm: only the newest are read
+
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,82 @@
+"""How long a turn may take, from the turns measured so far; and which turns are overdue."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from speedo.messages import Train
+
+HEARTBEAT_S: Final = 10.0  # what a death may take to be noticed, on top of the turn itself
+TURNS_MEASURED: Final = 200  # turn times that the deadline is taken from
+FEWEST_TURNS: Final = 5  # before so many are known the deadline is the user's timeout
+
+
+@dataclass(frozen=True, slots=True)
+class TurnUnderWay:
+    """Its command, and when it was issued, in seconds of the driver's clock."""
+
+    command: Train
+    issued: float
+
+
+@dataclass
+class TurnDeadlines:
+    """Three times the 95th percentile of turns, plus the heartbeat; `first_s` as long as too few are known.
+
+    `outstanding(worker, ticket)` tells whether that turn's result is still waited for.
+    """
+
+    outstanding: Callable[[int, int], bool]
+    first_s: float
+    _pending: list[tuple[float, int, int, int]] = field(default_factory=list)
+    _times: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=TURNS_MEASURED))
+    _measured: int = 0
+    _slow: tuple[float, float] | None = None
+
+    def measure(self, turn: TurnUnderWay, now: float) -> None:
+        """Take the time of a turn that has ended now."""
+        seconds = now - turn.issued
+        self._times.append((seconds, seconds / turn.command.steps))
+        self._measured += 1
+        if self._measured == FEWEST_TURNS or self._measured % 16 == 0:
+            place = (95 * len(self._times)) // 100
+            whole, per_step = (sorted(times)[place] for times in zip(*self._times, strict=True))
+            self._slow = (whole, per_step)
+
+    def limit(self, steps: int) -> float:
+        """Seconds that a turn of so many steps may take; longer turns than those measured get more."""
+        if self._slow is None:
+            return self.first_s
+        whole, per_step = self._slow
+        return 3.0 * max(whole, per_step * steps) + HEARTBEAT_S
+
+    def add(self, command: Train, now: float) -> None:
+        """This turn begins now."""
+        limit = now + self.limit(command.steps)
+        heapq.heappush(self._pending, (limit, command.worker, command.incarnation, command.ticket))
+
+    def grant(self, turns: list[TurnUnderWay], now: float) -> None:
+        """Give turns that lost time through no fault of theirs their whole time anew."""
+        self._pending.clear()
+        for turn in turns:
+            self.add(turn.command, now)
+
+    def soonest(self) -> float:
+        """When the next turn will be overdue; infinity without one."""
+        pending = self._pending
+        while pending and not self.outstanding(pending[0][1], pending[0][3]):
+            heapq.heappop(pending)
+        return pending[0][0] if pending else float("inf")
+
+    def overdue(self, now: float) -> list[tuple[int, int]]:
+        """Worker and incarnation of the turns whose time is over; each is told once."""
+        late = []
+        while self._pending and self._pending[0][0] <= now:
+            _, worker, incarnation, ticket = heapq.heappop(self._pending)
+            if self.outstanding(worker, ticket):
+                late.append((worker, incarnation))
+        return late

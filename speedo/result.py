@@ -1,0 +1,44 @@
+"""What a run came to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What a run came to. `accuracy` is the test net's, of the very weights in `model`; None without one.
+
+    `images_per_s` counts samples merged over the seconds from the first turn to the last merge.
+    """
+
+    mode: str
+    workers: int
+    complete: bool
+    reason: str
+    iteration: int
+    version: int
+    accuracy: float | None
+    metrics: Mapping[str, float]
+    test_problem: str
+    images_per_s: float
+    seconds: float
+    samples: int
+    dropped: Mapping[str, int]
+    model: str
+    run_dir: str
+
+
+def accuracy_of(metrics: Mapping[str, float]) -> float | None:
+    """The metric that people mean by accuracy: the one of that name, or the last that contains it."""
+    if "accuracy" in metrics:
+        return metrics["accuracy"]
+    named = [value for name, value in metrics.items() if "acc" in name.lower()]
+    return named[-1] if named else None
+
+
+def result_fields(result: RunResult) -> dict[str, Any]:
+    """A result as plain data, in the order in which `result.json` has it."""
+    return {name: getattr(result, name) for name in result.__slots__}

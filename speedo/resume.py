@@ -1,0 +1,144 @@
+"""Going on with a run that ended: who may write its directory, and what its last checkpoint says.
+
+The directory holds the fencing `epoch` of the master that owns the run. Whoever resumes raises it; a master
+that finds another epoch there than its own has been replaced and must not write any more.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from speedo import runlog
+from speedo.checkpoint import Counters, checkpoints_in, latest
+from speedo.errors import CheckpointError, ConfigError, FencedError
+
+CHECKPOINTS: Final = "checkpoints"
+EPOCH: Final = "epoch"
+LOCK: Final = "lock"
+FENCE_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A run to go on with, from this checkpoint. `problems` tells of newer ones that are damaged."""
+
+    run_dir: Path
+    path: Path
+    counters: Counters
+    slots: tuple[int, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def iteration(self) -> int:
+        return self.counters.iteration
+
+    def notes(self, workers: int) -> list[str]:
+        """What is restored and what is not, for people."""
+        counters = self.counters
+        restored = f"resumed at iteration {counters.iteration} (version {counters.version}): weights, counters, "
+        restored += "learning rate and position in the data"
+        with_history = [slot for slot in self.slots if slot < workers]
+        if with_history:
+            restored += f", solver history of {len(with_history)} of {workers} workers"
+        else:
+            restored += (
+                "; the workers' solver histories are not in the checkpoint: momentum begins at 0"
+            )
+        return [
+            *(f"warning: {problem}; the one before it is used" for problem in self.problems),
+            restored,
+            "not restored: results in flight, the workers' own weights (easgd), the random numbers of dropout",
+        ]
+
+
+def find_run(folder: Path) -> Resumed:
+    """The last good checkpoint of the run in this directory; raises `ConfigError`, `CheckpointError`."""
+    if not folder.is_dir():
+        raise ConfigError(
+            f"resume names {folder}, which is no run directory; give the one that the run printed"
+        )
+    if not (folder / runlog.CONFIG).is_file():
+        raise ConfigError(
+            f"resume names {folder}, which holds no run: it has no {runlog.CONFIG}; give a run directory"
+        )
+    if not checkpoints_in(folder / CHECKPOINTS):
+        raise CheckpointError(
+            f"{folder} has no checkpoint: the run ended before its first one; start it anew, "
+            f"with --config {folder / runlog.CONFIG}"
+        )
+    path, checkpoint, problems = latest(folder / CHECKPOINTS)
+    slots = tuple(sorted(checkpoint.histories))
+    return Resumed(folder.resolve(), path, checkpoint.counters, slots, tuple(problems))
+
+
+@contextmanager
+def owned(run_dir: Path, *, take_over: bool) -> Iterator[None]:
+    """Hold the run directory's lock: two masters on one machine do not train the same run unawares.
+
+    Raises `ConfigError` if a living process holds it, unless `take_over`.
+    """
+    with (run_dir / LOCK).open("a+", encoding="ascii") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            holder = lock.read().strip() or "?"
+            if not take_over:
+                raise ConfigError(
+                    f"{run_dir} is still being trained by process {holder}; `speedo stop` ends it, and if it "
+                    "hangs, --take-over shuts it out"
+                ) from None
+        else:
+            lock.truncate(0)
+            lock.write(f"{os.getpid()}\n")
+            lock.flush()
+        yield
+
+
+def epoch_of(run_dir: Path) -> int:
+    """The fencing epoch of the run's present master."""
+    try:
+        return int((run_dir / EPOCH).read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return 0
+
+
+def claim(run_dir: Path, at_least: int = 0) -> int:
+    """Become the run's master: a higher epoch than any before, on the disk when this returns."""
+    epoch = max(epoch_of(run_dir) + 1, at_least)
+    try:
+        runlog.write_whole(run_dir / EPOCH, f"{epoch}\n")
+    except OSError as error:
+        raise CheckpointError(
+            f"{run_dir} cannot be written: {error.strerror}; make room there or make it writable"
+        ) from None
+    return epoch
+
+
+class Fence:
+    """Tells the master of `epoch` that another has taken its run over."""
+
+    def __init__(self, run_dir: Path, epoch: int, clock: Callable[[], float]) -> None:
+        self._run_dir, self._epoch, self._clock = run_dir, epoch, clock
+        self._next = clock()
+
+    def check(self) -> None:
+        """`require`, but only now and then: cheap enough for every merge."""
+        if self._clock() >= self._next:
+            self.require()
+            self._next = self._clock() + FENCE_S
+
+    def require(self) -> None:
+        """Raises `FencedError` if another master has claimed the run."""
+        present = epoch_of(self._run_dir)
+        if present > self._epoch:
+            raise FencedError(
+                f"another master has resumed this run (epoch {present}, ours is {self._epoch}): this one stops "
+                "and writes nothing more"
+            )

@@ -1,0 +1,46 @@
+"""When a worker that died is started again, and how many workers each host should run. Decides, and does nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+FIRST_PAUSE_S: Final = 1.0
+LONGEST_PAUSE_S: Final = 30.0
+HEALTHY_S: Final = 60.0  # a worker that was up for so long died of something new
+
+
+class Restarts:
+    """The deaths in a row of one worker, which is started again `most` times."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._deaths = most, 0
+
+    def pause_after(self, up_s: float) -> float | None:
+        """Seconds to wait after a death, having been up for `up_s`; None: it is given up."""
+        if up_s >= HEALTHY_S:
+            self._deaths = 0
+        self._deaths += 1
+        if self._deaths > self._most:
+            return None
+        return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (self._deaths - 1)))
+
+    @property
+    def used(self) -> int:
+        """Restarts since it was last healthy."""
+        return min(self._deaths, self._most)
+
+
+def spread(wanted: int, present: Mapping[str, int], cores: Mapping[str, int]) -> dict[str, int]:
+    """Workers per host, `wanted` in all, with as few changes as can be.
+
+    One more goes where it leaves the fewest workers per core, one less is taken where there are most.
+    """
+    counts = dict(present)
+    while counts and sum(counts.values()) < wanted:
+        host = min(counts, key=lambda name: ((counts[name] + 1) / cores[name], name))
+        counts[host] += 1
+    while sum(counts.values()) > max(wanted, 0):
+        host = max(counts, key=lambda name: (counts[name] / cores[name], name))
+        counts[host] -= 1
+    return counts

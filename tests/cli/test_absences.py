@@ -1,0 +1,65 @@
+"""What a run says of workers that are away, and of how many there should be."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+from rich.console import Console
+
+from speedo.messages import Joined, Left, Train
+from speedo.progress import Progress, plain_line
+from speedo.status import StatusBoard
+from speedo.weights import Kind
+
+SIGNAL = "killed by signal 9 (out of memory?)"
+
+
+class Scene:
+    """A board, and what a console says of it."""
+
+    def __init__(self) -> None:
+        self.board = StatusBoard("async", max_iter=100, batch=10)
+        self.out = StringIO()
+        self.watch = Progress(Console(file=self.out))
+        for worker in range(2):
+            self.board.name_host(worker, "alpha")
+            self.board.saw(Joined(worker, 1, 10), 0.0)
+            self.board.did(Train(worker, 1, worker, 0, 0, 1, 1, Kind.DELTA), 0.0)
+
+    def said(self) -> list[str]:
+        """Lines about workers since the last question."""
+        self.out.seek(0)
+        self.out.truncate()
+        self.watch.show(self.board.status(1.0))
+        return [line for line in self.out.getvalue().splitlines() if line.startswith("worker")]
+
+
+def test_a_death_is_told_with_what_comes_next_and_the_return_too() -> None:
+    scene = Scene()
+    assert scene.said() == []
+    scene.board.expect(1, "restarting in 4 s")
+    scene.board.saw(Left(1, 1, SIGNAL), 1.0)
+    assert scene.said() == [f"worker 1 on alpha is restarting in 4 s: {SIGNAL}"]
+    assert scene.said() == []
+    scene.board.saw(Joined(1, 2, 10), 2.0)
+    assert scene.said() == ["worker 1 on alpha is back"]
+
+
+def test_giving_up_is_told_and_forgotten_at_the_return() -> None:
+    scene = Scene()
+    scene.board.expect(0, "gone, given up after 5 restarts")
+    scene.board.saw(Left(0, 1, SIGNAL), 1.0)
+    assert scene.said() == [f"worker 0 on alpha is gone, given up after 5 restarts: {SIGNAL}"]
+    scene.board.saw(Joined(0, 2, 10), 2.0)
+    scene.board.saw(Left(0, 2, "its host was stopped by Ctrl-C"), 3.0)
+    assert scene.said() == ["worker 0 on alpha is gone: its host was stopped by Ctrl-C"]
+
+
+def test_a_line_says_how_many_of_those_wanted_are_there() -> None:
+    scene = Scene()
+    assert ", 2 workers" in plain_line(scene.board.status(1.0))
+    scene.board.wanted = 3
+    assert ", 2 of 3 workers" in plain_line(scene.board.status(1.0))
+    scene.board.expect(0, "rebuilding")
+    scene.board.saw(Left(0, 1, "takes a new shard: 1 of 2, batch 32"), 1.0)
+    assert ", 1 of 3 workers" in plain_line(scene.board.status(1.0))

@@ -1,0 +1,156 @@
+"""A run that is killed and resumed is the run that was not; one that begins at Caffe's snapshot is Caffe's own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from speedo.checkpoint import checkpoints_in, read_checkpoint
+from speedo.engines.caffe_import import load_caffe
+from speedo.engines.parameters import Parameters
+from speedo.storage.redis_server import PrivateRedis
+from speedo.storage.redis_store import RedisStore
+from speedo.weights import Vector
+from tests.cluster.commands import commands, wait_for_line
+from tests.engines.nets import (
+    SMOOTH,
+    net_text,
+    records,
+    relative_difference,
+    write_lmdb,
+    write_solver,
+)
+from tests.runs.local import train_here
+
+pytestmark = [pytest.mark.caffe, pytest.mark.redis]
+BATCH = 16
+
+
+def smooth_solver(folder: Path, **fields: object) -> Path:
+    images, labels = records(240, 5)
+    write_lmdb(folder / "shards", images, labels)
+    body = net_text(SMOOTH, batch=BATCH, train="shards", test="shards")
+    return write_solver(folder, body, **{"test_iter": None, "test_interval": None, **fields})
+
+
+def weights(model: Path, solver: Path) -> Vector:
+    """A `.caffemodel` as a flat vector, read by Caffe itself into the solver's train net."""
+    caffe = load_caffe()
+    caffe.set_mode_cpu()
+    caffe.set_solver_count(1)
+    caffe.set_solver_rank(0)
+    with contextlib.chdir(solver.parent):
+        net = caffe.get_solver(str(solver)).net
+        net.copy_from(str(model))
+    parameters = Parameters(net)
+    vector = parameters.layout.zeros()
+    parameters.read(vector)
+    return vector
+
+
+def events(run: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ['"SGD"', '"Adam"'])
+def test_one_worker_in_sync_is_the_same_to_the_bit_after_kill_and_resume(
+    tmp_path: Path, kind: str
+) -> None:
+    """Momentum, Adam's moments, the step policy's rate and the position in the data all matter here."""
+    fields = {"type": kind, "base_lr": 0.002, "lr_policy": '"step"', "stepsize": 700, "gamma": 0.5}
+    solver = smooth_solver(tmp_path, max_iter=2000, **fields)
+    options = [
+        "train",
+        str(solver),
+        "--workers",
+        "1",
+        "--seed",
+        "3",
+        "--checkpoint-interval",
+        "0.3",
+    ]
+    with commands(tmp_path) as speedo:
+        process = speedo.start(*options, "--run-dir", "whole")
+        assert process.wait(90) == 0, process.communicate()[1]
+        process = speedo.start(*options, "--run-dir", "killed")
+        wait_for_line(tmp_path / "killed" / "metrics.jsonl", '"checkpoint"', 60)
+        for one in speedo.left():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one.pid, signal.SIGKILL)
+        process.wait(10)
+        kept = read_checkpoint(checkpoints_in(tmp_path / "killed" / "checkpoints")[0]).counters
+        process = speedo.start("train", "--resume", "killed")
+        _, errors = process.communicate(timeout=90)
+        assert process.returncode == 0, errors
+    assert 0 < kept.iteration < 2000
+    assert f"resumed at iteration {kept.iteration} (version {kept.version})" in errors
+    assert "solver history of 1 of 1 workers" in errors
+    whole = weights(tmp_path / "whole" / "model.caffemodel", solver)
+    resumed = weights(tmp_path / "killed" / "model.caffemodel", solver)
+    np.testing.assert_array_equal(whole, resumed)
+
+    log = events(tmp_path / "killed")
+    start = next(n for n, one in enumerate(log) if one["event"] == "resumed")
+    assert (log[start]["epoch"], log[start]["version"]) == (1, kept.version)
+    merged = [one["version"] for one in log[start:] if one.get("decision") == "merged"]
+    assert merged == list(range(kept.version + 1, 2001))
+    tickets = [one["ticket"] for one in log if one["event"] == "result"]
+    assert len(set(tickets)) == len(tickets)
+    times = [float(str(one["time"])) for one in log]
+    assert times == sorted(times)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_from_a_snapshot_of_caffe_goes_on_as_caffe_does(tmp_path: Path, workers: int) -> None:
+    """30 iterations of plain Caffe, a snapshot, 30 more; against 30 of ours from the same snapshot."""
+    solver = smooth_solver(tmp_path, max_iter=60, snapshot_prefix=f'"{tmp_path}/plain"')
+    images, labels = records(240, 5)
+    if workers > 1:  # one solver must read what two read from their shards
+        share = BATCH // workers
+        order = [
+            rank + workers * (batch * share + place)
+            for batch in range(60)
+            for rank in range(workers)
+            for place in range(share)
+        ]
+        order = [number % 240 for number in order]
+        shutil.rmtree(tmp_path / "shards")
+        write_lmdb(tmp_path / "shards", images[order], labels[order])
+    caffe = load_caffe()
+    caffe.set_mode_cpu()
+    caffe.set_solver_count(1)
+    caffe.set_solver_rank(0)
+    with contextlib.chdir(tmp_path):
+        plain = caffe.get_solver(str(solver))
+        plain.step(30)
+        plain.snapshot()
+        start = weights(tmp_path / "plain_iter_30.caffemodel", solver)
+        again = caffe.get_solver(str(solver))
+        again.restore("plain_iter_30.solverstate")
+        again.step(30)
+        parameters = Parameters(again.net)
+        expected = parameters.layout.zeros()
+        parameters.read(expected)
+    if workers > 1:
+        shutil.rmtree(tmp_path / "shards")
+        write_lmdb(tmp_path / "shards", images, labels)
+    with PrivateRedis() as server:
+        result, before, center = train_here(
+            solver,
+            RedisStore(server.url),
+            tmp_path / "run",
+            workers=workers,
+            resume=tmp_path / "plain_iter_30.solverstate",
+        )
+    np.testing.assert_array_equal(before, start)
+    assert (result.complete, result.iteration, result.version) == (True, 60, 30)
+    assert relative_difference(center, expected, start) < 1e-5
