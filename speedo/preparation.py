@@ -61,9 +61,11 @@ class Prepared:
         share = "+".join(str(size) for size in self.batch_sizes[:4])
         if len(self.batch_sizes) > 4:
             share += "+..."
-        per_step = sum(self.batch_sizes) * spec.iter_size
         if config.mode == "sync":
-            effective = f"effective batch {per_step} per merge ({share}"
+            backups = config.backup_workers
+            first = sorted(self.batch_sizes)[: config.workers - backups]
+            whole = f"effective batch {sum(first) * spec.iter_size}{' or more' if backups else ''}"
+            effective = f"{whole} per merge ({share}"
         else:
             effective = f"batch {self.batch_sizes[0] * spec.iter_size} per worker ({share}"
         effective += f" records, iter_size {spec.iter_size})" if spec.iter_size > 1 else " records)"

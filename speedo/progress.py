@@ -75,6 +75,7 @@ class Progress:
         self._said = ("", -SAME_LINE_S)  # the last line, and when
         self._last_tested: tuple[int, int] = (-1, -1)
         self._away: dict[int, str] = {}
+        self._trouble: dict[str, str] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -110,6 +111,7 @@ class Progress:
         new_test = bool(status.metrics) and tested != self._last_tested
         if not status.over:
             self._tell_absences(status)
+            self._tell_trouble(status)
         now = time.monotonic()
         if now >= self._next_line or new_test or status.over:
             self._next_line = now + LINE_S
@@ -126,6 +128,18 @@ class Progress:
             if now != before:
                 self.note(f"worker {one.worker} on {one.host} is {now or 'back'}")
         self._away = away
+
+    def _tell_trouble(self, status: Status) -> None:
+        """A line when the store goes away or comes back, and when a checkpoint cannot be written."""
+        for name, now, back in (
+            ("store", status.store_trouble, "the store is back: training goes on"),
+            ("checkpoint", status.checkpoint_problem, "checkpoints are written again"),
+        ):
+            before, self._trouble[name] = self._trouble.get(name, ""), now
+            if now and not before:
+                self.note(f"warning: {now}")
+            elif before and not now:
+                self.note(back)
 
     def _say(self, text: str, now: float) -> None:
         """Write the line, unless it has been said lately."""
@@ -163,6 +177,8 @@ def plain_line(status: Status) -> str:
     if status.metrics:
         scores = ", ".join(f"{name} {value:.4f}" for name, value in status.metrics.items())
         parts.append(f"test at {status.tested_iteration}: {scores}")
+    if status.store_trouble:
+        parts.append("waiting for the store")
     if status.state != "training":
         parts.append(status.state)
     return ", ".join(parts)

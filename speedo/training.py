@@ -121,7 +121,9 @@ class Training:
             has_tester=spec.has_test,
             snapshot=self._snapshot,
             checkpoints=keeper,
-            diverged=DivergenceWatch(config.mode).saw,
+            diverged=DivergenceWatch(
+                config.mode, config.workers, coordinator.strategy.rule.payload
+            ).saw,
             outages=lambda: store.outages if isinstance(store, PatientStore) else 0,
         )
         self._keeper_or_none, self._store = keeper, store

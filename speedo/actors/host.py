@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
@@ -82,7 +83,8 @@ class WorkerHost:
 
     def _watch(self) -> None:
         while not self._stopping.wait(WATCH_S):
-            with self._lock, suppress(RayError):  # a master that is gone: others notice and stop us
+            # A master that is gone: others notice, and stop us. The rest may be better at the next look.
+            with self._lock, suppress(RayError, psutil.Error, OSError):
                 if not self._stopping.is_set():
                     self._look(time.monotonic())
 

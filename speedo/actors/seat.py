@@ -88,11 +88,11 @@ class Seat:
 
     def end(self, *, wait: bool = True) -> None:
         """End the process for sure, even one that hangs or is stopped; the seat is empty then."""
-        if self.actor is not None:
-            ray.kill(self.actor)
         if self._process is None and self._who is not None:
             with suppress(RayError):  # it never said who it is: Ray alone can end it
                 self._process = _process(ray.get(self._who, timeout=0))
+        if self.actor is not None:
+            ray.kill(self.actor)
         if self._process is not None:
             with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
                 self._process.kill()

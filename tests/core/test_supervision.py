@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speedo.supervision import HEALTHY_S, Restarts, spread
+from speedo.supervision import AT_WORK_S, HEALTHY_S, Restarts, spread
 
 HOSTS = st.dictionaries(
     st.sampled_from("abcdef"), st.tuples(st.integers(0, 9), st.integers(1, 64)), min_size=1
@@ -24,6 +24,12 @@ def test_a_worker_that_was_healthy_begins_anew() -> None:
     assert [restarts.pause_after(1.0), restarts.pause_after(1.0)] == [1.0, 2.0]
     assert restarts.pause_after(HEALTHY_S) == 1.0
     assert [restarts.pause_after(1.0), restarts.pause_after(1.0)] == [2.0, None]
+
+
+def test_a_worker_that_started_well_waits_no_longer_but_its_deaths_still_count() -> None:
+    restarts = Restarts(3)
+    pauses = [restarts.pause_after(up) for up in (1.0, 1.0, AT_WORK_S, HEALTHY_S - 1)]
+    assert pauses == [1.0, 2.0, 1.0, None]
 
 
 def test_without_restarts_the_first_death_is_the_last() -> None:

@@ -166,6 +166,20 @@ def test_a_list_without_any_image_is_refused(tmp_path: Path) -> None:
         prepare_images(tmp_path / "list.txt", tmp_path / "out", skip_bad=True)
 
 
+def test_an_empty_list_is_refused_with_its_remedy(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("\n")
+    with pytest.raises(DataError, match=r"it has no line; write one 'path label' per image$"):
+        prepare_images(tmp_path / "list.txt", tmp_path / "out")
+
+
+def test_a_file_that_is_no_image_is_named_and_nothing_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("list.txt 1\n")
+    with pytest.raises(DataError) as caught:
+        prepare_images(tmp_path / "list.txt", tmp_path / "out")
+    assert "cannot identify image file 'list.txt'" in str(caught.value)
+    assert "BytesIO" not in str(caught.value)
+
+
 def test_a_missing_list_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"gone\.txt cannot be read: No such file"):
         prepare_images(tmp_path / "gone.txt", tmp_path / "out")

@@ -1,0 +1,92 @@
+"""What the master orders its hosts to do."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from speedo.actors.cluster import RayCluster
+from speedo.actors.orders import End
+from speedo.actors.supervisor import Supervisor
+from speedo.config import make_config
+from speedo.errors import ClusterError, ConfigError
+from speedo.roster import Roster
+from speedo.sharding import Sharding
+from speedo.status import StatusBoard
+
+pytestmark = pytest.mark.ray
+
+
+class Desk:
+    """A supervisor with the real books around it, and no process."""
+
+    def __init__(self) -> None:
+        self.roster = Roster((32, 32))
+        self.board = StatusBoard("async", max_iter=100, batch=64, records=1000)
+        self.cluster = RayCluster(self.roster.release)
+        training: Any = SimpleNamespace(roster=self.roster, board=self.board)
+        config = make_config({"mode": "async", "restarts": 3})
+        self.supervisor = Supervisor(config, training, self.cluster, lambda place: place)
+
+
+def test_a_host_learns_who_must_end_and_whether_to_start_it_again() -> None:
+    desk = Desk()
+    assert desk.supervisor.enlist("a", 3, 4) == 3
+    alive = tuple(
+        (place.worker, place.incarnation) for place in (desk.roster.assign() for _ in "abc")
+    )
+    desk.cluster.evict(0, 1, "no result for 31 s")
+    desk.cluster.evict(1, 1, "3 results in a row were refused", for_good=True)
+    orders = desk.supervisor.attend("a", (*alive, (7, 1)))
+    assert orders.count == 3
+    assert orders.end == (
+        End(0, 1, "no result for 31 s", False),
+        End(1, 1, "3 results in a row were refused", True),
+        End(7, 1, "the master does not know it", False),
+    )
+
+
+def test_a_host_learns_where_its_workers_were_moved() -> None:
+    desk = Desk()
+    desk.supervisor.enlist("a", 2, 4)
+    desk.roster.assign()
+    desk.roster.assign()
+    desk.roster.reshard(Sharding((1,), (64,)), [(1, 1)])
+    orders = desk.supervisor.attend("a", ((0, 1), (1, 1)))
+    assert orders.end == ()
+    assert [(place.worker, place.incarnation, place.count) for place in orders.moved] == [(1, 2, 1)]
+    assert desk.supervisor.attend("a", ((0, 1), (1, 2))).moved == ()
+
+
+def test_workers_are_spread_over_the_hosts_that_are_there() -> None:
+    desk = Desk()
+    with pytest.raises(ClusterError, match="no host has joined"):
+        desk.supervisor.scale(2)
+    desk.supervisor.enlist("large", 1, 8)
+    desk.supervisor.enlist("small", 1, 2)
+    assert desk.board.wanted == 2
+    assert desk.supervisor.scale(5) == "5 workers wanted: large 4, small 1"
+    assert [desk.supervisor.attend(host, ()).count for host in ("large", "small")] == [4, 1]
+    assert desk.supervisor.attend("large", ()).round == 1
+    desk.supervisor.discharge("large")
+    assert desk.board.wanted == 1
+    with pytest.raises(ClusterError, match="must enlist"):
+        desk.supervisor.attend("large", ())
+
+
+@pytest.mark.parametrize("workers", [0, -1, 10_001])
+def test_a_number_of_workers_that_cannot_be_is_refused(workers: int) -> None:
+    desk = Desk()
+    desk.supervisor.enlist("a", 1, 1)
+    with pytest.raises(ConfigError, match="speedo stop"):
+        desk.supervisor.scale(workers)
+
+
+def test_a_new_reader_goes_on_in_the_present_pass_over_the_records() -> None:
+    desk = Desk()
+    desk.board.samples = 2_300
+    assert desk.supervisor.samples() == 2_300  # resumed, and not begun yet: exactly there
+    desk.board._first = 0.0
+    assert desk.supervisor.samples() == 300
