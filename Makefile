@@ -9,7 +9,7 @@ BIN := .venv/bin
 # For example: make test ARGS='-k easgd -x', make demo ARGS='--mode easgd'
 ARGS ?=
 
-.PHONY: help setup test check format demo bench lock clean distclean
+.PHONY: help setup test check format demo bench images lock clean distclean
 
 help: ## this list
 	@echo 'SpeeDO trains one Caffe model with many workers. First time here: make demo'
@@ -41,6 +41,9 @@ demo: setup ## train LeNet on Fashion-MNIST with two workers, one epoch, and say
 
 bench: setup ## measure throughput of every mode against free-running Caffe
 	$(BIN)/python -m bench $(ARGS)
+
+images: ## as root: build the container image and train with a master and three workers in containers
+	@scripts/images.sh
 
 lock: ## write the lock files anew from pyproject.toml (ARGS=--upgrade: with the newest of everything)
 	scripts/lock.sh $(ARGS)
