@@ -109,12 +109,19 @@ class Center:
         self.store.ping()
 
     def restore(self) -> None:
-        """Publish the present version again if the store has lost it, as after a restart without its data."""
+        """Publish the present version again if the store has lost it, as after a restart, or damaged it."""
+        copy = self._spare.pop() if self._spare else self.layout.zeros()
         try:
-            self.store.read_head(keys.center(self.run, self.version))
+            fetch_vector(
+                self.store, keys.center(self.run, self.version), self.layout, Kind.CENTER, copy
+            )
         except MissingKeyError:
             self._published.clear()
             self.publish()
+        except PayloadError:
+            self.publish()
+        finally:
+            self._spare.append(copy)
 
     def hold(self, version: int) -> None:
         """Somebody was told to read this version: it stays until released as often as held."""

@@ -8,7 +8,7 @@ alone.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,6 +34,7 @@ class _Gathering:
     awaited: set[tuple[int, int]]
     deadline: float
     saved: dict[int, WorkerState] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -101,7 +102,9 @@ class CheckpointKeeper:
         if isinstance(event, StateSaved):
             if event.version != gathering.checkpoint.counters.version:
                 return
-            if not event.problem and (event.worker, event.incarnation) in gathering.awaited:
+            if event.problem:
+                gathering.problems.append(_without(event.worker, event.problem))
+            elif (event.worker, event.incarnation) in gathering.awaited:
                 gathering.saved[event.worker] = WorkerState(
                     event.rank, event.count, event.batch_size, event.batches
                 )
@@ -113,7 +116,12 @@ class CheckpointKeeper:
         if gathering is not None and (not gathering.awaited or now >= gathering.deadline):
             self._gathering = None
             checkpoint = replace(gathering.checkpoint, workers=gathering.saved)
-            self._writing.append((checkpoint.counters, self._pool.submit(self._write, checkpoint)))
+            self._writing.append(
+                (
+                    checkpoint.counters,
+                    self._pool.submit(self._write, checkpoint, gathering.problems),
+                )
+            )
         done = [entry for entry in self._writing if entry[1].done()]
         self._writing = [entry for entry in self._writing if not entry[1].done()]
         return [_outcome(counters, future) for counters, future in done]
@@ -137,9 +145,9 @@ class CheckpointKeeper:
         if self._store is not None:
             self._store.close()
 
-    def _write(self, checkpoint: Checkpoint) -> tuple[int, str]:
+    def _write(self, checkpoint: Checkpoint, known: Sequence[str] = ()) -> tuple[int, str]:
         """In the thread: fetch the histories and write; bytes of the file, and what went wrong."""
-        problems = []
+        problems = list(known)
         histories: dict[int, bytes] = {}
         version = checkpoint.counters.version
         for slot in checkpoint.workers:
@@ -148,13 +156,17 @@ class CheckpointKeeper:
                     self._store = self.open_store()
                 histories[slot] = take_history(self._store, self.keyspace, slot, version)
             except (StoreError, PayloadError) as error:
-                problems.append(f"without the history of worker {slot}: {error}")
+                problems.append(_without(slot, error))
         try:
             self.fence()
             path = write_checkpoint(self.folder, replace(checkpoint, histories=histories))
         except SpeedoError as error:
             return 0, str(error)
         return path.stat().st_size, "; ".join(problems)
+
+
+def _without(worker: int, why: object) -> str:
+    return f"without the history of worker {worker}: {why}"
 
 
 def _outcome(counters: Counters, future: Future[tuple[int, str]]) -> Checkpointed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 from pathlib import Path
 from typing import Final
 
@@ -58,6 +59,17 @@ def load_token(file: Path | None = None, *, create: bool = False) -> str:
             f"there is no token at {path}: copy that file from the master's node (mode 0600), "
             f"or set {TOKEN_VARIABLE} or {FILE_VARIABLE}"
         ) from None
+
+
+def how_to_join(address: str, file: Path | None = None) -> str:
+    """What to do on another node that is to join the master at `address`; `file` as for `load_token`."""
+    command = f"speedo worker --master {address}"
+    if file is None and TOKEN_VARIABLE in os.environ:
+        return f"on each node, with {TOKEN_VARIABLE} set as here: {command}"
+    path = file or token_file()
+    if file is not None or os.environ.get(FILE_VARIABLE):
+        command += f" --token-file {shlex.quote(str(path))}"
+    return f"on each node, once {path} is copied there (mode 0600): {command}"
 
 
 def _checked(value: str, place: str) -> str:

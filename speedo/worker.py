@@ -31,9 +31,13 @@ def fetch_vector(store: Store, key: str, layout: Layout, kind: Kind, into: Vecto
 
     Raises `MissingKeyError`, `StoreError`, `PayloadError`.
     """
-    header = Header.unpack(store.read(key, as_bytes(into)))
-    check_header(header, layout, kind)
-    check_body(header, into)
+    try:
+        header = Header.unpack(store.read(key, as_bytes(into)))
+        check_header(header, layout, kind)
+        check_body(header, into)
+    except PayloadError as error:
+        text = str(error)
+        raise PayloadError(text if key in text else f"{key}: {text}") from None
     return header
 
 

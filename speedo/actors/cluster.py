@@ -11,7 +11,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from speedo.errors import MissingKeyError, StoreUnavailableError
+from speedo.errors import MissingKeyError, PayloadError, StoreUnavailableError
 from speedo.messages import (
     Command,
     Event,
@@ -133,7 +133,10 @@ class RayCluster:
         if error is None:
             self._events.put(done.result())
         elif isinstance(error, RayTaskError):
-            blame = not isinstance(error.cause, StoreUnavailableError | MissingKeyError)
+            passing = (
+                StoreUnavailableError | MissingKeyError | PayloadError
+            )  # a damaged center, too
+            blame = not isinstance(error.cause, passing)
             reason = first_line(error.cause)
             self._events.put(Refused(worker, incarnation, command.ticket, reason, blame))
         else:

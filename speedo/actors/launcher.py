@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any, Final
 from speedo.actors import session
 from speedo.actors.ports import redis_port, require_free_port
 from speedo.actors.signals import stop_signals
+from speedo.checkpoint import checkpoints_in
 from speedo.config import RunConfig
 from speedo.errors import EngineError, SpeedoError, StoreError
 from speedo.preparation import Prepared, check_nets, discard, prepare
 from speedo.progress import Watch
 from speedo.result import RunResult
-from speedo.resume import Resumed, claim, owned
+from speedo.resume import CHECKPOINTS, Resumed, claim, epoch_of, owned
 from speedo.settings import RunSettings
 from speedo.storage.access import Access
 from speedo.storage.redis_server import PrivateRedis
 from speedo.storage.redis_store import RedisStore, url_with_password
-from speedo.token import load_token
+from speedo.token import how_to_join, load_token
 
 if TYPE_CHECKING:
     from speedo.actors.host import WorkerHost
@@ -63,8 +64,8 @@ def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> Ru
         address = f"{config.host}:{config.port}"
         stack.enter_context(under_control(master, prepared, watch, address))
         watch.note(
-            f"waiting for {config.workers} workers, up to {config.timeout:.0f} s; on each node: "
-            f"speedo worker --master {config.host}:{config.port}"
+            f"waiting for {config.workers} workers, up to {config.timeout:.0f} s; "
+            + how_to_join(address, token_file)
         )
         try:
             return _follow(master, run, prepared, watch)
@@ -81,7 +82,8 @@ def _start(
     """Prepare, then start Redis and Ray while Caffe builds the nets once in a child."""
     prepared = prepare(config, watch.note)
     stack.enter_context(owned(prepared.run_dir, take_over=config.take_over))
-    stack.callback(_sweep, prepared.run_dir / "logs")
+    own_epoch = epoch_of(prepared.run_dir) + isinstance(prepared.resumed, Resumed)
+    stack.callback(_sweep, prepared.run_dir, own_epoch)
     watch.begin(prepared.run_dir)
     try:
         for line in prepared.headline():
@@ -190,8 +192,10 @@ def _follow(
             raise
         except RayActorError:
             log = prepared.run_dir / "logs" / "master.log"
+            kept = checkpoints_in(prepared.run_dir / CHECKPOINTS)
+            remedy = f"; go on with --resume {prepared.run_dir}" if kept else ""
             raise EngineError(
-                f"the master's process died: {cause_in(log) or 'killed'}; see {log}"
+                f"the master's process died: {cause_in(log) or 'killed'}; see {log}{remedy}"
             ) from None
 
 
@@ -207,7 +211,12 @@ def _let_go(master: Any) -> None:
         return  # master or store are gone: there is nothing left to tidy
 
 
-def _sweep(logs: Path) -> None:
-    """Remove the engines' scratch folders: their actors were ended, not closed."""
-    for folder in logs.glob("speedo-engine-*"):
+def _sweep(run_dir: Path, epoch: int) -> None:
+    """Remove the engines' scratch folders: their actors were ended, not closed.
+
+    Not if another master has taken the run over: its engines are there then.
+    """
+    if epoch_of(run_dir) > epoch:
+        return
+    for folder in (run_dir / "logs").glob("speedo-engine-*"):
         shutil.rmtree(folder, ignore_errors=True)

@@ -52,7 +52,7 @@ class Seat:
         """Start a process for this place; it is ready once `answer` says so."""
         self.place, self.former, self.since = place, place.worker, now
         self.log = logs / f"worker-{place.worker}.log"
-        self._scratch = scratch_of(self.log, place)
+        self._scratch = scratch_of(self.log, place, settings.epoch)
         self._log_begin, self._kills = size_of(self.log), memory_kills()
         self.actor = spawn(WorkerActor, settings, place, self.log, data_root)
         self._who = self.actor.process.remote()

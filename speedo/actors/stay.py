@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import psutil
 
@@ -101,14 +101,12 @@ class Stay:
             ending: Ending = Over(self._visit(lifeline))
         except KeyboardInterrupt:
             ending = Stopped()
-        except LostError as error:
-            self._abandon(str(error))
         except SpeedoError as error:
             ending = Failed(error)
         except Exception:
             ending = Failed(None, traceback.format_exc())
         lifeline.close()
-        self._tell(ending)
+        self._tell(ending)  # a second ending is not heard
 
     def note(self, text: str) -> None:
         self._tell(text)
@@ -127,11 +125,15 @@ class Stay:
                 if missing is not None:
                     make_dataset(root, missing, self.note)
                 host = WorkerHost(master, settings, request.name, request.logs, root)
-                host.start(request.count)
-                workers = f"{request.count} worker{'s' if request.count > 1 else ''}"
-                self.note(f"joined the master at {request.address} with {workers}")
-                return self._attend(master, host)
+                try:
+                    host.start(request.count)
+                    workers = f"{request.count} worker{'s' if request.count > 1 else ''}"
+                    self.note(f"joined the master at {request.address} with {workers}")
+                    return self._attend(master, host)
+                finally:
+                    host.stop("its host has left")
             finally:
+                lifeline.close()  # what is said now counts, and the master may go first
                 _say_farewell(master, request.name)
 
     def _attend(self, master: Any, host: WorkerHost) -> Status:
@@ -144,7 +146,7 @@ class Stay:
             try:
                 status: Status = ray.get(master.status.remote(), timeout=ANSWER_S)
             except RayError as error:
-                raise LostError(type(error).__name__) from None
+                self._abandon(type(error).__name__)
             self._tell(status)
             if host.last_died is not None and not status.over:
                 raise EngineError(f"every worker of this host died, the last: {host.last_died}")
@@ -152,6 +154,9 @@ class Stay:
                 host.stop(f"its host was stopped by {self._stop}")
                 raise KeyboardInterrupt
             if status.over:
+                self._tell(
+                    Over(status)
+                )  # first of all: leaving may take longer than the master stays
                 host.stop("the run is over")
                 return status
             time.sleep(STATUS_S)
@@ -172,12 +177,12 @@ class Stay:
         with self._sending, suppress(OSError):  # nobody listens any more: the wish to end is there
             self._connection.send(what)
 
-    def _abandon(self, why: str) -> None:
+    def _abandon(self, why: str) -> NoReturn:
         """End the workers and this process: without a master every call of Ray may hang for a minute."""
         self._tell(Lost(why))
         self._end_at_once()
 
-    def _end_at_once(self) -> None:
+    def _end_at_once(self) -> NoReturn:
         if self._node is not None:
             with suppress(psutil.Error):
                 node = psutil.Process(self._node)
@@ -186,10 +191,6 @@ class Stay:
                         process.kill()
         shutil.rmtree(self._request.folder, ignore_errors=True)
         os._exit(0)
-
-
-class LostError(Exception):
-    """The master does not answer any more."""
 
 
 def _find_master(address: str, timeout_s: float) -> Any:

@@ -38,7 +38,7 @@ class WorkerActor:
         failpoints.i_am_worker(place.worker)
         faulthandler.enable()  # a segmentation fault leaves its name in the log
         self._settings, self._place, self._data_root = settings, place, data_root
-        self._scratch = scratch_of(log, place)
+        self._scratch = scratch_of(log, place, settings.epoch)
         self._scratch.mkdir(exist_ok=True)
 
     def process(self) -> int:
@@ -132,6 +132,6 @@ def _take_over(engine: Engine, store: Store, keyspace: str, place: Assignment) -
         print(f"the solver history of the checkpoint is lost: {error}", file=sys.stderr)
 
 
-def scratch_of(log: Path, place: Assignment) -> Path:
+def scratch_of(log: Path, place: Assignment, epoch: int) -> Path:
     """The folder of one process for its small files; its host removes it after a death."""
-    return log.parent / f"speedo-engine-{place.worker}.{place.incarnation}"
+    return log.parent / f"speedo-engine-{epoch}.{place.worker}.{place.incarnation}"

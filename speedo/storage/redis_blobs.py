@@ -149,7 +149,7 @@ class RedisBlobs:
             raise MissingKeyError(f"{key} is not in {self._address}")
         record = self._known(key, stream.take(min(length, _PREFIX.size)))
         if length != record.value_bytes:
-            raise StoreError(f"{key} in {self._address} is damaged: {length} bytes for {record}")
+            raise PayloadError(f"{key} in {self._address} is damaged: {length} bytes for {record}")
         if record.body_bytes != len(into):
             raise PayloadError(
                 f"{key} has a body of {record.body_bytes} bytes, {len(into)} were expected"
@@ -219,7 +219,7 @@ class RedisBlobs:
     def _known(self, key: str, prefix: bytes) -> Record:
         record = Record.unpack(prefix)
         if record is None:
-            raise StoreError(
+            raise PayloadError(
                 f"{key} in {self._address} is not of this version of SpeeDO: "
                 "use another run name or database, or delete the key"
             )

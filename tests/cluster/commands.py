@@ -64,11 +64,12 @@ class Commands:
         found = []
         for process in psutil.process_iter():
             try:
-                if process.environ().get(MARK) == self.mark:
+                ours = process.environ().get(MARK) == self.mark
+                if ours and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
-        return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+        return found
 
     def listening(self) -> set[tuple[str, int]]:
         """Addresses at which processes of this test listen now."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from speedo.errors import MissingKeyError, StoreError
+from speedo.errors import MissingKeyError, PayloadError, StoreError
 from speedo.storage import RedisStore
 from speedo.storage.redis_errors import refusal, server_problems, server_warnings
 from speedo.storage.redis_server import PrivateRedis
@@ -64,7 +64,7 @@ def test_chunks_of_a_complete_blob_stay(store: RedisStore, raw: RawClient):
 def test_another_programs_data_is_not_taken_for_a_blob(store: RedisStore, raw: RawClient):
     raw.redis.set("k", b"something else that is longer than a prefix")
     for call in (lambda: store.read_head("k"), lambda: store.read("k", memoryview(bytearray(3)))):
-        with pytest.raises(StoreError, match="not of this version"):
+        with pytest.raises(PayloadError, match="not of this version"):
             call()
     raw.redis.delete("k")
     raw.redis.lpush("k", b"list")
@@ -187,7 +187,7 @@ def test_no_writer_can_make_others_take_memory_for_lengths_it_invents(
     ]
     raw.redis.set("k", lie)
     for call in calls:
-        with pytest.raises(StoreError, match="not of this version"):
+        with pytest.raises(PayloadError, match="not of this version"):
             call()
     put(store, "k", b"body")  # looks at what it replaces
     raw.redis.set("k", lie)

@@ -1,0 +1,116 @@
+"""Accuracy of runs that are killed at half and resumed, beside unbroken ones with the same seeds.
+
+    python -m bench.resume [--modes sync async easgd] [--seeds 1 2 3]
+
+LeNet on Fashion-MNIST, one epoch, two workers. The whole process group is killed (SIGKILL) once half of the
+iterations are merged; `--resume` goes on from the last checkpoint, at most two seconds older. Status 1 if a mean of
+resumed runs lies further below the mean of unbroken ones than these lie from each other (greatest minus least).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+EPOCH = 938  # iterations of 64 samples: 60,000 records
+MARK = "SPEEDO_RESUME_MARK"
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "speedo", "train", *words]
+
+
+def accuracy_of(folder: Path) -> float:
+    return float(json.loads((folder / "result.json").read_text())["accuracy"])
+
+
+def options(mode: str, seed: int, folder: Path) -> list[str]:
+    return [
+        "--mode", mode, "--workers", "2", "--seed", str(seed), "--max-iter", str(EPOCH), "--test-interval", "0",
+        "--checkpoint-interval", "2", "--run-dir", str(folder),
+    ]  # fmt: skip
+
+
+def unbroken(mode: str, seed: int, folder: Path) -> float:
+    """Accuracy of a run that is left in peace."""
+    subprocess.run(command(*options(mode, seed, folder)), check=True, capture_output=True)
+    return accuracy_of(folder)
+
+
+def broken(mode: str, seed: int, folder: Path) -> tuple[float, int, int]:
+    """Accuracy of a run that is killed at half and resumed; the iterations of the kill and of the checkpoint."""
+    mark = os.urandom(8).hex()
+    process = subprocess.Popen(
+        command(*options(mode, seed, folder)),
+        env={**os.environ, MARK: mark},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    reached = 0
+    while reached < EPOCH // 2 and process.poll() is None:
+        time.sleep(0.1)
+        reached = last_iteration(folder)
+    for one in psutil.process_iter():
+        with suppress(psutil.Error):
+            if one.environ().get(MARK) == mark:
+                one.kill()
+    process.wait()
+    done = subprocess.run(
+        command("--resume", str(folder)), check=True, capture_output=True, text=True
+    )
+    words = next(line for line in done.stderr.splitlines() if line.startswith("resumed at"))
+    return accuracy_of(folder), reached, int(words.split()[3])
+
+
+def last_iteration(folder: Path) -> int:
+    """The iteration of the last merge in the log; 0 before the first."""
+    try:
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+    except OSError:
+        return 0
+    for line in reversed(lines[-50:]):
+        with suppress(ValueError):
+            event = json.loads(line)
+            if event.get("decision") == "merged":
+                return int(event["iteration"])
+    return 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--modes", nargs="+", default=["sync", "async", "easgd"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    arguments = parser.parse_args()
+    failed = False
+    for mode in arguments.modes:
+        whole, resumed = [], []
+        for seed in arguments.seeds:
+            with tempfile.TemporaryDirectory() as home:
+                whole.append(unbroken(mode, seed, Path(home) / "whole"))
+                accuracy, kill, kept = broken(mode, seed, Path(home) / "broken")
+                resumed.append(accuracy)
+            print(
+                f"{mode:6} seed {seed}: unbroken {whole[-1]:.4f}; killed at {kill}, resumed at {kept}: {accuracy:.4f}",
+                flush=True,
+            )
+        spread = max(whole) - min(whole)
+        apart = statistics.mean(resumed) - statistics.mean(whole)
+        bad = -apart > spread
+        failed |= bad
+        print(f"{mode:6} means {apart:+.4f} apart, seeds {spread:.4f}{': FAILED' if bad else ''}")
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""A master and workers on hosts of their own: they train together, and survive one another."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.commands import Commands, wait_for_line
+from tests.hosts.network import Host, ip
+
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
+WAIT_S = 120
+
+
+def master(host: Host, run: str, iterations: int, mode: str = "sync") -> tuple[str, ...]:
+    return (
+        "master", "--host", host.address, "--mode", mode, "--workers", "2", "--max-iter",
+        str(iterations), "--test-interval", "0", "--timeout", "90", "--run-dir", run,
+    )  # fmt: skip
+
+
+def worker(chief: Host, *options: str) -> tuple[str, ...]:
+    return ("worker", "--master", chief.address, "--timeout", "60", *options)
+
+
+def test_three_hosts_train_in_sync_to_the_end(
+    speedo: Commands, hosts: list[Host], tmp_path: Path
+) -> None:
+    chief, *others = hosts
+    started = [speedo.start(*master(chief, "run", 40), inside=chief.inside)]
+    started += [speedo.start(*worker(chief), inside=host.inside) for host in others]
+    for process in started:
+        _, errors = process.communicate(timeout=WAIT_S)
+        assert process.returncode == 0, errors
+        assert "Traceback" not in errors
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["mode"], result["workers"], result["iteration"]) == ("sync", 2, 40)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    merged = [line["worker"] for line in lines if line.get("decision") == "merged"]
+    assert (merged.count(0), merged.count(1)) == (40, 40)
+
+
+def test_a_worker_host_outlives_its_master_and_joins_the_next(
+    speedo: Commands, hosts: list[Host], tmp_path: Path
+) -> None:
+    chief, other, _ = hosts
+    first = speedo.start(*master(chief, "first", 100_000, "async"), inside=chief.inside)
+    members = speedo.start(*worker(chief, "--workers", "2"), inside=other.inside)
+    wait_for_line(tmp_path / "first" / "metrics.jsonl", '"version": 10,', 90)
+    first.kill()
+    second = speedo.start(*master(chief, "second", 40), inside=chief.inside)
+    for process in (second, members):
+        _, errors = process.communicate(timeout=WAIT_S)
+        assert process.returncode == 0, errors
+    assert f"the master at {chief.address}:56126 is gone" in errors
+    assert errors.count("joined the master") == 2
+    assert json.loads((tmp_path / "second" / "result.json").read_text())["iteration"] == 40
+
+
+def test_a_worker_host_whose_network_breaks_ends_its_workers_and_says_so(
+    speedo: Commands, hosts: list[Host], tmp_path: Path
+) -> None:
+    """Nobody refuses a connection then: silence alone must do."""
+    chief, other, _ = hosts
+    speedo.start(*master(chief, "run", 100_000, "async"), inside=chief.inside)
+    members = speedo.start(*worker(chief, "--workers", "2")[:-4], "--timeout", "20", "--workers", "2",
+                           inside=other.inside)  # fmt: skip
+    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version": 10,', 90)
+    chief.pull_the_cable()
+    pulled = time.monotonic()
+    assert members.stderr is not None
+    for line in members.stderr:
+        if "is gone (no answer for" in line:
+            break
+    else:
+        pytest.fail("the loss was not told")
+    assert time.monotonic() - pulled < 30
+    _, errors = members.communicate(timeout=WAIT_S)
+    assert members.returncode == 1, errors
+    assert errors.splitlines()[-1] == (
+        f"speedo: the master did not come back at {chief.address}:56126 within 20 s: start it again there "
+        "with --resume, and this command too"
+    )
+    speedo.stop_all()
+
+
+def test_nothing_outlives_a_killed_worker_command(
+    speedo: Commands, hosts: list[Host], tmp_path: Path
+) -> None:
+    chief, other, _ = hosts
+    run = speedo.start(*master(chief, "run", 100_000, "async"), inside=chief.inside)
+    members = speedo.start(*worker(chief, "--workers", "2"), inside=other.inside)
+    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version": 10,', 90)
+    members.kill()
+    members.wait()
+    deadline = time.monotonic() + 30
+    while left := ip("netns", "pids", other.name).split():
+        assert time.monotonic() < deadline, left
+        time.sleep(0.2)
+    run.terminate()
+    _, errors = run.communicate(timeout=WAIT_S)
+    assert run.returncode == 143, errors
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+def test_three_hosts_train_lenet_to_its_accuracy_in_one_epoch(
+    speedo: Commands, hosts: list[Host], tmp_path: Path
+) -> None:
+    """Sequential Caffe reaches 0.849 there."""
+    chief, *others = hosts
+    started = [speedo.start(*master(chief, "run", 938), inside=chief.inside)]
+    started += [speedo.start(*worker(chief), inside=host.inside) for host in others]
+    for process in started:
+        _, errors = process.communicate(timeout=280)
+        assert process.returncode == 0, errors
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["iteration"] == 938
+    assert result["accuracy"] >= 0.84

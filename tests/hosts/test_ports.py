@@ -1,0 +1,117 @@
+"""The block of ports: which are taken, and what is said when they are not free."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+
+import pytest
+
+from speedo.actors import session
+from speedo.actors.ports import BLOCK, master_ports, member_ports, redis_port
+from speedo.errors import ClusterError
+
+pytestmark = pytest.mark.ray
+
+
+def address() -> str:
+    """An address of this machine that is not loopback's."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("198.51.100.1", 9))
+        except OSError:
+            pytest.skip("this machine has no address but loopback's")
+        return str(probe.getsockname()[0])
+
+
+BASE = 21_300
+
+
+def test_a_master_beyond_loopback_has_a_port_for_everything_in_one_block() -> None:
+    with master_ports(address(), BASE) as ports:
+        services = [ports.gcs, ports.node_manager, ports.object_manager, ports.runtime_env_agent]
+        agents = [ports.dashboard_agent, ports.metrics_agent, ports.metrics_export]
+        assert services == [BASE, BASE + 1, BASE + 2, BASE + 10]
+        assert agents == [BASE + 11, BASE + 12, BASE + 13]
+        assert ports.processes == (*range(BASE + 14, BASE + BLOCK),)
+    assert redis_port(address(), BASE) == BASE + 9
+
+
+@pytest.mark.parametrize("base", [None, BASE])
+def test_on_loopback_all_but_the_masters_own_port_are_free_ones(base: int | None) -> None:
+    with master_ports("127.0.0.1", base) as ports:
+        assert ports.gcs == (base or 0)
+        assert ports.processes is None
+        assert {ports.node_manager, ports.object_manager, ports.runtime_env_agent} == {0}
+    assert redis_port("localhost", base) is None
+
+
+def test_a_taken_service_port_is_named_and_a_taken_process_port_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("speedo.actors.ports.LINGER_S", 0.3)
+    with socket.create_server((address(), BASE + 44)), master_ports(address(), BASE) as ports:
+        assert ports.processes is not None
+        assert BASE + 44 not in ports.processes
+        assert len(ports.processes) == 85
+    with (
+        socket.create_server((address(), BASE + 2)),
+        pytest.raises(ClusterError, match=f"{BASE + 2} cannot be served .* give another --port"),
+        master_ports(address(), BASE),
+    ):
+        pass
+
+
+def test_a_port_that_a_killed_node_still_holds_is_waited_for() -> None:
+    holder = socket.create_server((address(), BASE + 2))
+    threading.Timer(0.5, holder.close).start()
+    with master_ports(address(), BASE) as ports:
+        assert ports.object_manager == BASE + 2
+
+
+def test_an_agent_that_outlives_a_killed_node_is_in_nobodys_way() -> None:
+    with (
+        socket.create_server((address(), BASE + 10)),
+        member_ports(address(), BASE) as ports,
+    ):
+        assert (ports.node_manager, ports.runtime_env_agent) == (BASE + 1, BASE + 11)
+
+
+def test_two_commands_never_share_a_block() -> None:
+    with member_ports(address(), BASE) as first, member_ports(address(), BASE) as second:
+        assert (first.node_manager, second.node_manager) == (BASE + 1, BASE + 101)
+        with pytest.raises(ClusterError, match="belong to another"), master_ports(address(), BASE):
+            pass
+    with member_ports(address(), BASE) as third:
+        assert third.node_manager == BASE + 1
+
+
+def test_a_block_ends_with_the_last_port() -> None:
+    with pytest.raises(ClusterError, match="use at most 65436"), master_ports(address(), 65_437):
+        pass
+
+
+def test_the_users_settings_of_ray_neither_lead_elsewhere_nor_past_the_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dangerous = {
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_AUTH_TOKEN": "another",
+        "RAY_AUTH_TOKEN_PATH": "/elsewhere",
+        "RAY_ADDRESS": "192.0.2.1:6379",
+        "RAY_REDIS_ADDRESS": "192.0.2.1:6379",
+    }
+    kept = {"RAY_memory_usage_threshold": "0.9"}
+    for name, value in (dangerous | kept).items():
+        monkeypatch.setenv(name, value)
+    session.set_environment("the token of the cluster")
+    now = {name: os.environ.get(name) for name in dangerous | kept}
+    assert now == {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": "the token of the cluster",
+        "RAY_AUTH_TOKEN_PATH": None,
+        "RAY_ADDRESS": None,
+        "RAY_REDIS_ADDRESS": None,
+        **kept,
+    }
