@@ -135,7 +135,7 @@ class Driver:
             self._on_tested(event)
         if isinstance(event, StateSaved | Left) and self.checkpoints is not None:
             self.checkpoints.saw(event)
-        if isinstance(event, Refused):  # perhaps because of what it read
+        if isinstance(event, Refused) and not event.blame:
             self.center.restore()
         for action in self.coordinator.handle(event):
             self._carry_out(action)

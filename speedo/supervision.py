@@ -8,9 +8,7 @@ from typing import Final
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 30.0
 HEALTHY_S: Final = 60.0  # a worker that was up for so long died of something new
-AT_WORK_S: Final = (
-    15.0  # one that was up for so long had started well: it waits as after a first death
-)
+AT_WORK_S: Final = 15.0  # one that was up for so long had started well: its pause is the first
 
 
 class Restarts:
