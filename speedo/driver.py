@@ -66,6 +66,7 @@ class Driver:
     _last_merge: float = 0.0
     _finish: Finish | None = None
     _diverged: StopAsked | None = None
+    _tested_again: bool = False
 
     def __post_init__(self) -> None:
         self._deadlines = TurnDeadlines(self.coordinator.outstanding, self.limits.turn_s)
@@ -155,6 +156,12 @@ class Driver:
         if self._tests.pop(event.version, None) is not None:
             self._metrics[event.version] = event
             self.center.release(event.version)
+        if event.problem and self._finish is not None and not self._tested_again:
+            # The store may have lost the last version just before its test: nothing else would put it back.
+            self._tested_again = True
+            self.center.restore()
+            self._metrics.pop(self.center.version, None)
+            self._test(Evaluate(self.center.version, self.coordinator.iteration))
 
     # ------------------------------------------------------------ actions
 
@@ -253,6 +260,7 @@ class Driver:
             events.append(Left(worker, incarnation, cause))
         for version, deadline in self._tests.items():
             if deadline <= now:
+                self._tested_again = True  # it would not answer the second time either
                 problem = f"no answer from the tester for {self.limits.test_s:.0f} s"
                 events.append(Tested(version, {}, problem))
         if self._short_since is not None and now >= self._short_since + self._join_limit():

@@ -6,14 +6,15 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from speedo.errors import MissingKeyError, PayloadError, StoreUnavailableError
+from speedo.errors import MissingKeyError, PayloadError, SpeedoError, StoreUnavailableError
 from speedo.messages import (
     Command,
+    Evaluate,
     Event,
     Joined,
     Left,
@@ -28,6 +29,8 @@ from speedo.messages import (
 CAUSE_WAIT_S = (
     2.0  # a worker's own host knows better than Ray why it died, and may say so within this time
 )
+
+MOST_TESTERS: Final = 100  # a tester that dies again and again does so for a reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,9 @@ class RayCluster:
         self._lock = threading.Lock()
         self._on_left = on_left
         self.tester: Any = None
+        self.new_tester: Callable[[], Any] | None = None
+        self._revivals = 0
+        self._reviving = threading.Lock()
 
     # ------------------------------------------------------------ from anywhere
 
@@ -107,8 +113,7 @@ class RayCluster:
         if isinstance(command, SaveState):
             self._ask_for_state(command)
             return
-        reference = self.tester.evaluate.remote(command.version)
-        reference.future().add_done_callback(lambda done: self._test_done(command.version, done))
+        self._test(command)
 
     def next_event(self, timeout_s: float) -> Event | None:
         try:
@@ -164,10 +169,29 @@ class RayCluster:
 
         handle.save_state.remote(command).future().add_done_callback(done)
 
-    def _test_done(self, version: int, done: Any) -> None:
+    def _test(self, command: Evaluate) -> None:
+        tester = self.tester
+        reference = tester.evaluate.remote(command.version)
+        reference.future().add_done_callback(lambda done: self._test_done(command, tester, done))
+
+    def _test_again(self, command: Evaluate, dead: Any) -> None:
+        """The tester died: another one takes its place, for every test that was lost with it."""
+        try:
+            with self._reviving:
+                if self.tester is dead and self.new_tester is not None:
+                    self._revivals += 1
+                    self.tester = self.new_tester()
+            self._test(command)
+        except (RayError, SpeedoError) as error:
+            self._events.put(Tested(command.version, {}, first_line(error)))
+
+    def _test_done(self, command: Evaluate, tester: Any, done: Any) -> None:
+        version = command.version
         error = done.exception()
         if error is None:
             self._events.put(Tested(version, done.result()))
+        elif isinstance(error, RayActorError) and self._revivals < MOST_TESTERS:
+            threading.Thread(target=self._test_again, args=(command, tester), daemon=True).start()
         else:
             cause = error.cause if isinstance(error, RayTaskError) else error
             self._events.put(Tested(version, {}, first_line(cause)))

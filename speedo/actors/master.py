@@ -9,8 +9,11 @@ from typing import Any
 
 from speedo.actors.cluster import RayCluster
 from speedo.actors.orders import Orders
+from speedo.actors.seat import started
+from speedo.actors.spawn import spawn
 from speedo.actors.stores import patient_store
 from speedo.actors.supervisor import Supervisor
+from speedo.actors.tester import TesterActor
 from speedo.caffe_snapshot import SUFFIX, CaffeSnapshot, read_snapshot
 from speedo.checkpoint import Checkpoint, read_checkpoint
 from speedo.config import RunConfig
@@ -41,7 +44,7 @@ class MasterActor:
         from speedo.storage.redis_store import RedisStore
 
         capture_stderr(run_dir / "logs" / "master.log")
-        self._settings = settings
+        self._settings, self._run_dir = settings, run_dir
         self._hosts: set[str] = set()
         self._cluster = RayCluster(lambda worker, incarnation: self._release(worker, incarnation))
         self._access = Access(
@@ -78,7 +81,7 @@ class MasterActor:
 
     def use_tester(self, tester: Any) -> None:
         tester.connect.remote(self._access.admit_reader())
-        self._cluster.tester = tester
+        self._cluster.tester, self._cluster.new_tester = tester, self._make_tester
 
     def run(self) -> RunResult:
         return self._training.run()
@@ -152,6 +155,14 @@ class MasterActor:
         while self._hosts and time.monotonic() < deadline:
             time.sleep(0.05)
         return not self._hosts
+
+    def _make_tester(self) -> Any:
+        """Another tester in the place of one that died. Raises `EngineError`, `StoreError`."""
+        log = self._run_dir / "logs" / "tester.log"
+        tester = spawn(TesterActor, self._settings.for_others(), log)
+        started(tester.start.remote(), log, "the tester")
+        tester.connect.remote(self._access.admit_reader())
+        return tester
 
     def _store_trouble(self, problem: str | None) -> None:
         self._training.board.store_trouble = problem or ""

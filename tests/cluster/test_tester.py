@@ -1,0 +1,33 @@
+"""The tester is nobody's single point of failure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.cluster.commands import Commands, wait_for_line
+
+pytestmark = [pytest.mark.caffe, pytest.mark.redis, pytest.mark.ray, pytest.mark.slow]
+
+
+def test_a_tester_that_is_killed_is_replaced_and_the_last_version_is_tested(
+    speedo: Commands, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    process = speedo.start(
+        "train", "--max-iter", "120", "--test-interval", "40", "--run-dir", str(run)
+    )
+    wait_for_line(run / "metrics.jsonl", '"merged"', 60)
+    testers = [one for one in speedo.left() if "TesterActor" in " ".join(one.cmdline())]
+    assert len(testers) == 1
+    testers[0].kill()
+    psutil.wait_procs(testers, 10)
+    out, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    result = json.loads((run / "result.json").read_text())
+    assert result["test_problem"] == ""
+    assert 0.3 < result["accuracy"] <= 1
+    assert "test accuracy" in out
