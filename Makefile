@@ -9,7 +9,7 @@ BIN := .venv/bin
 # For example: make test ARGS='-k easgd -x', make demo ARGS='--mode easgd'
 ARGS ?=
 
-.PHONY: help setup test check format demo bench images lock clean distclean
+.PHONY: help setup test check format demo bench faults images lock clean distclean
 
 help: ## this list
 	@echo 'SpeeDO trains one Caffe model with many workers. First time here: make demo'
@@ -17,7 +17,7 @@ help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 18
 	@echo
 	@echo "Settings for setup: PYTHON, SPEEDO_CAFFE_PYTHONPATH, SPEEDO_CAFFE_SOURCE, SPEEDO_CAFFE_MIRROR, SPEEDO_CACHE"
-	@echo "(scripts/setup.sh says what each does). ARGS='...' is handed on by test, demo and bench."
+	@echo "(scripts/setup.sh says what each does). ARGS='...' is handed on by test, demo, bench and faults."
 
 setup: ## install all that is missing: Debian packages, .venv, pycaffe (built once, some minutes), speedo
 	@scripts/setup.sh
@@ -41,6 +41,13 @@ demo: setup ## train LeNet on Fashion-MNIST with two workers, one epoch, and say
 
 bench: setup ## measure throughput of every mode against free-running Caffe
 	$(BIN)/python -m bench $(ARGS)
+
+faults: setup ## every row of the fault matrix in every mode; the table goes into docs/reliability.md
+	@mkdir -p build && rm -f build/faults.jsonl
+	@status=0; \
+	SPEEDO_FAULTS=all SPEEDO_FAULTS_REPORT=build/faults.jsonl \
+		$(BIN)/python -m pytest -q -n 2 --dist worksteal -m faults tests/faults $(ARGS) || status=$$?; \
+	$(BIN)/python -m tests.faults.report build/faults.jsonl docs/reliability.md; exit $$status
 
 images: ## as root: build the container image and train with a master and three workers in containers
 	@scripts/images.sh

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,20 +23,21 @@ from speedo.settings import RunSettings
 from speedo.storage.access import Access
 from speedo.storage.redis_server import PrivateRedis
 from speedo.storage.redis_store import RedisStore, url_with_password
-from speedo.token import how_to_join, load_token
+from speedo.token import how_to_join, load_token, new_token
 
 if TYPE_CHECKING:
     from speedo.actors.host import WorkerHost
 
 STATUS_S: Final = 0.5
 FAREWELL_S: Final = 15.0
+Dead = Callable[[], str | None]
 ANSWER_S: Final = 60.0
 
 
 def train(config: RunConfig, watch: Watch) -> RunResult:
     """Train on this machine with `config.workers` workers. Raises `SpeedoError`."""
     with ExitStack() as stack:
-        prepared, settings = _start(config, watch, stack, session.own_token(), port=None)
+        prepared, settings, dead = _start(config, watch, stack, new_token(), port=None)
         from speedo.actors.control import under_control
         from speedo.actors.host import WorkerHost
 
@@ -46,7 +48,7 @@ def train(config: RunConfig, watch: Watch) -> RunResult:
         )
         stack.callback(host.stop, "the run is over")  # it must not outlive Ray
         host.start(config.workers)
-        result = _follow(master, run, prepared, watch, host)
+        result = _follow(master, run, prepared, dead, watch, host)
         host.stop("the run is over")
         _let_go(master)
         return result
@@ -57,7 +59,7 @@ def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> Ru
     token = load_token(token_file, create=True)
     require_free_port(config.host, config.port)
     with ExitStack() as stack:
-        prepared, settings = _start(config, watch, stack, token, port=config.port)
+        prepared, settings, dead = _start(config, watch, stack, token, port=config.port)
         from speedo.actors.control import under_control
 
         master, run = _launch_master(prepared, settings)
@@ -68,7 +70,7 @@ def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> Ru
             + how_to_join(address, token_file)
         )
         try:
-            return _follow(master, run, prepared, watch)
+            return _follow(master, run, prepared, dead, watch)
         finally:
             _let_go(master)
 
@@ -78,7 +80,7 @@ def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> Ru
 
 def _start(
     config: RunConfig, watch: Watch, stack: ExitStack, token: str, port: int | None
-) -> tuple[Prepared, RunSettings]:
+) -> tuple[Prepared, RunSettings, Dead]:
     """Prepare, then start Redis and Ray while Caffe builds the nets once in a child."""
     prepared = prepare(config, watch.note)
     stack.enter_context(owned(prepared.run_dir, take_over=config.take_over))
@@ -97,14 +99,13 @@ def _start(
         watch.note(
             f"{facts.parameters:,} parameters in {facts.blobs} blobs, {megabytes:.1f} MB per exchange"
         )
-        stack.enter_context(session.head(token, config.host, port))
+        dead = stack.enter_context(session.head(token, config.host, port))
     except SpeedoError:
         discard(prepared)
         raise
     epoch = claim(prepared.run_dir) if isinstance(prepared.resumed, Resumed) else 0
-    return prepared, RunSettings.make(
-        config, prepared.spec, prepared.run, redis_url, redis_ca, epoch
-    )
+    settings = RunSettings.make(config, prepared.spec, prepared.run, redis_url, redis_ca, epoch)
+    return prepared, settings, dead
 
 
 def _redis(prepared: Prepared, watch: Watch, stack: ExitStack, port: int | None) -> tuple[str, str]:
@@ -160,11 +161,17 @@ def _launch_master(prepared: Prepared, settings: RunSettings) -> tuple[Any, Any]
 
 
 def _follow(
-    master: Any, run: Any, prepared: Prepared, watch: Watch, host: WorkerHost | None = None
+    master: Any,
+    run: Any,
+    prepared: Prepared,
+    dead: Dead,
+    watch: Watch,
+    host: WorkerHost | None = None,
 ) -> RunResult:
     """Show how it goes until the run is over; Ctrl-C or SIGTERM lets it end early, exported all the same.
 
-    So does the death of the last worker of `host`, where no other can come.
+    So does the death of the last worker of `host`, where no other can come. A death among Ray's own processes
+    ends it with an error.
     """
     import ray
     from ray.exceptions import RayActorError, RayTaskError
@@ -183,6 +190,10 @@ def _follow(
                     master.stop.remote(f"every worker died, the last: {host.last_died}")
                     told = True
                 watch.show(ray.get(master.status.remote(), timeout=ANSWER_S))
+                if kind := dead():
+                    raise EngineError(
+                        f"Ray's {kind} process on this machine died{_way_on(prepared)}"
+                    )
             watch.show(ray.get(master.status.remote(), timeout=ANSWER_S))
             result: RunResult = ray.get(run)
             return result
@@ -192,11 +203,14 @@ def _follow(
             raise
         except RayActorError:
             log = prepared.run_dir / "logs" / "master.log"
-            kept = checkpoints_in(prepared.run_dir / CHECKPOINTS)
-            remedy = f"; go on with --resume {prepared.run_dir}" if kept else ""
             raise EngineError(
-                f"the master's process died: {cause_in(log) or 'killed'}; see {log}{remedy}"
+                f"the master's process died: {cause_in(log) or 'killed'}; see {log}{_way_on(prepared)}"
             ) from None
+
+
+def _way_on(prepared: Prepared) -> str:
+    kept = checkpoints_in(prepared.run_dir / CHECKPOINTS)
+    return f"; go on with --resume {prepared.run_dir}" if kept else ""
 
 
 def _let_go(master: Any) -> None:

@@ -46,6 +46,7 @@ class MasterActor:
         capture_stderr(run_dir / "logs" / "master.log")
         self._settings, self._run_dir = settings, run_dir
         self._hosts: set[str] = set()
+        self._places: dict[str, list[Assignment]] = {}
         self._cluster = RayCluster(lambda worker, incarnation: self._release(worker, incarnation))
         self._access = Access(
             settings.redis_url,
@@ -99,7 +100,13 @@ class MasterActor:
     # ------------------------------------------------------------ hosts and their workers
 
     def settings(self, host: str) -> RunSettings:
-        """Everything that a host needs to start workers; from now on the master waits for its farewell."""
+        """Everything that a host needs to start workers; from now on the master waits for its farewell.
+
+        One that was here before has none of its workers left: their slots are free for those that it will start.
+        """
+        for place in self._places.pop(host, ()):
+            if self._training.roster.now_at(place.worker, place.incarnation) is not None:
+                self.lost(place, "its host came back without it")
         self._hosts.add(host)
         return self._settings.for_others()
 
@@ -111,6 +118,7 @@ class MasterActor:
         except StoreError:
             self._release(place.worker, place.incarnation)
             raise
+        self._places.setdefault(host, []).append(place)
         self._training.board.name_host(place.worker, host)
         if former is not None and former != place.worker:
             self._training.board.expect(former, f"gone, now worker {place.worker}")
@@ -147,6 +155,7 @@ class MasterActor:
     def farewell(self, host: str) -> None:
         """This host has let its workers go."""
         self._hosts.discard(host)
+        self._places.pop(host, None)
         self._supervisor.discharge(host)
 
     def wait_for_hosts(self, timeout_s: float) -> bool:

@@ -20,7 +20,7 @@ from typing import Final
 
 from speedo.actors.meeting import wait_for_master
 from speedo.actors.signals import stop_signals
-from speedo.actors.stay import LEAVE_S, Ending, Failed, Lost, Over, Request, Stopped
+from speedo.actors.stay import LEAVE_S, Crashed, Ending, Failed, Lost, Over, Request, Stopped
 from speedo.data import default_data_root
 from speedo.errors import ClusterError, EngineError
 from speedo.progress import Watch
@@ -28,7 +28,8 @@ from speedo.status import Status
 from speedo.token import load_token
 
 LOOK_S: Final = 0.2
-CRASHES: Final = 3  # a stay that ends without a word is tried again so often
+CRASHES: Final = 3  # a stay that breaks is tried again so often
+HEALTHY_S: Final = 60.0  # one that lasted so long counts as a first
 
 
 def serve_worker(
@@ -46,6 +47,7 @@ def serve_worker(
     """
     logs = Path(tempfile.mkdtemp(prefix="speedo-worker-"))
     root = (data_root or default_data_root()).absolute()
+    name = f"{socket.gethostname()}:{secrets.token_hex(2)}"
     stays = crashes = 0
     while True:
         try:
@@ -61,11 +63,12 @@ def serve_worker(
             token,
             count,
             timeout_s,
-            name=f"{socket.gethostname()}:{secrets.token_hex(2)}",
+            name=name,
             logs=logs / f"stay-{stays}",
             folder=Path(tempfile.mkdtemp(prefix="speedo-ray-")),
             data_root=root,
         )
+        began = time.monotonic()
         ending = _stay(request, watch)
         if isinstance(ending, Over):
             shutil.rmtree(logs, ignore_errors=True)
@@ -79,12 +82,13 @@ def serve_worker(
                 f"waiting up to {timeout_s:.0f} s for a master to come back there"
             )
             continue
-        crashes += 1
+        crashes = 1 if time.monotonic() - began > HEALTHY_S else crashes + 1
         if crashes >= CRASHES:
             raise EngineError(
-                f"this host's own process died {crashes} times ({ending}); see {request.logs}"
+                f"this host's stay in the cluster broke {crashes} times in a row, at last: {ending}; "
+                f"see {request.logs}"
             )
-        watch.note(f"this host's own process died ({ending}); it starts again")
+        watch.note(f"this host's stay in the cluster broke: {ending}; it joins again")
 
 
 def _stay(request: Request, watch: Watch) -> Over | Lost | Failed | str:
@@ -114,6 +118,8 @@ def _stay(request: Request, watch: Watch) -> Over | Lost | Failed | str:
         if stopped[0] == "SIGTERM":
             raise SystemExit(143)
         raise KeyboardInterrupt
+    if isinstance(ending, Crashed):
+        return ending.why
     if ending is None or isinstance(ending, Stopped):
         return _death(child.returncode)
     return ending
@@ -154,7 +160,8 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _death(status: int) -> str:
-    return f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+    how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+    return f"its own process died ({how})"
 
 
 def _patient_token(file: Path | None, timeout_s: float, note: Callable[[str], None]) -> str:

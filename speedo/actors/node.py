@@ -65,6 +65,11 @@ def ray_node(
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def dead_process(node: Any) -> str | None:
+    """What names a process of the node that has died, if one has."""
+    return next((str(kind) for kind, _ in node.dead_processes()), None)
+
+
 def take_addresses_literally() -> None:
     """Where 127.0.0.1 is said, 127.0.0.1 is meant."""
     services.resolve_ip_for_localhost = lambda host: host

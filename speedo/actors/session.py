@@ -7,25 +7,18 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from functools import partial
 from typing import Final
 
 from speedo.actors import ports
 from speedo.errors import ClusterError
-from speedo.token import new_token
 
 OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024  # Ray's least: nothing of ours travels through it
 NAMESPACE: Final = "speedo"
 # Settings of Ray in the user's environment that could lead it elsewhere, or past the token.
 _REMOVED: Final = ("AUTH", "TOKEN", "ADDRESS", "REDIS", "NODE_ID", "GCS_SERVER_PORT", "NAMESPACE")
-
-
-@cache
-def own_token() -> str:
-    """The token of this process's own runs: always the same, because Ray reads it once per process."""
-    return new_token()
 
 
 def environment(token: str) -> dict[str, str]:
@@ -48,29 +41,38 @@ def set_environment(token: str) -> None:
 
 
 def load_ray(token: str) -> None:
-    """Import Ray, which reads its settings from the environment once; from then on it wants the token."""
+    """Import Ray on our terms; one that was imported on others is made to read them anew.
+
+    Raises `ClusterError` if it runs already.
+    """
     set_environment(token)
-    importlib.import_module("ray")
+    ray = importlib.import_module("ray")
+    if ray.is_initialized():
+        raise ClusterError("Ray already runs in this process: call ray.shutdown() before a run")
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
 
 
 @contextmanager
-def head(token: str, host: str, port: int | None) -> Iterator[None]:
-    """Run a Ray head in this process's care; without `port` on any free one, for this machine alone."""
-    load_ray(token)
-    import ray
+def head(token: str, host: str, port: int | None) -> Iterator[Callable[[], str | None]]:
+    """Run a Ray head in this process's care; without `port` on any free one, for this machine alone.
 
-    if ray.is_initialized():
-        raise ClusterError("Ray already runs in this process: call ray.shutdown() before a run")
+    Yields what names a process of Ray's that has died, if one has: Ray itself finds that out after a minute, and
+    then ends this process natively.
+    """
+    load_ray(token)
     _require_authentication(host)
     address = ports.resolved(host)
     with ExitStack() as stack:
         held = stack.enter_context(ports.master_ports(address, port))
-        from speedo.actors.node import ray_node
+        from speedo.actors.node import dead_process, ray_node
 
         folder = _ray_folder(stack)
         node = stack.enter_context(ray_node(address, held, folder))
         stack.enter_context(_connected(node.gcs_address, address))
-        yield
+        yield partial(dead_process, node)
 
 
 @contextmanager

@@ -67,6 +67,13 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class Crashed:
+    """What this stay cannot do without has died; another may do better."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stopped:
     """A signal ended the stay."""
 
@@ -79,7 +86,7 @@ class Failed:
     bug: str = ""
 
 
-Ending = Over | Lost | Stopped | Failed
+Ending = Over | Lost | Crashed | Stopped | Failed
 
 
 class Stay:
@@ -143,6 +150,9 @@ class Stay:
 
         self._settled = True
         while True:
+            if self._node_died():
+                self._tell(Crashed("its Ray node died"))
+                self._end_at_once()
             try:
                 status: Status = ray.get(master.status.remote(), timeout=ANSWER_S)
             except RayError as error:
@@ -181,6 +191,15 @@ class Stay:
         """End the workers and this process: without a master every call of Ray may hang for a minute."""
         self._tell(Lost(why))
         self._end_at_once()
+
+    def _node_died(self) -> bool:
+        """Ray does not tell this process: its calls to the master go on."""
+        if self._node is None:
+            return False
+        try:
+            return psutil.Process(self._node).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
 
     def _end_at_once(self) -> NoReturn:
         if self._node is not None:

@@ -1,0 +1,171 @@
+"""A run of the real command, seen and ill-treated from outside."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.cluster.commands import Commands, interrupt
+from tests.faults.invariants import Line, check_run
+
+HANG_S = 120.0  # nothing takes so long unless it hangs, on however busy a machine
+GAP_S = 60.0  # nor does a healthy worker's merge
+BEGUN = 12  # versions: enough for the gate to know what is usual
+
+
+class Run:
+    """`speedo train`, or `speedo master` with what belongs to it, on a solver of `nets`."""
+
+    def __init__(
+        self,
+        speedo: Commands,
+        solver: Path,
+        mode: str,
+        *options: str,
+        command: str = "train",
+        name: str = "run",
+        environment: Mapping[str, str] | None = None,
+        inside: Sequence[str] = (),
+    ) -> None:
+        self.speedo, self.solver, self.mode = speedo, solver, mode
+        self.dir = speedo.folder / name
+        arguments = (
+            command, str(solver), "--mode", mode, "--max-iter", "100000000", "--test-interval", "0",
+            "--run-dir", name,
+        )  # fmt: skip
+        self.process = speedo.start(*arguments, *options, environment=environment, inside=inside)
+        self._lines: list[Line] = []
+        self._read = self._file = 0
+
+    def resume(
+        self, *options: str, command: str = "train", environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Go on with it in a new command, which is `process` from now on."""
+        self.process = self.speedo.start(
+            command, "--resume", str(self.dir), *options, environment=environment
+        )
+
+    # ------------------------------------------------------------ what it says
+
+    def lines(self, *events: str) -> list[Line]:
+        """Lines of the log so far, of these kinds."""
+        self._look()
+        return [line for line in self._lines if not events or line["event"] in events]
+
+    def _look(self) -> None:
+        file = self.dir / "metrics.jsonl"
+        if not file.exists():
+            return
+        with file.open("rb") as opened:
+            number = file.stat().st_ino
+            if number != self._file:  # a resumed run writes another file
+                self._file, self._read, self._lines = number, 0, []
+            opened.seek(self._read)
+            whole, found, _ = opened.read().rpartition(b"\n")
+        self._read += len(whole) + len(found)
+        self._lines += [json.loads(line) for line in whole.splitlines()]
+
+    def merged(self, worker: int | None = None, incarnation: int | None = None) -> list[Line]:
+        return [
+            line
+            for line in self.lines("result")
+            if line["decision"] == "merged"
+            and worker in (None, line["worker"])
+            and incarnation in (None, line["incarnation"])
+        ]
+
+    def merged_after(self, line: Line) -> list[Line]:
+        """What was merged since this line of the log."""
+        lines = self.lines()
+        return [one for one in lines[lines.index(line) :] if one.get("decision") == "merged"]
+
+    def results(self, *decisions: str) -> list[Line]:
+        return [line for line in self.lines("result") if line["decision"] in decisions]
+
+    @property
+    def version(self) -> int:
+        """The last that was merged; 0 before."""
+        merged = self.merged()
+        return merged[-1]["version"] if merged else 0
+
+    def log(self) -> str:
+        file = self.dir / "train.log"
+        return file.read_text() if file.exists() else ""
+
+    # ------------------------------------------------------------ waiting
+
+    def wait_for(self, what: Callable[[], Any], seconds: float = HANG_S) -> None:
+        """Until it holds, while the command runs."""
+        deadline = time.monotonic() + seconds
+        while not what():
+            assert self.process.poll() is None, self.process.communicate()[1]
+            assert time.monotonic() < deadline, (self.lines()[-5:], self.log()[-2000:])
+            time.sleep(0.05)
+
+    def has_begun(self, version: int = BEGUN) -> None:
+        """Wait until so many versions are merged."""
+        self.wait_for(lambda: self.version >= version)
+
+    def goes_on(self, versions: int = 10) -> None:
+        """Wait for so many versions more."""
+        self.has_begun(self.version + versions)
+
+    def recovery(self, since: float, seconds: float = HANG_S) -> float:
+        """Seconds from the fault, which was just made, until the next version."""
+        before = self.version
+        self.wait_for(lambda: self.version > before, seconds)
+        return time.monotonic() - since
+
+    # ------------------------------------------------------------ its processes
+
+    def workers(self) -> dict[int, psutil.Process]:
+        """The worker processes by slot, told apart by the log that holds their standard error."""
+        found = {}
+        for process in self.processes("ray::WorkerActor"):
+            log = Path(f"/proc/{process.pid}/fd/2").resolve().name
+            found[int(log.removeprefix("worker-").removesuffix(".log"))] = process
+        return found
+
+    def processes(self, name: str) -> list[psutil.Process]:
+        """Those with this in their command line."""
+        found = []
+        for process in self.speedo.left():
+            try:
+                if name in " ".join(process.cmdline()):
+                    found.append(process)
+            except psutil.NoSuchProcess:
+                continue
+        return found
+
+    def the(self, name: str) -> psutil.Process:
+        (found,) = self.processes(name)
+        return found
+
+    # ------------------------------------------------------------ the end
+
+    def stop(self) -> None:
+        """End it as Ctrl-C does, and see that it ends well."""
+        interrupt(self.process)
+        _, errors = self.process.communicate(timeout=HANG_S)
+        assert self.process.returncode == 130, errors
+        assert "Traceback" not in errors
+
+    def ends(self, status: int) -> str:
+        """What it said when it ended by itself."""
+        _, errors = self.process.communicate(timeout=HANG_S)
+        assert self.process.returncode == status, errors
+        assert "Traceback" not in errors
+        return errors
+
+    def check(self, *, gap_s: float = GAP_S) -> list[Line]:
+        """The promises hold in what it left."""
+        return check_run(self.dir, self.solver.with_name("net.prototxt"), gap_s=gap_s)
+
+    def stop_and_check(self, *, gap_s: float = GAP_S) -> list[Line]:
+        self.stop()
+        return self.check(gap_s=gap_s)

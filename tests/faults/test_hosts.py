@@ -1,0 +1,179 @@
+"""Rows 8 and 17: a network that breaks between hosts, and Ray's own processes that die."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.commands import Commands
+from tests.faults.invariants import Line
+from tests.faults.rows import Finding, row
+from tests.faults.running import HANG_S, Run
+from tests.faults.store_server import OwnRedis
+from tests.hosts.network import Host, ip, network
+
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
+TIMEOUT = ("--timeout", "90")
+
+
+@pytest.fixture
+def hosts() -> Iterator[list[Host]]:
+    with network(4) as made:
+        yield made
+
+
+@contextmanager
+def one_way(sender: Host, receiver: Host) -> Iterator[None]:
+    """What `sender` says does not reach `receiver`, and nobody is told; the other way is open."""
+    route = ("route", "add", "blackhole", f"{receiver.address}/32")
+    ip("-n", sender.name, *route)
+    try:
+        yield
+    finally:
+        ip("-n", sender.name, "route", "del", *route[2:])
+
+
+class Spread:
+    """A master on the first host, a worker on each of the next two, Redis on the last."""
+
+    def __init__(
+        self, speedo: Commands, solver: Path, mode: str, hosts: list[Host], redis: OwnRedis
+    ) -> None:
+        self.chief, *self.members, _ = hosts
+        self.run = Run(
+            speedo, solver, mode, *redis.options, *TIMEOUT, "--host", self.chief.address,
+            command="master", environment=redis.environment, inside=self.chief.inside,
+        )  # fmt: skip
+        self.hosts = [
+            speedo.start("worker", "--master", self.chief.address, *TIMEOUT, inside=member.inside)
+            for member in self.members
+        ]
+        self.run.has_begun()
+
+    @property
+    def far(self) -> int:
+        """The slot of the worker on the second host."""
+        return next(slot for slot, place in self.places().items() if place == self.members[1].name)
+
+    def places(self) -> dict[int, str]:
+        """The namespace of each worker's process."""
+        inside = {
+            int(number): host.name
+            for host in self.members
+            for number in ip("netns", "pids", host.name).split()
+        }
+        return {slot: inside[worker.pid] for slot, worker in self.run.workers().items()}
+
+    def stop_and_check(self, gap_s: float = 60.0) -> list[Line]:
+        self.run.stop()
+        for host in self.hosts:
+            _, errors = host.communicate(timeout=HANG_S)
+            assert host.returncode == 0, errors
+        return self.run.check(gap_s=gap_s)
+
+
+@pytest.fixture
+def spread(speedo: Commands, problem: Path, mode: str, hosts: list[Host]) -> Iterator[Spread]:
+    with OwnRedis(hosts[3].address, hosts[3].inside) as redis:
+        yield Spread(speedo, problem, mode, hosts, redis)
+
+
+def set_aside_and_back(spread: Spread, finding: Finding, since: float) -> int:
+    """Wait until the far worker is given up, and the other goes on; its slot."""
+    run = spread.run
+    run.wait_for(lambda: run.lines("left"))
+    gone = time.monotonic() - since
+    finding.recovered(gone + run.recovery(time.monotonic()))
+    finding.note = f"set aside after {gone:.1f} s"
+    run.goes_on(20)
+    return int(run.lines("left")[0]["worker"])
+
+
+def comes_back(spread: Spread, slot: int, finding: Finding) -> None:
+    """After the healing a newer incarnation trains there, and nothing of the old one is merged."""
+    run = spread.run
+    healed = time.monotonic()
+    run.wait_for(lambda: any(line["incarnation"] > 1 for line in run.merged(slot)))
+    finding.note += f", back {time.monotonic() - healed:.1f} s after the healing"
+    run.goes_on(20)
+    lines = spread.stop_and_check()
+    left = next(index for index, line in enumerate(lines) if line["event"] == "left")
+    own = [line for line in lines[left:] if line["event"] == "result" and line["worker"] == slot]
+    assert not [one for one in own if one["incarnation"] == 1 and one["decision"] == "merged"]
+
+
+@row(8, "worker's host cut off from everybody, then healed", usual="async")
+def test_a_host_that_is_cut_off_is_set_aside_and_returns(
+    spread: Spread, mode: str, finding: Finding
+) -> None:
+    far = spread.far
+    spread.members[1].pull_the_cable()
+    slot = set_aside_and_back(spread, finding, time.monotonic())
+    assert slot == far
+    spread.members[1].plug_in_again()
+    comes_back(spread, slot, finding)
+
+
+@row(8, "Redis's answers do not reach one worker, then healed")
+def test_a_worker_cut_off_from_redis_is_set_aside_and_returns(
+    spread: Spread, hosts: list[Host], mode: str, finding: Finding
+) -> None:
+    far = spread.far
+    with one_way(hosts[3], spread.members[1]):
+        slot = set_aside_and_back(spread, finding, time.monotonic())
+        assert slot == far
+    comes_back(spread, slot, finding)
+
+
+@row(8, "the master's words do not reach one worker, then healed")
+def test_a_worker_that_does_not_hear_the_master_is_set_aside_and_returns(
+    spread: Spread, mode: str, finding: Finding
+) -> None:
+    far = spread.far
+    with one_way(spread.chief, spread.members[1]):
+        slot = set_aside_and_back(spread, finding, time.monotonic())
+        assert slot == far
+    comes_back(spread, slot, finding)
+
+
+@row(17, "Ray's node process on a worker's host killed")
+def test_a_node_process_that_dies_costs_its_workers_and_its_host_returns(
+    spread: Spread, mode: str, finding: Finding
+) -> None:
+    run, far = spread.run, spread.far
+    inside = set(ip("netns", "pids", spread.members[1].name).split())
+    (node,) = [one for one in run.processes("raylet/raylet") if str(one.pid) in inside]
+    node.kill()
+    slot = set_aside_and_back(spread, finding, time.monotonic())
+    assert slot == far
+    comes_back(spread, slot, finding)
+
+
+@row(
+    17,
+    "Ray's node process or its head, on the master's machine, killed; then resumed",
+    usual="sync",
+)
+def test_a_head_that_dies_ends_the_run_and_it_can_be_resumed(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    run = Run(speedo, problem, mode, "--checkpoint-interval", "1")
+    run.has_begun()
+    run.wait_for(lambda: run.lines("checkpoint"))
+    name = "gcs_server" if mode in ("async", "easgd") else "raylet/raylet"
+    run.the(name).kill()
+    since = time.monotonic()
+    said = run.ends(1)
+    finding.note = f"{name.split('/')[0]}: the command ended after {time.monotonic() - since:.1f} s"
+    assert "--resume" in said
+    assert speedo.all_gone_within(20)
+    run.resume()
+    run.wait_for(lambda: run.lines("resumed"))
+    run.wait_for(lambda: run.merged_after(run.lines("resumed")[0]))
+    finding.recovered(time.monotonic() - since)
+    run.goes_on()
+    run.stop_and_check()

@@ -1,0 +1,165 @@
+"""Rows 3 and 4: the master dies and is started again; an old one comes back to life."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.cluster.commands import Commands, free_port
+from tests.faults.invariants import TICKETS_OF_AN_EPOCH, Line, epochs_of
+from tests.faults.rows import MODES, Finding, row
+from tests.faults.running import HANG_S, Run
+
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
+INTERVAL_S = 2.0
+RESUMED_S = 60.0
+POINTS = ("master-merging", "master-merged", "master-published", "master-checkpointing")
+OFTEN = ("--checkpoint-interval", str(INTERVAL_S))
+
+
+def seconds_lost(lines: list[Line]) -> float:
+    """The most training, in seconds of the log, that a resumption has undone."""
+    longest = 0.0
+    epochs = epochs_of(lines)
+    for before, after in itertools.pairwise(epochs):
+        merged = [line for line in before.lines if line.get("decision") == "merged"]
+        kept = [line["time"] for line in merged if line["version"] <= after.version]
+        longest = max(longest, merged[-1]["time"] - (kept[-1] if kept else merged[0]["time"]))
+    return longest
+
+
+def longest_checkpoint(lines: list[Line]) -> float:
+    """Seconds from the version of a checkpoint until it was on the disk, at most."""
+    longest = 0.0
+    for epoch in epochs_of(lines):
+        times = {line["version"]: line["time"] for line in epoch.results("merged")}
+        longest = max(
+            longest,
+            *(
+                line["time"] - times[line["version"]]
+                for line in epoch.lines
+                if line["event"] == "checkpoint" and line["version"] in times
+            ),
+            0.0,
+        )
+    return longest
+
+
+def check_loss(lines: list[Line], finding: Finding) -> None:
+    """At most one checkpoint interval is lost, and what a checkpoint takes, for it may be the one under way."""
+    lost, under_way = seconds_lost(lines), longest_checkpoint(lines)
+    assert lost <= 2 * (INTERVAL_S + under_way) + 1.0, (lost, under_way)
+    finding.note = f"at most {lost:.1f} s of training lost, checkpoints every {INTERVAL_S:.0f} s"
+
+
+def killed_at(
+    speedo: Commands, solver: Path, mode: str, points: tuple[str, ...], finding: Finding
+) -> None:
+    """The master is killed at one point after the other, and the run resumed each time."""
+
+    def failing(number: int) -> dict[str, str]:
+        if number == len(points):
+            return {}
+        times = 3 if points[number] == "master-checkpointing" else 150
+        return {"SPEEDO_FAILPOINT": f"{points[number]}@{times}"}
+
+    run = Run(speedo, solver, mode, *OFTEN, environment=failing(0))
+    for number in range(len(points)):
+        said = run.ends(1)
+        assert "the master's process died: killed" in said
+        assert "--resume" in said
+        before = len(run.lines("resumed"))
+        since = time.monotonic()
+        run.resume(environment=failing(number + 1))
+        run.wait_for(lambda before=before: len(run.lines("resumed")) > before, RESUMED_S)
+        (*_, resumed) = run.lines("resumed")
+        run.wait_for(lambda resumed=resumed: run.merged_after(resumed), RESUMED_S)
+        finding.recovered(time.monotonic() - since)
+    run.goes_on(30)
+    lines = run.stop_and_check()
+    assert [epoch.number for epoch in epochs_of(lines)] == list(range(len(points) + 1))
+    check_loss(lines, finding)
+
+
+@row(3, "master killed in a merge, then resumed", usual="sync")
+def test_a_master_killed_in_a_merge_is_resumed(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    killed_at(speedo, problem, mode, POINTS[1:2], finding)
+
+
+@row(3, "master killed before a merge, after it, and in a checkpoint, resumed each time")
+def test_a_master_killed_at_every_point_is_resumed_each_time(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    killed_at(speedo, problem, mode, (POINTS[0], POINTS[2], POINTS[3]), finding)
+
+
+@row(3, "`speedo master` killed and resumed; its workers' hosts join it by themselves")
+def test_workers_join_a_resumed_master_by_themselves(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    port = str(free_port())
+    run = Run(speedo, problem, mode, *OFTEN, "--port", port, command="master")
+    host = speedo.start("worker", "--master", f"127.0.0.1:{port}", "--workers", "2")
+    run.has_begun(50)
+    run.wait_for(lambda: run.lines("checkpoint"))
+    run.process.kill()
+    run.process.communicate()
+    since = time.monotonic()
+    run.resume("--port", port, command="master")
+    run.wait_for(lambda: run.lines("resumed"), RESUMED_S)
+    run.wait_for(lambda: run.merged_after(run.lines("resumed")[0]), RESUMED_S)
+    finding.recovered(time.monotonic() - since)
+    run.goes_on(30)
+    lines = run.stop_and_check()
+    _, errors = host.communicate(timeout=HANG_S)
+    assert host.returncode == 0, errors
+    assert "is gone" in errors
+    assert errors.count("joined the master") == 2
+    check_loss(lines, finding)
+
+
+def stopped(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        try:
+            process.suspend()
+        except psutil.NoSuchProcess:
+            continue
+
+
+@row(4, "an old master revives after another has taken its run over", MODES, usual="async")
+def test_an_old_master_that_revives_is_fenced(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    run = Run(speedo, problem, mode, *OFTEN)
+    run.has_begun(50)
+    run.wait_for(lambda: run.lines("checkpoint"))
+    old, theirs = run.process, speedo.left()
+    stopped(theirs)
+    since = time.monotonic()
+    run.resume("--take-over")
+    run.wait_for(lambda: run.lines("resumed"), RESUMED_S)
+    run.wait_for(lambda: run.merged_after(run.lines("resumed")[0]), RESUMED_S)
+    finding.recovered(time.monotonic() - since)
+    kept = {path: path.read_bytes() for path in run.dir.glob("*.json")}
+    for process in theirs:
+        try:
+            process.resume()
+        except psutil.NoSuchProcess:
+            continue
+    woken = time.monotonic()
+    _, errors = old.communicate(timeout=HANG_S)
+    assert old.returncode == 3, errors
+    assert "another master has resumed this run (epoch 1, ours is 0)" in errors
+    finding.note = f"the old master ended {time.monotonic() - woken:.1f} s after it woke"
+    assert kept == {path: path.read_bytes() for path in run.dir.glob("*.json")}
+    run.goes_on(30)
+    lines = run.stop_and_check()
+    (first, second) = epochs_of(lines)
+    assert first.number == 0
+    assert {line["ticket"] // TICKETS_OF_AN_EPOCH for line in second.results()} == {1}

@@ -1,0 +1,138 @@
+"""Rows 11 and 12: a worker that computes nonsense, and bytes that change on their way."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.commands import Commands
+from tests.faults.nets import order
+from tests.faults.rows import Finding, row
+from tests.faults.running import Run
+from tests.faults.store_server import OwnRedis
+
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
+STRIKES = 3
+
+
+def poisoned(
+    speedo: Commands, problem: Path, mode: str, finding: Finding, factor: str, reason: str
+) -> None:
+    """Worker 1's gradients are multiplied; none of it is merged, and it is set aside."""
+    run = Run(speedo, problem, mode)
+    run.has_begun(60)
+    usual = [line["loss"] for line in run.merged()[-40:]]
+    order(problem, f"1 scale {factor}")
+    since = time.monotonic()
+    finding.recovered(run.recovery(since))
+    run.wait_for(lambda: run.lines("set-aside"))
+    finding.note = f"set aside in {time.monotonic() - since:.1f} s, after {STRIKES} refusals"
+    run.wait_for(lambda: not run.workers().get(1))
+    run.goes_on(60)
+    lines = run.stop_and_check()
+    refused = [line for line in lines if line.get("decision") == "refused"]
+    assert [line["worker"] for line in refused] == [1] * STRIKES
+    assert all(reason in line["reason"] for line in refused), refused
+    assert "worker 1" in run.log()
+    after = [line["loss"] for line in lines if line.get("decision") == "merged"][-60:]
+    # Had one been merged, the loss would be out of all proportion, or not a number.
+    assert statistics.mean(after) < statistics.mean(usual) + 3 * statistics.pstdev(usual) + 0.05
+
+
+@row(11, "NaN in a worker's gradients", usual="easgd")
+def test_nan_is_refused_before_it_is_merged(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    poisoned(speedo, problem, mode, finding, "nan", "not finite")
+
+
+@row(11, "infinity in a worker's gradients")
+def test_infinity_is_refused_before_it_is_merged(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    poisoned(speedo, problem, mode, finding, "inf", "not finite")
+
+
+@row(11, "gradients of absurd size")
+def test_a_huge_norm_is_refused_before_it_is_merged(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    poisoned(speedo, problem, mode, finding, "1e10", "its norm is")
+
+
+@row(12, "a bit of a payload flips in Redis, or its end is lost", usual="partial")
+def test_a_damaged_payload_is_refused_every_time(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    """The master stands still while a worker pushes, so the test finds what it pushed."""
+    chance = random.Random(5)
+    with OwnRedis() as server:
+        run = Run(speedo, problem, mode, *server.options, environment=server.environment)
+        run.has_begun()
+        damaged: list[int] = []
+        while len(damaged) < 2 * STRIKES:
+            run.goes_on(5)
+            master = run.the("ray::MasterActor")
+            master.suspend()
+            before = server.keys("payload")
+            time.sleep(0.5)  # for the turns under way to end in a push
+            pushed = [key for key in server.keys("payload") if key not in before]
+            for key in [key for key in pushed if b"#" not in key][:1]:
+                damage(server, key, chance, truncate=len(damaged) % 2 == 1)
+                damaged.append(int(key.rpartition(b":")[2]))
+            since = time.monotonic()
+            master.resume()
+            finding.recovered(run.recovery(since))
+        run.wait_for(lambda: len(run.results("refused")) >= len(damaged))
+        run.goes_on()
+        lines = run.stop_and_check()
+        assert server.keys("payload") == []
+    refused = [line for line in lines if line.get("decision") == "refused"]
+    assert sorted(line["ticket"] for line in refused) == sorted(damaged)
+    assert not [line for line in lines if line["event"] in ("left", "set-aside")]
+    finding.note = f"{len(damaged)} of {len(damaged)} refused"
+
+
+def damage(server: OwnRedis, key: bytes, chance: random.Random, *, truncate: bool) -> None:
+    """Flip a bit of a record somewhere in its weights, or cut its end off."""
+    store = server.admin()
+    value = bytearray(store.get(key) or b"")
+    value[chance.randrange(len(value) // 2, len(value))] ^= 1 << chance.randrange(8)
+    store.set(key, bytes(value[:-1000] if truncate else value), keepttl=True)
+
+
+@row(12, "a bit of the newest center flips in Redis", usual=None)
+def test_a_damaged_center_is_not_trained_on_and_is_published_again(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    """Damaged after the workers were told to train from it, and before they read it."""
+    with OwnRedis() as server:
+        run = Run(speedo, problem, mode, *server.options, environment=server.environment)
+        run.has_begun()
+        master, workers = run.the("ray::MasterActor"), list(run.workers().values())
+        master.suspend()
+        time.sleep(0.5)  # the turns under way end in a push
+        for worker in workers:
+            worker.suspend()
+        master.resume()
+        time.sleep(1.0)  # it merges them, publishes, and tells the workers
+        store = server.admin()
+        for key in [one for one in server.keys("center") if b"#" not in one]:
+            value = bytearray(store.get(key) or b"")
+            value[len(value) // 2] ^= 1
+            store.set(key, bytes(value), keepttl=True)
+        since = time.monotonic()
+        for worker in workers:
+            worker.resume()
+        finding.recovered(run.recovery(since))
+        run.goes_on(30)
+        lines = run.stop_and_check()
+    refused = [line["reason"] for line in lines if line.get("decision") == "refused"]
+    assert refused
+    assert all("center" in reason for reason in refused), refused
+    assert not [line for line in lines if line["event"] in ("left", "set-aside")]
+    finding.note = f"read {len(refused)} times, refused each time, then published again"

@@ -1,0 +1,208 @@
+"""Rows 1, 2, 9, 18: workers that are killed, hang, crawl or crash."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.commands import Commands
+from tests.faults.nets import order
+from tests.faults.rows import Finding, row
+from tests.faults.running import Run
+
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
+NOTICED_S = 10.0
+POINTS = {"computing": "worker-fetched", "mid-push": "worker-pushing", "pushed": "worker-pushed"}
+
+
+def killed_at(speedo: Commands, solver: Path, mode: str, point: str, finding: Finding) -> None:
+    """Worker 1 is killed at a point of its 20th turn."""
+    done = speedo.folder / "done"
+    run = Run(
+        speedo, solver, mode,
+        environment={"SPEEDO_FAILPOINT": f"{point}:1@20", "SPEEDO_FAILPOINT_DONE": str(done)},
+    )  # fmt: skip
+    run.wait_for(done.exists)
+    since = time.monotonic()
+    finding.recovered(run.recovery(since))
+    run.wait_for(lambda: run.lines("left"), NOTICED_S)
+    noticed = time.monotonic() - since
+    run.wait_for(lambda: run.merged(1, 2))
+    finding.note = f"noticed in {noticed:.1f} s, back in {time.monotonic() - since:.1f} s"
+    lines = run.stop_and_check()
+    (left,) = [line for line in lines if line["event"] == "left"]
+    assert (left["worker"], left["incarnation"]) == (1, 1)
+    own = [line for line in lines if line["event"] == "result" and line["worker"] == 1]
+    # The turn that was cut short left nothing that anybody took for a result.
+    assert len([line for line in own if line["incarnation"] == 1]) == 19
+    assert not [line for line in own if line["decision"] == "refused"]
+
+
+@row(1, "worker killed while it computes", usual="async")
+def test_a_worker_killed_while_it_computes(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    killed_at(speedo, problem, mode, POINTS["computing"], finding)
+
+
+@row(1, "worker killed in the middle of a push")
+def test_a_worker_killed_in_the_middle_of_a_push(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    killed_at(speedo, problem, mode, POINTS["mid-push"], finding)
+
+
+@row(1, "worker killed after the push, before the message")
+def test_a_worker_killed_after_its_push(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    killed_at(speedo, problem, mode, POINTS["pushed"], finding)
+
+
+@row(1, "worker killed while it waits", ("sync", "partial"))
+def test_a_worker_killed_while_it_waits(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    """Its mate sleeps, so it has no turn when it dies."""
+    run = Run(speedo, problem, mode)
+    run.has_begun()
+    order(problem, "0 sleep 4")
+    before = run.version
+    run.wait_for(lambda: run.version > before, 10)  # what was under way has ended
+    time.sleep(1.0)
+    victim = run.workers()[1]
+    order(problem)
+    victim.kill()
+    since = time.monotonic()
+    run.wait_for(lambda: run.lines("left"), NOTICED_S)
+    noticed = time.monotonic() - since
+    finding.recovered(run.recovery(since))
+    run.wait_for(lambda: run.merged(1, 2))
+    finding.note = f"noticed in {noticed:.1f} s, back in {time.monotonic() - since:.1f} s"
+    run.stop_and_check()
+
+
+@row(2, "all workers killed; their host starts them again", usual="partial")
+def test_all_workers_killed(speedo: Commands, problem: Path, mode: str, finding: Finding) -> None:
+    run = Run(speedo, problem, mode)
+    run.has_begun()
+    for worker in run.workers().values():
+        worker.kill()
+    since = time.monotonic()
+    run.wait_for(lambda: len(run.lines("left")) == 2, NOTICED_S)
+    finding.recovered(run.recovery(since, 30))
+    run.wait_for(lambda: run.merged(0, 2) and run.merged(1, 2))
+    finding.note = f"both back in {time.monotonic() - since:.1f} s"
+    run.goes_on()
+    run.stop_and_check()
+
+
+@row(2, "all workers killed, and none is started again")
+def test_all_workers_killed_for_good(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    run = Run(speedo, problem, mode, "--restarts", "0")
+    run.has_begun()
+    for worker in run.workers().values():
+        worker.kill()
+    since = time.monotonic()
+    assert "every worker died, the last: killed by signal 9" in run.ends(3)
+    finding.note = (
+        f"ended in {time.monotonic() - since:.1f} s, with a checkpoint of the last version"
+    )
+    lines = run.check()
+    version = run.version
+    kept = [line["version"] for line in lines if line["event"] == "checkpoint"]
+    assert kept == [version]
+    assert list((run.dir / "checkpoints").glob(f"*{version}.checkpoint"))
+
+
+@row(9, "straggler: every turn takes far longer than the others'", usual="sync")
+def test_a_straggler_does_not_hold_the_others_up_more_than_its_mode_says(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    """Counted, not timed: what the others merge while the straggler merges little."""
+    backup = ("--backup-workers", "1") if mode == "sync" else ()
+    run = Run(speedo, problem, mode, "--workers", "3", *backup)
+    run.has_begun(30)
+    since = time.monotonic()
+    order(problem, "2 sleep 1.5")
+    finding.recovered(run.recovery(since))
+    before = len(
+        [line for line in run.results("merged", "late", "discarded") if line["worker"] == 2]
+    )
+    version = run.version
+
+    def own() -> int:
+        told = run.results("merged", "late", "discarded")
+        return len([line for line in told if line["worker"] == 2]) - before
+
+    run.wait_for(lambda: own() >= 4)
+    turns, versions = own(), run.version - version
+    order(problem)
+    if mode == "partial":  # nobody is more than --max-advance turns ahead: 2, by default
+        counts = [0, 0, 0]
+        ahead = 0
+        for line in run.merged():
+            counts[line["worker"]] += 1
+            ahead = max(ahead, max(counts) - min(counts))
+        assert ahead <= 3, counts
+        finding.note = f"at most {ahead} turns ahead"
+    else:
+        assert versions > 5 * turns
+        finding.note = f"{versions} versions in {turns} turns of the straggler"
+    lines = run.stop_and_check()
+    assert not [line for line in lines if line["event"] == "left"]
+    late = [line for line in lines if line.get("decision") in ("late", "discarded")]
+    if mode in ("sync", "weed-out"):
+        assert [line for line in late if line["worker"] == 2]
+
+
+@row(9, "worker hangs (SIGSTOP)")
+def test_a_hung_worker_is_evicted_and_started_again(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    run = Run(speedo, problem, mode)
+    run.has_begun()
+    victim = run.workers()[1]
+    victim.suspend()
+    since = time.monotonic()
+    run.wait_for(lambda: run.lines("left"), 60)
+    finding.note = f"evicted after {time.monotonic() - since:.1f} s"
+    finding.recovered(run.recovery(time.monotonic()) + (time.monotonic() - since))
+    (left,) = run.lines("left")
+    assert "far longer than any turn took" in left["cause"]
+    victim.wait(20)
+    run.wait_for(lambda: run.merged(1, 2))
+    run.stop_and_check()
+
+
+@row(18, "Caffe FATAL, segmentation fault or abort, again and again", usual="weed-out")
+def test_a_worker_that_crashes_again_and_again_is_given_up_with_the_cause(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    how, cause = {
+        "sync": ("check", "Check failed"),
+        "async": ("abort", "Aborted"),
+        "partial": ("segfault", "Segmentation fault"),
+        "weed-out": ("check", "Check failed"),
+        "easgd": ("segfault", "Segmentation fault"),
+    }[mode]
+    run = Run(speedo, problem, mode, "--restarts", "2")
+    run.has_begun()
+    order(problem, f"1 {how}")
+    since = time.monotonic()
+    finding.recovered(run.recovery(since))
+    run.wait_for(lambda: "gone, given up after 2 restarts" in run.log())
+    finding.note = f"{how}: given up after 2 restarts, in {time.monotonic() - since:.0f} s"
+    pauses = [f"restarting in {seconds} s" in run.log() for seconds in (1, 2)]
+    assert pauses == [True, True]
+    assert set(run.workers()) == {0}
+    run.goes_on()
+    lines = run.stop_and_check()
+    causes = [line["cause"] for line in lines if line["event"] == "left"]
+    assert len(causes) == 3
+    assert all(cause in one for one in causes), causes
+    assert cause in run.log()
