@@ -106,7 +106,6 @@ def test_nothing_outlives_a_killed_worker_command(
 
 
 @pytest.mark.slow
-@pytest.mark.faults
 def test_three_hosts_train_lenet_to_its_accuracy_in_one_epoch(
     speedo: Commands, hosts: list[Host], tmp_path: Path
 ) -> None:
