@@ -22,6 +22,8 @@ from speedo.storage.base import Store
 from speedo.weights import Kind, Layout, Vector, as_bytes, header_for
 from speedo.worker import fetch_vector
 
+PROBE_EXPIRY_S = 60.0
+
 
 @dataclass
 class Center:
@@ -104,9 +106,9 @@ class Center:
         self.store.write(key, header.pack(), as_bytes(self.vector))
         self._published.add(self.version)
 
-    def ping(self) -> None:
-        """Return if the store answers."""
-        self.store.ping()
+    def probe(self) -> None:
+        """Return if the store takes a write: one that is full still answers."""
+        self.store.write(keys.probe(self.run), b"", memoryview(b"."), expire_s=PROBE_EXPIRY_S)
 
     def restore(self) -> None:
         """Publish the present version again if the store has lost it, as after a restart, or damaged it."""

@@ -10,7 +10,7 @@ import difflib
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import ValidationError
 
@@ -49,6 +49,7 @@ class RunConfig(ModeOptions):
     port: int = DEFAULT_PORT
     redis: str | None = None
     redis_tls: bool = False
+    same_node: Literal["shared-memory", "redis"] = "shared-memory"
     timeout: float = 120.0
     join_timeout: float | None = None
     min_workers: int = 1

@@ -35,6 +35,9 @@ from speedo.roles import Checkpoints, Cluster, Limits, Observer, Outcome
 
 __all__ = ["HEARTBEAT_S", "Cluster", "Driver", "Limits", "Observer", "Outcome"]
 
+QUIET_S = (
+    5.0  # while turns are under way, the store is looked at when nobody was heard of for so long
+)
 MOST_TESTS = 4  # tests under way or waiting; each keeps a version in the store
 
 
@@ -59,6 +62,7 @@ class Driver:
     outages: Callable[[], int] = lambda: 0
     _turns: dict[int, TurnUnderWay] = field(default_factory=dict)
     _outages_seen: int = 0
+    _heard: float = 0.0
     _tests: dict[int, float] = field(default_factory=dict)
     _metrics: dict[int, Tested] = field(default_factory=dict)
     _short_since: float | None = None
@@ -105,6 +109,7 @@ class Driver:
         now = self.clock()
         event = self.cluster.next_event(max(0.0, self._next_deadline() - now))
         if event is not None:
+            self._heard = self.clock()
             self._take(event)
         elif self._outage_has_ended():
             self._deadlines.grant(list(self._turns.values()), self.clock())
@@ -116,9 +121,11 @@ class Driver:
                 self._take(checkpoint)
 
     def _outage_has_ended(self) -> bool:
-        """Ask the store before anybody is blamed: turns that waited for it are not overdue."""
-        if self._deadlines.soonest() <= self.clock():
-            self.center.ping()
+        """Try the store when all are quiet, and before anybody is blamed: turns that waited for it are not overdue."""
+        now = self.clock()
+        if self._deadlines.soonest() <= now or (self._turns and now >= self._heard + QUIET_S):
+            self._heard = now
+            self.center.probe()
         before, self._outages_seen = self._outages_seen, self.outages()
         return before != self._outages_seen
 
@@ -241,6 +248,8 @@ class Driver:
 
     def _next_deadline(self) -> float:
         soonest = min(self._deadlines.soonest(), *self._tests.values(), float("inf"))
+        if self._turns:
+            soonest = min(soonest, self._heard + QUIET_S)
         if self.checkpoints is not None:
             soonest = min(soonest, self.checkpoints.deadline())
         if self._short_since is not None and self._finish is None:

@@ -144,6 +144,10 @@ run_options = _options(
         help="A Redis of your own; its password may come in SPEEDO_REDIS_PASSWORD.  [default: one is started]",
     ),
     _under(
+        _RUN, "--same-node", type=click.Choice(["shared-memory", "redis"]),
+        help="How vectors reach workers on the master's machine.  [default: shared-memory]",
+    ),
+    _under(
         _RUN, "--timeout", type=float, metavar="S",
         help="Seconds to wait for workers and answers.  [default: 120]",
     ),

@@ -10,6 +10,18 @@ from speedo.solver import SolverSpec, split_batch
 
 
 @dataclass(frozen=True, slots=True)
+class Near:
+    """The short ways on the master's machine: a folder in shared memory, Redis's own socket; empty if there is none.
+
+    `machine` names the machine and its network: who sees another one is not near.
+    """
+
+    machine: str = ""
+    folder: str = ""
+    socket: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class RunSettings:
     """What every node needs to know of a run. `redis_url` holds the master's password and is for the master alone.
 
@@ -27,6 +39,7 @@ class RunSettings:
     timeout_s: float
     redis_ca: str = field(default="", repr=False)
     redis_is_ours: bool = False
+    near: Near = Near()
 
     @classmethod
     def make(
@@ -37,6 +50,7 @@ class RunSettings:
         redis_url: str,
         redis_ca: str = "",
         epoch: int = 0,
+        near: Near | None = None,
     ) -> RunSettings:
         """`batch_sizes` has a `batch_size` per slot: a share of the solver's, or the whole of it."""
         if config.splits_batch:
@@ -56,6 +70,7 @@ class RunSettings:
             config.timeout,
             redis_ca,
             config.redis is None,
+            near or Near(),
         )
 
     @property

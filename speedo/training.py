@@ -34,7 +34,6 @@ from speedo.solver import SolverSpec, solver_for_server
 from speedo.status import Status, StatusBoard
 from speedo.storage import keys
 from speedo.storage.base import Store
-from speedo.storage.patient_store import PatientStore
 from speedo.weights import Vector
 
 NOT_KEPT = {"redis", "run_dir", "resume", "take_over"}
@@ -110,12 +109,13 @@ class Training:
             resumed=dict(resume.workers) if resume else {},
             version=coordinator.version,
         )
+        self._observers = _Observers(self.board, self._log)
         keeper = self._keeper(open_store) if open_store is not None else None
         self._driver = Driver(
             coordinator,
             self.center,
             cluster,
-            _Observers(self.board, self._log),
+            self._observers,
             time.monotonic,
             Limits(start_s=config.timeout, join_s=config.seconds_to_join, turn_s=config.timeout),
             has_tester=spec.has_test,
@@ -124,7 +124,7 @@ class Training:
             diverged=DivergenceWatch(
                 config.mode, config.workers, coordinator.strategy.rule.payload
             ).saw,
-            outages=lambda: store.outages if isinstance(store, PatientStore) else 0,
+            outages=lambda: int(getattr(store, "outages", 0)),
         )
         self._keeper_or_none, self._store = keeper, store
         self.histories = dict(resume.histories) if resume else {}  # by slot, of the checkpoint
@@ -234,6 +234,10 @@ class Training:
     def clean_store(self) -> None:
         """Remove everything of this run from the store; it may be a server of the user's."""
         self._store.delete(*self._store.keys(keys.prefix(self.settings.run)))
+
+    def tell(self, event: Event) -> None:
+        """Tell the onlookers of something that holds the driver up; from the driver's own thread alone."""
+        self._observers.saw(event, time.monotonic())
 
     def status(self) -> Status:
         return self.board.status(time.monotonic())

@@ -97,10 +97,6 @@ class RayCluster:
     def stop(self, reason: str) -> None:
         self._events.put(StopAsked(reason))
 
-    def post(self, event: Event) -> None:
-        """An event of the master's own."""
-        self._events.put(event)
-
     # ------------------------------------------------------------ Cluster
 
     def send(self, command: Command) -> None:

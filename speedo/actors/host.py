@@ -125,7 +125,7 @@ class WorkerHost:
 
     def _hand_over(self, seat: Seat, ready: Ready) -> None:
         join = self._master.join.remote(
-            seat.place, seat.actor, ready.samples_per_step, ready.layout
+            seat.place, seat.actor, ready.samples_per_step, ready.layout, ready.near
         )
         ray.get(join, timeout=ANSWER_S)
 

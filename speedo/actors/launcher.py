@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from speedo.actors import session
 from speedo.actors.ports import redis_port, require_free_port
 from speedo.actors.signals import stop_signals
+from speedo.actors.stores import this_machine
 from speedo.checkpoint import checkpoints_in
 from speedo.config import RunConfig
 from speedo.errors import EngineError, SpeedoError, StoreError
@@ -19,10 +20,11 @@ from speedo.preparation import Prepared, check_nets, discard, prepare
 from speedo.progress import Watch
 from speedo.result import RunResult
 from speedo.resume import CHECKPOINTS, Resumed, claim, epoch_of, owned
-from speedo.settings import RunSettings
+from speedo.settings import Near, RunSettings
 from speedo.storage.access import Access
 from speedo.storage.redis_server import PrivateRedis
 from speedo.storage.redis_store import RedisStore, url_with_password
+from speedo.storage.shared_memory_store import MEMORY, SharedMemory
 from speedo.token import how_to_join, load_token, new_token
 
 if TYPE_CHECKING:
@@ -92,30 +94,50 @@ def _start(
             watch.note(line)
         with ThreadPoolExecutor(1) as pool:
             checking = pool.submit(check_nets, prepared)
-            redis_url, redis_ca = _redis(prepared, watch, stack, redis_port(config.host, port))
+            redis_url, redis_ca, socket = _redis(
+                prepared, watch, stack, redis_port(config.host, port)
+            )
             session.load_ray(token)  # takes most of the second that the check takes
             facts = checking.result()
         megabytes = facts.nbytes / 1e6
         watch.note(
             f"{facts.parameters:,} parameters in {facts.blobs} blobs, {megabytes:.1f} MB per exchange"
         )
+        near = Near(this_machine(), _shared_memory(config, facts.nbytes, watch, stack), socket)
         dead = stack.enter_context(session.head(token, config.host, port))
     except SpeedoError:
         discard(prepared)
         raise
     epoch = claim(prepared.run_dir) if isinstance(prepared.resumed, Resumed) else 0
-    settings = RunSettings.make(config, prepared.spec, prepared.run, redis_url, redis_ca, epoch)
+    settings = RunSettings.make(
+        config, prepared.spec, prepared.run, redis_url, redis_ca, epoch, near
+    )
     return prepared, settings, dead
 
 
-def _redis(prepared: Prepared, watch: Watch, stack: ExitStack, port: int | None) -> tuple[str, str]:
-    """The master's URL for the user's own server or for a private one, and the authority of its TLS."""
+def _shared_memory(config: RunConfig, model_bytes: int, watch: Watch, stack: ExitStack) -> str:
+    """The folder in which workers on this machine exchange vectors; empty if there is none."""
+    if config.same_node != "shared-memory":
+        return ""
+    room = model_bytes * (3 * config.workers + 4)
+    path = stack.enter_context(SharedMemory(room)).path
+    if path is None:
+        watch.note(
+            f"{MEMORY} has less than {room / 1e6:.0f} MB to spare: vectors go through Redis on this machine too"
+        )
+    return str(path or "")
+
+
+def _redis(
+    prepared: Prepared, watch: Watch, stack: ExitStack, port: int | None
+) -> tuple[str, str, str]:
+    """The master's URL for the user's own server or a private one, the authority of its TLS, and its unix socket."""
     config = prepared.config
     if config.redis is None:
         server = stack.enter_context(
-            PrivateRedis(host=config.host, port=port, tls=config.redis_tls)
+            PrivateRedis(host=config.host, port=port, tls=config.redis_tls, unix_socket=True)
         )
-        return server.url, server.ca_pem
+        return server.url, server.ca_pem, server.socket_path
     url = url_with_password(config.redis)
     store = RedisStore(url)
     for warning in store.check_server():
@@ -126,7 +148,7 @@ def _redis(prepared: Prepared, watch: Watch, stack: ExitStack, port: int | None)
     access.close()
     if problem is not None:
         watch.note(f"warning: {problem}")
-    return url, ""
+    return url, "", ""
 
 
 def _launch_master(prepared: Prepared, settings: RunSettings) -> tuple[Any, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from speedo.actors.cluster import RayCluster
 from speedo.actors.orders import Orders
 from speedo.actors.seat import started
 from speedo.actors.spawn import spawn
-from speedo.actors.stores import patient_store
+from speedo.actors.stores import by_shared_memory, redis_store, run_store
 from speedo.actors.supervisor import Supervisor
 from speedo.actors.tester import TesterActor
 from speedo.caffe_snapshot import SUFFIX, CaffeSnapshot, read_snapshot
@@ -23,6 +24,8 @@ from speedo.result import RunResult
 from speedo.roster import Assignment
 from speedo.settings import RunSettings
 from speedo.status import Status
+from speedo.storage import keys
+from speedo.storage.near_first_store import NearFirstStore
 from speedo.training import Training
 
 NAME = "master"
@@ -41,7 +44,6 @@ class MasterActor:
     ) -> None:
         from speedo.engines.fatal import capture_stderr
         from speedo.storage.access import Access
-        from speedo.storage.redis_store import RedisStore
 
         capture_stderr(run_dir / "logs" / "master.log")
         self._settings, self._run_dir = settings, run_dir
@@ -55,15 +57,19 @@ class MasterActor:
             saved=settings.redis_is_ours,
             patience_s=settings.timeout_s,
         )
+        self._store = run_store(settings.redis_url, settings, self._store_trouble)
+        self._all_near, self._reaching = True, threading.Lock()
         self._training = Training(
             config,
             settings,
             run_dir,
-            patient_store(settings.redis_url, settings, self._store_trouble),
+            self._store,
             self._cluster,
             records,
             resume=None if checkpoint is None else _read(checkpoint),
-            open_store=lambda: RedisStore(settings.redis_url, ca_pem=settings.redis_ca),
+            open_store=lambda: by_shared_memory(
+                redis_store(settings.redis_url, settings), settings.near
+            ),
         )
         self._supervisor = Supervisor(config, self._training, self._cluster, self._admitted)
 
@@ -124,14 +130,18 @@ class MasterActor:
             self._training.board.expect(former, f"gone, now worker {place.worker}")
         return place
 
-    def join(self, place: Assignment, handle: Any, samples_per_step: int, layout: int) -> None:
-        """Take a worker in; raises `ClusterError` if its net is another."""
+    def join(
+        self, place: Assignment, handle: Any, samples_per_step: int, layout: int, near: bool
+    ) -> None:
+        """Take a worker in, `near` or not; raises `ClusterError` if its net is another."""
         if layout != self._training.layout.digest:
             self._release(place.worker, place.incarnation)
             raise ClusterError(
                 f"worker {place.worker} has built another net than the master: run the same SpeeDO and Caffe "
                 "on every node"
             )
+        if not near:
+            self._reach_far()
         self._cluster.join(place.worker, place.incarnation, handle, samples_per_step)
 
     def lost(self, place: Assignment, cause: str, outlook: str = "") -> None:
@@ -175,11 +185,20 @@ class MasterActor:
 
     def _store_trouble(self, problem: str | None) -> None:
         self._training.board.store_trouble = problem or ""
-        self._cluster.post(StoreTrouble(problem or ""))
+        self._training.tell(StoreTrouble(problem or ""))
 
     def _admitted(self, place: Assignment) -> Assignment:
         """The place with a user of its own in the store; former users of its slot are shut out."""
         return replace(place, redis_url=self._access.admit_worker(place.worker, place.incarnation))
+
+    def _reach_far(self) -> None:
+        """From now on centers go into Redis as well: somebody has no other way."""
+        with self._reaching:
+            if self._all_near and isinstance(self._store, NearFirstStore):
+                copier = redis_store(self._settings.redis_url, self._settings)
+                self._store.reach_far(keys.prefix(self._settings.keyspace), copier)
+                copier.close()
+            self._all_near = False
 
     def _release(self, worker: int, incarnation: int) -> None:
         self._training.roster.release(worker, incarnation)

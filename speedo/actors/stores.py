@@ -1,22 +1,61 @@
-"""The store as workers and tester use it: they wait while it is away, and say so in their logs."""
+"""The store as the processes of a run use it: it waits while it is away, and takes the short way if there is one."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
 
-from speedo.settings import RunSettings
+from speedo.settings import Near, RunSettings
+from speedo.storage.base import Store
+from speedo.storage.near_first_store import NearFirstStore
 from speedo.storage.patient_store import PatientStore
-from speedo.storage.redis_store import RedisStore
+from speedo.storage.redis_store import RedisStore, url_by_socket
+from speedo.storage.shared_memory_store import SharedMemoryStore
+
+AStore = TypeVar("AStore", bound=Store)
+
+
+def this_machine() -> str:
+    """The boot of this machine, and the network that this process sees."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}:{os.stat('/proc/self/ns/net').st_ino}"
+
+
+def is_near(near: Near) -> bool:
+    """Whether this process can take the master's short ways: it is on the same machine, and may use them."""
+    if near.machine != this_machine():
+        return False
+    places = [place for place in (near.folder, near.socket) if place]
+    return bool(places) and all(os.access(place, os.R_OK | os.W_OK) for place in places)
 
 
 def _tell(trouble: str | None) -> None:
     print("the store is back" if trouble is None else f"waiting: {trouble}", file=sys.stderr)
 
 
-def patient_store(
+def redis_store(url: str, settings: RunSettings) -> RedisStore:
+    """Redis at a user's own URL, by its socket from near."""
+    near = settings.near
+    if near.socket and is_near(near):
+        return RedisStore(url_by_socket(url, near.socket))
+    return RedisStore(url, ca_pem=settings.redis_ca)
+
+
+def run_store(
     url: str, settings: RunSettings, on_trouble: Callable[[str | None], None] = _tell
-) -> PatientStore:
-    """The store at a user's own URL, with the patience of the run's timeout."""
-    store = RedisStore(url, ca_pem=settings.redis_ca)
-    return PatientStore(store, patience_s=settings.timeout_s, on_trouble=on_trouble)
+) -> PatientStore | NearFirstStore:
+    """The store of a run at a user's own URL of Redis, with the patience of the run's timeout."""
+    far = PatientStore(
+        redis_store(url, settings), patience_s=settings.timeout_s, on_trouble=on_trouble
+    )
+    return by_shared_memory(far, settings.near)
+
+
+def by_shared_memory(far: AStore, near: Near) -> AStore | NearFirstStore:
+    """With shared memory before it, if there is such for this process."""
+    if near.folder and is_near(near):
+        return NearFirstStore(SharedMemoryStore(Path(near.folder)), far)
+    return far

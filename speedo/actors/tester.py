@@ -36,9 +36,9 @@ class TesterActor:
 
     def connect(self, redis_url: str) -> None:
         """Centers are read from there; before the first `evaluate`."""
-        from speedo.actors.stores import patient_store
+        from speedo.actors.stores import run_store
 
-        self._store = patient_store(redis_url, self._settings)
+        self._store = run_store(redis_url, self._settings)
 
     def evaluate(self, version: int) -> Mapping[str, float]:
         """The metrics of one version of the center."""

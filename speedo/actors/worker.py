@@ -26,6 +26,7 @@ class Ready:
     process: int
     samples_per_step: int
     layout: int
+    near: bool
 
 
 class WorkerActor:
@@ -46,8 +47,11 @@ class WorkerActor:
 
     def start(self) -> Ready:
         """Build the solver and connect to the store."""
+        from speedo.actors.stores import is_near
+
         engine = self._begin(self._place)
-        return Ready(os.getpid(), engine.samples_per_step, engine.layout.digest)
+        near = is_near(self._settings.near)
+        return Ready(os.getpid(), engine.samples_per_step, engine.layout.digest, near)
 
     def rebuild(self, place: Assignment) -> int:
         """Take another place with the engine built anew, all but its history; its samples per step."""
@@ -59,7 +63,7 @@ class WorkerActor:
         return engine.samples_per_step
 
     def _begin(self, place: Assignment) -> Engine:
-        from speedo.actors.stores import patient_store
+        from speedo.actors.stores import run_store
         from speedo.engines.pycaffe import PycaffeEngine
         from speedo.solver import solver_for_worker
         from speedo.worker import Worker
@@ -84,7 +88,7 @@ class WorkerActor:
             scratch=self._scratch,
         )
         engine.advance(place.skip)
-        store = patient_store(place.redis_url, settings)
+        store = run_store(place.redis_url, settings)
         if place.history is not None:
             _take_over(engine, store, settings.keyspace, place)
         self._worker = Worker(

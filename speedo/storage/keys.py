@@ -42,6 +42,11 @@ def states(run: str, worker: int) -> str:
     return f"speedo:{run}:state:{worker}:"
 
 
+def probe(run: str) -> str:
+    """What the master writes to see whether the store takes it."""
+    return f"speedo:{run}:probe"
+
+
 def pattern(prefix: str) -> str:
     """Redis's glob for the keys that begin with `prefix`, whose own characters stand for themselves."""
     return "".join(f"\\{c}" if c in "*?[]^\\" else c for c in prefix) + "*"

@@ -123,6 +123,11 @@ class PrivateRedis:
         return f"unix://{MASTER}:{self._password}@{self._home}/socket?db=0"
 
     @property
+    def socket_path(self) -> str:
+        """Where `unix_socket` listens; empty without it."""
+        return f"{self._home}/socket" if self._with_socket else ""
+
+    @property
     def process_id(self) -> int:
         """The server's own process; a former one's until a server that died is back."""
         return int((self._home / "pid").read_text())

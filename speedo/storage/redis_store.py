@@ -260,6 +260,13 @@ def url_with_password(url: str) -> str:
     return urlunsplit(parts._replace(netloc=f"{user}:{quote(password, safe='')}@{place}"))
 
 
+def url_by_socket(url: str, path: str) -> str:
+    """The URL of the same user and database by way of a unix socket."""
+    parts = urlsplit(url)
+    login, at, _ = parts.netloc.rpartition("@")
+    return f"unix://{login}{at}{quote(path)}?db={parts.path.strip('/') or 0}"
+
+
 def _parse(url: str) -> dict[str, Any]:
     """redis-py's options for this URL; raises `StoreError`, which does not quote the URL."""
     parse: Callable[[str], dict[str, Any]] = redis.connection.parse_url

@@ -60,16 +60,22 @@ class Commands:
         return process
 
     def left(self) -> list[psutil.Process]:
-        """Processes of this test that are still there."""
-        found = []
+        """Processes of this test that are still there: those with its mark, and their children.
+
+        Redis writes its title over its environment, and the mark with it.
+        """
+        marked, others = {}, []
         for process in psutil.process_iter():
             try:
-                ours = process.environ().get(MARK) == self.mark
-                if ours and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
+                if process.status() == psutil.STATUS_ZOMBIE:
+                    continue
+                if process.environ().get(MARK) == self.mark:
+                    marked[process.pid] = process
+                else:
+                    others.append((process.ppid(), process))
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
-        return found
+        return [*marked.values(), *(process for parent, process in others if parent in marked)]
 
     def listening(self) -> set[tuple[str, int]]:
         """Addresses at which processes of this test listen now."""

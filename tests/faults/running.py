@@ -15,6 +15,10 @@ from tests.faults.invariants import Line, check_run
 
 HANG_S = 120.0  # nothing takes so long unless it hangs, on however busy a machine
 GAP_S = 60.0  # nor does a healthy worker's merge
+BY_REDIS = (
+    "--same-node",
+    "redis",
+)  # for faults of Redis, which workers on one machine could do without
 BEGUN = 12  # versions: enough for the gate to know what is usual
 
 
@@ -34,6 +38,8 @@ class Run:
     ) -> None:
         self.speedo, self.solver, self.mode = speedo, solver, mode
         self.dir = speedo.folder / name
+        if "--redis" in options:
+            options += BY_REDIS
         arguments = (
             command, str(solver), "--mode", mode, "--max-iter", "100000000", "--test-interval", "0",
             "--run-dir", name,

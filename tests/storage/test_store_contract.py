@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from speedo.errors import MissingKeyError, PayloadError, StoreError
 from speedo.storage import MAX_HEAD_BYTES, MemoryStore, RedisStore, Store
+from speedo.storage.near_first_store import NearFirstStore
 from speedo.storage.patient_store import PatientStore
+from speedo.storage.shared_memory_store import SharedMemoryStore
 from tests.storage.conftest import RawClient
 
 CHUNK = 64
@@ -36,6 +38,8 @@ class Bench:
     params=[
         "memory",
         "patient-memory",
+        "shared-memory",
+        "near-first",
         pytest.param("patient-redis", marks=pytest.mark.redis),
         pytest.param("redis", marks=pytest.mark.redis),
         pytest.param("redis-unix", marks=pytest.mark.redis),
@@ -51,7 +55,18 @@ def bench(request):
         store: Store = MemoryStore(clock=lambda: now[0])
         if request.param == "patient-memory":
             store = PatientStore(store, patience_s=1.0)
+        if request.param == "shared-memory":
+            folder = request.getfixturevalue("tmp_path")
+            store = SharedMemoryStore(folder, clock=lambda: now[0])
+            yield Bench(store, SharedMemoryStore(folder, clock=lambda: now[0]), sleep)
+            return
         yield Bench(store, store, sleep)
+        return
+    if request.param == "near-first":
+        folder, far = request.getfixturevalue("tmp_path"), MemoryStore()
+        stores = (NearFirstStore(SharedMemoryStore(folder), far) for _ in range(2))
+        yield Bench(*stores, time.sleep)
+        assert far.keys("") == []
         return
     server = request.getfixturevalue("server")
     url = server.unix_url if request.param == "redis-unix" else server.url

@@ -1,0 +1,106 @@
+"""Two stores as one: shared memory for processes of one machine, Redis for the others.
+
+A worker on the master's machine writes into the near store alone; so does the master, until somebody needs the
+far one as well (`reach_far`). What is not near is looked for far away.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from speedo.errors import MissingKeyError, StoreUnavailableError
+from speedo.storage.base import Store
+from speedo.storage.shared_memory_store import SharedMemoryStore
+
+
+class NearFirstStore:
+    """`near` and `far` as one store; a near store that is full is passed over.
+
+    A blob that this store wrote into both is read from the far one, which may have lost it: its writer looks so
+    whether all can read it.
+    """
+
+    def __init__(self, near: SharedMemoryStore, far: Store) -> None:
+        self._near, self._far = near, far
+        self._everywhere = False
+        self._in_both: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"NearFirstStore({self._near!r}, {self._far!r})"
+
+    @property
+    def address(self) -> str:
+        """The far store: it is the one that a person knows."""
+        return self._far.address
+
+    @property
+    def outages(self) -> int:
+        """How many outages of the far store have ended; 0 for one that does not count them."""
+        return int(getattr(self._far, "outages", 0))
+
+    def reach_far(self, prefix: str, copier: Store) -> None:
+        """From now on write to both; what is there already under `prefix` is copied with `copier`.
+
+        `copier` is another connection to the far store, for the caller's thread. Call it before anybody is sent to
+        the far store. Raises `StoreError`.
+        """
+        self._everywhere = True
+        for key in self._near.keys(prefix):
+            with suppress(MissingKeyError):  # deleted meanwhile
+                _, size = self._near.read_head(key)
+                body = bytearray(size)
+                head = self._near.read(key, memoryview(body))
+                copier.write(key, head, memoryview(body))
+                self._in_both.add(key)
+
+    def write(
+        self, key: str, head: bytes, body: memoryview, *, expire_s: float | None = None
+    ) -> None:
+        """See `Store.write`."""
+        try:
+            self._near.write(key, head, body, expire_s=expire_s)
+        except StoreUnavailableError:
+            self._near.remove(key)  # a former blob must not hide the new one
+        else:
+            if not self._everywhere:
+                return
+            self._in_both.add(key)
+        self._far.write(key, head, body, expire_s=expire_s)
+
+    def read_head(self, key: str) -> tuple[bytes, int]:
+        """See `Store.read_head`."""
+        if key in self._in_both:
+            return self._far.read_head(key)
+        try:
+            return self._near.read_head(key)
+        except MissingKeyError:
+            return self._far.read_head(key)
+
+    def read(self, key: str, into: memoryview) -> bytes:
+        """See `Store.read`."""
+        if key in self._in_both:
+            return self._far.read(key, into)
+        try:
+            return self._near.read(key, into)
+        except MissingKeyError:
+            return self._far.read(key, into)
+
+    def delete(self, *keys: str) -> None:
+        """See `Store.delete`."""
+        far = [key for key in keys if not self._near.remove(key) or key in self._in_both]
+        self._in_both.difference_update(keys)
+        if far:
+            self._far.delete(*far)
+
+    def keys(self, prefix: str) -> list[str]:
+        """See `Store.keys`."""
+        return sorted({*self._near.keys(prefix), *self._far.keys(prefix)})
+
+    def ping(self) -> None:
+        """See `Store.ping`."""
+        self._far.ping()
+
+    def close(self) -> None:
+        """See `Store.close`."""
+        self._near.close()
+        self._far.close()

@@ -1,0 +1,129 @@
+"""What is special to shared memory: a folder of files, room that may end, writers that die."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from speedo.errors import MissingKeyError, PayloadError, StoreUnavailableError
+from speedo.storage.shared_memory_store import SharedMemory, SharedMemoryStore
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A memory of 1 MB."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a tmpfs needs root")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(tmp_path)], check=True)
+    try:
+        yield tmp_path
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def put(store: SharedMemoryStore, key: str, body: bytes) -> None:
+    store.write(key, b"head", memoryview(body))
+
+
+def get(store: SharedMemoryStore, key: str) -> bytes:
+    into = bytearray(store.read_head(key)[1])
+    store.read(key, memoryview(into))
+    return bytes(into)
+
+
+def test_a_full_memory_refuses_a_blob_and_keeps_the_former_one(small: Path) -> None:
+    store = SharedMemoryStore(small)
+    put(store, "center", b"1" * 400_000)
+    with pytest.raises(StoreUnavailableError, match=r"full .*--same-node redis"):
+        put(store, "center", b"2" * 700_000)
+    assert get(store, "center") == b"1" * 400_000
+    assert len(list(small.iterdir())) == 1
+    put(store, "payload", b"3" * 500_000)
+
+
+def test_a_blob_of_many_megabytes_arrives_whole(tmp_path: Path) -> None:
+    body = os.urandom(9_000_001)
+    store = SharedMemoryStore(tmp_path)
+    put(store, "k", body)
+    assert get(store, "k") == body
+
+
+@pytest.mark.parametrize("damage", [b"", b"x", b"nothing of ours" * 10])
+def test_a_foreign_file_is_refused(tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / "k").write_bytes(damage)
+    with pytest.raises(PayloadError, match=r"k in .* is damaged"):
+        SharedMemoryStore(tmp_path).read("k", memoryview(bytearray(3)))
+
+
+def test_a_cut_blob_is_refused(tmp_path: Path) -> None:
+    store = SharedMemoryStore(tmp_path)
+    put(store, "k", b"x" * 1000)
+    os.truncate(tmp_path / "k", 500)
+    with pytest.raises(PayloadError, match="damaged: 500 bytes"):
+        store.read("k", memoryview(bytearray(1000)))
+
+
+def test_a_reader_that_began_reads_on_after_the_blob_was_replaced(tmp_path: Path) -> None:
+    store = SharedMemoryStore(tmp_path)
+    put(store, "k", b"1" * 1000)
+    with (tmp_path / "k").open("rb") as begun:
+        put(store, "k", b"2" * 1000)
+        assert begun.read().endswith(b"1" * 1000)
+
+
+def test_files_are_for_their_user_alone(tmp_path: Path) -> None:
+    with SharedMemory(1, tmp_path) as memory:
+        assert memory.path is not None
+        put(SharedMemoryStore(memory.path), "k", b"body")
+        assert memory.path.stat().st_mode & 0o777 == 0o700
+        assert (memory.path / "k").stat().st_mode & 0o777 == 0o600
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_goes_with_a_process_that_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, pathlib; from speedo.storage.shared_memory_store import SharedMemory\n"
+        "with SharedMemory(1, pathlib.Path(sys.argv[1])) as memory: os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)]).returncode == -9
+    deadline = time.monotonic() + 10
+    while list(tmp_path.iterdir()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_no_folder_is_made_where_there_is_no_room(tmp_path: Path) -> None:
+    with SharedMemory(1 << 60, tmp_path) as memory:
+        assert memory.path is None
+    with SharedMemory(1, tmp_path / "missing") as memory:
+        assert memory.path is None
+
+
+def test_a_folder_that_is_gone_is_told(tmp_path: Path) -> None:
+    store = SharedMemoryStore(tmp_path / "gone")
+    with pytest.raises(StoreUnavailableError, match="gone"):
+        put(store, "k", b"")
+    with pytest.raises(StoreUnavailableError, match="gone"):
+        store.ping()
+    with pytest.raises(MissingKeyError):
+        store.read_head("k")
+
+
+def test_what_expired_and_what_dead_writers_left_is_swept(tmp_path: Path) -> None:
+    now = [10.0]
+    store = SharedMemoryStore(tmp_path, clock=lambda: now[0])
+    store.write("old", b"", memoryview(b"x"), expire_s=5.0)
+    put(store, "stays", b"x")
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    (tmp_path / f".{ended.pid}.1").write_bytes(b"half")
+    (tmp_path / f".{os.getpid()}.1").write_bytes(b"half, and going on")
+    now[0] = 20.0
+    assert store.keys("") == ["stays"]
+    assert {one.name for one in tmp_path.iterdir()} == {"stays", f".{os.getpid()}.1"}
