@@ -1,6 +1,6 @@
 """Throughput of every mode beside sequential and free-running Caffe, in one run on this machine.
 
-    python -m bench [--repeats 5] [--markdown] [--json FILE]
+    python -m bench [--rounds 5] [--local-steps 1 10] [--variant NAME=OPTIONS] [--markdown] [--json FILE]
 
 Progress goes to standard error, tables to standard output. docs/performance.md says what they mean.
 """
@@ -10,20 +10,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
+import shlex
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-import numpy as np
-
 from bench import table
+from bench.arguments import rounds, seconds, whole
+from bench.machine import Clock, machine, told_busy
 from bench.nets import SHAPES, Bench
 from bench.processes import end_by_signals
-from bench.throughput import MODES, Round, Settings, cores, measure_net, rows_of
-
-BUSY = 1.0  # load average from which figures are worthless
+from bench.runs import LEAST_TURNS, cores
+from bench.throughput import AS_IT_IS, MODES, Round, Settings, Variant, measure_net, rows_of
 
 
 def arguments() -> argparse.Namespace:
@@ -32,13 +30,27 @@ def arguments() -> argparse.Namespace:
         "--nets", nargs="+", choices=list(SHAPES), default=["lenet", "cifar10_full"]
     )
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
-    parser.add_argument("--workers", type=_whole, default=2, metavar="N")
-    parser.add_argument("--local-steps", type=_whole, default=1, metavar="N")
+    parser.add_argument("--workers", type=whole, default=2, metavar="N")
+    parser.add_argument("--local-steps", nargs="+", type=whole, default=[1], metavar="N")
     parser.add_argument(
-        "--seconds", type=_seconds, default=4.0, metavar="S", help="of training each"
+        "--seconds", type=seconds, default=4.0, metavar="S", help="of training each"
     )
     parser.add_argument(
-        "--repeats", type=_whole, default=3, metavar="N", help="rounds; medians are printed"
+        *("--rounds", "--repeats"), type=whole, default=5, metavar="N", help="medians are printed"
+    )
+    parser.add_argument(
+        "--turns", type=whole, default=LEAST_TURNS, metavar="N", help="of each worker, at least"
+    )
+    parser.add_argument(
+        "--whole-only", action="store_true", help="leave out sync with the batch divided"
+    )
+    parser.add_argument(
+        "--variant",
+        action="append",
+        type=_variant,
+        default=[],
+        metavar="NAME=OPTIONS",
+        help="measure every mode also with these options of speedo train; may be repeated",
     )
     parser.add_argument("--markdown", action="store_true", help="tables for docs/performance.md")
     parser.add_argument(
@@ -47,61 +59,33 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _whole(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("use 1 or more")
-    return number
-
-
-def _seconds(text: str) -> float:
-    number = float(text)
-    if not 1 <= number <= 3600:
-        raise argparse.ArgumentTypeError("use 1 to 3600")
-    return number
-
-
-def machine(load: float) -> str:
-    """What the figures depend on, in one line."""
-    return (
-        f"{cores()} cores, {_processor()}, Python {platform.python_version()}, NumPy {np.__version__}, "
-        f"load average {load:.2f} at the start"
-    )
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+def _variant(text: str) -> Variant:
+    name, equals, options = text.partition("=")
+    if not (name and equals and options):
+        raise argparse.ArgumentTypeError("use NAME=OPTIONS, as in 'tau4=--local-steps 4'")
+    return Variant(name, tuple(shlex.split(options)))
 
 
 def main() -> int:
     asked = arguments()
     end_by_signals()
     load = os.getloadavg()[0]
-    began = time.monotonic()
-
-    def say(line: str) -> None:
-        print(f"{time.monotonic() - began:6.0f} s  {line}", file=sys.stderr, flush=True)
-
-    command = " ".join(["python -m bench", *sys.argv[1:]])
+    say = Clock()
+    command = shlex.join(["python", "-m", "bench", *sys.argv[1:]])
     if asked.markdown:
         print(f"<!-- begin: python -m bench -->\n\n`{command}`: {machine(load)}.", flush=True)
     else:
         print(machine(load), flush=True)
-    if load > BUSY:
-        warning = f"The load average was {load:.2f}, above {BUSY:g}: the machine was busy, the figures are worthless."
-        print(f"\n{warning}", flush=True)
-        say(warning)
+    told_busy(load, say)
     settings = Settings(
         asked.workers,
         asked.seconds,
-        asked.repeats,
-        asked.local_steps,
+        asked.rounds,
+        tuple(dict.fromkeys(asked.local_steps)),
         tuple(dict.fromkeys(asked.modes)),
+        (AS_IT_IS, *asked.variant),
+        not asked.whole_only,
+        asked.turns,
     )
     everything: dict[str, list[Round]] = {}
     failures: list[str] = []
@@ -113,8 +97,8 @@ def main() -> int:
             everything[name], failed = measure_net(net, settings, say)
             failures += failed
             title = (
-                f"{name}, {settings.workers} workers, local steps {settings.local_steps}: "
-                f"medians of {_rounds(settings.repeats)} of {settings.seconds:g} s"
+                f"{name}, {settings.workers} workers, local steps {_listed(settings.local_steps)}: "
+                f"medians of {rounds(settings.repeats)} of {settings.seconds:g} s"
             )
             if asked.markdown:
                 title = f"**{title}**"
@@ -130,8 +114,8 @@ def main() -> int:
     return 1 if failures else 0
 
 
-def _rounds(number: int) -> str:
-    return "1 round" if number == 1 else f"{number} rounds"
+def _listed(numbers: tuple[int, ...]) -> str:
+    return " and ".join(map(str, numbers))
 
 
 def _write_json(path: Path, command: str, where: str, everything: dict[str, list[Round]]) -> None:

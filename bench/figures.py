@@ -11,7 +11,8 @@ from itertools import pairwise
 
 WARM_UP = 0.2  # of the time in which all train: not counted
 FEWEST = 3  # turns of each worker that a figure needs
-PARTS = ("turn", "fetch", "compute", "publish", "rest")
+WORKERS_PARTS = ("fetch", "compute", "publish")
+PARTS = ("turn", *WORKERS_PARTS, "rest")  # what else a run has measured splits the rest
 
 End = tuple[float, int]  # when a turn ended, in seconds, and its images that count
 
@@ -116,17 +117,14 @@ def run_measured(metrics: Iterable[str], expected: int) -> Measured:
     rows = [row for turns in workers.values() for row in _parts(turns, begin, end)]
     if not rows:
         raise MeasureError("no two results of a worker follow each other")
-    return Measured(
-        images_per_s(ends),
-        {name: 1000.0 * statistics.median(row[name] for row in rows) for name in PARTS},
-        counted.count(False) / len(counted),
-    )
+    return Measured(images_per_s(ends), _medians(rows), counted.count(False) / len(counted))
 
 
 def _parts(turns: _Turns, begin: float, end: float) -> list[dict[str, float]]:
     """Seconds of each merged turn in the window: from result to result, and where they went.
 
-    `rest` is all that the worker did not see: messages, the master's merge, and waiting for others.
+    `rest` is all that the worker did not see: messages, the master's merge, and waiting for others. Whatever
+    other timings the run has lie within the rest, and may overlap.
     """
     rows = []
     for index in range(1, len(turns.ends)):
@@ -134,9 +132,18 @@ def _parts(turns: _Turns, begin: float, end: float) -> list[dict[str, float]]:
         timings = turns.timings[index]
         if timings is None or before < begin or now > end:
             continue
-        row = {name: timings[name] for name in ("fetch", "compute", "publish")}
-        rows.append({"turn": now - before, **row, "rest": now - before - sum(row.values())})
+        own = {name: timings[name] for name in WORKERS_PARTS if name in timings}
+        rest = {"rest": now - before - sum(own.values())}
+        rows.append({"turn": now - before} | own | rest | dict(timings))
     return rows
+
+
+def _medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """In ms, each part over the turns that have it; the order is that of the parts' first appearance."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {
+        name: 1000.0 * statistics.median(row[name] for row in rows if name in row) for name in names
+    }
 
 
 def paired_ratio(
@@ -154,6 +161,12 @@ def paired_ratio(
 def median_rate(rounds: Sequence[Mapping[str, Measured]], name: str) -> float | None:
     rates = [one[name].images_per_s for one in rounds if name in one]
     return statistics.median(rates) if rates else None
+
+
+def parts_of(rounds: Iterable[Mapping[str, Measured]]) -> list[str]:
+    """The parts of a turn, and whatever else was measured of it."""
+    seen = (name for round_ in rounds for one in round_.values() for name in one.parts)
+    return list(dict.fromkeys([*PARTS, *seen]))
 
 
 def median_part(rounds: Sequence[Mapping[str, Measured]], name: str, part: str) -> float | None:

@@ -1,23 +1,45 @@
-"""Speed of the store through a private Redis, beside one naive SET and GET of redis-py.
+"""Speed of pushing and pulling a vector with its checksum, and of merging, beside memcpy and plain redis-py.
 
-    python bench/store_speed.py [--repeats 9]
+    python -m bench.store_speed [--rounds 9] [--megabytes 1.7 53.5]
 
-Prints medians in GB/s. All ways take turns in one run, so that they see the same machine.
+Push is what a worker and the master do to write a vector: checksum, header, store. Pull is the opposite: read it
+into an array that is there, and check it. Plain redis-py has one SET and one GET, without a checksum. A merge is that
+of one payload, of two where a mean is taken; its speed counts the bytes of the payloads. Prints medians in GB/s; all
+ways take turns, so that they see the same machine.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
+import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import numpy as np
 import redis
 
-from speedo.storage import PrivateRedis, RedisStore
+from bench import table
+from bench.arguments import parser_for, rounds, size
+from bench.machine import heading
+from bench.processes import end_by_signals
+from speedo.sgd_modes.rules import AddDelta, AverageDeltas, Contribution, Elastic, MergeRule
+from speedo.storage import PrivateRedis, RedisStore, Store
+from speedo.storage.shared_memory_store import MEMORY, SharedMemoryStore
+from speedo.weights import Blob, Kind, Layout, Vector, as_bytes, header_for
+from speedo.worker import fetch_vector
 
-SIZES = {"LeNet, 1.7 MB": 1_724_320, "GoogLeNet, 53.5 MB": 53_513_824}
+SIZES = (1.72, 53.5)  # MB: LeNet, GoogLeNet
+SMALL_MB = 20.0  # below it a call takes less than some ms, and chance weighs more
+KEY = "speedo:speed"
+MEMCPY = "memcpy"
+MERGES: Mapping[str, tuple[MergeRule, int, float]] = {
+    "AddDelta, whole": (AddDelta(), 1, 1.0),
+    "AddDelta, scaled": (AddDelta(), 1, 0.5),
+    "AverageDeltas of 2": (AverageDeltas(), 2, 1.0),
+    "Elastic": (Elastic(), 1, 0.45),
+}
 
 
 def seconds(call: Callable[[], object]) -> float:
@@ -26,43 +48,103 @@ def seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def measure(server: PrivateRedis, size: int, repeats: int) -> dict[str, tuple[float, float]]:
-    """GB/s of write and read by way, medians."""
-    body = np.random.default_rng(0).bytes(size)
-    into = np.empty(size, np.uint8)
-    stores = {"store, TCP": RedisStore(server.url), "store, unix": RedisStore(server.unix_url)}
-    naive = redis.Redis.from_url(server.url)
+def push(store: Store, layout: Layout, vector: Vector) -> None:
+    body = as_bytes(vector)
+    header = header_for(body, layout, Kind.CENTER, version=1)
+    store.write(KEY, header.pack(), body)
+
+
+def pull(store: Store, layout: Layout, into: Vector) -> None:
+    fetch_vector(store, KEY, layout, Kind.CENTER, into)
+
+
+def vectors(values: int, count: int) -> list[Vector]:
+    random = np.random.default_rng(0)
+    return [random.standard_normal(values, np.float32) * np.float32(1e-3) for _ in range(count)]
+
+
+def measure_stores(
+    stores: Mapping[str, Store], naive: redis.Redis, megabytes: float, repeats: int
+) -> table.Table:
+    """GB/s of push and pull by way; the first round is not counted."""
+    layout = Layout((Blob("ip", (round(megabytes * 250_000),)),))
+    vector, into = vectors(layout.size, 2)
     times: dict[str, list[tuple[float, float]]] = {}
     for _ in range(repeats + 1):
         for name, store in stores.items():
-            write = seconds(lambda store=store: store.write("speedo:speed", b"h", memoryview(body)))
-            read = seconds(lambda store=store: store.read("speedo:speed", memoryview(into)))
-            assert into.tobytes() == body
-            store.delete("speedo:speed")
-            times.setdefault(name, []).append((write, read))
-        write = seconds(lambda: naive.set("naive", body))
-        read = seconds(lambda: np.copyto(into, np.frombuffer(naive.get("naive"), np.uint8)))
+            into.fill(0.0)
+            pushed = seconds(lambda store=store: push(store, layout, vector))
+            pulled = seconds(lambda store=store: pull(store, layout, into))
+            assert np.array_equal(into, vector)
+            store.delete(KEY)
+            times.setdefault(name, []).append((pushed, pulled))
+        pushed = seconds(lambda: naive.set("naive", as_bytes(vector)))
+        pulled = seconds(lambda: np.copyto(into, np.frombuffer(naive.get("naive"), np.float32)))
         naive.delete("naive")
-        times.setdefault("redis-py, one key, TCP", []).append((write, read))
-    return {
-        name: tuple(
-            size / statistics.median(column) / 1e9 for column in zip(*rows[1:], strict=True)
+        times.setdefault("redis-py, one key, TCP", []).append((pushed, pulled))
+    lines = [[f"{megabytes:g} MB", "push GB/s", "least to most", "pull GB/s", "least to most"]]
+    for name, rows in times.items():
+        columns = list(zip(*rows[1:], strict=True))
+        lines.append(
+            [name, *(cell for column in columns for cell in _speed(layout.nbytes, column))]
         )
-        for name, rows in times.items()
-    }
+    return lines
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=9)
-    repeats = parser.parse_args().repeats
-    print(f"{'':26}{'write GB/s':>12}{'read GB/s':>12}   (medians of {repeats})")
-    with PrivateRedis(unix_socket=True) as server:
-        for label, size in SIZES.items():
-            print(label)
-            for name, (write, read) in measure(server, size, repeats).items():
-                print(f"  {name:24}{write:12.2f}{read:12.2f}")
+def measure_merges(megabytes: float, repeats: int) -> table.Table:
+    """GB/s of payloads merged into a center, and of a copy of it."""
+    center, *payloads = vectors(round(megabytes * 250_000), 3)
+    copy = np.empty_like(center)
+    times: dict[str, list[float]] = {}
+    for _ in range(repeats + 1):
+        times.setdefault(MEMCPY, []).append(seconds(lambda: np.copyto(copy, center)))
+        for name, (rule, count, rate) in MERGES.items():
+            given = [Contribution(one, 64) for one in payloads[:count]]
+            took = seconds(
+                lambda rule=rule, given=given, rate=rate: rule.merge(center, given, rate, 0)
+            )
+            times.setdefault(name, []).append(took / count)
+    lines = [[f"{megabytes:g} MB", "GB/s", "least to most", "of memcpy", "least to most"]]
+    for name, seen in times.items():
+        ratios = [mine / own for mine, own in zip(times[MEMCPY][1:], seen[1:], strict=True)]
+        spread = f"{min(ratios):.0%} to {max(ratios):.0%}"
+        share = [f"{statistics.median(ratios):.0%}", spread] if name != MEMCPY else ["", ""]
+        lines.append([name, *_speed(center.nbytes, seen[1:]), *share])
+    return lines
+
+
+def _speed(nbytes: int, times: list[float] | tuple[float, ...]) -> list[str]:
+    speeds = [nbytes / 1e9 / one for one in times]
+    return [f"{statistics.median(speeds):.2f}", f"{min(speeds):.2f} to {max(speeds):.2f}"]
+
+
+def main() -> int:
+    parser = parser_for("bench.store_speed", __doc__, default_rounds=9)
+    parser.add_argument("--megabytes", nargs="+", type=size, default=list(SIZES), metavar="MB")
+    asked = parser.parse_args()
+    end_by_signals()
+    heading("bench.store_speed")
+    write = table.markdown if asked.markdown else table.text
+    print(f"medians of {rounds(asked.rounds)}, of more for small vectors")
+    with (
+        PrivateRedis(unix_socket=True) as server,
+        tempfile.TemporaryDirectory(prefix="speedo-bench-", dir=MEMORY) as folder,
+    ):
+        stores: dict[str, Store] = {
+            "store, TCP": RedisStore(server.url),
+            "store, unix": RedisStore(server.unix_url),
+            "shared memory": SharedMemoryStore(Path(folder)),
+        }
+        naive = redis.Redis.from_url(server.url)
+        for megabytes in asked.megabytes:
+            repeats = asked.rounds * max(1, round(SMALL_MB / megabytes))
+            print(f"\n{write(measure_stores(stores, naive, megabytes, repeats))}", flush=True)
+            print(f"\n{write(measure_merges(megabytes, repeats))}", flush=True)
+        for store in stores.values():
+            store.close()
+        naive.close()
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

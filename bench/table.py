@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 
 from bench.figures import (
-    PARTS,
     Measured,
     least_core,
     median_discarded,
     median_part,
     median_rate,
     paired_ratio,
+    parts_of,
 )
 from bench.throughput import SEQUENTIAL, Round, Row
 
@@ -44,10 +44,11 @@ def rates(rows: Sequence[Row], rounds: Sequence[Round]) -> Table:
 
 
 def breakdown(rows: Sequence[Row], rounds: Sequence[Round]) -> Table:
-    """Where the milliseconds of a turn go."""
-    table = [["ms of a turn", *PARTS]]
+    """Where the milliseconds of a turn go; what stands behind `rest` is a part of it."""
+    parts = parts_of(rounds)
+    table = [["ms of a turn", *parts]]
     for row in rows:
-        values = [median_part(rounds, row.name, part) for part in PARTS]
+        values = [median_part(rounds, row.name, part) for part in parts]
         if any(value is not None for value in values):
             table.append([row.name, *("" if one is None else f"{one:.2f}" for one in values)])
     return table

@@ -16,7 +16,7 @@ from bench.figures import (
     steps_measured,
     window_of,
 )
-from bench.throughput import SEQUENTIAL, Row, Settings, rows_of, turned
+from bench.throughput import AS_IT_IS, SEQUENTIAL, Row, Settings, Variant, rows_of, turned
 from speedo.messages import Drop, Finish, Left, Merge, Part, Trained
 from speedo.runlog import METRICS, MetricsLog
 
@@ -81,10 +81,19 @@ def test_free_running_processes_count_their_own_batches() -> None:
 def test_a_run_is_read_from_the_log_that_the_product_writes(tmp_path: Path) -> None:
     measured = run_measured(log_of(tmp_path), 2)
     assert measured.images_per_s == pytest.approx(2 * 64 / 0.1)
+    assert list(measured.parts) == ["turn", "fetch", "compute", "publish", "rest"]
     assert measured.parts == pytest.approx(
         {"turn": 100, "fetch": 10, "compute": 70, "publish": 5, "rest": 15}
     )
     assert measured.discarded == 0
+
+
+def test_other_timings_of_a_run_stand_behind_the_rest_that_they_split(tmp_path: Path) -> None:
+    line = '"publish": 0.005'
+    log = [one.replace(line, f'{line}, "merge": 0.002') for one in log_of(tmp_path)]
+    parts = run_measured(log, 2).parts
+    assert list(parts) == ["turn", "fetch", "compute", "publish", "rest", "merge"]
+    assert (parts["rest"], parts["merge"]) == pytest.approx((15, 2))
 
 
 def test_a_discarded_turn_takes_time_and_brings_no_images(tmp_path: Path) -> None:
@@ -157,7 +166,7 @@ def test_rounds_are_plain_json() -> None:
 
 
 def test_sync_is_measured_with_whole_and_with_divided_batches() -> None:
-    rows = rows_of(100, Settings(3, 8.0, 1, 1, ("sync", "easgd")))
+    rows = rows_of(100, Settings(3, 8.0, 1, (1,), ("sync", "easgd")))
     assert [(row.name, row.batches, row.split, row.baseline) for row in rows] == [
         (SEQUENTIAL, (100,), False, None),
         ("3 free-running", (100, 100, 100), False, None),
@@ -168,8 +177,20 @@ def test_sync_is_measured_with_whole_and_with_divided_batches() -> None:
     ]
 
 
+def test_local_steps_and_variants_each_have_a_row_against_the_same_processes() -> None:
+    variants = (AS_IT_IS, Variant("near", ("--near",)))
+    rows = rows_of(64, Settings(2, 8.0, 1, (1, 10), ("sync",), variants, split=False))[2:]
+    assert [(row.name, row.local_steps, row.options) for row in rows] == [
+        ("sync, 1 local step", 1, ()),
+        ("sync, 1 local step, near", 1, ("--near",)),
+        ("sync, 10 local steps", 10, ()),
+        ("sync, 10 local steps, near", 10, ("--near",)),
+    ]
+    assert {row.baseline for row in rows} == {"2 free-running"}
+
+
 def test_each_round_begins_with_sequential_caffe_and_goes_on_elsewhere() -> None:
-    rows = rows_of(64, Settings(2, 8.0, 3, 1, ("sync", "async")))
+    rows = rows_of(64, Settings(2, 8.0, 3, (1,), ("sync", "async")))
     orders = [[row.name for row in turned(rows, number)] for number in range(3)]
     assert all(order[0] == SEQUENTIAL and len(order) == len(rows) for order in orders)
     assert len({order[1] for order in orders}) == 3

@@ -24,7 +24,7 @@ from speedo.data.database import raw_record, record_key, write_database
 from speedo.data.mean import MeanImage, write_mean
 from speedo.errors import SolverError
 
-NAMES = ("cifar10_full", "cifar10_quick", "googlenet", "lenet")
+NAMES = ("alexnet", "cifar10_full", "cifar10_quick", "googlenet", "lenet")
 IMAGES: Mapping[str, Shape] = {
     "fashion-mnist": (1, 28, 28),
     "cifar10": (3, 32, 32),
@@ -46,8 +46,8 @@ def test_every_solver_names_a_net_beside_it_and_has_a_readme(name: str) -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(SolverError, match=r"'alexnet' is no bundled solver: use one of .*lenet"):
-        bundled_solver("alexnet")
+    with pytest.raises(SolverError, match=r"'vgg' is no bundled solver: use one of .*lenet"):
+        bundled_solver("vgg")
 
 
 def test_an_installed_wheel_finds_its_own_folder_first(
@@ -130,6 +130,7 @@ def make_data(folder: Path, shape: Shape) -> None:
         ("cifar10_quick", 4, 145_578, 145_578),
         ("cifar10_full", 4, 89_578, 89_578),
         ("googlenet", 1, 13_378_280, 6_998_552),
+        pytest.param("alexnet", 1, 60_965_224, 60_965_224, marks=pytest.mark.slow),
     ],
 )
 def test_caffe_trains_the_net_with_the_stated_parameters(
@@ -139,11 +140,12 @@ def test_caffe_trains_the_net_with_the_stated_parameters(
     answer = load(name, tmp_path, batch=batch)
     assert answer["parameters"] == [train, test]
     # An untrained net guesses: the loss is about the logarithm of the number of classes.
-    classes = 1000 if name == "googlenet" else 10
+    imagenet = name in ("alexnet", "googlenet")
+    classes = 1000 if imagenet else 10
     assert answer["train"]["loss"] == pytest.approx(math.log(classes), rel=0.3)
     heads = {"auxiliary1/loss", "auxiliary2/loss"} if name == "googlenet" else set()
     assert set(answer["train"]) == {"loss"} | heads
-    tops = {"accuracy_top5"} if name == "googlenet" else set()
+    tops = {"accuracy_top5"} if imagenet else set()
     assert set(answer["test"]) == {"loss", "accuracy"} | tops
 
 
@@ -168,6 +170,7 @@ def test_caffe_trains_the_net_with_the_stated_parameters(
         ("cifar10_quick", {"base_lr": 0.001, "lr_policy": "fixed", "weight_decay": 0.004}),
         ("cifar10_full", {"base_lr": 0.001, "lr_policy": "fixed", "weight_decay": 0.004}),
         ("googlenet", {"base_lr": 0.01, "lr_policy": "poly", "power": 0.5, "momentum": 0.9}),
+        ("alexnet", {"base_lr": 0.01, "lr_policy": "step", "gamma": 0.1, "weight_decay": 0.0005}),
     ],
 )
 def test_solvers_have_the_published_settings(name: str, fields: dict[str, Any]) -> None:

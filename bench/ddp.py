@@ -1,0 +1,144 @@
+"""LeNet in PyTorch's DistributedDataParallel (gloo, CPU) beside our sync, with the same batch per process.
+
+    python -m bench.ddp [--python FILE] [--rounds 5] [--seconds 5] [--options "..."]
+
+Both have one thread per process. Rounds take turns: free-running Caffe, free-running PyTorch, DistributedDataParallel,
+sync. Prints medians, and ratios taken within a round. PyTorch is no dependency of SpeeDO: install the group `peers`, or
+give an interpreter that has it. Status 1 if a measurement failed.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench import table
+from bench.arguments import parser_for, seconds, whole
+from bench.arguments import rounds as said
+from bench.figures import Measured, MeasureError, Ratio, median_rate, paired_ratio
+from bench.machine import heading
+from bench.nets import Bench
+from bench.processes import end_by_signals
+from bench.runs import cores, free_running, iterations_for, plain_caffe, train
+from bench.throughput import Round, Row, rounds_of
+
+TORCH = Path(__file__).with_name("torch_lenet.py")
+DDP, SYNC = "DistributedDataParallel", "sync"
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
+
+
+def torch_version(python: str) -> str:
+    """PyTorch's version in this interpreter; ends the program, with what to do, if there is none."""
+    try:
+        asked = subprocess.run(
+            [python, "-c", "import torch; print(torch.__version__)"],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        if asked.returncode == 0:
+            return asked.stdout.strip()
+        why = (asked.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    except OSError as error:
+        why = str(error)
+    raise SystemExit(
+        f"{python} has no PyTorch ({why}): pip install --group peers (pip 25.1 or later, in this "
+        "checkout), or give an interpreter that has it with --python"
+    )
+
+
+def rows_of(batch: int, workers: int) -> list[Row]:
+    batches = (batch,) * workers
+    caffe, torch = f"{workers} free-running Caffe", f"{workers} free-running PyTorch"
+    return [
+        Row(caffe, batches),
+        Row(torch, batches),
+        Row(DDP, batches, baseline=torch),
+        Row(SYNC, batches, "sync", baseline=caffe),
+    ]
+
+
+def rates(rows: Sequence[Row], rounds: Sequence[Round]) -> table.Table:
+    """Images/s, and the ratios to free-running processes of the same kind and to DistributedDataParallel."""
+    lines = [["", "images/s", "of free-running", "of DDP", "least to most"]]
+    for row in rows:
+        rate = median_rate(rounds, row.name)
+        own = paired_ratio(rounds, row.name, row.baseline) if row.baseline else None
+        peer = paired_ratio(rounds, row.name, DDP) if row.name != DDP else None
+        lines.append(
+            [
+                row.name,
+                "failed" if rate is None else f"{rate:,.0f}",
+                "" if own is None else f"{own.median:.1%}",
+                "" if peer is None else f"{peer.median:.3f}",
+                "" if peer is None else _spread(peer),
+            ]
+        )
+    return lines
+
+
+def _spread(ratio: Ratio) -> str:
+    return f"{ratio.least:.3f} to {ratio.most:.3f}"
+
+
+def main() -> int:
+    parser = parser_for("bench.ddp", __doc__)
+    parser.add_argument("--python", default=sys.executable, metavar="FILE", help="with PyTorch")
+    parser.add_argument(
+        "--seconds", type=seconds, default=5.0, metavar="S", help="of training each"
+    )
+    parser.add_argument("--workers", type=whole, default=2, metavar="N")
+    parser.add_argument("--options", default="", help="more options of speedo train")
+    asked = parser.parse_args()
+    end_by_signals()
+    version = torch_version(asked.python)
+    _, say = heading("bench.ddp")
+    os.environ.update(LOOPBACK)
+    with tempfile.TemporaryDirectory(prefix="speedo-bench-") as folder:
+        net = Bench.make("lenet", Path(folder) / "lenet")
+        rows = rows_of(net.batch, asked.workers)
+        alone = [asked.python, "-P", str(TORCH), str(asked.seconds), str(net.batch)]
+
+        def measure(row: Row, done: Round, scratch: Path) -> Measured:
+            if row.name == SYNC:
+                if rows[0].name not in done:
+                    raise MeasureError("the length of the run cannot be told without plain Caffe")
+                rate = done[rows[0].name].images_per_s / asked.workers
+                count = iterations_for(asked.seconds, rate, net.batch, asked.workers, 1)
+                options = ["--whole-batch", *shlex.split(asked.options)]
+                return train(
+                    net, "sync", asked.workers, count, options, scratch, seconds=asked.seconds
+                )
+            if row.name == DDP:
+                meeting = str(scratch / "rendezvous")
+                commands = [
+                    [*alone, str(rank), str(asked.workers), meeting]
+                    for rank in range(asked.workers)
+                ]
+            elif "PyTorch" in row.name:
+                commands = [alone] * asked.workers
+            else:
+                commands = [plain_caffe(net, net.batch, asked.seconds)] * asked.workers
+            return free_running(commands, row.batches, asked.seconds, scratch)
+
+        rounds, failures = rounds_of("lenet", rows, asked.rounds, measure, say)
+    write = table.markdown if asked.markdown else table.text
+    print(
+        f"\nLeNet, batch {net.batch} for each of {asked.workers} processes, PyTorch {version}: medians of "
+        f"{said(asked.rounds)} of {asked.seconds:g} s\n\n{write(rates(rows, rounds))}"
+    )
+    for sentence in table.starved(rows[:2], rounds, cores()):
+        print(f"\n{sentence}.")
+    for failure in failures:
+        print(f"failed: {failure}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""Links of a known rate between hosts that are network namespaces, what they carry, and what was sent over them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from bench.figures import MeasureError
+from tests.hosts.network import Host
+
+BURST = "64kb"  # what a link lets through at once before it counts
+QUEUE = "50ms"
+PORT = 34567
+
+# One end counts what the other sends; each is a process on its host.
+RECEIVE = """
+import socket, sys, time
+with socket.create_server((sys.argv[1], int(sys.argv[2]))) as server:
+    server.settimeout(30)
+    print("ready", flush=True)
+    with server.accept()[0] as peer:
+        peer.settimeout(30)
+        whole, came, buffer = int(sys.argv[3]), 0, bytearray(1 << 20)
+        came = peer.recv_into(buffer)
+        first, began = came, time.monotonic()
+        while came < whole:
+            came += peer.recv_into(buffer) or sys.exit("the sender is gone")
+        print((came - first) * 8 / (time.monotonic() - began))
+"""
+SEND = """
+import socket, sys
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=30) as peer:
+    peer.sendall(bytes(int(sys.argv[3])))
+"""
+
+
+def limit(host: Host, megabits: float) -> None:
+    """From now on the cable of this host carries so much each way."""
+    for namespace, device in ((host.name, "eth0"), (host.bridge, host.port)):
+        _tc(
+            *("-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf"),
+            *("rate", f"{megabits:g}mbit", "burst", BURST, "latency", QUEUE),
+        )
+
+
+def sent(host: Host) -> tuple[int, int]:
+    """Bytes on the cable since it was limited, with all headers: from this host, and to it."""
+    return _bytes(host.name, "eth0"), _bytes(host.bridge, host.port)
+
+
+def megabits_between(sender: Host, receiver: Host, size: int = 50_000_000) -> float:
+    """What one TCP connection carries, Mbit/s without headers."""
+    given = (receiver.address, str(PORT))
+    with subprocess.Popen(
+        [*receiver.inside, sys.executable, "-c", RECEIVE, *given, str(size)],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            process.stdout.readline()
+            subprocess.run(
+                [*sender.inside, sys.executable, "-c", SEND, *given, str(size)],
+                timeout=60,
+                check=True,
+            )
+            return float(process.communicate(timeout=60)[0]) / 1e6
+        except (subprocess.SubprocessError, ValueError) as error:
+            raise MeasureError(f"the link carries nothing: {error}") from None
+        finally:
+            process.kill()
+
+
+def _bytes(namespace: str, device: str) -> int:
+    told = json.loads(_tc("-n", namespace, "-s", "-j", "qdisc", "show", "dev", device))
+    return int(next(one["bytes"] for one in told if one["kind"] == "tbf"))
+
+
+def _tc(*arguments: str) -> str:
+    done = subprocess.run(
+        ["tc", *arguments], capture_output=True, text=True, timeout=30, check=False
+    )
+    if done.returncode != 0:
+        raise MeasureError(f"tc {' '.join(arguments)}: {done.stderr.strip()}")
+    return done.stdout

@@ -1,0 +1,225 @@
+"""Seconds from `speedo train` to the first merge, and memory per worker.
+
+    python -m bench.startup [--nets lenet alexnet] [--rounds 5] [--options "..."]
+
+The files must have been read before, so a first start is not counted. Memory is that of a worker after a few turns,
+beside plain Caffe with the same net after as many steps: PSS, in which what processes share is divided among them, and
+RSS. The bound is plain Caffe and three models and 150 MB. Prints medians; status 1 if a measurement failed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from bench import table
+from bench.arguments import parser_for, rounds, whole
+from bench.figures import MeasureError
+from bench.machine import Clock, heading
+from bench.nets import SHAPES, Bench
+from bench.processes import child, end_by_signals, last_words
+from bench.runs import CTRL_C, ONE_THREAD, START_S
+from bench.soak import MARK, processes
+from bench.timed import FOREVER, Follower
+
+PLAIN = Path(__file__).with_name("plain_caffe.py")
+TURNS = 5  # of each worker before its memory is taken
+POLL_S = 0.005
+MODELS, EXTRA_MB = 3, 150.0
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of one process, MB."""
+
+    pss: float
+    rss: float
+
+    @classmethod
+    def of(cls, process: psutil.Process) -> Memory:
+        seen = process.memory_full_info()
+        return cls(seen.pss / 1e6, seen.rss / 1e6)
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """One start: seconds to the first merge, the worker with the most memory, and the master."""
+
+    seconds: float
+    worker: Memory
+    master: Memory
+
+
+def bound_mb(plain: float, model_bytes: int) -> float:
+    """What a worker may take where plain Caffe takes `plain` MB."""
+    return plain + MODELS * model_bytes / 1e6 + EXTRA_MB
+
+
+def start(net: Bench, mode: str, workers: int, options: Sequence[str], scratch: Path) -> Started:
+    """Start a run, look at it once every worker has had a few turns, and end it."""
+    mark, run_dir = os.urandom(8).hex(), scratch / "run"
+    command = [
+        sys.executable, "-m", "speedo", "train", str(net.solver(net.batch)), "--cpu",
+        "--mode", mode, "--workers", str(workers), "--whole-batch", "--max-iter", str(FOREVER),
+        "--test-interval", "0", "--seed", "1", "--run-dir", str(run_dir), *options,
+    ]  # fmt: skip
+    follower = Follower(run_dir / "metrics.jsonl")
+    began = time.monotonic()
+    with (
+        (scratch / "train.log").open("w") as log,
+        child(command, log=log, environment={MARK: mark}) as process,
+    ):
+        try:
+            _wait(process, follower, lambda: follower.total() > 0)
+            first = time.monotonic() - began
+            _wait(process, follower, lambda: follower.least(workers) >= TURNS)
+            members = [Memory.of(one) for one in processes("worker", mark)]
+            masters = [Memory.of(one) for one in processes("master", mark)]
+            process.send_signal(signal.SIGINT)
+            if process.wait(START_S) != CTRL_C:
+                raise MeasureError(f"status {process.returncode}")
+        except (MeasureError, psutil.Error, subprocess.TimeoutExpired) as error:
+            raise MeasureError(f"{error}: {last_words(log)}") from None
+        finally:
+            follower.close()
+    if not members or not masters:
+        raise MeasureError("the run's processes were not found")
+    return Started(first, max(members, key=lambda one: one.pss), masters[0])
+
+
+def plain_memory(net: Bench, scratch: Path) -> Memory:
+    """Of plain Caffe that has taken three steps with this net."""
+    with (scratch / "plain.log").open("w") as log:
+        command = [sys.executable, "-P", str(PLAIN), str(net.solver(net.batch)), "1"]
+        with child(command, log=log, talk=True, environment=ONE_THREAD) as process:
+            assert process.stdout is not None
+            if process.stdout.readline().strip() != "ready":
+                raise MeasureError(f"plain Caffe did not start: {last_words(log)}")
+            return Memory.of(psutil.Process(process.pid))
+
+
+def _wait(process: subprocess.Popen[str], follower: Follower, over: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + START_S
+    while True:
+        follower.read()
+        if over():
+            return
+        if process.poll() is not None:
+            raise MeasureError(f"the run ended by itself with status {process.returncode}")
+        if time.monotonic() > deadline:
+            raise MeasureError(f"no turns within {START_S:.0f} s")
+        time.sleep(POLL_S)
+
+
+# ---------------------------------------------------------------- the program
+
+
+def report(
+    name: str, model_bytes: int, plain: Sequence[Memory], started: Sequence[Started]
+) -> list[str]:
+    """The cells of one net."""
+    seconds = [one.seconds for one in started]
+    workers = [one.worker for one in started]
+    own, worker = _medians(plain), _medians(workers)
+    bounds = [bound_mb(one, model_bytes) for one in own]
+    return [
+        name,
+        f"{statistics.median(seconds):.2f}",
+        f"{min(seconds):.2f} to {max(seconds):.2f}",
+        f"{model_bytes / 1e6:.1f}",
+        *(f"{one[0]:.0f} ({one[1]:.0f})" for one in (own, worker, bounds)),
+        f"{worker[0] / bounds[0]:.0%} ({worker[1] / bounds[1]:.0%})",
+        f"{statistics.median(one.master.pss for one in started):.0f}",
+    ]
+
+
+def _medians(seen: Sequence[Memory]) -> tuple[float, float]:
+    """PSS and RSS."""
+    return statistics.median(one.pss for one in seen), statistics.median(one.rss for one in seen)
+
+
+HEADING = [
+    "", "s to the first merge", "least to most", "model MB", "plain Caffe MB", "worker MB", "bound MB",
+    "of the bound", "master MB",
+]  # fmt: skip
+
+
+def model_bytes_of(net: Bench, scratch: Path) -> int:
+    """Of the parameters, as the first run of a net tells them."""
+    told = (scratch / "train.log").read_text(encoding="utf-8", errors="replace")
+    found = re.search(r"([\d,]+) parameters in ", told)
+    if found is None:
+        raise MeasureError(f"{net.name}: the run did not tell its parameters")
+    return 4 * int(found[1].replace(",", ""))
+
+
+def measure(
+    net: Bench,
+    mode: str,
+    workers: int,
+    options: Sequence[str],
+    repeats: int,
+    folder: Path,
+    say: Clock,
+) -> list[str]:
+    """All starts of one net, the first of which is not counted."""
+    plain: list[Memory] = []
+    started: list[Started] = []
+    model_bytes = 0
+    for number in range(repeats + 1):
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            scratch = Path(place)
+            one = start(net, mode, workers, options, scratch)
+            model_bytes = model_bytes_of(net, scratch)
+            own = plain_memory(net, scratch)
+        say(
+            f"{net.name}, start {number} of {repeats}: {one.seconds:.2f} s, worker {one.worker.pss:.0f} MB"
+        )
+        if number:
+            plain.append(own)
+            started.append(one)
+    return report(net.name, model_bytes, plain, started)
+
+
+def main() -> int:
+    parser = parser_for("bench.startup", __doc__)
+    parser.add_argument("--nets", nargs="+", choices=list(SHAPES), default=["lenet", "alexnet"])
+    parser.add_argument("--mode", default="sync")
+    parser.add_argument("--workers", type=whole, default=2, metavar="N")
+    parser.add_argument("--options", default="", help="more options of speedo train")
+    asked = parser.parse_args()
+    end_by_signals()
+    _, say = heading("bench.startup")
+    lines, failures = [HEADING], []
+    with tempfile.TemporaryDirectory(prefix="speedo-bench-") as folder:
+        for name in dict.fromkeys(asked.nets):
+            net = Bench.make(name, Path(folder) / name)
+            options = shlex.split(asked.options)
+            try:
+                lines.append(
+                    measure(net, asked.mode, asked.workers, options, asked.rounds, net.folder, say)
+                )
+            except MeasureError as error:
+                failures.append(f"{name}: {error}")
+    write = table.markdown if asked.markdown else table.text
+    medians = f"{asked.mode}, {asked.workers} workers: medians of {rounds(asked.rounds)}"
+    print(f"\n{medians}; memory is PSS, and RSS in brackets\n\n{write(lines)}")
+    for failure in failures:
+        print(f"failed: {failure}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""Runs that end after some seconds of training instead of a number of iterations, and are watched meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TextIO
+
+import psutil
+
+from bench.figures import Measured, MeasureError
+from bench.nets import Bench
+from bench.runs import START_S, train
+from bench.soak import MARK, processes
+
+FOREVER = 100_000_000  # iterations: the run is ended by Ctrl-C
+FIRST_TURNS, LEAST_TURNS = 3, 12  # of each worker: before the time begins, and in all
+POLL_S = 0.02
+
+
+class Follower:
+    """Counts the results of each worker in a `metrics.jsonl` that is being written."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: TextIO | None = None
+        self._torn = ""
+        self.results: Counter[int] = Counter()
+
+    def read(self) -> None:
+        """Take in what was written since; a line that is not complete yet is left for later."""
+        if self._file is None:
+            if not self._path.exists():
+                return
+            self._file = self._path.open(encoding="utf-8")
+        *lines, self._torn = (self._torn + self._file.read()).split("\n")
+        for line in lines:
+            told = json.loads(line)
+            if told["event"] == "result":
+                self.results[told["worker"]] += 1
+
+    def least(self, workers: int) -> int:
+        """Results of the worker with the fewest."""
+        return min(self.results.values()) if len(self.results) == workers else 0
+
+    def total(self) -> int:
+        """Results of all workers."""
+        return sum(self.results.values())
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+Sample = Callable[[Follower], None]
+
+
+def follow(
+    process: subprocess.Popen[str],
+    run_dir: Path,
+    workers: int,
+    seconds: float,
+    sample: Sample = lambda follower: None,
+) -> None:
+    """Let a run train for `seconds` and end it as Ctrl-C does; `sample` is called at both ends of that time.
+
+    Raises `MeasureError` if it ends by itself, or is too slow by far.
+    """
+    follower = Follower(run_dir / "metrics.jsonl")
+    try:
+        _wait(process, lambda: _enough(follower, workers, FIRST_TURNS), START_S)
+        sample(follower)
+        began = time.monotonic()
+        _wait(
+            process,
+            lambda: time.monotonic() >= began + seconds and _enough(follower, workers, LEAST_TURNS),
+            START_S + 20 * seconds,
+        )
+        sample(follower)
+    finally:
+        follower.close()
+    process.send_signal(signal.SIGINT)
+
+
+def _enough(follower: Follower, workers: int, turns: int) -> bool:
+    follower.read()
+    return follower.least(workers) >= turns
+
+
+def _wait(process: subprocess.Popen[str], over: Callable[[], bool], limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while not over():
+        if process.poll() is not None:
+            raise MeasureError(f"the run ended by itself with status {process.returncode}")
+        if time.monotonic() > deadline:
+            raise MeasureError(f"too few turns within {limit_s:.0f} s")
+        time.sleep(POLL_S)
+
+
+class Shares:
+    """CPU time over wall time of the processes of a run, by kind, between two samples."""
+
+    def __init__(self, mark: str, kinds: Sequence[str]) -> None:
+        self._mark, self._kinds = mark, kinds
+        self._found: dict[str, list[psutil.Process]] = {}
+        self._seen: list[tuple[float, dict[str, float]]] = []
+
+    def sample(self, follower: Follower) -> None:
+        if not self._found:
+            self._found = {kind: processes(kind, self._mark) for kind in self._kinds}
+        used = {
+            kind: sum(sum(one.cpu_times()[:2]) for one in found)
+            for kind, found in self._found.items()
+        }
+        self._seen.append((time.monotonic(), used))
+
+    def of(self, kind: str) -> float:
+        """Of one core; 1.5 is a core and a half."""
+        (begin, before), (end, after) = self._seen[0], self._seen[-1]
+        return (after[kind] - before[kind]) / (end - begin)
+
+
+def train_for(
+    net: Bench,
+    mode: str,
+    workers: int,
+    options: Sequence[str],
+    scratch: Path,
+    seconds: float,
+    kinds: Sequence[str] = (),
+) -> tuple[Measured, dict[str, float]]:
+    """A run of `speedo train`, and the share of a core that each of `kinds` of processes took (bench.soak.NAMES)."""
+    mark = os.urandom(8).hex()
+    shares = Shares(mark, kinds)
+
+    def watch(process: subprocess.Popen[str], run_dir: Path) -> None:
+        follow(process, run_dir, workers, seconds, shares.sample)
+
+    measured = train(
+        net, mode, workers, FOREVER, options, scratch,
+        seconds=seconds, environment={MARK: mark}, watch=watch,
+    )  # fmt: skip
+    return measured, {kind: shares.of(kind) for kind in kinds}

@@ -1,0 +1,268 @@
+"""Remote workers over links of a known rate, without and with compression, against the wire's own limit.
+
+    python -m bench.wire [--megabits 1000] [--modes sync async easgd] [--codecs none int8 topk:0.01 int8/bfloat16]
+
+As root. A master and the workers are hosts of their own, network namespaces joined by a bridge; the cable of each,
+the master's too, carries so much each way (`tc ... tbf`). A codec is what `--compress` of speedo takes, and after a
+slash what `--compress-center` takes. The bytes are those on the master's cable, with all headers.
+
+The wire's limit is what could be had for these bytes if nothing but compute and transfer took time, one after
+the other in each worker's turn; compute is a step of plain Caffe beside as many others, in the same round. Prints
+medians and ratios taken within a round. Status 1 if a measurement failed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench import table
+from bench.arguments import parser_for, rounds, seconds, whole
+from bench.figures import Measured, MeasureError, median_part, median_rate, run_measured
+from bench.link import limit, megabits_between, sent
+from bench.machine import heading
+from bench.nets import SHAPES, Bench
+from bench.processes import child, end_by_signals, last_words
+from bench.runs import CTRL_C, START_S, free_running, plain_caffe
+from bench.throughput import Round, Row, rounds_of
+from bench.timed import FOREVER, Follower, follow
+from tests.hosts.network import Host, network
+
+CODECS = ("none", "bfloat16", "int8", "topk:0.01", "int8/bfloat16")
+MODES = ("sync", "async", "easgd")
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes on the master's cable for each result: towards the master, and from it."""
+
+    up: float
+    down: float
+
+
+def wire_limit(
+    mode: str, workers: int, batch: int, step_s: float, traffic: Traffic, bytes_per_s: float
+) -> float:
+    """Images/s if only the steps and the bytes took time, on a master's cable that all share.
+
+    In sync all workers send at once and fetch at once, and each waits for the last. Elsewhere they take turns with
+    the cable at best, until it is full in one direction.
+    """
+    up, down = traffic.up / bytes_per_s, traffic.down / bytes_per_s
+    if mode == "sync":
+        return workers * batch / (step_s + workers * (up + down))
+    return min(workers * batch / (step_s + up + down), batch / max(up, down))
+
+
+def name_of(mode: str, codec: str) -> str:
+    return f"{mode}, {codec}"
+
+
+def codec_options(codec: str) -> list[str]:
+    payload, _, center = codec.partition("/")
+    options = [] if payload == "none" else ["--compress", payload]
+    return [*options, "--compress-center", center] if center else options
+
+
+def sends_weights(mode: str, codec: str) -> bool:
+    """Whether SpeeDO refuses this: a few of the values of a delta make a delta, of weights no model."""
+    return mode == "easgd" and codec.startswith("topk")
+
+
+# ---------------------------------------------------------------- one run
+
+
+class Hosts:
+    """A master and workers on hosts of their own."""
+
+    def __init__(self, hosts: Sequence[Host], net: Bench, folder: Path, length_s: float) -> None:
+        self.master, *self.workers = hosts
+        self.net, self.length_s = net, length_s
+        self._surroundings = {
+            "SPEEDO_TOKEN_FILE": str(folder / "token"),
+            "SPEEDO_RUNTIME_DIR": str(folder / "runtime"),
+        }
+
+    def train(self, mode: str, options: Sequence[str], scratch: Path) -> tuple[Measured, Traffic]:
+        """One run from its start to its end, and what it sent for each result."""
+        run_dir, count = scratch / "run", len(self.workers)
+        seen: list[tuple[int, int, int]] = []
+
+        def sample(follower: Follower) -> None:
+            seen.append((follower.total(), *sent(self.master)))
+
+        with ExitStack() as stack:
+            log = stack.enter_context((scratch / "run.log").open("w"))
+
+            def start(host: Host, *arguments: str) -> subprocess.Popen[str]:
+                command = [*host.inside, sys.executable, "-m", "speedo", *arguments]
+                return stack.enter_context(child(command, log=log, environment=self._surroundings))
+
+            master = start(
+                self.master, "master", str(self.net.solver(self.net.batch)), "--cpu",
+                "--host", self.master.address, "--mode", mode, "--workers", str(count), "--whole-batch",
+                "--max-iter", str(FOREVER), "--test-interval", "0", "--seed", "1",
+                "--run-dir", str(run_dir), *options,
+            )  # fmt: skip
+            for host in self.workers:
+                start(host, "worker", "--master", self.master.address)
+            try:
+                follow(master, run_dir, count, self.length_s, sample)
+                status = master.wait(START_S)
+            except (MeasureError, subprocess.TimeoutExpired) as error:
+                raise MeasureError(f"{error}: {last_words(log)}") from None
+            if status != CTRL_C:
+                raise MeasureError(f"status {status}: {last_words(log)}")
+        with (run_dir / "metrics.jsonl").open(encoding="utf-8") as metrics:
+            measured = run_measured(metrics, count)
+        results, down, up = (after - before for before, after in zip(*seen, strict=True))
+        return measured, Traffic(up / results, down / results)
+
+
+# ---------------------------------------------------------------- rounds
+
+
+def limits_of(
+    row: Row, free: str, measured: Sequence[Round], traffic: Traffic, bytes_per_s: float
+) -> list[tuple[float, float]]:
+    """The wire's limit and the rate, of each round that has both."""
+    found = []
+    for one in measured:
+        if row.name in one and free in one:
+            step_s = one[free].parts["turn"] / 1000
+            count = len(row.batches)
+            assert row.mode is not None
+            top = wire_limit(row.mode, count, row.batches[0], step_s, traffic, bytes_per_s)
+            found.append((top, one[row.name].images_per_s))
+    return found
+
+
+def report(
+    rows: Sequence[Row],
+    measured: Sequence[Round],
+    seen: dict[str, list[Traffic]],
+    bytes_per_s: float,
+) -> table.Table:
+    free = rows[0].name
+    lines = [
+        [
+            "",
+            "images/s",
+            "KB up",
+            "KB down",
+            "turn ms",
+            "wire's limit",
+            "of the limit",
+            "least to most",
+        ]
+    ]
+    lines.append([free, _number(median_rate(measured, free)), *[""] * 6])
+    for row in rows[1:]:
+        if row.name not in seen:
+            lines.append([row.name, "failed", *[""] * 6])
+            continue
+        traffic = Traffic(
+            statistics.median(one.up for one in seen[row.name]),
+            statistics.median(one.down for one in seen[row.name]),
+        )
+        pairs = limits_of(row, free, measured, traffic, bytes_per_s)
+        shares = [rate / top for top, rate in pairs]
+        turn = median_part(measured, row.name, "turn")
+        lines.append(
+            [
+                row.name,
+                _number(median_rate(measured, row.name)),
+                f"{traffic.up / 1000:,.0f}",
+                f"{traffic.down / 1000:,.0f}",
+                "" if turn is None else f"{turn:.1f}",
+                _number(statistics.median(top for top, _ in pairs)) if pairs else "",
+                f"{statistics.median(shares):.1%}" if pairs else "",
+                f"{min(shares):.1%} to {max(shares):.1%}" if pairs else "",
+            ]
+        )
+    return lines
+
+
+def _number(value: float | None) -> str:
+    return "failed" if value is None else f"{value:,.0f}"
+
+
+def require(say: Callable[[str], None]) -> None:
+    """End the program, with what to do, where hosts cannot be made."""
+    missing = [
+        f"{name} (apt-get install iproute2)" for name in ("ip", "tc") if not shutil.which(name)
+    ]
+    missing += [] if os.geteuid() == 0 else ["root"]
+    if missing:
+        raise SystemExit(f"network namespaces need {' and '.join(missing)}")
+
+
+def main() -> int:
+    parser = parser_for("bench.wire", __doc__)
+    parser.add_argument("--net", choices=list(SHAPES), default="lenet")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--codecs", nargs="+", default=list(CODECS), metavar="PAYLOAD[/CENTER]")
+    parser.add_argument("--workers", type=whole, default=2, metavar="N")
+    parser.add_argument(
+        "--megabits", type=whole, default=1000, metavar="N", help="of each cable, per second"
+    )
+    parser.add_argument("--seconds", type=seconds, default=5.0, metavar="S", help="of each run")
+    asked = parser.parse_args()
+    end_by_signals()
+    _, say = heading("bench.wire")
+    require(say)
+    seen: dict[str, list[Traffic]] = {}
+    with (
+        tempfile.TemporaryDirectory(prefix="speedo-bench-") as scratch,
+        network(asked.workers + 1) as hosts,
+    ):
+        folder = Path(scratch)
+        net = Bench.make(asked.net, folder / asked.net)
+        for host in hosts:
+            limit(host, asked.megabits)
+        carried = megabits_between(hosts[1], hosts[0])
+        print(
+            f"\nThe cables carry {asked.megabits} Mbit/s; one TCP connection got {carried:.0f}.",
+            flush=True,
+        )
+        members = Hosts(hosts, net, folder, asked.seconds)
+        batches = (net.batch,) * asked.workers
+        rows = [Row(f"{asked.workers} free-running", batches)]
+        options: dict[str, list[str]] = {}
+        for mode in asked.modes:
+            for codec in asked.codecs:
+                if not sends_weights(mode, codec):
+                    name = name_of(mode, codec)
+                    options[name] = codec_options(codec)
+                    rows.append(Row(name, batches, mode))
+
+        def measure(row: Row, done: Round, place: Path) -> Measured:
+            if row.mode is None:
+                command = plain_caffe(net, net.batch, asked.seconds)
+                return free_running([command] * asked.workers, batches, asked.seconds, place)
+            measured, traffic = members.train(row.mode, options[row.name], place)
+            seen.setdefault(row.name, []).append(traffic)
+            return measured
+
+        done, failures = rounds_of(net.name, rows, asked.rounds, measure, say)
+    write = table.markdown if asked.markdown else table.text
+    print(
+        f"\n{asked.net}, batch {net.batch}, {asked.workers} remote workers, {asked.megabits} Mbit/s: medians of "
+        f"{rounds(asked.rounds)} of {asked.seconds:g} s; KB are for one result\n\n"
+        f"{write(report(rows, done, seen, asked.megabits * 125_000.0))}"
+    )
+    for failure in failures:
+        print(f"failed: {failure}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench import ddp, startup, store_speed
+from bench.__main__ import arguments
+from bench.figures import Measured, MeasureError
+from bench.runs import free_running, iterations_for
+from bench.startup import Memory, Started
+from bench.throughput import Variant
+from bench.timed import Follower
+from speedo.storage import MemoryStore
+from speedo.weights import Blob, Layout
+
+
+def measured(rate: float) -> Measured:
+    return Measured(rate, {"turn": 10.0})
+
+
+# ---------------------------------------------------------------- DistributedDataParallel
+
+
+def test_an_interpreter_without_pytorch_is_told_how_to_get_it(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="pip install --group peers"):
+        ddp.torch_version(str(tmp_path / "no-python"))
+
+
+def test_ours_is_held_against_the_peer_of_the_same_round() -> None:
+    rows = ddp.rows_of(64, 2)
+    caffe, torch = rows[0].name, rows[1].name
+    rounds = [
+        {
+            caffe: measured(7000),
+            torch: measured(8000),
+            ddp.DDP: measured(6000),
+            ddp.SYNC: measured(6300),
+        },
+        {
+            caffe: measured(3500),
+            torch: measured(4000),
+            ddp.DDP: measured(3000),
+            ddp.SYNC: measured(2850),
+        },
+        {
+            caffe: measured(7000),
+            torch: measured(8000),
+            ddp.DDP: measured(6000),
+            ddp.SYNC: measured(6600),
+        },
+    ]
+    lines = ddp.rates(rows, rounds)
+    assert lines[3] == [ddp.DDP, "6,000", "75.0%", "", ""]
+    assert lines[4] == [ddp.SYNC, "6,300", "90.0%", "1.050", "0.950 to 1.100"]
+
+
+# ---------------------------------------------------------------- start and memory
+
+
+def test_a_worker_is_bound_by_plain_caffe_three_models_and_150_mb() -> None:
+    assert startup.bound_mb(100.0, 244_000_000) == pytest.approx(982)
+
+
+def test_starts_are_told_by_their_medians() -> None:
+    plain = [Memory(100, 150), Memory(120, 150), Memory(100, 150)]
+    starts = [Started(seconds, Memory(127.5, 204), Memory(90, 140)) for seconds in (6.0, 9.0, 7.0)]
+    cells = startup.report("lenet", 1_666_667, plain, starts)
+    assert cells == [
+        "lenet", "7.00", "6.00 to 9.00", "1.7", "100 (150)", "128 (204)", "255 (305)", "50% (67%)", "90",
+    ]  # fmt: skip
+
+
+# ---------------------------------------------------------------- the store
+
+
+def test_what_is_pushed_is_pulled_with_its_checksum_seen() -> None:
+    layout = Layout((Blob("ip", (1000,)),))
+    vector, into = store_speed.vectors(1000, 2)
+    store = MemoryStore()
+    store_speed.push(store, layout, vector)
+    store_speed.pull(store, layout, into)
+    assert np.array_equal(vector, into)
+
+
+def test_every_merge_is_measured_against_a_copy() -> None:
+    lines = store_speed.measure_merges(0.1, 3)
+    assert [line[0] for line in lines[1:]] == [store_speed.MEMCPY, *store_speed.MERGES]
+    assert lines[1][3] == ""
+    assert all(line[3].endswith("%") for line in lines[2:])
+
+
+# ---------------------------------------------------------------- runs
+
+
+def test_a_log_is_followed_while_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    follower = Follower(path)
+    follower.read()
+    line = json.dumps({"event": "result", "decision": "merged", "worker": 0}) + "\n"
+    with path.open("w") as log:
+        log.write(line + '{"event": "joined", "worker": 1}\n' + line[:9])
+        log.flush()
+        follower.read()
+        assert (follower.total(), follower.least(2), follower.least(1)) == (1, 0, 1)
+        log.write(line[9:] + line.replace('"worker": 0', '"worker": 1'))
+        log.flush()
+        follower.read()
+        assert (follower.total(), follower.least(2)) == (3, 1)
+    follower.close()
+
+
+def test_a_run_is_long_enough_for_its_turns_and_for_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bench.runs.cores", lambda: 2)
+    assert iterations_for(5.0, 2560.0, 64, 4, 1) == 400
+    assert iterations_for(5.0, 20.0, 16, 2, 10, turns=6) == 120
+
+
+def test_plain_processes_begin_at_once_and_tell_when_their_steps_ended(tmp_path: Path) -> None:
+    program = tmp_path / "plain.py"
+    program.write_text(
+        "import json, sys, time\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "ends = []\n"
+        "for _ in range(60):\n"
+        "    time.sleep(0.01)\n"
+        "    ends.append(time.monotonic())\n"
+        "print(json.dumps({'ends': ends, 'core': 0.5}))\n"
+    )
+    both = free_running([[sys.executable, str(program)]] * 2, (64, 32), 1.0, tmp_path)
+    assert both.core == 0.5
+    assert 0 < both.images_per_s <= 96 / 0.01
+
+
+def test_a_plain_process_that_dies_is_told_with_its_last_words(tmp_path: Path) -> None:
+    with pytest.raises(MeasureError, match="no such net"):
+        free_running([[sys.executable, "-c", "raise SystemExit('no such net')"]], (1,), 1, tmp_path)
+
+
+# ---------------------------------------------------------------- options
+
+
+def test_a_variant_is_a_name_and_options_of_speedo_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench", "--variant", "redis=--same-node redis"])
+    assert arguments().variant == [Variant("redis", ("--same-node", "redis"))]
+
+
+def test_a_variant_without_a_name_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench", "--variant", "--same-node redis"])
+    with pytest.raises(SystemExit):
+        arguments()
+    assert "use NAME=OPTIONS" in capsys.readouterr().err
