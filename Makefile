@@ -47,7 +47,7 @@ faults: setup ## every row of the fault matrix in every mode; the table goes int
 	@status=0; \
 	SPEEDO_FAULTS=all SPEEDO_FAULTS_REPORT=build/faults.jsonl \
 		$(BIN)/python -m pytest -q -n 2 --dist worksteal -m faults tests/faults $(ARGS) || status=$$?; \
-	$(BIN)/python -m tests.faults.report build/faults.jsonl docs/reliability.md; exit $$status
+	$(BIN)/python -m tests.faults.report docs/reliability.md build/faults.jsonl; exit $$status
 
 images: ## as root: build the container image and train with a master and three workers in containers
 	@scripts/images.sh

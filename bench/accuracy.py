@@ -1,14 +1,18 @@
 """Every mode, LeNet on Fashion-MNIST for one epoch: the accuracy reported, and that of a plain pycaffe script.
 
-    python -m bench.accuracy [--workers 2 4] [--modes sync easgd ...]
+    python -m bench.accuracy [--workers 2 4] [--modes sync easgd ...] [--compress none int8 topk:0.01 int8/bfloat16 ...]
 
-Prints a line per run; ends with status 1 if a run is below its bar or the two accuracies differ.
+Prints a line per run; ends with status 1 if a run is below its bar or the two accuracies differ. What is compressed is
+what `--compress` of speedo takes, and after a slash what `--compress-center` takes. With `--repeats`, each run once for
+every seed, the lines after them have medians; the last column is the median of the points that a run with
+compression lacks of the one without, of the same seed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,6 +28,7 @@ BARS = {
     "easgd": 0.80,
 }
 PHASES = ["--phase", "sync:300", "--phase", "async:300"]
+POINTS = 0.5  # that a compression may cost
 
 # A user's own script: nothing of SpeeDO in it but where the data lies.
 SCORE = """
@@ -65,30 +70,82 @@ def train(mode: str, workers: int, run_dir: Path, *options: str) -> dict[str, ob
     return result
 
 
+def options_of(compress: str, seed: int) -> list[str]:
+    """The options of `speedo train` for a compression as it is written here."""
+    payload, _, center = compress.partition("/")
+    return [
+        "--compress", payload, "--compress-center", center or "none", "--seed", str(seed),
+    ]  # fmt: skip
+
+
+def elastic_with_topk(mode: str, compress: str) -> bool:
+    """What speedo refuses."""
+    return mode == "easgd" and compress.startswith("topk")
+
+
+def points_lost(plain: list[float], compressed: list[float]) -> float:
+    """Median of the differences, pair by pair, in points."""
+    pairs = zip(plain, compressed, strict=True)
+    return statistics.median(100 * (without - having) for without, having in pairs)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--modes", nargs="+", choices=list(BARS), default=list(BARS))
     parser.add_argument("--workers", nargs="+", type=int, default=[2, 4])
+    parser.add_argument("--compress", nargs="+", default=["none"], metavar="HOW")
+    parser.add_argument("--repeats", type=int, default=1, metavar="N")
     arguments = parser.parse_args()
     failed = False
     print(
-        f"{'mode':10} {'workers':>7} {'accuracy':>9} {'plain':>9} {'bar':>5} {'images/s':>9} {'seconds':>8}"
+        f"{'mode':10} {'workers':>7} {'compress':14} {'accuracy':>9} {'plain':>9} {'bar':>5} {'images/s':>9} "
+        f"{'seconds':>8} {'MB':>8}"
     )
-    for workers in arguments.workers:
-        for mode in arguments.modes:
-            with tempfile.TemporaryDirectory() as folder:
-                result = train(mode, workers, Path(folder) / "run")
-                plain = plain_score(Path(folder) / "run" / "model.caffemodel")
-            accuracy = float(str(result["accuracy"]))
-            good = accuracy == plain and accuracy >= BARS[mode]
-            failed |= not good
-            print(
-                f"{mode:10} {workers:7} {accuracy:9.4f} {plain:9.4f} {BARS[mode]:5.2f} "
-                f"{float(str(result['images_per_s'])):9.0f} {float(str(result['seconds'])):8.1f}"
-                f"{'' if good else '  FAILED'}",
-                flush=True,
-            )
+    found: dict[tuple[str, int, str], list[float]] = {}
+    for seed in range(1, arguments.repeats + 1):
+        for workers in arguments.workers:
+            for mode in arguments.modes:
+                for compress in arguments.compress:
+                    if not elastic_with_topk(mode, compress):
+                        accuracy, good = measure(mode, workers, compress, seed)
+                        found.setdefault((mode, workers, compress), []).append(accuracy)
+                        failed |= not good
+    if arguments.repeats > 1 or len(arguments.compress) > 1:
+        failed |= not summary(found)
     sys.exit(1 if failed else 0)
+
+
+def measure(mode: str, workers: int, compress: str, seed: int) -> tuple[float, bool]:
+    """Run, print a line; the accuracy, and whether it is as it should be."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = train(mode, workers, Path(folder) / "run", *options_of(compress, seed))
+        plain = plain_score(Path(folder) / "run" / "model.caffemodel")
+    accuracy = float(str(result["accuracy"]))
+    moved = int(str(result["bytes_pushed"])) + int(str(result["bytes_pulled"]))
+    good = accuracy == plain and accuracy >= BARS[mode]
+    print(
+        f"{mode:10} {workers:7} {compress:14} {accuracy:9.4f} {plain:9.4f} {BARS[mode]:5.2f} "
+        f"{float(str(result['images_per_s'])):9.0f} {float(str(result['seconds'])):8.1f} {moved / 1e6:8.0f}"
+        f"{'' if good else '  FAILED'}",
+        flush=True,
+    )
+    return accuracy, good
+
+
+def summary(found: dict[tuple[str, int, str], list[float]]) -> bool:
+    """Print the medians; whether no compression costs more than its points."""
+    good = True
+    print(f"\n{'mode':10} {'workers':>7} {'compress':14} {'accuracy':>9} {'points lost':>12}")
+    for (mode, workers, compress), accuracies in found.items():
+        plain, lost = found.get((mode, workers, "none")), ""
+        if plain is not None and compress != "none":
+            points = points_lost(plain, accuracies)
+            lost = f"{points:+.2f}"
+            if points > POINTS:
+                good, lost = False, f"{lost}  FAILED"
+        median = statistics.median(accuracies)
+        print(f"{mode:10} {workers:7} {compress:14} {median:9.4f} {lost:>12}")
+    return good
 
 
 if __name__ == "__main__":

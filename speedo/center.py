@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from speedo.compression import NO_COMPRESSION, Codec, Compression, make_codec
 from speedo.errors import MissingKeyError, PayloadError
 from speedo.failpoints import reached
 from speedo.gate import NormGate
@@ -19,7 +20,7 @@ from speedo.messages import Drop, Merge, Refused, Trained
 from speedo.sgd_modes.rules import Contribution, MergeRule
 from speedo.storage import keys
 from speedo.storage.base import Store
-from speedo.weights import Kind, Layout, Vector, as_bytes, header_for
+from speedo.weights import HEADER_BYTES, Kind, Layout, Vector, header_for
 from speedo.worker import fetch_vector
 
 PROBE_EXPIRY_S = 60.0
@@ -29,7 +30,8 @@ PROBE_EXPIRY_S = 60.0
 class Center:
     """The center vector of a run at `version`, owned by the master; published from the start.
 
-    `fence` raises `FencedError` once another master has taken the run over.
+    `fence` raises `FencedError` once another master has taken the run over. Where `compression` rounds centers, a
+    version lies in the store twice: as it is, for the tester, and in the form that workers fetch.
     """
 
     run: str
@@ -39,18 +41,40 @@ class Center:
     version: int = 0
     epoch: int = 0
     fence: Callable[[], None] = lambda: None
+    clock: Callable[[], float] = lambda: 0.0
+    compression: Compression = NO_COMPRESSION
     _gate: NormGate = field(default_factory=NormGate)
-    _received: dict[tuple[int, int], tuple[Vector, MergeRule]] = field(default_factory=dict)
+    _received: dict[tuple[int, int], tuple[Vector, MergeRule, float]] = field(default_factory=dict)
     _spare: list[Vector] = field(default_factory=list)
     _uses: Counter[int] = field(default_factory=Counter)
     _published: set[int] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        self._codec = make_codec(self.compression.payload, self.layout)
+        self._forms: list[tuple[Callable[[str, int], str], Codec]] = [
+            (keys.center, make_codec("none", self.layout))
+        ]
+        rounded = make_codec(self.compression.center, self.layout)
+        if not rounded.is_exact:
+            self._forms.append((keys.rounded, rounded))
+
+    @property
+    def payload_bytes(self) -> int:
+        """What a worker sends for a result."""
+        return HEADER_BYTES + self._codec.body_bytes
+
+    @property
+    def center_bytes(self) -> int:
+        """What a worker fetches for a turn."""
+        return HEADER_BYTES + self._forms[-1][1].body_bytes
+
     def receive(self, event: Trained, rule: MergeRule) -> Trained | Refused:
         """Take a result's payload out of the store; `Refused` says why it cannot be merged."""
+        began = self.clock()
         key = keys.payload(self.run, event.worker, event.ticket)
         vector = self._spare.pop() if self._spare else self.layout.zeros()
         try:
-            header = fetch_vector(self.store, key, self.layout, rule.payload, vector)
+            header = fetch_vector(self.store, key, self.layout, rule.payload, vector, self._codec)
             sender = (header.worker, header.incarnation, header.ticket, header.epoch)
             if sender != (event.worker, event.incarnation, event.ticket, self.epoch):
                 raise PayloadError(f"{key} was written by another turn {sender}")
@@ -69,29 +93,33 @@ class Center:
             return Refused(event.worker, event.incarnation, event.ticket, str(error), blame)
         self.store.delete(key)
         self._gate.accept(rule.payload, norm)
-        self._received[event.worker, event.ticket] = (vector, rule)
+        self._received[event.worker, event.ticket] = (vector, rule, self.clock() - began)
         return event
 
-    def merge(self, action: Merge, iteration_before: int) -> None:
-        """Carry out a merge and publish the version that it makes."""
+    def merge(self, action: Merge, iteration_before: int) -> Merge:
+        """Carry out a merge and publish the version that it makes; the same action with its timings."""
         reached("master-merging")
         taken = [self._received.pop((part.worker, part.ticket)) for part in action.parts]
         contributions = [
             Contribution(vector, part.samples)
-            for (vector, _), part in zip(taken, action.parts, strict=True)
+            for (vector, _, _), part in zip(taken, action.parts, strict=True)
         ]
+        began = self.clock()
         taken[0][1].merge(self.vector, contributions, action.rate, iteration_before)
-        self._spare.extend(vector for vector, _ in taken)
+        merged = self.clock()
+        self._spare.extend(vector for vector, _, _ in taken)
         previous, self.version = self.version, action.version
         reached("master-merged")
         self.publish()
         reached("master-published")
+        own = {"merge": merged - began, "publish_center": self.clock() - merged}
         self._retire(previous)
+        return replace(action, timings=tuple({"receive": part[2], **own} for part in taken))
 
     def drop(self, action: Drop) -> None:
         """Forget a result that is not merged; a late one may repeat one that is held and still counts."""
         if action.decision == "discarded":
-            vector, _ = self._received.pop((action.worker, action.ticket))
+            vector, _, _ = self._received.pop((action.worker, action.ticket))
             self._spare.append(vector)
         else:
             self.store.delete(keys.payload(self.run, action.worker, action.ticket))
@@ -99,11 +127,17 @@ class Center:
     def publish(self) -> None:
         """Write the present version to the store."""
         self.fence()
-        header = header_for(
-            self.vector, self.layout, Kind.CENTER, version=self.version, epoch=self.epoch
-        )
-        key = keys.center(self.run, self.version)
-        self.store.write(key, header.pack(), as_bytes(self.vector))
+        for key, codec in self._forms:
+            body = codec.encode(self.vector)
+            header = header_for(
+                body,
+                self.layout,
+                Kind.CENTER,
+                version=self.version,
+                epoch=self.epoch,
+                dtype=codec.dtype,
+            )
+            self.store.write(key(self.run, self.version), header.pack(), body)
         self._published.add(self.version)
 
     def probe(self) -> None:
@@ -114,9 +148,9 @@ class Center:
         """Publish the present version again if the store has lost it, as after a restart, or damaged it."""
         copy = self._spare.pop() if self._spare else self.layout.zeros()
         try:
-            fetch_vector(
-                self.store, keys.center(self.run, self.version), self.layout, Kind.CENTER, copy
-            )
+            for key, codec in self._forms:
+                name = key(self.run, self.version)
+                fetch_vector(self.store, name, self.layout, Kind.CENTER, copy, codec)
         except MissingKeyError:
             self._published.clear()
             self.publish()
@@ -138,7 +172,7 @@ class Center:
     def _retire(self, version: int) -> None:
         if version != self.version and not self._uses[version] and version in self._published:
             self._published.discard(version)
-            self.store.delete(keys.center(self.run, version))
+            self.store.delete(*(key(self.run, version) for key, _ in self._forms))
 
 
 def squared_norm(vector: Vector) -> float:

@@ -18,6 +18,7 @@ from speedo.control_cli import scale, status, stop
 from speedo.data_cli import data
 from speedo.doctor_cli import doctor, with_port
 from speedo.errors import ConfigError, SpeedoError
+from speedo.plan_cli import plan
 from speedo.progress import ErrorConsole, Progress, unread
 from speedo.run_options import FILE, FOLDER, GroupedCommand, master_options, run_options
 
@@ -157,7 +158,7 @@ def worker(
     click.echo(f"the run is over at iteration {status.iteration}")
 
 
-for command in (data, status, stop, scale, doctor):
+for command in (data, status, stop, scale, doctor, plan):
     main.add_command(command)
 
 

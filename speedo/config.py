@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 from pydantic import ValidationError
 
-from speedo.config_file import read_options
+from speedo.config_file import parse_compression, read_options
 from speedo.errors import ConfigError
 from speedo.mode_options import MODES, WHOLE_RUN, Mode, ModeOptions, PhaseConfig
 
@@ -44,6 +44,9 @@ class RunConfig(ModeOptions):
     split_batch: bool | None = None
     seed: int | None = None
     cpu: bool = False
+
+    compress: str = "none"
+    compress_center: Literal["none", "bfloat16"] = "none"
 
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
@@ -103,6 +106,7 @@ class RunConfig(ModeOptions):
             ]
         for number, phase in enumerate(self.phases, 1):
             found += phase.problems(number, self.workers)
+        found += self._problems_of_compression()
         for name, least in (("max_iter", 1), ("test_interval", 0), ("batch", 1), ("seed", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -148,6 +152,20 @@ class RunConfig(ModeOptions):
         if self.weights is not None and not self.weights.is_file():
             found.append(f"weights names {self.weights}, which is no file; give a .caffemodel")
         return found
+
+    def _problems_of_compression(self) -> list[str]:
+        try:
+            name, _ = parse_compression(self.compress)
+        except ConfigError as error:
+            return list(error.problems)
+        parts: tuple[RunConfig | PhaseConfig, ...] = self.phases or (self,)
+        if name != "topk" or not any(part.is_elastic_in(part.mode) for part in parts):
+            return []
+        problem = (
+            f"compress is {self.compress}, but elastic averaging sends weights, and a few of them make no model; "
+            "use bfloat16 or int8"
+        )
+        return [problem]
 
 
 def make_config(options: Mapping[str, Any], *, file: Path | None = None) -> RunConfig:

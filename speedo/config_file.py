@@ -1,13 +1,15 @@
-"""The written forms of options: a YAML file, and a phase on the command line."""
+"""The written forms of options: a YAML file, a phase on the command line, a compression."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
 from speedo.errors import ConfigError
+
+LARGEST_FRACTION: Final = 0.5  # a value that top-k sends takes 6 bytes, of 4 in the vector
 
 
 def parse_phase(text: str) -> dict[str, Any]:
@@ -28,6 +30,23 @@ def parse_phase(text: str) -> dict[str, Any]:
             )
         phase[name.strip().replace("-", "_")] = value.strip()
     return phase
+
+
+def parse_compression(text: str) -> tuple[str, float]:
+    """The name in `none`, `bfloat16`, `int8` or `topk:F`, and the fraction F of the values that travel."""
+    name, colon, number = text.partition(":")
+    if text in ("none", "bfloat16", "int8"):
+        return text, 1.0
+    try:
+        fraction = float(number) if name == "topk" and colon else 0.0
+    except ValueError:
+        fraction = 0.0
+    if not 0.0 < fraction <= LARGEST_FRACTION:
+        raise ConfigError(
+            f"compress is {text!r}; use none, bfloat16, int8, or topk:F with a fraction F above 0 and up to "
+            f"{LARGEST_FRACTION}, as in topk:0.01"
+        )
+    return name, fraction
 
 
 def read_options(file: Path) -> dict[str, Any]:

@@ -254,6 +254,7 @@ class Coordinator:
                     stride,
                     rule.payload,
                     self._moving_rate(member, rule),
+                    member.merged is not None,
                 )
             )
 

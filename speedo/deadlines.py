@@ -12,6 +12,7 @@ from speedo.messages import Train
 
 HEARTBEAT_S: Final = 10.0  # what a death may take to be noticed, on top of the turn itself
 TURNS_MEASURED: Final = 200  # turn times that the deadline is taken from
+MOST_PATIENCE: Final = 4.0
 FEWEST_TURNS: Final = 5  # before so many are known the deadline is the user's timeout
 
 
@@ -27,6 +28,8 @@ class TurnUnderWay:
 class TurnDeadlines:
     """Three times the 95th percentile of turns, plus the heartbeat; `first_s` as long as too few are known.
 
+    A slot that was overdue gets twice the time from then on, until a turn of its own ends in time: one that is only
+    slow would else never finish a turn.
     `outstanding(worker, ticket)` tells whether that turn's result is still waited for.
     """
 
@@ -36,10 +39,12 @@ class TurnDeadlines:
     _times: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=TURNS_MEASURED))
     _measured: int = 0
     _slow: tuple[float, float] | None = None
+    _patience: dict[int, float] = field(default_factory=dict)
 
     def measure(self, turn: TurnUnderWay, now: float) -> None:
         """Take the time of a turn that has ended now."""
         seconds = now - turn.issued
+        self._patience.pop(turn.command.worker, None)
         self._times.append((seconds, seconds / turn.command.steps))
         self._measured += 1
         if self._measured == FEWEST_TURNS or self._measured % 16 == 0:
@@ -56,7 +61,7 @@ class TurnDeadlines:
 
     def add(self, command: Train, now: float) -> None:
         """This turn begins now."""
-        limit = now + self.limit(command.steps)
+        limit = now + self.limit(command.steps) * self._patience.get(command.worker, 1.0)
         heapq.heappush(self._pending, (limit, command.worker, command.incarnation, command.ticket))
 
     def grant(self, turns: list[TurnUnderWay], now: float) -> None:
@@ -79,4 +84,6 @@ class TurnDeadlines:
             _, worker, incarnation, ticket = heapq.heappop(self._pending)
             if self.outstanding(worker, ticket):
                 late.append((worker, incarnation))
+                patience = 2 * self._patience.get(worker, 1.0)
+                self._patience[worker] = min(patience, MOST_PATIENCE)
         return late

@@ -145,11 +145,9 @@ class Driver:
             self.checkpoints.saw(event)
         if isinstance(event, Refused) and not event.blame:
             self.center.restore()
-        for action in self.coordinator.handle(event):
-            self._carry_out(action)
+        self._carry_out_all(self.coordinator.handle(event))
         if self._diverged is not None and self._finish is None:
-            for action in self.coordinator.handle(self._diverged):
-                self._carry_out(action)
+            self._carry_out_all(self.coordinator.handle(self._diverged))
         if not isinstance(event, Tested | StopAsked | StateSaved | Checkpointed | StoreTrouble):
             turn = self._turns.get(event.worker)
             if turn and not self.coordinator.outstanding(event.worker, turn.command.ticket):
@@ -172,11 +170,21 @@ class Driver:
 
     # ------------------------------------------------------------ actions
 
-    def _carry_out(self, action: Action) -> None:
+    def _carry_out_all(self, actions: list[Action]) -> None:
+        """Then tell the observers: nobody waits for what they write."""
+        done: list[tuple[Action, float]] = []
+        try:
+            for action in actions:
+                done.append((self._carry_out(action), self.clock()))
+        finally:
+            for action, when in done:
+                self.observer.did(action, when)
+
+    def _carry_out(self, action: Action) -> Action:
         match action:
             case Merge():
                 before = action.samples_seen - sum(part.samples for part in action.parts)
-                self.center.merge(action, before // self.coordinator.plan.batch)
+                action = self.center.merge(action, before // self.coordinator.plan.batch)
                 self._last_merge = self.clock()
                 self._watch_loss(action)
             case Drop():
@@ -191,7 +199,6 @@ class Driver:
                 self.cluster.evict(action.worker, action.incarnation, action.reason, for_good=True)
             case Finish():
                 self._finish = action
-        self.observer.did(action, self.clock())
         # Before the next turns are sent: in sync every worker then saves the state of this version.
         if (
             isinstance(action, Merge)
@@ -199,6 +206,7 @@ class Driver:
             and self.checkpoints.due(self.clock())
         ):
             self._checkpoint()
+        return action
 
     def _checkpoint(self) -> None:
         if self.checkpoints is not None:

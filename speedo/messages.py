@@ -134,7 +134,8 @@ class Train:
 
     Without `moving_rate` the turn starts from center `version`. With it the worker goes on from its own
     weights, after it was pulled towards that center (elastic averaging). Step `k` of the turn belongs to
-    iteration `iteration + k * stride`.
+    iteration `iteration + k * stride`. With `carry_over`, because the worker's last result was merged, its payload
+    makes up for what the compression of the last ones lost; without, that is forgotten.
     """
 
     worker: int
@@ -146,6 +147,7 @@ class Train:
     stride: int
     payload: Kind
     moving_rate: float | None = None
+    carry_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +167,8 @@ class Merge:
     """Merge these results into the center, which becomes `version` at `iteration`, and publish it.
 
     `rate` is the factor of the rule at this membership: delta scale or moving rate. `samples_seen` counts all
-    samples merged so far, this merge included.
+    samples merged so far, this merge included. `timings` is filled in when it is carried out: for each part the
+    seconds that the master took to receive, to merge, and to publish the center.
     """
 
     version: int
@@ -173,6 +176,7 @@ class Merge:
     samples_seen: int
     rate: float
     parts: tuple[Part, ...]
+    timings: tuple[Mapping[str, float], ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,10 @@ class ModeOptions(BaseModel):
     )
     backup_workers: int = Field(0, description="results that a round of sync does not wait for")
 
+    def is_elastic_in(self, mode: str) -> bool:
+        """Whether workers send weights, to be averaged elastically."""
+        return mode == "easgd" or self.moving_rate is not None
+
     def problems_in(self, mode: str) -> list[str]:
         """What cannot work in this mode, a sentence each."""
         found = []

@@ -14,6 +14,7 @@ from speedo import runlog
 from speedo.bundled import bundled_solver
 from speedo.caffe_snapshot import SUFFIX as CAFFE_SUFFIX
 from speedo.caffe_snapshot import CaffeSnapshot, read_snapshot
+from speedo.compression import bytes_of
 from speedo.config import ModeOptions, RunConfig
 from speedo.data import default_data_root, ensure_bundled
 from speedo.engines.caffe_check import CaffeFacts, check_in_subprocess
@@ -84,6 +85,14 @@ class Prepared:
             f"{spec.max_iter} iterations of {spec.batch} samples{epochs}; run directory {self.run_dir}",
             *resumed,
         ]
+
+    def exchange(self, facts: CaffeFacts) -> str:
+        """What travels: the size of the net, and what the compression makes of it."""
+        config, text = self.config, f"{facts.nbytes / 1e6:.1f} MB per exchange"
+        for what, how in (("payloads", config.compress), ("centers", config.compress_center)):
+            if how != "none":
+                text += f"; {what} {bytes_of(how, facts.parameters) / 1e6:.2g} MB with {how}"
+        return f"{facts.parameters:,} parameters in {facts.blobs} blobs, {text}"
 
 
 def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:

@@ -11,7 +11,8 @@ from typing import Any
 class RunResult:
     """What a run came to. `accuracy` is the test net's, of the very weights in `model`; None without one.
 
-    `images_per_s` counts samples merged over the seconds from the first turn to the last merge.
+    `images_per_s` counts samples merged over the seconds from the first turn to the last merge. `bytes_pushed` and
+    `bytes_pulled` are those of the vectors that workers sent and fetched, since the last resume.
     """
 
     mode: str
@@ -29,6 +30,8 @@ class RunResult:
     dropped: Mapping[str, int]
     model: str
     run_dir: str
+    bytes_pushed: int = 0
+    bytes_pulled: int = 0
 
 
 def accuracy_of(metrics: Mapping[str, float]) -> float | None:

@@ -79,3 +79,18 @@ class Outcome:
     seconds: float
     metrics: Mapping[str, float]
     test_problem: str = ""
+
+
+class Observers:
+    """Several observers as one."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
+
+    def saw(self, event: Event, now: float) -> None:
+        for observer in self._observers:
+            observer.saw(event, now)
+
+    def did(self, action: Action, now: float) -> None:
+        for observer in self._observers:
+            observer.did(action, now)

@@ -100,6 +100,15 @@ run_options = _options(
         "[default: divide in sync and in hybrids with sync]",
     ),
     _under(
+        _MODE, "--compress", metavar="HOW",
+        help="What workers send: none (float32), bfloat16, int8, or topk:F, the fraction F of the values that are "
+        "largest, as in topk:0.01. What a payload loses by it is added to the worker's next.  [default: none]",
+    ),
+    _under(
+        _MODE, "--compress-center", type=click.Choice(["none", "bfloat16"]),
+        help="What workers fetch: none (float32) or bfloat16; the center itself stays float32.  [default: none]",
+    ),
+    _under(
         _SOLVER, "--max-iter", type=int, metavar="N",
         help="Iterations, counted as Caffe does: samples / batch.",
     ),

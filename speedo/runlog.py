@@ -153,7 +153,9 @@ class MetricsLog:
         match action:
             case Merge():
                 self._iterations[action.version] = action.iteration
-                for part in action.parts:
+                timings = action.timings or ({},) * len(action.parts)
+                for part, own in zip(action.parts, timings, strict=True):
+                    theirs = self._timings.pop((part.worker, part.ticket), {})
                     self._write(
                         now,
                         "result",
@@ -167,7 +169,7 @@ class MetricsLog:
                         samples=part.samples,
                         loss=part.loss,
                         rate=action.rate,
-                        timings=self._timings.pop((part.worker, part.ticket), {}),
+                        timings={**theirs, **own},
                     )
             case Drop():
                 if action.decision != "late":

@@ -5,20 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import speedo
+from speedo.compression import NO_COMPRESSION, Compression
 from speedo.config import RunConfig
 from speedo.solver import SolverSpec, split_batch
 
 
 @dataclass(frozen=True, slots=True)
 class Near:
-    """The short ways on the master's machine: a folder in shared memory, Redis's own socket; empty if there is none.
+    """The short ways on the master's machine: a folder for messages, and Redis's own socket; empty if there is none.
 
-    `machine` names the machine and its network: who sees another one is not near.
+    `by_memory` says that the folder is memory and takes vectors, too. `machine` names the machine and its network:
+    who sees another one is not near.
     """
 
     machine: str = ""
     folder: str = ""
     socket: str = ""
+    by_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,7 @@ class RunSettings:
     redis_ca: str = field(default="", repr=False)
     redis_is_ours: bool = False
     near: Near = Near()
+    compression: Compression = NO_COMPRESSION
 
     @classmethod
     def make(
@@ -71,6 +75,7 @@ class RunSettings:
             redis_ca,
             config.redis is None,
             near or Near(),
+            Compression(config.compress, config.compress_center),
         )
 
     @property

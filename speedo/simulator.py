@@ -9,9 +9,10 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from speedo.center import Center
+from speedo.compression import NO_COMPRESSION, Compression, make_codec
 from speedo.coordinator import Coordinator, Plan
 from speedo.driver import Driver, Limits, Observer, Outcome
 from speedo.engines.quadratic import QuadraticEngine
@@ -20,7 +21,7 @@ from speedo.sgd_modes.base import Strategy
 from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
 from speedo.trace import Trace
-from speedo.weights import as_bytes, header_for
+from speedo.weights import Header, checksum
 from speedo.worker import Worker
 
 
@@ -53,6 +54,7 @@ class World:
     jitter: float = 0.1
     slowness: Callable[[int], float] = lambda worker: 1.0
     faults: Faults = field(default_factory=Faults)
+    compression: Compression = NO_COMPRESSION
 
 
 class SimulatedCluster:
@@ -130,8 +132,9 @@ class SimulatedCluster:
         engine = self.engine(worker)
         incarnation = self._incarnations[worker] = self._incarnations.get(worker, 0) + 1
         self._workers[worker] = Worker(
-            self.run, worker, incarnation, engine, self.store, self.clock
-        )
+            self.run, worker, incarnation, engine, self.store, self.clock,
+            compression=self.world.compression,
+        )  # fmt: skip
         return Joined(worker, incarnation, engine.samples_per_step)
 
     def _gone(self, worker: int, cause: str) -> Event | None:
@@ -192,20 +195,12 @@ class SimulatedCluster:
 
     def _poison(self, worker: Worker, command: Train) -> None:
         """Put a payload of NaN, well formed otherwise, in the place of the one that was published."""
-        layout = worker.engine.layout
-        vector = layout.zeros()
+        vector = worker.engine.layout.zeros()
         vector.fill(float("nan"))
-        header = header_for(
-            vector,
-            layout,
-            command.payload,
-            version=command.version,
-            worker=worker.worker,
-            incarnation=worker.incarnation,
-            ticket=command.ticket,
-        )
+        body = make_codec(self.world.compression.payload, worker.engine.layout).encode(vector)
         key = keys.payload(self.run, worker.worker, command.ticket)
-        self.store.write(key, header.pack(), as_bytes(vector))
+        header = Header.unpack(self.store.read_head(key)[0])
+        self.store.write(key, replace(header, checksum=checksum(body)).pack(), body)
 
     def _die_in_turn(self, worker: Worker, command: Train, pushed: bool) -> None:
         if not self._present(worker):
@@ -278,7 +273,10 @@ def simulate(
     first = engine(0)
     vector = first.layout.zeros()
     first.read_weights(vector)
-    center = Center("simulated", vector, first.layout, store)
+    center = Center(
+        "simulated", vector, first.layout, store,
+        compression=world.compression,
+    )  # fmt: skip
     trace = Trace(keep_trace)
     driver = Driver(
         coordinator,

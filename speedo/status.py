@@ -20,6 +20,7 @@ from speedo.messages import (
     StoreTrouble,
     Tested,
     Train,
+    Trained,
 )
 
 RECENT_S = 10.0  # images/s and losses are means over so many of the latest seconds
@@ -108,6 +109,8 @@ class StatusBoard:
     checkpoint_iteration: int = 0
     checkpoint_problem: str = ""
     store_trouble: str = ""
+    turns: int = 0
+    results: int = 0
     _lines: dict[int, _Line] = field(default_factory=dict)
     _recent: deque[tuple[float, int, float]] = field(default_factory=deque)
     _iterations: dict[int, int] = field(default_factory=lambda: {0: 0})
@@ -140,6 +143,8 @@ class StatusBoard:
                 line.state, line.outlook = "waiting", ""
             case Left():
                 self._lines.setdefault(event.worker, _Line()).state = f"gone: {event.cause}"
+            case Trained():
+                self.results += 1
             case Tested() if not event.problem:
                 self.metrics = event.metrics
                 self.tested_iteration = self._iterations.pop(event.version, self.iteration)
@@ -157,6 +162,7 @@ class StatusBoard:
         self._now = now
         match action:
             case Train():
+                self.turns += 1
                 self._first = now if self._first is None else self._first
                 self.state = "training"
                 self._lines.setdefault(action.worker, _Line()).state = "training"

@@ -20,13 +20,14 @@ from speedo.checkpointing import CheckpointKeeper
 from speedo.config import RunConfig
 from speedo.coordinator import Coordinator, Plan
 from speedo.divergence import DivergenceWatch
-from speedo.driver import Cluster, Driver, Limits, Observer, Outcome
+from speedo.driver import Cluster, Driver, Limits, Outcome
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.errors import CheckpointError, EngineError, FencedError, StoreError, TrainingStopped
 from speedo.history_transfer import put_history
-from speedo.messages import Action, Event
+from speedo.messages import Event
 from speedo.result import RunResult, accuracy_of, result_fields
 from speedo.resume import CHECKPOINTS, Fence
+from speedo.roles import Observers
 from speedo.roster import Roster
 from speedo.settings import RunSettings
 from speedo.sgd_modes.registry import make_strategy, needs_update
@@ -36,21 +37,7 @@ from speedo.storage import keys
 from speedo.storage.base import Store
 from speedo.weights import Vector
 
-NOT_KEPT = {"redis", "run_dir", "resume", "take_over"}
 TICKETS_OF_AN_EPOCH = 1_000_000_000  # a resumed run gives out no ticket that the log has already
-
-
-class _Observers:
-    def __init__(self, *observers: Observer) -> None:
-        self._observers = observers
-
-    def saw(self, event: Event, now: float) -> None:
-        for observer in self._observers:
-            observer.saw(event, now)
-
-    def did(self, action: Action, now: float) -> None:
-        for observer in self._observers:
-            observer.did(action, now)
 
 
 class Training:
@@ -94,6 +81,8 @@ class Training:
             version=resume.counters.version if resume else 0,
             epoch=settings.epoch,
             fence=self._fence.check,
+            clock=time.monotonic,
+            compression=settings.compression,
         )
         self.board = StatusBoard(config.mode, spec.max_iter, spec.batch, records)
         self._log = runlog.MetricsLog(run_dir, time.monotonic(), resumed=settings.epoch > 0)
@@ -109,7 +98,7 @@ class Training:
             resumed=dict(resume.workers) if resume else {},
             version=coordinator.version,
         )
-        self._observers = _Observers(self.board, self._log)
+        self._observers = Observers(self.board, self._log)
         keeper = self._keeper(open_store) if open_store is not None else None
         self._driver = Driver(
             coordinator,
@@ -263,6 +252,8 @@ class Training:
             dict(self.board.dropped),
             str(model),
             str(self.run_dir),
+            self.board.results * self.center.payload_bytes,
+            self.board.turns * self.center.center_bytes,
         )
 
     def _export(self, path: Path) -> None:

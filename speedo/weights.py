@@ -2,7 +2,8 @@
 
 Every exchange moves one vector, all parameter blobs of the net end to end in the net's own order,
 shared parameters once. Outside the process a vector is a header of fixed length, little-endian, and the
-raw array. The header says what the bytes are and for whom, so a delta can never be taken for weights.
+array, raw or as `speedo.compression` makes it smaller. The header says what the bytes are and for whom, so a
+delta can never be taken for weights.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ Vector = npt.NDArray[np.float32]
 
 MAGIC: Final = b"SPDO"
 FORMAT: Final = 1
-FLOAT32: Final = 1
 # magic, format, kind, dtype, reserved, worker, incarnation, epoch, count, layout, version, ticket, checksum
 _STRUCT: Final = struct.Struct("<4sBBBBIIIQQQQQ")
 HEADER_BYTES: Final = _STRUCT.size
@@ -37,6 +37,15 @@ class Kind(enum.IntEnum):
     DELTA = 2
     WEIGHTS = 3
     GRADIENT = 4
+
+
+class DType(enum.IntEnum):
+    """How its values are written (`speedo.compression`); the numbers are part of the format."""
+
+    FLOAT32 = 1
+    BFLOAT16 = 2
+    INT8 = 3
+    TOPK = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +103,10 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the bytes behind it are. `worker`, `incarnation` and `ticket` are 0 for a center."""
+    """What the bytes behind it are. `worker`, `incarnation` and `ticket` are 0 for a center.
+
+    `count` is that of the values, whatever the bytes; `checksum` is that of the bytes as they are sent.
+    """
 
     kind: Kind
     count: int
@@ -105,10 +117,11 @@ class Header:
     incarnation: int = 0
     ticket: int = 0
     epoch: int = 0
+    dtype: DType = DType.FLOAT32
 
     def pack(self) -> bytes:
         return _STRUCT.pack(
-            MAGIC, FORMAT, self.kind, FLOAT32, 0, self.worker, self.incarnation, self.epoch,
+            MAGIC, FORMAT, self.kind, self.dtype, 0, self.worker, self.incarnation, self.epoch,
             self.count, self.layout, self.version, self.ticket, self.checksum,
         )  # fmt: skip
 
@@ -136,21 +149,23 @@ class Header:
             raise PayloadError(
                 f"the bytes begin with {magic!r}, not with {MAGIC!r}: not written by SpeeDO"
             )
-        if form != FORMAT or dtype != FLOAT32:
+        if form != FORMAT or dtype not in tuple(DType):
             raise PayloadError(
-                f"format {form} with dtype {dtype} is not known here (format {FORMAT}, dtype {FLOAT32}): "
+                f"format {form} with dtype {dtype} is not known here (format {FORMAT}, dtype up to {max(DType)}): "
                 "run the same version of SpeeDO on every node"
             )
         try:
             kind = Kind(kind)
         except ValueError:
             raise PayloadError(f"a vector of unknown kind {kind}") from None
-        return cls(kind, count, layout, version, checksum, worker, incarnation, ticket, epoch)
+        return cls(
+            kind, count, layout, version, checksum, worker, incarnation, ticket, epoch, DType(dtype)
+        )
 
 
-def checksum(vector: Vector) -> int:
-    """64-bit xxh3 of the vector's bytes."""
-    return xxhash.xxh3_64_intdigest(as_bytes(vector))
+def checksum(body: memoryview) -> int:
+    """64-bit xxh3 of the bytes."""
+    return xxhash.xxh3_64_intdigest(body)
 
 
 def as_bytes(vector: Vector) -> memoryview:
@@ -161,7 +176,7 @@ def as_bytes(vector: Vector) -> memoryview:
 
 
 def header_for(
-    vector: Vector,
+    body: memoryview,
     layout: Layout,
     kind: Kind,
     *,
@@ -170,27 +185,36 @@ def header_for(
     incarnation: int = 0,
     ticket: int = 0,
     epoch: int = 0,
+    dtype: DType = DType.FLOAT32,
 ) -> Header:
-    """The header that belongs before this vector; raises `PayloadError` if its length is not the layout's."""
-    if vector.shape != (layout.size,):
-        raise PayloadError(f"the net has {layout.size} parameters, the vector {vector.shape}")
+    """The header that belongs before this body; raises `PayloadError` if raw values are not the layout's in number."""
+    if dtype is DType.FLOAT32 and len(body) != layout.nbytes:
+        raise PayloadError(
+            f"the net has {layout.size} parameters, {layout.nbytes} bytes; the vector has {len(body)}"
+        )
     return Header(
         kind,
         layout.size,
         layout.digest,
         version,
-        checksum(vector),
+        checksum(body),
         worker,
         incarnation,
         ticket,
         epoch,
+        dtype,
     )
 
 
-def check_header(header: Header, layout: Layout, kind: Kind) -> None:
-    """Refuse, before any memory is taken, what is not of this kind and layout."""
+def check_header(header: Header, layout: Layout, kind: Kind, dtype: DType = DType.FLOAT32) -> None:
+    """Refuse what is not of this kind and layout, or not written as it is here."""
     if header.kind is not kind:
         raise PayloadError(f"a {header.kind.name.lower()} where a {kind.name.lower()} was expected")
+    if header.dtype is not dtype:
+        raise PayloadError(
+            f"written as {header.dtype.name.lower()} where this run has {dtype.name.lower()}: "
+            "run the same version of SpeeDO on every node"
+        )
     if header.layout != layout.digest or header.count != layout.size:
         raise PayloadError(
             f"{header.count} parameters of another net (layout {header.layout:016x}, "
@@ -198,7 +222,7 @@ def check_header(header: Header, layout: Layout, kind: Kind) -> None:
         )
 
 
-def check_body(header: Header, vector: Vector) -> None:
-    """Refuse a vector whose bytes are not those that were written."""
-    if checksum(vector) != header.checksum:
+def check_body(header: Header, body: memoryview) -> None:
+    """Refuse bytes that are not those that were written."""
+    if checksum(body) != header.checksum:
         raise PayloadError("the checksum differs: the bytes changed on their way")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from speedo.compression import NO_COMPRESSION, Codec, Compression, make_codec
 from speedo.engines.base import Engine
 from speedo.errors import PayloadError
 from speedo.failpoints import reached
@@ -12,29 +13,25 @@ from speedo.messages import Train, Trained
 from speedo.sgd_modes.rules import pull_towards
 from speedo.storage import keys
 from speedo.storage.base import Store
-from speedo.weights import (
-    Header,
-    Kind,
-    Layout,
-    Vector,
-    as_bytes,
-    check_body,
-    check_header,
-    header_for,
-)
+from speedo.weights import Header, Kind, Layout, Vector, check_body, check_header, header_for
 
 PAYLOAD_EXPIRY_S = 900.0  # a payload that no master fetched leaves the store by itself
 
 
-def fetch_vector(store: Store, key: str, layout: Layout, kind: Kind, into: Vector) -> Header:
+def fetch_vector(
+    store: Store, key: str, layout: Layout, kind: Kind, into: Vector, codec: Codec | None = None
+) -> Header:
     """Read a vector into `into` and refuse it unless it is of this kind and layout and undamaged.
 
-    Raises `MissingKeyError`, `StoreError`, `PayloadError`.
+    `codec` is how it must be written, raw by default. Raises `MissingKeyError`, `StoreError`, `PayloadError`.
     """
+    codec = codec or make_codec("none", layout)
     try:
-        header = Header.unpack(store.read(key, as_bytes(into)))
-        check_header(header, layout, kind)
-        check_body(header, into)
+        body = codec.body_for(into)
+        header = Header.unpack(store.read(key, body))
+        check_header(header, layout, kind, codec.dtype)
+        check_body(header, body)
+        codec.decode(body, into)
     except PayloadError as error:
         text = str(error)
         raise PayloadError(text if key in text else f"{key}: {text}") from None
@@ -56,12 +53,18 @@ class Worker:
     clock: Callable[[], float]
     epoch: int = 0
     samples: int = 0
+    compression: Compression = NO_COMPRESSION
     _center: Vector = field(init=False)
     _local: Vector = field(init=False)
+    _lost: Vector | None = field(default=None, init=False)
+    _lost_of: Kind | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._center = self.engine.layout.zeros()
-        self._local = self.engine.layout.zeros()
+        layout = self.engine.layout
+        self._center, self._local = layout.zeros(), layout.zeros()
+        self._codec = make_codec(self.compression.payload, layout)
+        self._center_codec = make_codec(self.compression.center, layout)
+        self._center_key = keys.center if self._center_codec.is_exact else keys.rounded
 
     def turn(self, command: Train) -> Trained:
         """Carry out one command and return its result, whose payload lies in the store by then."""
@@ -84,8 +87,10 @@ class Worker:
 
     def _fetch(self, command: Train) -> None:
         engine, layout = self.engine, self.engine.layout
-        key = keys.center(self.run, command.version)
-        header = fetch_vector(self.store, key, layout, Kind.CENTER, self._center)
+        key = self._center_key(self.run, command.version)
+        header = fetch_vector(
+            self.store, key, layout, Kind.CENTER, self._center, self._center_codec
+        )
         if header.version != command.version:
             raise PayloadError(f"{key} holds version {header.version}")
         if command.moving_rate is None:
@@ -119,9 +124,25 @@ class Worker:
             total += engine.step(1, delta)
         return total / command.steps
 
+    def _carried_over(self, command: Train) -> Vector | None:
+        """What the payloads before this one lost by their encoding, to be made up for: error feedback.
+
+        (Seide et al. 2014, "1-Bit Stochastic Gradient Descent"; Karimireddy et al. 2019.) Of weights, too: their
+        center is a mean over time, in which errors that follow each other cancel.
+        """
+        same, self._lost_of = self._lost_of is command.payload, command.payload
+        if self._codec.is_exact:
+            return None
+        if self._lost is None:
+            self._lost = self.engine.layout.zeros()
+        elif not (same and command.carry_over):
+            self._lost.fill(0.0)
+        return self._lost
+
     def _publish(self, command: Train) -> None:
+        body = self._codec.encode(self._local, self._carried_over(command))
         header = header_for(
-            self._local,
+            body,
             self.engine.layout,
             command.payload,
             version=command.version,
@@ -129,6 +150,7 @@ class Worker:
             incarnation=self.incarnation,
             ticket=command.ticket,
             epoch=self.epoch,
+            dtype=self._codec.dtype,
         )
         key = keys.payload(self.run, self.worker, command.ticket)
-        self.store.write(key, header.pack(), as_bytes(self._local), expire_s=PAYLOAD_EXPIRY_S)
+        self.store.write(key, header.pack(), body, expire_s=PAYLOAD_EXPIRY_S)

@@ -16,7 +16,7 @@ LAYERS = (
     ("messages", "config", "checkpoint", "result"),
     ("status", "runlog", "trace", "control"),
     ("picture", "progress", "control_view", "resume"),
-    ("sgd_modes", "storage", "engines", "data"),
+    ("sgd_modes", "storage", "engines", "data", "compression"),
     ("solver",),
     ("settings",),
     ("caffe_snapshot",),
@@ -34,10 +34,10 @@ LAYERS = (
     ("roles", "checkpointing"),
     ("driver",),
     ("training", "simulator", "preparation"),
-    ("actors",),
+    ("actors", "planning"),
     ("speedo",),  # the public names
     ("doctor",),
-    ("run_options", "data_cli", "control_cli", "doctor_cli"),
+    ("run_options", "data_cli", "control_cli", "doctor_cli", "plan_cli"),
     ("cli",),
     ("__main__",),
 )
@@ -49,6 +49,7 @@ ONLY: dict[str, set[str]] = {
     "storage": {"errors", "failpoints"},
     "engines": {"errors", "weights"},
     "data": {"errors"},
+    "compression": {"config_file", "errors", "weights"},
     "solver": {"errors", "engines.caffe_import"},  # it reads prototxt with Caffe's own messages
     "books": {"messages", "sgd_modes.rules"},
     "coordinator": {"books", "messages", "sgd_modes.base", "sgd_modes.rules", "weights"},
@@ -66,7 +67,7 @@ DOORS: dict[str, set[str]] = {
     "ray": {"actors"},
     "redis": {"storage.redis_store"},
     "caffe": {"engines.caffe_import"},
-    "click": {"cli", "control_cli", "data_cli", "doctor_cli", "run_options"},
+    "click": {"cli", "control_cli", "data_cli", "doctor_cli", "plan_cli", "run_options"},
     "lmdb": {"data", "engines", "solver"},
 }
 

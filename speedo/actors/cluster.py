@@ -6,19 +6,20 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from speedo.errors import MissingKeyError, PayloadError, SpeedoError, StoreUnavailableError
+from speedo.actors.channel import Channels, first_line, refusal
+from speedo.errors import SpeedoError
 from speedo.messages import (
     Command,
     Evaluate,
     Event,
     Joined,
     Left,
-    Refused,
     SaveState,
     StateSaved,
     StopAsked,
@@ -44,8 +45,12 @@ class Gone:
 class RayCluster:
     """Implements `speedo.driver.Cluster`. `send` and `next_event` belong to the driver's thread."""
 
-    def __init__(self, on_left: Callable[[int, int], None]) -> None:
+    def __init__(
+        self, on_left: Callable[[int, int], None], near_folder: Path | None = None
+    ) -> None:
+        """`near_folder` takes the socket of the channels to workers on this machine."""
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._channels = None if near_folder is None else Channels(near_folder, self._events.put)
         self._handles: dict[tuple[int, int], Any] = {}
         self._gone: dict[tuple[int, int], Gone] = {}
         self._lock = threading.Lock()
@@ -57,8 +62,16 @@ class RayCluster:
 
     # ------------------------------------------------------------ from anywhere
 
-    def join(self, worker: int, incarnation: int, handle: Any, samples_per_step: int) -> None:
-        """A worker that is ready; one that was let go meanwhile stays out."""
+    def join(
+        self, worker: int, incarnation: int, handle: Any, samples_per_step: int, near: bool = False
+    ) -> None:
+        """A worker that is ready, `near` to the master or not; one that was let go meanwhile stays out."""
+        if near and self._channels is not None:
+            serving = handle.serve.remote(self._channels.folder, worker, incarnation)
+            serving.future().add_done_callback(
+                lambda done: self._served(worker, incarnation, done.exception())
+            )
+            self._channels.wait_for(worker, incarnation)
         with self._lock:
             if (worker, incarnation) in self._gone:
                 return
@@ -81,6 +94,7 @@ class RayCluster:
                 return
             self._gone[worker, incarnation] = Gone(cause)
             self._handles.pop((worker, incarnation), None)
+        self._hang_up(worker, incarnation)
         self._on_left(worker, incarnation)
         self._events.put(Left(worker, incarnation, cause))
 
@@ -90,6 +104,7 @@ class RayCluster:
             handle = self._handles.pop((worker, incarnation), None)
             if handle is not None:
                 self._gone[worker, incarnation] = Gone(cause)
+        self._hang_up(worker, incarnation)
         if handle is not None:
             self._events.put(Left(worker, incarnation, cause))
         return handle
@@ -100,16 +115,17 @@ class RayCluster:
     # ------------------------------------------------------------ Cluster
 
     def send(self, command: Command) -> None:
-        if isinstance(command, Train):
+        if isinstance(command, Evaluate):
+            self._test(command)
+        elif self._channels is not None and self._channels.send(command):
+            return
+        elif isinstance(command, Train):
             handle = self._handles.get((command.worker, command.incarnation))
             if handle is not None:  # otherwise its end is on its way to the driver
                 reference = handle.turn.remote(command)
                 reference.future().add_done_callback(lambda done: self._turn_done(command, done))
-            return
-        if isinstance(command, SaveState):
+        else:
             self._ask_for_state(command)
-            return
-        self._test(command)
 
     def next_event(self, timeout_s: float) -> Event | None:
         try:
@@ -122,11 +138,28 @@ class RayCluster:
         with self._lock:
             handle = self._handles.pop((worker, incarnation), None)
             self._gone.setdefault((worker, incarnation), Gone(reason, for_good))
+        self._hang_up(worker, incarnation)
         self._on_left(worker, incarnation)
         if handle is not None:
             ray.kill(handle)
 
+    def _hang_up(self, worker: int, incarnation: int) -> None:
+        if self._channels is not None:
+            self._channels.close(worker, incarnation)
+
     # ------------------------------------------------------------ answers
+
+    def _served(self, worker: int, incarnation: int, error: BaseException | None) -> None:
+        """A worker serves its channel no longer; without an error because it was let go."""
+        if isinstance(error, RayTaskError):
+            self.lost(worker, incarnation, first_line(error.cause))
+        elif error is not None:
+            self._lost_soon(worker, incarnation, death_cause(error))
+
+    def _lost_soon(self, worker: int, incarnation: int, cause: str) -> None:
+        timer = threading.Timer(CAUSE_WAIT_S, lambda: self.lost(worker, incarnation, cause))
+        timer.daemon = True
+        timer.start()
 
     def _turn_done(self, command: Train, done: Any) -> None:
         worker, incarnation = command.worker, command.incarnation
@@ -134,17 +167,9 @@ class RayCluster:
         if error is None:
             self._events.put(done.result())
         elif isinstance(error, RayTaskError):
-            passing = (
-                StoreUnavailableError | MissingKeyError | PayloadError
-            )  # a damaged center, too
-            blame = not isinstance(error.cause, passing)
-            reason = first_line(error.cause)
-            self._events.put(Refused(worker, incarnation, command.ticket, reason, blame))
+            self._events.put(refusal(command, error.cause))
         else:
-            cause = death_cause(error)
-            timer = threading.Timer(CAUSE_WAIT_S, lambda: self.lost(worker, incarnation, cause))
-            timer.daemon = True
-            timer.start()
+            self._lost_soon(worker, incarnation, death_cause(error))
 
     def _ask_for_state(self, command: SaveState) -> None:
         worker, incarnation, version = command.worker, command.incarnation, command.version
@@ -191,12 +216,6 @@ class RayCluster:
         else:
             cause = error.cause if isinstance(error, RayTaskError) else error
             self._events.put(Tested(version, {}, first_line(cause)))
-
-
-def first_line(error: BaseException) -> str:
-    """An error as one sentence."""
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0]
 
 
 def death_cause(error: BaseException) -> str:

@@ -12,7 +12,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 import speedo
 from speedo.actors import facts
-from speedo.actors.cluster import first_line
+from speedo.actors.channel import first_line
 from speedo.control import Asked, ControlServer, plain
 from speedo.errors import ClusterError, SpeedoError
 from speedo.preparation import Prepared

@@ -13,7 +13,7 @@ import psutil
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from speedo.actors.cluster import first_line
+from speedo.actors.channel import first_line
 from speedo.actors.deaths import cause_in
 from speedo.actors.orders import Orders
 from speedo.actors.seat import Seat, started

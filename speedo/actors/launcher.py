@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -99,11 +100,8 @@ def _start(
             )
             session.load_ray(token)  # takes most of the second that the check takes
             facts = checking.result()
-        megabytes = facts.nbytes / 1e6
-        watch.note(
-            f"{facts.parameters:,} parameters in {facts.blobs} blobs, {megabytes:.1f} MB per exchange"
-        )
-        near = Near(this_machine(), _shared_memory(config, facts.nbytes, watch, stack), socket)
+        watch.note(prepared.exchange(facts))
+        near = _near(config, facts.nbytes, socket, watch, stack)
         dead = stack.enter_context(session.head(token, config.host, port))
     except SpeedoError:
         discard(prepared)
@@ -115,17 +113,20 @@ def _start(
     return prepared, settings, dead
 
 
-def _shared_memory(config: RunConfig, model_bytes: int, watch: Watch, stack: ExitStack) -> str:
-    """The folder in which workers on this machine exchange vectors; empty if there is none."""
-    if config.same_node != "shared-memory":
-        return ""
-    room = model_bytes * (3 * config.workers + 4)
-    path = stack.enter_context(SharedMemory(room)).path
+def _near(config: RunConfig, model_bytes: int, socket: str, watch: Watch, stack: ExitStack) -> Near:
+    """The short ways for workers on this machine."""
+    path = None
+    if config.same_node == "shared-memory":
+        room = model_bytes * (3 * config.workers + 4)
+        path = stack.enter_context(SharedMemory(room)).path
+        if path is None:
+            watch.note(
+                f"{MEMORY} has less than {room / 1e6:.0f} MB to spare: vectors go through Redis on this machine too"
+            )
+    by_memory = path is not None
     if path is None:
-        watch.note(
-            f"{MEMORY} has less than {room / 1e6:.0f} MB to spare: vectors go through Redis on this machine too"
-        )
-    return str(path or "")
+        path = stack.enter_context(SharedMemory(0, Path(tempfile.gettempdir()))).path
+    return Near(this_machine(), str(path or ""), socket, by_memory)
 
 
 def _redis(
@@ -196,7 +197,7 @@ def _follow(
     ends it with an error.
     """
     import ray
-    from ray.exceptions import RayActorError, RayTaskError
+    from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
     from speedo.actors.host import cause_in
 
@@ -223,7 +224,11 @@ def _follow(
             if isinstance(error.cause, SpeedoError):
                 raise error.cause from None
             raise
-        except RayActorError:
+        except GetTimeoutError:
+            raise EngineError(
+                f"the master's process did not answer for {ANSWER_S:.0f} s{_way_on(prepared)}"
+            ) from None
+        except RayError:  # its process is gone, whatever the kind
             log = prepared.run_dir / "logs" / "master.log"
             raise EngineError(
                 f"the master's process died: {cause_in(log) or 'killed'}; see {log}{_way_on(prepared)}"

@@ -49,7 +49,10 @@ class MasterActor:
         self._settings, self._run_dir = settings, run_dir
         self._hosts: set[str] = set()
         self._places: dict[str, list[Assignment]] = {}
-        self._cluster = RayCluster(lambda worker, incarnation: self._release(worker, incarnation))
+        self._cluster = RayCluster(
+            lambda worker, incarnation: self._release(worker, incarnation),
+            Path(settings.near.folder) if settings.near.folder else None,
+        )
         self._access = Access(
             settings.redis_url,
             settings.keyspace,
@@ -142,7 +145,7 @@ class MasterActor:
             )
         if not near:
             self._reach_far()
-        self._cluster.join(place.worker, place.incarnation, handle, samples_per_step)
+        self._cluster.join(place.worker, place.incarnation, handle, samples_per_step, near)
 
     def lost(self, place: Assignment, cause: str, outlook: str = "") -> None:
         """A worker is gone, wherever it was moved meanwhile; `outlook` is what its host will do."""

@@ -11,7 +11,8 @@ import psutil
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
-from speedo.actors.cluster import death_cause, first_line
+from speedo.actors.channel import first_line
+from speedo.actors.cluster import death_cause
 from speedo.actors.deaths import cause_in, memory_kills, silent_death, size_of
 from speedo.actors.spawn import spawn
 from speedo.actors.worker import Ready, WorkerActor, scratch_of

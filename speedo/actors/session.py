@@ -27,6 +27,8 @@ def environment(token: str) -> dict[str, str]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": token,
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Its monitor would end the master, or a worker, where any other program has taken the memory.
+        "RAY_memory_monitor_refresh_ms": "0",
         "RAY_DISABLE_IMPORT_WARNING": "1",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }

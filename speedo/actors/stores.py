@@ -56,6 +56,6 @@ def run_store(
 
 def by_shared_memory(far: AStore, near: Near) -> AStore | NearFirstStore:
     """With shared memory before it, if there is such for this process."""
-    if near.folder and is_near(near):
+    if near.by_memory and is_near(near):
         return NearFirstStore(SharedMemoryStore(Path(near.folder)), far)
     return far

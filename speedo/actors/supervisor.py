@@ -11,7 +11,8 @@ from typing import Any, Final
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from speedo.actors.cluster import CAUSE_WAIT_S, Gone, RayCluster, death_cause, first_line
+from speedo.actors.channel import first_line
+from speedo.actors.cluster import CAUSE_WAIT_S, Gone, RayCluster, death_cause
 from speedo.actors.orders import End, Orders
 from speedo.config import LARGEST_WORKERS, RunConfig
 from speedo.errors import ClusterError, ConfigError, SpeedoError
@@ -158,7 +159,7 @@ class Supervisor:
         try:
             ray.get(actor.process.remote(), timeout=REBUILD_S)
             admitted = self._admit(place)
-            samples = ray.get(actor.rebuild.remote(admitted), timeout=REBUILD_S)
+            ready = ray.get(actor.rebuild.remote(admitted), timeout=REBUILD_S)
         except GetTimeoutError:
             cause = f"it did not take its new shard within {REBUILD_S:.0f} s"
         except RayTaskError as error:
@@ -169,6 +170,6 @@ class Supervisor:
         except SpeedoError as error:
             cause = first_line(error)
         else:
-            self._cluster.join(worker, incarnation, actor, samples)
+            self._cluster.join(worker, incarnation, actor, ready.samples_per_step, ready.near)
             return
         self._cluster.lost(worker, incarnation, cause)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from speedo import failpoints
+from speedo.actors.channel import WorkerChannel, first_line, refusal
 from speedo.engines.base import Engine
 from speedo.engines.fatal import capture_stderr
 from speedo.errors import MissingKeyError, PayloadError
@@ -47,20 +48,22 @@ class WorkerActor:
 
     def start(self) -> Ready:
         """Build the solver and connect to the store."""
+        return self._ready(self._begin(self._place))
+
+    def _ready(self, engine: Engine) -> Ready:
         from speedo.actors.stores import is_near
 
-        engine = self._begin(self._place)
         near = is_near(self._settings.near)
         return Ready(os.getpid(), engine.samples_per_step, engine.layout.digest, near)
 
-    def rebuild(self, place: Assignment) -> int:
-        """Take another place with the engine built anew, all but its history; its samples per step."""
+    def rebuild(self, place: Assignment) -> Ready:
+        """Take another place with the engine built anew, all but its history."""
         history = self._worker.engine.history()
         self._worker.engine.close()  # before the next is built: memory may not hold both
         self._worker.store.close()
         engine = self._begin(place)
         engine.load_history(history)
-        return engine.samples_per_step
+        return self._ready(engine)
 
     def _begin(self, place: Assignment) -> Engine:
         from speedo.actors.stores import run_store
@@ -99,12 +102,32 @@ class WorkerActor:
             store,
             time.monotonic,
             settings.epoch,
+            compression=settings.compression,
         )
         self._place = place
         return engine
 
     def turn(self, command: Train) -> Trained:
         return self._worker.turn(command)
+
+    def serve(self, folder: str, worker: int, incarnation: int) -> None:
+        """Do turns as the channel tells, until the master closes it."""
+        with WorkerChannel(folder, worker, incarnation) as channel:
+            for command in channel.commands():
+                if isinstance(command, Train):
+                    try:
+                        channel.answer(self.turn(command))
+                    except Exception as error:
+                        channel.answer(refusal(command, error))
+                else:
+                    channel.answer(self._try_to_save(command))
+
+    def _try_to_save(self, command: SaveState) -> StateSaved:
+        try:
+            return self.save_state(command)
+        except Exception as error:
+            place = (command.worker, command.incarnation, command.version)
+            return StateSaved(*place, problem=first_line(error))
 
     def save_state(self, command: SaveState) -> StateSaved:
         """Lay the solver's history into the store, for a checkpoint, and say how far the data was read."""

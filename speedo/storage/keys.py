@@ -22,6 +22,11 @@ def centers(run: str) -> str:
     return f"speedo:{run}:center:"
 
 
+def rounded(run: str, version: int) -> str:
+    """The merged weights of one version in the form that workers fetch, where that is not the exact one."""
+    return f"speedo:{run}:center:{version}:rounded"
+
+
 def payload(run: str, worker: int, ticket: int) -> str:
     """What one worker made of one ticket: a delta, weights or a gradient."""
     return f"speedo:{run}:payload:{worker}:{ticket}"

@@ -1,8 +1,9 @@
 """A store in a folder of memory (tmpfs) that processes of one machine share: a copy in, a copy out.
 
 A blob is a file. It is written under a passing name and renamed when it is whole, so a reader finds all of it or
-nothing, and one that has opened it reads the same bytes whatever happens to the name. The folder belongs to one
-user (mode 0700); whoever may open it may read and write all of it.
+nothing. Fresh pages cost ten times the copy, so the file of a deleted blob is kept for the next of its size; a
+reader that has it open still sees from its prefix, which changes first and comes last, that it was taken. The folder
+belongs to one user (mode 0700); whoever may open it may read and write all of it.
 """
 
 from __future__ import annotations
@@ -26,9 +27,15 @@ from speedo.storage.base import MAX_HEAD_BYTES, check_blob
 
 MEMORY: Final = Path("/dev/shm")
 _MAGIC: Final = b"SPM1"
-_PREFIX: Final = struct.Struct("<4sIQd")  # magic, bytes of head and of body, expiry
+_PREFIX: Final = struct.Struct(
+    "<4sIQdQ"
+)  # magic, bytes of head and of body, expiry, number of the write
+_TAKEN: Final = bytes(_PREFIX.size)
 _NEVER: Final = float("inf")
 _PASSING: Final = "."  # begins the name of a file that is not whole yet
+_SPARE: Final = ".spare"  # begins the name of a file that waits for the next blob of its size
+_SPARES: Final = 4  # of each size, at most
+_SPARE_BYTES: Final = 64 * 1024  # shorter files are not worth it
 _SWEEP_EVERY: Final = 1024  # writes
 _KEEPER: Final = 'read -r _; exec rm -rf -- "$1"'
 
@@ -58,12 +65,16 @@ class SharedMemoryStore:
         check_blob(key, head)
         number = next(self._numbers)
         end = _NEVER if expire_s is None else self._clock() + expire_s
-        prefix = _PREFIX.pack(_MAGIC, len(head), len(body), end)
+        prefix = _PREFIX.pack(_MAGIC, len(head), len(body), end, time.monotonic_ns())
         passing = f"{self._folder}/{_PASSING}{os.getpid()}.{number}"
+        taken = self._take_spare(_PREFIX.size + len(head) + len(body), passing)
         try:
-            file = os.open(passing, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            file = os.open(passing, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                _write_all(file, prefix + head, body)
+                if taken:
+                    os.pwrite(file, _TAKEN, 0)
+                _write_all(file, head, body, _PREFIX.size)
+                os.pwrite(file, prefix, 0)
             finally:
                 os.close(file)
             reached("worker-pushing")
@@ -71,6 +82,8 @@ class SharedMemoryStore:
         except OSError as error:
             with suppress(OSError):
                 os.unlink(passing)
+            if error.errno == errno.ENOSPC and self._drop_spares():
+                return self.write(key, head, body, expire_s=expire_s)
             raise self._error(f"writing {key}", error) from None
         if number % _SWEEP_EVERY == 0:
             self._sweep()
@@ -79,8 +92,10 @@ class SharedMemoryStore:
         """See `Store.read_head`."""
         file = self._open(key)
         try:
-            head_bytes, body_bytes = self._look(key, file)
-            return os.pread(file, head_bytes, _PREFIX.size), body_bytes
+            prefix, head_bytes, body_bytes = self._look(key, file)
+            head = os.pread(file, head_bytes, _PREFIX.size)
+            self._look_again(key, file, prefix)
+            return head, body_bytes
         except OSError as error:
             raise self._error(f"reading {key}", error) from None
         finally:
@@ -90,13 +105,14 @@ class SharedMemoryStore:
         """See `Store.read`."""
         file = self._open(key)
         try:
-            head_bytes, body_bytes = self._look(key, file)
+            prefix, head_bytes, body_bytes = self._look(key, file)
             if body_bytes != len(into):
                 raise PayloadError(
                     f"{key} has a body of {body_bytes} bytes, {len(into)} were expected"
                 )
             head = bytearray(head_bytes)
             _read_all(file, head, into)
+            self._look_again(key, file, prefix)
             return bytes(head)
         except OSError as error:
             raise self._error(f"reading {key}", error) from None
@@ -110,8 +126,13 @@ class SharedMemoryStore:
 
     def remove(self, key: str) -> bool:
         """Delete a blob; whether there was one. Raises `StoreError`."""
+        path = self._path(key)
         try:
-            os.unlink(self._path(key))
+            size = os.stat(path).st_size
+            if size < _SPARE_BYTES:
+                os.unlink(path)
+            else:
+                os.rename(path, self._spare(size, next(self._numbers) % _SPARES))
         except FileNotFoundError:
             return False
         except OSError as error:
@@ -150,11 +171,44 @@ class SharedMemoryStore:
         except OSError as error:
             raise self._error(f"reading {key}", error) from None
 
-    def _look(self, key: str, file: int) -> tuple[int, int]:
-        """Bytes of head and of body, which are there."""
+    def _spare(self, size: int, number: int) -> str:
+        return f"{self._folder}/{_SPARE}.{size}.{number}"
+
+    def _take_spare(self, size: int, passing: str) -> bool:
+        """Whether a file of this size was there, which has the passing name now."""
+        if size >= _SPARE_BYTES:
+            for number in range(_SPARES):
+                with suppress(OSError):
+                    os.rename(self._spare(size, number), passing)
+                    return True
+        return False
+
+    def _drop_spares(self) -> bool:
+        """Make room; whether there was any to make."""
+        dropped = False
+        with suppress(OSError), os.scandir(self._folder) as entries:
+            for entry in entries:
+                if entry.name.startswith(_SPARE):
+                    with suppress(OSError):
+                        os.unlink(entry.path)
+                        dropped = True
+        return dropped
+
+    def _look_again(self, key: str, file: int, prefix: bytes) -> None:
+        """Whether the file is still that of the blob, after it was read."""
+        if os.pread(file, _PREFIX.size, 0) != prefix:
+            raise MissingKeyError(
+                f"{key} in {self._folder} was replaced, deleted or expired while it was read"
+            )
+
+    def _look(self, key: str, file: int) -> tuple[bytes, int, int]:
+        """The prefix, and the bytes of head and of body, which are there."""
         prefix = os.pread(file, _PREFIX.size, 0)
+        if prefix == _TAKEN:
+            raise MissingKeyError(f"{key} is not in {self._folder}")
         sound = len(prefix) == _PREFIX.size
-        magic, head_bytes, body_bytes, end = _PREFIX.unpack(prefix) if sound else (b"", 0, 0, 0.0)
+        unpacked = _PREFIX.unpack(prefix) if sound else (b"", 0, 0, 0.0, 0)
+        magic, head_bytes, body_bytes, end, _ = unpacked
         size = os.fstat(file).st_size
         if magic != _MAGIC or head_bytes > MAX_HEAD_BYTES:
             raise PayloadError(f"{key} in {self._folder} is damaged, or not of this version")
@@ -162,7 +216,7 @@ class SharedMemoryStore:
             raise PayloadError(f"{key} in {self._folder} is damaged: {size} bytes in all")
         if end <= self._clock():
             raise MissingKeyError(f"{key} is no longer in {self._folder}: it has expired")
-        return head_bytes, body_bytes
+        return prefix, head_bytes, body_bytes
 
     def _sweep(self) -> None:
         """Remove what has expired, and what a writer that died left unfinished."""
@@ -219,13 +273,12 @@ class SharedMemory:
             self._keeper.communicate()  # the end of its input is its signal
 
 
-def _write_all(file: int, head: bytes, body: memoryview) -> None:
-    done = os.writev(file, [head, body])
+def _write_all(file: int, head: bytes, body: memoryview, place: int) -> None:
+    done = os.pwritev(file, [head, body], place)
     if done < len(head):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    done -= len(head)
-    while done < len(body):
-        done += os.write(file, body[done:])
+    while done < len(head) + len(body):
+        done += os.pwrite(file, body[done - len(head) :], place + done)
 
 
 def _read_all(file: int, head: bytearray, body: memoryview) -> None:

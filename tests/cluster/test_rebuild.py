@@ -58,7 +58,7 @@ def test_a_rebuilt_worker_has_another_shard_and_the_same_history(tmp_path: Path)
     assert any(np.any(blob) for blob in history)
 
     ((_, moved), *_) = roster.reshard(Sharding((0, 2), (12, 12)), [(0, 1), (2, 1)], samples=24 * 2)
-    assert actor.rebuild(replace(moved, redis_url=NOBODY)) == 12
+    assert actor.rebuild(replace(moved, redis_url=NOBODY)).samples_per_step == 12
     rebuilt = actor._worker.engine
     assert isinstance(rebuilt, PycaffeEngine)
     assert rebuilt is not engine

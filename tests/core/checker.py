@@ -8,6 +8,7 @@ source; what belongs to one mode is in `tests.core.mode_checks`.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -49,6 +50,7 @@ class Checker:
         self.replica = Replica(self)
         self.strikes: dict[int, int] = {}
         self.own_merge: dict[int, tuple[int, float]] = {}
+        self.merged_last: set[int] = set()
         self.owed: tuple[str, int, int, int] | None = None
         self.told: set[tuple[int, int]] = set()
         self.merged_keys: set[tuple[int, int, int]] = set()
@@ -57,6 +59,7 @@ class Checker:
         self.started = False
         self.ending = False
         self.short_since: float | None = 0.0
+        self.patience: defaultdict[int, int] = defaultdict(lambda: 1)  # by slot
         self.finish: Finish | None = None
         options = rules.options
         self.phases = list(options.get("phases") or [options])
@@ -96,6 +99,8 @@ class Checker:
                 self.strikes[event.worker] = 0
             case Left():
                 if self._is(event.worker, event.incarnation):
+                    if event.cause.startswith("no result for"):
+                        self.patience[event.worker] = min(2 * self.patience[event.worker], 4)
                     self._forget(event.worker)
             case Trained() | Refused():
                 self._result(event)
@@ -127,6 +132,7 @@ class Checker:
         del self.members[worker]
         self.turns.pop(worker, None)
         self.own_merge.pop(worker, None)
+        self.merged_last.discard(worker)
         self.mode.gone(worker)
 
     def _result(self, event: Trained | Refused) -> None:
@@ -137,8 +143,11 @@ class Checker:
         if not expected or turn is None or turn.train.ticket != ticket:
             self.owed = ("late", worker, event.incarnation, ticket)
             return
+        if isinstance(event, Trained):
+            self.patience[worker] = 1
         del self.turns[worker]
         self.own_merge.pop(worker, None)
+        self.merged_last.discard(worker)
         if isinstance(event, Refused) or not self.replica.receive(event, turn):
             self.owed = ("refused", worker, event.incarnation, ticket)
             self.strikes[worker] += 1
@@ -177,6 +186,7 @@ class Checker:
         elastic = kind_of(options) == "WEIGHTS"
         expected = own[1] if elastic and own is not None and own[0] == self.version else None
         self.require(train.moving_rate == expected, "wrong moving rate", expected, train)
+        self.require(train.carry_over == (worker in self.merged_last), "carries over", train)
         self.mode.training(worker)
         self.ticket = train.ticket
         samples = train.steps * self.members[worker].samples_per_step
@@ -208,6 +218,7 @@ class Checker:
         for part in merge.parts:
             if self._is(part.worker, part.incarnation):
                 self.own_merge[part.worker] = (self.version, merge.rate)
+                self.merged_last.add(part.worker)
 
     def _drop(self, drop: Drop) -> None:
         key = (drop.worker, drop.incarnation, drop.ticket)
@@ -256,7 +267,8 @@ class Checker:
         self.mode.event_ends()
         rules = self.rules
         for turn in self.turns.values():
-            self.require(self.now - turn.issued <= rules.longest_turn_s, "overdue", turn)
+            longest = rules.longest_turn_s * self.patience[turn.train.worker]
+            self.require(self.now - turn.issued <= longest, "overdue", turn)
         if len(self.members) >= (rules.min_workers if self.started else rules.workers):
             self.short_since = None
             self.require(bool(self.turns), "there are workers and work, and nobody trains")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,26 @@ def equal(found: np.ndarray, expected: np.ndarray, parts: int) -> bool:
     return bool(np.allclose(found, expected, rtol=1e-5, atol=1e-6))
 
 
+def decoded(dtype: int, body: bytes) -> np.ndarray:
+    """The `SIZE` values of a body, by what the codecs say of their formats."""
+    if dtype == 2:  # bfloat16: the upper halves of float32
+        return np.array([struct.unpack("<f", b"\0\0" + two)[0] for two in batched(body, 2)], "f4")
+    if dtype == 3:  # int8: one scale, and a code a value
+        scale, *codes = struct.unpack(f"<f{SIZE}b", body)
+        return np.array([np.float32(scale) * np.float32(code) for code in codes], "f4")
+    if dtype == 4:  # top-k: values, their number, their places
+        kept = (len(body) - 4) // 6
+        numbers = struct.unpack(f"<{kept}fI{kept}H", body)
+        vector = np.zeros(SIZE, np.float32)
+        vector[list(numbers[kept + 1 :])] = numbers[:kept]
+        return vector
+    return np.frombuffer(body, np.float32)
+
+
+def batched(body: bytes, length: int) -> list[bytes]:
+    return [body[start : start + length] for start in range(0, len(body), length)]
+
+
 class Replica:
     """A center of our own, merged from what lies in the store; `books` objects where they differ."""
 
@@ -78,9 +99,10 @@ class Replica:
         self.store, self.run = store, run
 
     def published(self) -> set[int]:
-        """The versions of the center that lie in the store."""
+        """The versions of the center that lie in the store, in whatever form."""
         prefix = f"speedo:{self.run}:center:"
-        return {int(key.removeprefix(prefix)) for key in self.store.keys(prefix)}
+        names = (key.removeprefix(prefix) for key in self.store.keys(prefix))
+        return {int(name.removesuffix(":rounded")) for name in names}
 
     def unread(self) -> set[tuple[int, int]]:
         """Worker and ticket of the payloads that lie in the store."""
@@ -91,14 +113,14 @@ class Replica:
         """Whether the payload that lies in the store may be merged; kept for the merge."""
         key = keys.payload(self.run, event.worker, event.ticket)
         head, size = self.store.read_head(key)
-        body = np.empty(size // 4, np.float32)
-        self.store.read(key, memoryview(body).cast("B"))
+        body = bytearray(size)
+        self.store.read(key, memoryview(body))
         require = self.books.require
         require(len(head) == HEADER_BYTES and head[:4] == b"SPDO", "has no header", key)
         require(head[5] == turn.train.payload, "is of another kind than asked for", key)
         require(event.samples == turn.samples, "claims other samples", event)
-        self.payloads[event.worker, event.ticket] = body
-        return bool(np.isfinite(body).all()) and math.isfinite(event.loss)
+        vector = self.payloads[event.worker, event.ticket] = decoded(head[6], bytes(body))
+        return bool(np.isfinite(vector).all()) and math.isfinite(event.loss)
 
     def merge(self, merge: Merge, kind: str) -> None:
         """The same merge here: the published center must equal it."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from speedo.compression import Compression
 from speedo.config import make_config
 from speedo.coordinator import Plan
 from speedo.driver import HEARTBEAT_S, Limits
@@ -21,7 +22,7 @@ from speedo.simulator import Faults, SimulatedCluster, World, simulate
 from speedo.trace import Trace
 from speedo.weights import Vector
 from tests.core.checker import Checker
-from tests.core.replica import GRADIENT_LR, SIZE
+from tests.core.replica import GRADIENT_LR, SIZE, kind_of
 from tests.core.rules_of_a_run import Rules
 
 MODES = ("sync", "async", "partial", "weed-out", "easgd", "hybrid")
@@ -42,6 +43,7 @@ class Schedule:
     script: tuple[tuple[float, str, int], ...]
     momentum: float
     seed: int
+    compression: Compression
 
 
 def make_schedule(mode: str, chance: random.Random) -> Schedule:
@@ -79,6 +81,7 @@ def make_schedule(mode: str, chance: random.Random) -> Schedule:
         script=_script(workers, chance),
         momentum=chance.choice((0.0, 0.9)),
         seed=chance.randrange(16),
+        compression=_compression(options, chance),
     )
 
 
@@ -98,6 +101,13 @@ def _options(mode: str, chance: random.Random, workers: int) -> dict[str, Any]:
     elif mode != "easgd" and kind < 0.75:
         options |= {"server_gradient": True, "local_steps": 1}
     return options
+
+
+def _compression(options: dict[str, Any], chance: random.Random) -> Compression:
+    how = ["none", "none", "bfloat16", "int8"]
+    if all(kind_of(part) != "WEIGHTS" for part in options.get("phases") or [options]):
+        how += ["topk:0.25", "topk:0.5"]
+    return Compression(chance.choice(how), chance.choice(("none", "none", "bfloat16")))
 
 
 def _faults(chance: random.Random) -> Faults:
@@ -173,6 +183,7 @@ def run(schedule: Schedule, trace: Trace | None = None) -> Checker:
             jitter=schedule.jitter,
             slowness=lambda worker: schedule.speeds[worker % len(schedule.speeds)],
             faults=schedule.faults,
+            compression=schedule.compression,
         ),
         seed=schedule.seed,
         size=SIZE,

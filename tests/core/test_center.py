@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 from speedo.center import Center
+from speedo.compression import NO_COMPRESSION, Compression, make_codec
 from speedo.messages import Drop, Merge, Part, Refused, Trained
 from speedo.sgd_modes.rules import AddDelta, Elastic
 from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
-from speedo.weights import Blob, Kind, Layout, Vector, as_bytes, header_for
+from speedo.weights import Blob, Kind, Layout, Vector, header_for
 from speedo.worker import fetch_vector
 
 LAYOUT = Layout((Blob("w/0", (4,)),))
@@ -19,8 +22,10 @@ EVENT = Trained(2, 1, 5, 0.5, 10)
 KEY = keys.payload("run", 2, 5)
 
 
-def make_center(epoch: int = 0) -> Center:
-    center = Center("run", LAYOUT.zeros(), LAYOUT, MemoryStore(), epoch=epoch)
+def make_center(epoch: int = 0, compression: Compression = NO_COMPRESSION) -> Center:
+    center = Center(
+        "run", LAYOUT.zeros(), LAYOUT, MemoryStore(), epoch=epoch, compression=compression
+    )
     center.publish()
     return center
 
@@ -36,15 +41,18 @@ def send(
     incarnation: int = 1,
     ticket: int = 5,
     epoch: int = 0,
+    compress: str = "none",
 ) -> None:
     """What worker 2 publishes for ticket 5."""
+    codec = make_codec(compress, layout)
+    body = codec.encode(vector)
     header = header_for(
-        vector, layout, kind, version=0,
+        body, layout, kind, version=0, dtype=codec.dtype,
         worker=worker, incarnation=incarnation, ticket=ticket, epoch=epoch,
     )  # fmt: skip
     if flip:
-        as_bytes(vector)[3] ^= 1
-    center.store.write(KEY, header.pack(), as_bytes(vector))
+        body[3] ^= 1
+    center.store.write(KEY, header.pack(), body)
 
 
 def ones() -> Vector:
@@ -193,3 +201,76 @@ def test_what_is_published_carries_version_epoch_and_checksum() -> None:
     found = LAYOUT.zeros()
     header = fetch_vector(center.store, keys.center("run", 0), LAYOUT, Kind.CENTER, found)
     assert (header.version, header.epoch, header.worker, header.ticket) == (0, 3, 0, 0)
+
+
+LOSSY = ("bfloat16", "int8", "topk:0.5")
+ROUNDED = Compression(center="bfloat16")
+
+
+@pytest.mark.parametrize("compress", LOSSY)
+def test_a_payload_in_the_runs_form_is_decoded_and_merged(compress: str) -> None:
+    center = make_center(compression=Compression(compress))
+    send(center, np.array([0, 2, 0, 4], np.float32), compress=compress)
+    assert center.receive(EVENT, RULE) == EVENT
+    center.merge(merge(), 0)
+    np.testing.assert_allclose(center.vector, [0, 2, 0, 4], atol=4 / 254)
+
+
+@pytest.mark.parametrize("compress", LOSSY)
+def test_a_damaged_body_is_refused_before_it_is_decoded(compress: str) -> None:
+    center = make_center(compression=Compression(compress))
+    send(center, ones(), compress=compress, flip=True)
+    refused = center.receive(EVENT, RULE)
+    assert isinstance(refused, Refused)
+    assert "the checksum differs" in refused.reason
+
+
+def test_a_payload_in_another_form_than_the_runs_is_refused() -> None:
+    center = make_center(compression=Compression("bfloat16"))
+    send(center, ones(), compress="int8")  # 4 codes and a scale: 8 bytes, as bfloat16 has
+    refused = center.receive(EVENT, RULE)
+    assert isinstance(refused, Refused)
+    assert "written as int8 where this run has bfloat16" in refused.reason
+    assert refused.blame
+
+
+@pytest.mark.parametrize("compress", LOSSY)
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_numbers_that_are_not_finite_are_refused_in_any_form(compress: str, value: float) -> None:
+    center = make_center(compression=Compression(compress))
+    vector = ones()
+    vector[1] = value
+    send(center, vector, compress=compress)
+    refused = center.receive(EVENT, RULE)
+    assert isinstance(refused, Refused)
+    assert "not finite" in refused.reason
+
+
+def test_where_workers_fetch_rounded_centers_the_exact_one_lies_beside_them() -> None:
+    center = make_center(compression=ROUNDED)
+    send(center, np.full(4, 1 + 2**-12, np.float32))
+    center.receive(EVENT, RULE)
+    center.merge(merge(), 0)
+    assert published(center) == ["center:1", "center:1:rounded"]
+    found = LAYOUT.zeros()
+    fetch_vector(center.store, keys.center("run", 1), LAYOUT, Kind.CENTER, found)
+    assert found.tobytes() == center.vector.tobytes() != ones().tobytes()
+    codec = make_codec("bfloat16", LAYOUT)
+    fetch_vector(center.store, keys.rounded("run", 1), LAYOUT, Kind.CENTER, found, codec)
+    assert found.tobytes() == ones().tobytes()
+
+
+@pytest.mark.parametrize("form", [keys.center, keys.rounded])
+def test_either_form_of_the_center_is_put_back_where_it_is_lost(
+    form: Callable[[str, int], str],
+) -> None:
+    center = make_center(compression=ROUNDED)
+    center.store.delete(form("run", 0))
+    center.restore()
+    assert published(center) == ["center:0", "center:0:rounded"]
+
+
+def test_a_center_knows_what_a_turn_moves() -> None:
+    center = make_center(compression=Compression("int8", "bfloat16"))
+    assert (center.payload_bytes, center.center_bytes) == (60 + 4 + 4, 60 + 8)
+    assert (make_center().payload_bytes, make_center().center_bytes) == (76, 76)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from speedo import center
+from speedo.books import Member, Turn
 from speedo.center import Center
+from speedo.compression.int8 import Int8
 from speedo.coordinator import Coordinator
 from speedo.driver import Driver
 from speedo.messages import NOTHING, Decision, Result
@@ -107,6 +110,13 @@ def forgets_turns(self: Driver, *unused: object) -> None:
     self._deadlines._pending.clear()
 
 
+def carries_over_what_was_refused(self: Coordinator, member: Member) -> Turn:
+    merged, turn = member.merged, member.turn or Turn(0, 0, 0, self.strategy.rule)
+    self._samples_in_flight -= turn.samples
+    member.turn, member.merged = None, merged
+    return turn
+
+
 BREAKS: dict[str, tuple[str, str, Break]] = {
     "a stale result merges": ("weed-out", "too stale", replace(WeedOut, "on_result", merges_stale)),
     "a round closes early": (
@@ -175,6 +185,16 @@ BREAKS: dict[str, tuple[str, str, Break]] = {
         after(Center, "publish", spoils),
     ),
     "old centers are left behind": ("easgd", "left behind", replace(Center, "_retire", print)),
+    "a payload is decoded wrongly": (
+        "async",
+        "not its replay",
+        after(Int8, "_decode", lambda self, coded, into: np.multiply(into, 1.01, out=into)),
+    ),
+    "a refused payload's loss is carried over": (
+        "async",
+        "carries over",
+        replace(Coordinator, "_end_turn", carries_over_what_was_refused),
+    ),
     "nobody counts the time without workers": (
         "sync",
         "too long for workers|does not end",

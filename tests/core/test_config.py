@@ -88,6 +88,23 @@ def test_nothing_given_is_a_synchronous_run_of_two_workers() -> None:
         ({"redis": "redis://h:6379", "redis_tls": True},
          ("redis_tls is for the Redis that is started, but redis names one of yours; leave redis_tls out, "
          "and write its URL as rediss://...")),
+        ({"compress": "float16"},
+         ("compress is 'float16'; use none, bfloat16, int8, or topk:F with a fraction F above 0 and up to "
+         "0.5, as in topk:0.01")),
+        ({"compress": "topk:1"},
+         ("compress is 'topk:1'; use none, bfloat16, int8, or topk:F with a fraction F above 0 and up to "
+         "0.5, as in topk:0.01")),
+        ({"compress": "topk:0.01", "mode": "easgd"},
+         ("compress is topk:0.01, but elastic averaging sends weights, and a few of them make no model; "
+         "use bfloat16 or int8")),
+        ({"compress": "topk:0.01", "mode": "partial", "moving_rate": 0.3},
+         ("compress is topk:0.01, but elastic averaging sends weights, and a few of them make no model; "
+         "use bfloat16 or int8")),
+        ({"compress": "topk:0.01", "mode": "hybrid",
+          "phases": [{"mode": "sync", "iterations": 5}, {"mode": "easgd", "iterations": 5}]},
+         ("compress is topk:0.01, but elastic averaging sends weights, and a few of them make no model; "
+         "use bfloat16 or int8")),
+        ({"compress_center": "int8"}, "compress_center is 'int8'; use one of 'none' or 'bfloat16'"),
         ({"workers": 0}, "workers is 0: use 1 to 10000"),
         ({"workers": 10_001}, "workers is 10001: use 1 to 10000"),
         ({"min_workers": 3}, "min_workers is 3: use 1 up to the 2 of workers"),
@@ -247,3 +264,13 @@ def test_modules_of_python_layers_are_given_with_commas() -> None:
 def test_lost_workers_are_waited_for_as_long_as_any() -> None:
     assert make_config({"timeout": 30}).seconds_to_join == 30.0
     assert make_config({"timeout": 30, "join_timeout": 5}).seconds_to_join == 5.0
+
+
+@pytest.mark.parametrize("compress", ["none", "bfloat16", "int8", "topk:0.5", "topk:1e-4"])
+def test_what_can_be_compressed_is_let_through(compress: str) -> None:
+    assert make_config({"compress": compress, "mode": "weed-out"}).compress == compress
+
+
+@pytest.mark.parametrize("compress", ["bfloat16", "int8"])
+def test_weights_can_be_rounded(compress: str) -> None:
+    assert make_config({"compress": compress, "mode": "easgd"}).compress == compress

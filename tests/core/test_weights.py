@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,6 +13,7 @@ from speedo.errors import PayloadError
 from speedo.weights import (
     HEADER_BYTES,
     Blob,
+    DType,
     Header,
     Kind,
     Layout,
@@ -28,7 +31,7 @@ SMALL, LARGE = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 
 
 def packed() -> bytearray:
-    return bytearray(header_for(VECTOR, LAYOUT, Kind.DELTA, version=7).pack())
+    return bytearray(header_for(as_bytes(VECTOR), LAYOUT, Kind.DELTA, version=7).pack())
 
 
 def test_a_layout_places_its_blobs_end_to_end() -> None:
@@ -52,19 +55,23 @@ def test_layouts_of_the_same_size_differ_in_their_digest(other: Layout) -> None:
 
 
 def test_a_header_has_60_bytes_in_the_written_order() -> None:
-    header = Header(Kind.WEIGHTS, 1, 2, 3, 4, worker=5, incarnation=6, ticket=7, epoch=8)
+    header = Header(
+        Kind.WEIGHTS, 1, 2, 3, 4, worker=5, incarnation=6, ticket=7, epoch=8, dtype=DType.INT8
+    )
     assert HEADER_BYTES == 60
     assert header.pack() == (
-        b"SPDO" + bytes([1, 3, 1, 0])
+        b"SPDO" + bytes([1, 3, 3, 0])
         + b"".join(n.to_bytes(4, "little") for n in (5, 6, 8))
         + b"".join(n.to_bytes(8, "little") for n in (1, 2, 3, 7, 4))
     )  # fmt: skip
 
 
 @given(
-    st.builds(Header, st.sampled_from(Kind), LARGE, LARGE, LARGE, LARGE, SMALL, SMALL, LARGE, SMALL)
+    st.builds(Header, st.sampled_from(Kind), *[LARGE] * 4, *[SMALL] * 2, LARGE, SMALL),
+    st.sampled_from(DType),
 )
-def test_a_header_comes_back_as_it_went(header: Header) -> None:
+def test_a_header_comes_back_as_it_went(header: Header, dtype: DType) -> None:
+    header = replace(header, dtype=dtype)
     assert Header.unpack(header.pack()) == header
 
 
@@ -74,7 +81,8 @@ def test_a_header_comes_back_as_it_went(header: Header) -> None:
         (0, 0x80, "not written by SpeeDO"),
         (4, 2, "format 2 with dtype 1 is not known"),
         (5, 9, "unknown kind 9"),
-        (6, 2, "format 1 with dtype 2 is not known"),
+        (6, 5, "format 1 with dtype 5 is not known"),
+        (6, 0, "format 1 with dtype 0 is not known"),
     ],
 )
 def test_bytes_that_are_no_header_are_refused(place: int, value: int, words: str) -> None:
@@ -96,10 +104,18 @@ def test_a_pickle_is_no_header() -> None:
 
 
 def test_a_delta_is_never_taken_for_weights() -> None:
-    header = header_for(VECTOR, LAYOUT, Kind.DELTA, version=0)
+    header = header_for(as_bytes(VECTOR), LAYOUT, Kind.DELTA, version=0)
     check_header(header, LAYOUT, Kind.DELTA)
     with pytest.raises(PayloadError, match="a delta where a weights was expected"):
         check_header(header, LAYOUT, Kind.WEIGHTS)
+
+
+@pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.INT8, DType.TOPK])
+def test_a_vector_that_is_written_otherwise_than_expected_is_refused(dtype: DType) -> None:
+    header = header_for(as_bytes(VECTOR), LAYOUT, Kind.DELTA, version=0, dtype=dtype)
+    check_header(header, LAYOUT, Kind.DELTA, dtype)
+    with pytest.raises(PayloadError, match=f"as {dtype.name.lower()} where this run has float32"):
+        check_header(header, LAYOUT, Kind.DELTA)
 
 
 @pytest.mark.parametrize("count", [0, 8, 10, 2**63])
@@ -118,16 +134,16 @@ def test_a_header_of_another_net_is_refused() -> None:
 @given(st.integers(0, 36 * 8 - 1))
 def test_every_flipped_bit_is_found(bit: int) -> None:
     vector = VECTOR.copy()
-    header = header_for(vector, LAYOUT, Kind.CENTER, version=1)
-    check_body(header, vector)
+    header = header_for(as_bytes(vector), LAYOUT, Kind.CENTER, version=1)
+    check_body(header, as_bytes(vector))
     as_bytes(vector)[bit // 8] ^= 1 << bit % 8
     with pytest.raises(PayloadError, match="the checksum differs"):
-        check_body(header, vector)
+        check_body(header, as_bytes(vector))
 
 
 def test_a_vector_of_another_length_gets_no_header() -> None:
-    with pytest.raises(PayloadError, match="the net has 9 parameters"):
-        header_for(VECTOR[:8], LAYOUT, Kind.DELTA, version=0)
+    with pytest.raises(PayloadError, match="the net has 9 parameters, 36 bytes; the vector has 32"):
+        header_for(as_bytes(VECTOR[:8]), LAYOUT, Kind.DELTA, version=0)
 
 
 @pytest.mark.parametrize("vector", [VECTOR.astype(np.float64), VECTOR[::2]])
@@ -138,4 +154,4 @@ def test_only_contiguous_float32_has_bytes(vector: np.ndarray) -> None:
 
 def test_the_checksum_is_that_of_xxh3() -> None:
     """Written down once, so that a change of the algorithm is a change of the format."""
-    assert checksum(np.zeros(4, np.float32)) == 0xD0A66A65C7528968
+    assert checksum(as_bytes(np.zeros(4, np.float32))) == 0xD0A66A65C7528968

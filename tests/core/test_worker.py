@@ -7,12 +7,13 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from speedo.compression import NO_COMPRESSION, Compression, make_codec
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.errors import MissingKeyError, PayloadError
 from speedo.messages import Train
 from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
-from speedo.weights import Header, Kind, Vector, as_bytes, header_for
+from speedo.weights import DType, Header, Kind, Vector, as_bytes, header_for
 from speedo.worker import PAYLOAD_EXPIRY_S, Worker, fetch_vector
 
 BATCH = 5
@@ -20,6 +21,9 @@ BATCH = 5
 
 class RecordingEngine(QuadraticEngine):
     """Writes down for which iteration it was asked for how many steps."""
+
+    def stand_still(self) -> None:
+        self._lr = np.float32(0.0)
 
     def __init__(self) -> None:
         super().__init__(4, batch=BATCH)
@@ -41,17 +45,21 @@ class Clock:
         return self.now
 
 
-def make_worker(center: Vector | None = None, version: int = 0) -> tuple[Worker, RecordingEngine]:
+def make_worker(
+    center: Vector | None = None, version: int = 0, compression: Compression = NO_COMPRESSION
+) -> tuple[Worker, RecordingEngine]:
     engine = RecordingEngine()
     clock = Clock()
-    worker = Worker("run", 3, 2, engine, MemoryStore(clock=clock), clock, epoch=4)
+    store = MemoryStore(clock=clock)
+    worker = Worker("run", 3, 2, engine, store, clock, epoch=4, compression=compression)
     publish(worker, np.zeros(4, np.float32) if center is None else center, version)
     return worker, engine
 
 
 def publish(worker: Worker, center: Vector, version: int) -> None:
-    header = header_for(center, worker.engine.layout, Kind.CENTER, version=version, epoch=4)
-    worker.store.write(keys.center("run", version), header.pack(), as_bytes(center))
+    body = as_bytes(center)
+    header = header_for(body, worker.engine.layout, Kind.CENTER, version=version, epoch=4)
+    worker.store.write(keys.center("run", version), header.pack(), body)
 
 
 def command(payload: Kind = Kind.DELTA, **change: object) -> Train:
@@ -63,9 +71,10 @@ def command(payload: Kind = Kind.DELTA, **change: object) -> Train:
 
 
 def payload(worker: Worker, kind: Kind) -> tuple[Header, Vector]:
-    vector = worker.engine.layout.zeros()
+    layout = worker.engine.layout
+    vector, codec = layout.zeros(), make_codec(worker.compression.payload, layout)
     key = keys.payload("run", 3, 9)
-    return fetch_vector(worker.store, key, worker.engine.layout, kind, vector), vector
+    return fetch_vector(worker.store, key, layout, kind, vector, codec), vector
 
 
 def weights(engine: QuadraticEngine) -> Vector:
@@ -179,3 +188,84 @@ def test_a_payload_that_no_master_fetches_leaves_the_store_by_itself() -> None:
     worker.clock.now += PAYLOAD_EXPIRY_S
     with pytest.raises(MissingKeyError):
         payload(worker, Kind.DELTA)
+
+
+HALF = Compression(payload="topk:0.5")  # two of the four values
+
+
+def moves(compression: Compression, *commands: Train) -> list[Vector]:
+    """What a master reads of these turns; each starts from the same center."""
+    worker, _ = make_worker(compression=compression)
+    found = []
+    for one in commands:
+        worker.turn(one)
+        found.append(payload(worker, one.payload)[1])
+    return found
+
+
+def test_what_a_payload_lost_is_in_the_next_once_the_last_was_merged() -> None:
+    whole = moves(NO_COMPRESSION, command(), command())
+    first, second = moves(HALF, command(), command(carry_over=True))
+    assert np.count_nonzero(first) == np.count_nonzero(second) == 2
+    np.testing.assert_array_equal(first[first != 0], whole[0][first != 0])
+    rest = whole[0] - first
+    np.testing.assert_array_equal(second[second != 0], (rest + whole[1])[second != 0])
+    assert (rest[second != 0] != 0).any()
+
+
+@pytest.mark.parametrize(
+    "forgetting",
+    [
+        (command(), command()),  # the last was not merged
+        (command(), command(Kind.GRADIENT, carry_over=True)),
+        (command(), command(Kind.WEIGHTS), command(carry_over=True)),
+    ],
+)
+def test_what_a_payload_lost_is_forgotten_where_it_has_no_place(
+    forgetting: tuple[Train, ...],
+) -> None:
+    last = moves(HALF, *forgetting)[-1]
+    whole = moves(NO_COMPRESSION, *forgetting)[-1]
+    np.testing.assert_array_equal(last[last != 0], whole[last != 0])
+
+
+def test_a_turn_that_was_not_finite_spoils_none_after_it() -> None:
+    worker, _ = make_worker(compression=HALF)
+    publish(worker, np.full(4, np.nan, np.float32), 1)
+    worker.turn(command(version=1))
+    assert not np.isfinite(payload(worker, Kind.DELTA)[1]).all()
+    worker.engine.load_history(bytes(8 + 16))
+    worker.turn(command())
+    assert np.isfinite(payload(worker, Kind.DELTA)[1]).all()
+
+
+@pytest.mark.parametrize("compress", ["bfloat16", "int8"])
+def test_the_mean_of_weights_that_are_sent_is_nearer_than_each(compress: str) -> None:
+    worker, engine = make_worker(compression=Compression(payload=compress))
+    engine.stand_still()
+    publish(worker, np.array([1, 1 / 3, 1 / 7, 1 / 11], np.float32), 1)
+    sent = []
+    for _ in range(40):
+        worker.turn(command(Kind.WEIGHTS, version=1, carry_over=True))
+        sent.append(payload(worker, Kind.WEIGHTS)[1])
+    off = [np.abs(one - weights(engine)).max() for one in sent]
+    assert np.abs(np.mean(sent, axis=0) - weights(engine)).max() < 0.1 * max(off)
+
+
+def test_a_worker_fetches_the_rounded_center_where_there_is_one() -> None:
+    worker, engine = make_worker(compression=Compression(center="bfloat16"))
+    codec, exact = make_codec("bfloat16", engine.layout), np.full(4, 1 + 2**-12, np.float32)
+    body = codec.encode(exact)
+    header = header_for(body, engine.layout, Kind.CENTER, version=1, dtype=codec.dtype)
+    worker.store.write(keys.rounded("run", 1), header.pack(), body)
+    worker.turn(command(Kind.GRADIENT, version=1))
+    assert weights(engine).tolist() == [1.0] * 4
+
+
+def test_a_center_in_another_form_than_the_runs_is_an_error() -> None:
+    worker, engine = make_worker(compression=Compression(center="bfloat16"))
+    body = memoryview(bytes(8))
+    header = header_for(body, engine.layout, Kind.CENTER, version=1, dtype=DType.INT8)
+    worker.store.write(keys.rounded("run", 1), header.pack(), body)
+    with pytest.raises(PayloadError, match="written as int8 where this run has bfloat16"):
+        worker.turn(command(version=1))

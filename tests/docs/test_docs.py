@@ -22,7 +22,8 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
 OPTION = re.compile(r"--[a-z][a-z-]*")
 # Options in the pages that are other programs': pytest's own flag of this suite.
-OTHERS = {"--rewrite-traces"}
+# Options of benches and tests.
+OTHERS = {"--rewrite-traces", "--seconds", "--turns", "--variant", "--whole-only"}
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 

@@ -1,6 +1,7 @@
-"""The fault matrix as a table: `python -m tests.faults.report REPORT [PAGE]`.
+"""The fault matrix as a table: `python -m tests.faults.report PAGE REPORT...`.
 
-REPORT is what the tests wrote down. With PAGE, the table also replaces the one between this page's two marks.
+A report is what the tests wrote down; where a test stands in several, the last counts. The table also replaces the
+one between the two marks of PAGE.
 """
 
 from __future__ import annotations
@@ -12,15 +13,25 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-from tests.faults.rows import Tried
+from tests.faults.rows import MODES, Tried
 
 BEGIN: Final = "<!-- make faults: begin -->"
 END: Final = "<!-- make faults: end -->"
+_ORDER: Final = (*MODES, "hybrid")
 
 
-def tried_in(report: Path) -> list[Tried]:
-    lines = report.read_text(encoding="utf-8").splitlines()
-    return [Tried(**json.loads(line)) for line in lines]
+def tried_in(*reports: Path) -> list[Tried]:
+    """One entry for each test: it failed if any part of it did."""
+    found: dict[tuple[int, str, str], Tried] = {}
+    for report in reports:
+        own: dict[tuple[int, str, str], Tried] = {}
+        for line in report.read_text(encoding="utf-8").splitlines():
+            tried = Tried(**json.loads(line))
+            key = (tried.row, tried.fault, tried.mode)
+            if key not in own or own[key].outcome == "passed":
+                own[key] = tried
+        found |= own
+    return list(found.values())
 
 
 def table(tried: Iterable[Tried]) -> str:
@@ -41,7 +52,7 @@ def _line(row: int, fault: str, tests: list[Tried]) -> str:
     seconds = sorted(one.seconds for one in tests if one.seconds is not None)
     took = f"{seconds[0]:.1f} to {seconds[-1]:.1f} s" if seconds else ""
     notes = [one.note for one in tests if one.note and one.outcome == "passed"]
-    modes = ", ".join(one.mode for one in tests)
+    modes = ", ".join(sorted((one.mode for one in tests), key=_ORDER.index))
     return f"| {row} | {fault} | {modes} | {result} | {took} | {notes[0] if notes else ''} |"
 
 
@@ -55,7 +66,7 @@ def put_into(page: Path, text: str) -> None:
 
 
 if __name__ == "__main__":
-    made = table(tried_in(Path(sys.argv[1])))
+    page, *reports = map(Path, sys.argv[1:])
+    made = table(tried_in(*reports))
     print(made)
-    for name in sys.argv[2:]:
-        put_into(Path(name), made)
+    put_into(page, made)

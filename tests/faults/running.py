@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -133,8 +134,11 @@ class Run:
         """The worker processes by slot, told apart by the log that holds their standard error."""
         found = {}
         for process in self.processes("ray::WorkerActor"):
-            log = Path(f"/proc/{process.pid}/fd/2").resolve().name
-            found[int(log.removeprefix("worker-").removesuffix(".log"))] = process
+            log = re.fullmatch(
+                r"worker-(\d+)\.log", Path(f"/proc/{process.pid}/fd/2").resolve().name
+            )
+            if log is not None:  # else it has only just begun
+                found[int(log[1])] = process
         return found
 
     def processes(self, name: str) -> list[psutil.Process]:

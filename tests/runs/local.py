@@ -83,8 +83,9 @@ def train_here(
         if place.history is not None:
             engine.load_history(training.histories[place.worker])
         cluster.workers[place.worker] = Worker(
-            settings.keyspace, place.worker, place.incarnation, engine, store, time.monotonic
-        )
+            settings.keyspace, place.worker, place.incarnation, engine, store, time.monotonic,
+            compression=settings.compression,
+        )  # fmt: skip
         cluster.events.append(Joined(place.worker, place.incarnation, engine.samples_per_step))
     if spec.has_test:
         tester = PycaffeEngine(solver_for_tester(spec), lr_policy=spec.lr_policy)

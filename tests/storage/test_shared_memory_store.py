@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,6 +69,63 @@ def test_a_cut_blob_is_refused(tmp_path: Path) -> None:
     os.truncate(tmp_path / "k", 500)
     with pytest.raises(PayloadError, match="damaged: 500 bytes"):
         store.read("k", memoryview(bytearray(1000)))
+
+
+def test_the_file_of_a_deleted_blob_is_used_again(tmp_path: Path) -> None:
+    store, size = SharedMemoryStore(tmp_path), 100_000
+    put(store, "one", b"1" * size)
+    first = (tmp_path / "one").stat().st_ino
+    store.delete("one")
+    assert store.keys("") == []
+    with pytest.raises(MissingKeyError):
+        store.read_head("one")
+    put(store, "two", b"2" * size)
+    put(store, "three", b"3" * size)
+    assert (tmp_path / "two").stat().st_ino == first != (tmp_path / "three").stat().st_ino
+    assert get(store, "two") == b"2" * size
+    for number in range(20):
+        put(store, f"many{number}", b"x" * size)
+    store.delete(*store.keys(""))
+    assert len(list(tmp_path.iterdir())) <= 4
+
+
+def test_a_reader_whose_file_is_taken_for_another_blob_notices(tmp_path: Path) -> None:
+    size = 200_000
+    writer, reader = SharedMemoryStore(tmp_path), SharedMemoryStore(tmp_path)
+    stop = threading.Event()
+
+    def write() -> None:
+        for number in itertools.count():
+            if stop.is_set():
+                return
+            put(writer, "k", bytes([number % 251]) * size)
+            writer.delete("k")
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    whole = missing = 0
+    into = bytearray(size)
+    end = time.monotonic() + 60
+    while (whole < 200 or missing < 20) and time.monotonic() < end:
+        try:
+            reader.read("k", memoryview(into))
+        except MissingKeyError:
+            missing += 1
+        else:
+            assert into == into[:1] * size
+            whole += 1
+    stop.set()
+    thread.join()
+    assert whole >= 200
+    assert missing >= 20
+
+
+def test_spare_files_go_when_there_is_no_room(small: Path) -> None:
+    store = SharedMemoryStore(small)
+    put(store, "one", b"1" * 600_000)
+    store.delete("one")
+    put(store, "two", b"2" * 700_000)
+    assert get(store, "two") == b"2" * 700_000
 
 
 def test_a_reader_that_began_reads_on_after_the_blob_was_replaced(tmp_path: Path) -> None:

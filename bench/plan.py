@@ -1,0 +1,230 @@
+"""How well `speedo plan` predicts: calibrates, predicts, measures the same with the product, and compares.
+
+    python -m bench.plan [--net lenet] [--rounds 3] [--seconds 5] [--megabits 1000] [--modes sync async easgd]
+
+Each round calibrates anew: Caffe, the store and the merge alone, and runs of one worker for the time of messages, on
+this machine and between hosts. Then every mode runs with 1 and 2 workers: on this machine through shared memory
+(`here`) and through Redis (`redis`), and with master and workers on hosts of their own, whose cables carry so many
+megabits each way (`link`). Those hosts are network namespaces, so this needs root, and they share the cores of this
+machine, which the prediction knows.
+
+A line has the medians over the rounds of what was predicted and measured, and of the error of each round. Status 1 if
+a measurement failed or an error is above 10 %.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench import table
+from bench.arguments import parser_for, rounds, seconds, whole
+from bench.figures import MeasureError
+from bench.link import limit
+from bench.machine import heading
+from bench.nets import SHAPES, Bench
+from bench.processes import end_by_signals
+from bench.runs import cores, iterations_for, train
+from bench.wire import Hosts
+from speedo.planning.calibration import Calibration
+from speedo.planning.from_run import with_run
+from speedo.planning.prediction import predict
+from speedo.planning.site import Site
+from speedo.planning.solvers import measure_solver
+from tests.hosts.network import network
+
+PLACES = ("here", "redis", "link")
+ROUND_TRIP_S = 0.1e-3  # between two namespaces
+WHOLE = ("--whole-batch", "--checkpoint-interval", "0")
+GOOD = 0.10
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One thing that is predicted and measured."""
+
+    place: str
+    mode: str
+    workers: int
+    local_steps: int
+
+    @property
+    def name(self) -> str:
+        workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"
+        return f"{self.place}, {self.mode}, {workers}, {self.local_steps} local"
+
+    @property
+    def options(self) -> list[str]:
+        redis = ["--same-node", "redis"] if self.place == "redis" else []
+        return [*WHOLE, "--local-steps", str(self.local_steps), *redis]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """Images/s."""
+
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bed:
+    """What all measurements of a call share."""
+
+    net: Bench
+    seconds: float
+    megabits: float
+
+    def calibrate(self, scratch: Path, say: Say, *, over_link: bool) -> Calibration:
+        """Caffe, store and merge measured alone; the messages from runs of one worker, here and on another host."""
+        solver = self.net.solver(self.net.batch)
+        alone = measure_solver(solver, ("async",), (1,), False, self.seconds, say)
+        iterations = iterations_for(self.seconds, alone.images_per_s, self.net.batch, 1, 1, 40)
+        train(self.net, "async", 1, iterations, WHOLE, scratch, seconds=self.seconds)
+        calibration = with_run(scratch / "run", alone)
+        if not over_link:
+            return calibration
+        far = scratch / "far"
+        far.mkdir()
+        self._between_hosts("async", 1, WHOLE, far)
+        return with_run(far / "run", calibration)
+
+    def expect(self, case: Case, calibration: Calibration) -> float:
+        """Images/s by the simulator."""
+        if case.place == "link":
+            site = Site(cores(), 1e6 * self.megabits, ROUND_TRIP_S, one_processor=True)
+        else:
+            same_node = "redis" if case.place == "redis" else "shared-memory"
+            site = Site(cores(), same_node=same_node)
+        told = predict(calibration, site, case.mode, case.workers, case.local_steps, split=False)
+        return told.images_per_s
+
+    def measure(self, case: Case, calibration: Calibration, scratch: Path) -> float:
+        """Images/s of the product."""
+        if case.place == "link":
+            return self._between_hosts(case.mode, case.workers, case.options, scratch)
+        iterations = iterations_for(
+            self.seconds, calibration.images_per_s, self.net.batch, case.workers, case.local_steps
+        )
+        run = train(
+            self.net,
+            case.mode,
+            case.workers,
+            iterations,
+            case.options,
+            scratch,
+            seconds=self.seconds,
+        )
+        return run.images_per_s
+
+    def _between_hosts(
+        self, mode: str, workers: int, options: Sequence[str], scratch: Path
+    ) -> float:
+        with network(workers + 1) as hosts:
+            for host in hosts:
+                limit(host, self.megabits)
+            members = Hosts(hosts, self.net, scratch, self.seconds)
+            return members.train(mode, options, scratch)[0].images_per_s
+
+
+def measure_round(bed: Bed, cases: Sequence[Case], say: Say) -> dict[Case, Figure]:
+    """One calibration, and every case after it; a case that fails is told and missing."""
+    figures: dict[Case, Figure] = {}
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=bed.net.folder)))
+        over_link = any(case.place == "link" for case in cases)
+        calibration = bed.calibrate(scratch, say, over_link=over_link)
+        say(f"calibrated: {calibration.model_dump_json(exclude={'shape', 'origin'})}")
+        for case in cases:
+            guess = bed.expect(case, calibration)
+            with tempfile.TemporaryDirectory(dir=scratch) as own:
+                try:
+                    figures[case] = Figure(guess, bed.measure(case, calibration, Path(own)))
+                except MeasureError as error:
+                    say(f"{case.name}: failed: {error}")
+                    continue
+            one = figures[case]
+            say(
+                f"{case.name}: {one.predicted:,.0f} predicted, {one.measured:,.0f} measured, {one.error:+.1%}"
+            )
+    return figures
+
+
+def report(
+    cases: Sequence[Case], measured: Sequence[dict[Case, Figure]]
+) -> tuple[table.Table, float]:
+    """The table, and the largest of the errors; infinite if a case was never measured."""
+    lines = [["", "predicted images/s", "measured", "error", "least to most"]]
+    worst = 0.0
+    for case in cases:
+        figures = [one[case] for one in measured if case in one]
+        if not figures:
+            lines.append([case.name, "", "failed", "", ""])
+            worst = float("inf")
+            continue
+        errors = [one.error for one in figures]
+        error = statistics.median(errors)
+        worst = max(worst, abs(error))
+        lines.append(
+            [
+                case.name,
+                f"{statistics.median(one.predicted for one in figures):,.0f}",
+                f"{statistics.median(one.measured for one in figures):,.0f}",
+                f"{error:+.1%}",
+                f"{min(errors):+.1%} to {max(errors):+.1%}",
+            ]
+        )
+    return lines, worst
+
+
+def main() -> int:
+    parser = parser_for("bench.plan", __doc__, default_rounds=3)
+    parser.add_argument("--net", choices=list(SHAPES), default="lenet")
+    parser.add_argument("--modes", nargs="+", default=["sync", "async", "easgd"])
+    parser.add_argument("--workers", nargs="+", type=whole, default=[1, 2], metavar="N")
+    parser.add_argument("--local-steps", nargs="+", type=whole, default=[1], metavar="N")
+    parser.add_argument("--places", nargs="+", choices=PLACES, default=list(PLACES))
+    parser.add_argument("--megabits", type=whole, default=1000, metavar="N", help="of each cable")
+    parser.add_argument("--seconds", type=seconds, default=5.0, metavar="S", help="of each run")
+    asked = parser.parse_args()
+    end_by_signals()
+    _, say = heading("bench.plan")
+    tools = all(map(shutil.which, ("ip", "tc")))
+    if "link" in asked.places and (os.geteuid() != 0 or not tools):
+        raise SystemExit("place link needs root, ip and tc; leave it out with --places here redis")
+    cases = [
+        Case(place, mode, workers, steps)
+        for place in asked.places
+        for steps in asked.local_steps
+        for mode in asked.modes
+        for workers in asked.workers
+    ]
+    measured = []
+    with tempfile.TemporaryDirectory(prefix="speedo-bench-") as folder:
+        bed = Bed(Bench.make(asked.net, Path(folder) / asked.net), asked.seconds, asked.megabits)
+        for _ in range(asked.rounds):
+            measured.append(measure_round(bed, cases, say))
+    write = table.markdown if asked.markdown else table.text
+    lines, worst = report(cases, measured)
+    verdict = "within" if worst <= GOOD else "not within"
+    print(
+        f"\n{asked.net}, links of {asked.megabits} Mbit/s: medians of {rounds(asked.rounds)} of {asked.seconds:g} s\n\n"
+        f"{write(lines)}\n\nThe largest error is {worst:.1%}, {verdict} {GOOD:.0%}."
+    )
+    return 0 if worst <= GOOD else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""Turns of workers on the master's machine, over a unix socket: a tenth of what an actor call takes.
+
+`bench/messages.py` has the figures. A message is a line of JSON: the name of its class and its fields. The socket
+lies in the run's own folder (mode 0700), so whoever reaches it is the master's user. A worker serves its channel in
+one long actor call, whose end Ray reports as it reports any death.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from speedo.errors import MissingKeyError, PayloadError, StoreUnavailableError
+from speedo.messages import Refused, SaveState, StateSaved, Train, Trained
+from speedo.weights import Kind
+
+SOCKET: Final = "turns"
+CONNECT_S: Final = 10.0
+SEND_S: Final = 5.0  # a message fits the socket's buffer, unless the other end takes nothing at all
+BACKLOG: Final = 128
+
+Message = Train | SaveState | Trained | Refused | StateSaved
+_KINDS: Final = {kind.__name__: kind for kind in (Train, SaveState, Trained, Refused, StateSaved)}
+
+
+def pack(message: Message) -> bytes:
+    """A message as a line."""
+    values = {one.name: getattr(message, one.name) for one in fields(message)}
+    return json.dumps({"message": type(message).__name__, **values}).encode() + b"\n"
+
+
+def unpack(line: bytes) -> Message:
+    """Raises `ValueError` or `TypeError` for anything that is no message."""
+    values = json.loads(line)
+    kind: Any = _KINDS.get(values.pop("message", ""))
+    if kind is None:
+        raise ValueError("no message of a channel")
+    if "payload" in values:
+        values["payload"] = Kind(values["payload"])
+    message: Message = kind(**values)
+    return message
+
+
+def refusal(command: Train, error: BaseException) -> Refused:
+    """What a turn that raised comes to; the worker is not to blame for the store, nor for a damaged center."""
+    passing = StoreUnavailableError | MissingKeyError | PayloadError
+    blame = not isinstance(error, passing)
+    return Refused(command.worker, command.incarnation, command.ticket, first_line(error), blame)
+
+
+def first_line(error: BaseException) -> str:
+    """An error as one sentence."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0]
+
+
+class WorkerChannel:
+    """The worker's end: commands come out of it until the master closes it, or dies."""
+
+    def __init__(self, folder: str, worker: int, incarnation: int) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        try:
+            self._socket.connect(f"{folder}/{SOCKET}")
+            self._socket.sendall(json.dumps([worker, incarnation]).encode() + b"\n")
+        except OSError:
+            self._socket.close()
+            raise
+        self._lines = self._socket.makefile("rb")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._lines.close()
+        self._socket.close()
+
+    def commands(self) -> Iterator[Train | SaveState]:
+        with suppress(ConnectionError):
+            for line in self._lines:
+                message = unpack(line)
+                assert isinstance(message, Train | SaveState)
+                yield message
+
+    def answer(self, message: Trained | Refused | StateSaved) -> None:
+        with suppress(ConnectionError):  # the end of the commands comes next
+            self._socket.sendall(pack(message))
+
+
+class Channels:
+    """The master's end of all of them; answers go to `hear`, from a thread of each worker's own."""
+
+    def __init__(
+        self, folder: Path, hear: Callable[[Trained | Refused | StateSaved], None]
+    ) -> None:
+        self.folder, self._hear = str(folder), hear
+        self._open: dict[tuple[int, int], socket.socket] = {}
+        self._changed = threading.Condition()
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(f"{folder}/{SOCKET}")
+        self._listener.listen(BACKLOG)
+        threading.Thread(target=self._accept, name="channels", daemon=True).start()
+
+    def wait_for(self, worker: int, incarnation: int, timeout_s: float = CONNECT_S) -> bool:
+        """Whether this worker's channel opens in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: (worker, incarnation) in self._open, timeout_s)
+
+    def send(self, command: Train | SaveState) -> bool:
+        """Whether this worker has a channel; one that is broken loses the command, as its end is being told."""
+        channel = self._open.get((command.worker, command.incarnation))
+        if channel is None:
+            return False
+        with suppress(OSError):
+            channel.sendall(pack(command))
+        return True
+
+    def close(self, worker: int, incarnation: int) -> None:
+        """No command will follow; what is under way is still answered."""
+        channel = self._open.pop((worker, incarnation), None)
+        if channel is not None:
+            with suppress(OSError):
+                channel.shutdown(socket.SHUT_WR)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                channel, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._listen, args=(channel,), daemon=True).start()
+
+    def _listen(self, channel: socket.socket) -> None:
+        channel.settimeout(None)
+        with channel, channel.makefile("rb") as lines, suppress(OSError, ValueError, TypeError):
+            worker, incarnation = json.loads(next(lines, b""))
+            channel.setsockopt(
+                socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(SEND_S)
+            )  # reading waits for ever, sending does not
+            with self._changed:
+                self._open[worker, incarnation] = channel
+                self._changed.notify_all()
+            for line in lines:
+                message = unpack(line)
+                if isinstance(message, Trained | Refused | StateSaved):
+                    self._hear(message)
+
+
+def _timeval(seconds: float) -> bytes:
+    return int(seconds).to_bytes(8, "little") + int(seconds % 1 * 1e6).to_bytes(8, "little")

@@ -1,0 +1,243 @@
+"""`speedo plan`: how fast a run would be with more workers, another mode, another network."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from speedo.config import MODES, make_config
+from speedo.config_file import parse_compression
+from speedo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from speedo.planning.calibration import Calibration
+    from speedo.planning.prediction import Wish
+
+PATH: Final = click.Path(path_type=Path)
+FOLDER: Final = click.Path(path_type=Path, file_okay=False)
+FILE: Final = click.Path(path_type=Path, dir_okay=False)
+ANY_PHASE: Final = ({"mode": "sync", "iterations": 1},)
+AS_IT_IS: Final = {"compress": "none", "compress_center": "none"}
+PLAIN: Final = tuple(mode for mode in MODES if mode != "hybrid")
+
+
+@click.command(short_help="Predict images/s for numbers of workers, modes and links.")
+@click.argument("solver", required=False, type=PATH)
+@click.option(
+    "--workers",
+    metavar="N|A..B",
+    help="Numbers of workers: 8, or 1,2,6, or 1..64 (its ends and the powers of two between).  "
+    "[default: up to the cores of this machine; with --link 1..64]",
+)
+@click.option(
+    "--link",
+    metavar="RATE",
+    help="Workers on machines of their own, with links of this many bits per second: 10gbit, 100mbit.  "
+    "[default: everything on this machine]",
+)
+@click.option(
+    "--latency",
+    metavar="TIME",
+    default="0.2ms",
+    show_default=True,
+    help="With --link: the round trip between two machines, as ping shows it.",
+)
+@click.option(
+    "--per-machine",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="With --link: workers on each machine.",
+)
+@click.option(
+    "--cores",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Cores of each machine.  [default: those of this one]",
+)
+@click.option(
+    "--mode",
+    "modes",
+    multiple=True,
+    type=click.Choice(MODES),
+    help="Predict this mode; repeat the option.  [default: all but hybrid]",
+)
+@click.option(
+    "--local-steps",
+    default="1,10",
+    show_default=True,
+    metavar="N[,N...]",
+    help="Solver steps between two exchanges.",
+)
+@click.option(
+    "--compress",
+    default="none",
+    show_default=True,
+    metavar="HOW",
+    help="What workers send: none, bfloat16, int8 or topk:F.",
+)
+@click.option(
+    "--compress-center",
+    type=click.Choice(["none", "bfloat16"]),
+    default="none",
+    show_default=True,
+    help="What workers fetch.",
+)
+@click.option(
+    "--split-batch/--whole-batch",
+    "split",
+    default=None,
+    help="Divide the batch over the workers, or give it to each.  [default: divide in sync and hybrid]",
+)
+@click.option(
+    "--from",
+    "source",
+    type=PATH,
+    metavar="RUN|FILE",
+    help="Take the times from the directory of a run of `speedo train`, or from a file of --save. With SOLVER too, "
+    "the run tells only what is not measured alone, as the time of messages.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.1, 600),
+    default=3.0,
+    show_default=True,
+    metavar="S",
+    help="How long to measure steps, for each size of batch.",
+)
+@click.option("--save", type=FILE, help="Keep what was measured in this file, for --from.")
+@click.option("--data-root", type=FOLDER, help="Where relative data paths are tried last.")
+@click.option("--cpu", is_flag=True, help="Train on the CPU although the solver says GPU.")
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, metavar="N",
+    help="Of the simulated jitter: the same seed, the same table.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def plan(
+    solver: Path | None,
+    workers: str | None,
+    link: str | None,
+    latency: str,
+    per_machine: int,
+    cores: int | None,
+    modes: tuple[str, ...],
+    local_steps: str,
+    compress: str,
+    compress_center: str,
+    split: bool | None,
+    source: Path | None,
+    seconds: float,
+    save: Path | None,
+    data_root: Path | None,
+    cpu: bool,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Predict how fast a run would be, before you rent machines for it.
+
+    Measures the solver on this machine for some seconds (steps of Caffe, the model through Redis and back, a merge),
+    then lets the real master's code run in a simulator with these times, for every mode, number of workers and
+    number of local steps. Prints images/s, how many times that is one plain Caffe, and the efficiency: that number
+    divided by the workers. Names the best, and what limits it: compute, link, store or master.
+
+    \b
+    speedo plan                                                LeNet on this machine
+    speedo plan my/solver.prototxt --workers 1..64 --link 10gbit
+    speedo plan my/solver.prototxt --workers 16 --link 1gbit --local-steps 1,5,20 --mode easgd
+    speedo plan my/solver.prototxt --save my.json              measure once ...
+    speedo plan --from my.json --link 25gbit                   ... and plan often
+    speedo plan --from runs/20260101-120000-async-ab12         from a run, best with one worker
+
+    Nothing else should run meanwhile. The last lines say what was measured and what was assumed. Tests, checkpoints
+    and how well a mode learns are not part of it.
+    """
+    from speedo.planning.prediction import Wish, predict_all, shares_of
+    from speedo.planning.report import as_json as to_json
+    from speedo.planning.report import as_text
+    from speedo.planning.site import Site
+    from speedo.planning.units import parse_link, parse_steps, parse_time, parse_workers
+
+    here = cores or len(os.sched_getaffinity(0))
+    usual = f"1..{here}" if link is None else "1..64"
+    counts, steps = parse_workers(workers or usual), parse_steps(local_steps)
+    bits, round_trip = None if link is None else parse_link(link), parse_time(latency)
+    how = {"compress": compress, "compress_center": compress_center}
+    wish = Wish(modes or _modes_that_take(compress), steps, counts, split, seed)
+    for mode in modes:
+        make_config({"mode": mode, "phases": ANY_PHASE if mode == "hybrid" else None, **how})
+    if solver is None and source is not None:
+        if how != AS_IT_IS:
+            raise ConfigError(
+                f"--compress is measured: give SOLVER beside --from {source}, or leave it out"
+            )
+        calibration = _known(source, here)
+    else:
+        calibration = _measured(solver, source, wish, how, seconds, data_root=data_root, cpu=cpu)
+    if save is not None:
+        from speedo.planning.calibration import write_calibration
+
+        write_calibration(calibration, save)
+    site = Site(here) if bits is None else Site(here, bits, round_trip, per_machine)
+    if not any(shares_of(calibration, mode, n, split) for mode in wish.modes for n in counts):
+        raise ConfigError(
+            f"batch_size {calibration.batch_size} cannot be divided over {min(counts)} workers or more; "
+            "use fewer workers, or --whole-batch"
+        )
+    predictions = predict_all(calibration, site, wish)
+    if as_json:
+        click.echo(json.dumps(to_json(calibration, site, predictions)))
+    else:
+        click.echo(as_text(calibration, site, predictions))
+
+
+def _modes_that_take(compress: str) -> tuple[str, ...]:
+    """All but hybrid; easgd sends weights, of which a few make no model."""
+    name, _ = parse_compression(compress)
+    return tuple(mode for mode in PLAIN if not (mode == "easgd" and name == "topk"))
+
+
+def _known(source: Path, cores: int) -> Calibration:
+    """From a file of --save, or a run."""
+    from speedo.planning.calibration import read_calibration
+    from speedo.planning.from_run import from_run
+
+    _must_exist(source)
+    return from_run(source, cores=cores) if source.is_dir() else read_calibration(source)
+
+
+def _measured(
+    solver: Path | None,
+    run: Path | None,
+    wish: Wish,
+    how: dict[str, str],
+    seconds: float,
+    **options: Any,
+) -> Calibration:
+    """Measured here, with the messages of a run if one is given."""
+    from speedo.compression import Compression
+    from speedo.planning.from_run import check_run, with_run
+    from speedo.planning.solvers import measure_solver
+
+    if run is not None:  # what is wrong with it is told before anything is measured
+        _must_exist(run)
+        if not run.is_dir():
+            raise ConfigError(f"{run} holds the times of a net: leave SOLVER out, or --from")
+        check_run(run)
+    compression = Compression(how["compress"], how["compress_center"])
+    measured = measure_solver(
+        solver, wish.modes, wish.workers, wish.split, seconds, lambda line: click.echo(line, err=True),
+        compression=compression, **options,
+    )  # fmt: skip
+    return measured if run is None else with_run(run, measured)
+
+
+def _must_exist(source: Path) -> None:
+    if not source.exists():
+        raise ConfigError(
+            f"--from {source} is not there; give a run directory, or a file of --save"
+        )

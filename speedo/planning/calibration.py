@@ -1,0 +1,177 @@
+"""What a prediction rests on: seconds of compute, of a passage through the store, of messages and of the master.
+
+All times are those of one process on an otherwise idle machine. `origin` says of each where it comes from.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+from pathlib import Path
+from typing import Final, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+)
+
+from speedo.errors import ConfigError
+
+QUANTILES: Final = 21
+
+# Assumed where nothing was measured; docs/planning.md lists them.
+MESSAGE_S: Final = (
+    0.35e-3  # half of an actor call with its answer, Ray 2.60 on one machine: 0.65 to 0.75 ms
+)
+CHANNEL_S: Final = 0.05e-3  # the same through the socket between processes of one machine
+HANDLE_S: Final = 0.3e-3  # of the master's process for a result, beside the arrays: driver, log, sending, receiving
+BACKGROUND: Final = (
+    0.03  # of a core of the master's machine: Ray's own processes and those that look on
+)
+SERVER_SHARE: Final = 0.5  # of a passage through Redis, what the server's own thread takes
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class StepTime(_Record):
+    """Mean seconds of one solver step on so many samples."""
+
+    samples: PositiveInt
+    seconds: PositiveFloat
+
+
+class Passage(_Record):
+    """The model once into the store or out of it: seconds in all, and of processor on both sides."""
+
+    seconds: NonNegativeFloat
+    client: NonNegativeFloat
+    server: NonNegativeFloat
+
+
+class Transport(_Record):
+    """A store as one process sees it, for the model as it is; `small` is a command that moves none, as a delete."""
+
+    read: Passage
+    write: Passage
+    small: NonNegativeFloat
+
+    def of(self, passage: Passage, share: float) -> Passage:
+        """`passage`, with a body of this share of the model's bytes."""
+        if share >= 1.0 or passage.seconds <= self.small:
+            return passage
+        part = min(1.0, share + self.small / passage.seconds)
+        return Passage(
+            seconds=part * passage.seconds,
+            client=part * passage.client,
+            server=part * passage.server,
+        )
+
+
+class Calibration(_Record):
+    """One net on one kind of machine. `cores` processes at once each compute `crowding` times slower than one.
+
+    `shape` are the step times at evenly spaced quantiles, from the least to the most, scaled to a mean of 1. `far` and
+    `near` are Redis through TCP and, on its own machine, through its socket. A worker sends `payload_bytes` and
+    fetches `center_bytes`; `nbytes` are those of the model as it is.
+
+    Processor seconds: `load` and `pull` of a worker after a fetch, the elastic pull alone; `seal` before it sends;
+    `check` of the master for a payload that it has read, `merge` to merge it, `publish` before it writes a version,
+    `handle` for all else that a result brings. `message` and `far_message` last from one end to the other.
+    """
+
+    format: Literal[1] = 1
+    net: str
+    batch_size: PositiveInt
+    iter_size: PositiveInt = 1
+    nbytes: PositiveInt
+    payload_bytes: PositiveInt
+    center_bytes: PositiveInt
+    compression: str = "none"
+    steps: tuple[StepTime, ...] = Field(min_length=1)
+    shape: tuple[NonNegativeFloat, ...] = (1.0,)
+    cores: PositiveInt
+    crowding: float = Field(1.0, ge=1.0)
+    background: float = Field(0.0, ge=0.0, lt=1.0)
+    far: Transport
+    near: Transport
+    shared_memory: Transport | None = None
+    load: NonNegativeFloat
+    pull: NonNegativeFloat
+    seal: NonNegativeFloat
+    check: NonNegativeFloat
+    merge: NonNegativeFloat
+    publish: NonNegativeFloat
+    handle: NonNegativeFloat
+    message: NonNegativeFloat
+    far_message: NonNegativeFloat
+    origin: dict[str, str] = {}
+
+    @property
+    def batch(self) -> int:
+        """Samples of one iteration of sequential Caffe."""
+        return self.batch_size * self.iter_size
+
+    @property
+    def images_per_s(self) -> float:
+        """Of sequential Caffe: one process, one core, the whole batch."""
+        return self.batch / self.step_seconds(self.batch)
+
+    def step_seconds(self, samples: int) -> float:
+        """Of one step: on a line between the measured batches, in proportion beyond them."""
+        known = sorted(self.steps, key=lambda step: step.samples)
+        place = bisect.bisect_left([step.samples for step in known], samples)
+        if place == len(known):
+            return known[-1].seconds * samples / known[-1].samples
+        above = known[place]
+        if above.samples == samples:
+            return above.seconds
+        if place == 0:
+            return above.seconds * samples / above.samples
+        below = known[place - 1]
+        share = (samples - below.samples) / (above.samples - below.samples)
+        return below.seconds + share * (above.seconds - below.seconds)
+
+
+def shape_of(seconds: list[float]) -> tuple[float, ...]:
+    """Quantiles of these times, scaled so that what is drawn from them is 1 in the mean: `Calibration.shape`."""
+    ordered = sorted(seconds)
+    last = len(ordered) - 1
+    quantiles = []
+    for number in range(QUANTILES):
+        place = number * last / (QUANTILES - 1)
+        low = int(place)
+        high = min(low + 1, last)
+        quantiles.append(ordered[low] + (place - low) * (ordered[high] - ordered[low]))
+    mean = (sum(quantiles) - 0.5 * (quantiles[0] + quantiles[-1])) / (QUANTILES - 1)
+    return tuple(one / mean for one in quantiles)
+
+
+def write_calibration(calibration: Calibration, path: Path) -> None:
+    """As JSON. Raises `ConfigError`."""
+    try:
+        path.write_text(calibration.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror}; give another --save"
+        ) from None
+
+
+def read_calibration(path: Path) -> Calibration:
+    """What `write_calibration` wrote. Raises `ConfigError`."""
+    try:
+        return Calibration.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror}; give a file of --save, or a run directory"
+        ) from None
+    except (ValueError, ValidationError):
+        raise ConfigError(
+            f"{path} holds no calibration of this version: make it anew with --save, or give a run directory"
+        ) from None

@@ -1,0 +1,290 @@
+"""A calibration by a short measurement on this machine: steps, exchanges, several processes at once.
+
+Caffe runs in child processes, so that an abort of it ends only those. Ray is not started: what a message takes is
+assumed, or taken from a run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+from speedo.compression import NO_COMPRESSION, Compression
+from speedo.engines.caffe_import import prepare_environment
+from speedo.engines.fatal import describe_death
+from speedo.errors import EngineError, SolverError
+from speedo.planning.calibration import (
+    BACKGROUND,
+    CHANNEL_S,
+    HANDLE_S,
+    MESSAGE_S,
+    SERVER_SHARE,
+    Calibration,
+    Passage,
+    StepTime,
+    Transport,
+    shape_of,
+)
+from speedo.planning.child import MARK, PROBLEM
+from speedo.solver import SolverSpec, solver_for_worker
+from speedo.storage.redis_server import PrivateRedis
+
+MOST_AT_ONCE: Final = 8  # processes that compute at the same time
+START_S: Final = 180.0  # for Caffe to build a net
+SLOWEST_STEP_S: Final = 120.0
+WHOLE_CORE: Final = 0.9  # less than this of a core is worth a remark
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long to measure steps each time, at which batch sizes, whether several at once, and what is sent."""
+
+    seconds: float = 3.0
+    batch_sizes: Sequence[int] = ()
+    crowd: bool = True
+    compression: Compression = NO_COMPRESSION
+
+
+def measure(spec: SolverSpec, effort: Effort, note: Note) -> Calibration:
+    """Measure this solver here. Raises `SolverError`, `EngineError`, `StoreError`."""
+    cores = len(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory(prefix="speedo-plan-") as folder:
+        children = _Children(spec, Path(folder), effort)
+        note(
+            f"measuring {spec.net_name or spec.path.stem}: steps, and exchanges through a Redis of its own"
+        )
+        first = children.with_exchange()
+        alone = statistics.fmean(first["steps"])
+        steps = [StepTime(samples=spec.batch, seconds=alone)]
+        for size in sorted({*effort.batch_sizes} - {spec.batch_size}):
+            note(f"measuring steps on a batch of {size}")
+            seconds = statistics.fmean(children.run([size])[0]["steps"])
+            steps.append(StepTime(samples=size * spec.iter_size, seconds=seconds))
+        crowding, at_once, core = 1.0, min(cores, MOST_AT_ONCE), 1.0
+        if effort.crowd and at_once > 1:
+            note(f"measuring {at_once} processes at once")
+            answers = children.run([spec.batch_size] * at_once)
+            together = statistics.fmean(statistics.fmean(one["steps"]) for one in answers)
+            crowding = max(1.0, together / alone)
+            core = min(one["core"] for one in answers)
+    return Calibration(
+        net=spec.net_name or spec.path.stem,
+        batch_size=spec.batch_size,
+        iter_size=spec.iter_size,
+        nbytes=first["nbytes"],
+        payload_bytes=first["payload_bytes"],
+        center_bytes=first["center_bytes"],
+        compression=_name(effort.compression),
+        steps=tuple(sorted(steps, key=lambda step: step.samples)),
+        shape=shape_of(first["steps"]),
+        cores=at_once,
+        crowding=crowding,
+        background=BACKGROUND,
+        **_exchange(first),
+        handle=HANDLE_S,
+        message=CHANNEL_S,
+        far_message=MESSAGE_S,
+        origin=_origin(first, at_once if effort.crowd else 1, core),
+    )
+
+
+def _name(compression: Compression) -> str:
+    if compression.center == "none":
+        return compression.payload
+    return f"{compression.payload}, centers {compression.center}"
+
+
+def _exchange(answer: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a calibration that come from the child's exchanges.
+
+    What lies around a passage is what a part takes beyond it. That is the same for every store; the fastest one,
+    shared memory if there is some, shows it best.
+    """
+    memory = answer.get("shared_memory")
+    best: dict[str, float] = memory or answer["near"]
+    store = _transport(best, served=memory is None)
+    payload, center = (
+        answer[name] / answer["nbytes"] for name in ("payload_bytes", "center_bytes")
+    )
+    forms = {1.0, min(1.0, center)}
+    written = sum(store.of(store.write, form).seconds for form in forms)
+    return {
+        "far": _transport(answer["far"]),
+        "near": _transport(answer["near"]),
+        "shared_memory": None if memory is None else store,
+        "load": max(0.0, best["fetch"] - store.of(store.read, center).seconds),
+        "pull": max(0.0, best.get("elastic fetch", 0.0) - best["fetch"]),
+        "seal": max(0.0, best["publish"] - store.of(store.write, payload).seconds),
+        "check": max(0.0, best["receive"] - store.of(store.read, payload).seconds - store.small),
+        "merge": max(0.0, best["merge"] - best["publish center"] - store.small),
+        "publish": max(0.0, best["publish center"] - written),
+    }
+
+
+def _transport(told: dict[str, float], *, served: bool = True) -> Transport:
+    """`served`: there is a server, which takes a part of the work."""
+    read, write = (_passage(told, name, served) for name in ("read", "write"))
+    return Transport(read=read, write=write, small=told["small"])
+
+
+def _passage(told: dict[str, float], name: str, served: bool) -> Passage:
+    seconds = told[name]
+    client = min(seconds, told[f"{name} client"]) if served else seconds
+    server = told.get(f"{name} server", SERVER_SHARE * seconds) if served else 0.0
+    return Passage(seconds=seconds, client=client, server=min(seconds, server))
+
+
+def _origin(answer: dict[str, Any], at_once: int, core: float) -> dict[str, str]:
+    crowding = f"measured here, {at_once} processes at once" if at_once > 1 else "assumed: none"
+    if "read server" in answer["far"]:
+        server = "measured here"
+    else:
+        server = "assumed: half of the passage, as the system does not tell the server's time"
+    compute = f"measured here, {len(answer['steps'])} steps of the whole batch in one process"
+    return {
+        "compute": compute + _remark(answer["core"]),
+        "crowding": crowding + _remark(core),
+        "store": "measured here, with a Redis and shared memory of our own",
+        "time of Redis itself": server,
+        "master": "measured here: check, merge and publication of a payload",
+        "messages": (
+            f"assumed: {1000 * CHANNEL_S:g} ms each way on one machine, {1000 * MESSAGE_S:g} ms between machines, "
+            f"and {1000 * HANDLE_S:g} ms of the master for a result"
+        ),
+        "background": f"assumed: {BACKGROUND:.0%} of a core of the master's machine",
+    }
+
+
+def _remark(core: float) -> str:
+    """On a process that got so much of a core."""
+    if core >= WHOLE_CORE:
+        return ""
+    return f"; one had but {core:.0%} of a core: a busy machine, slow data, or a GPU"
+
+
+class _Children:
+    """Starts `speedo.planning.child` for this solver, several at once if need be."""
+
+    def __init__(self, spec: SolverSpec, scratch: Path, effort: Effort) -> None:
+        self._spec, self._scratch, self._effort = spec, scratch, effort
+        self._count = 0
+
+    def with_exchange(self) -> dict[str, Any]:
+        """One child with the whole batch, and exchanges of its model."""
+        with PrivateRedis(unix_socket=True) as server:
+            return self.run([self._spec.batch_size], server)[0]
+
+    def run(
+        self, batch_sizes: Sequence[int], server: PrivateRedis | None = None
+    ) -> list[dict[str, Any]]:
+        """A child for each, all computing at the same time; their answers."""
+        with ExitStack() as stack:
+            children = [stack.enter_context(self._child(size, server)) for size in batch_sizes]
+            for child in children:
+                child.wait_for("ready", START_S)
+            for child in children:
+                child.say("go")
+            patience = 20 * self._effort.seconds + 10 * SLOWEST_STEP_S
+            return [json.loads(child.wait_for(MARK, patience)) for child in children]
+
+    @contextmanager
+    def _child(self, batch_size: int, server: PrivateRedis | None) -> Iterator[_Child]:
+        self._count += 1
+        folder = self._scratch / str(self._count)
+        folder.mkdir()
+        spec = self._spec
+        text = solver_for_worker(
+            spec, rank=0, count=1, batch_size=batch_size, seed=1, scratch=folder
+        )
+        request = {
+            "solver": text,
+            "folder": str(spec.folder),
+            "python_layers": list(spec.python_layers),
+            "seconds": self._effort.seconds,
+            "compression": [self._effort.compression.payload, self._effort.compression.center],
+            "redis": {} if server is None else {"far": server.url, "near": server.unix_url},
+            "server": None if server is None else server.process_id,
+        }
+        environment = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": _search_path()}
+        prepare_environment(1, environment)
+        with (folder / "stderr").open("w+", encoding="utf-8", errors="replace") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "speedo.planning.child"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                errors="replace",
+                env=environment,
+            )
+            child = _Child(process, errors, spec.net_files[0])
+            try:
+                child.say(json.dumps(request))
+                yield child
+            finally:
+                child.end()
+
+
+class _Child:
+    """One child, spoken to line by line."""
+
+    def __init__(self, process: subprocess.Popen[str], errors: IO[str], origin: str) -> None:
+        self._process, self._errors, self._origin = process, errors, origin
+
+    def say(self, line: str) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # why it is gone is told by the next wait
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+
+    def wait_for(self, start: str, seconds: float) -> str:
+        """The rest of the next line that begins so. Raises `SolverError`, `EngineError`."""
+        assert self._process.stdout is not None
+        too_long = threading.Event()
+
+        def give_up() -> None:
+            too_long.set()
+            self._process.kill()
+
+        alarm = threading.Timer(seconds, give_up)
+        alarm.start()
+        try:
+            for line in self._process.stdout:
+                if line.startswith(start):
+                    return line.removeprefix(start)
+                if line.startswith(PROBLEM):
+                    raise EngineError(line.removeprefix(PROBLEM).strip())
+        finally:
+            alarm.cancel()
+        status = self._process.wait()
+        if too_long.is_set():
+            raise EngineError(f"Caffe gave no answer for {seconds:.0f} s; measure a smaller batch")
+        self._errors.seek(0)
+        raise SolverError(f"{self._origin}: {describe_death(self._errors.read(), status)}")
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
+
+
+def _search_path() -> str:
+    """The child must find this very package, wherever its parent found it."""
+    root = str(Path(__file__).resolve().parents[2])
+    path = os.environ.get("PYTHONPATH")
+    return f"{root}{os.pathsep}{path}" if path else root

@@ -1,0 +1,209 @@
+"""Images per second of a mode with n workers, from a simulated run; and of many, with the best among them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from speedo.config import make_config
+from speedo.coordinator import Coordinator, Plan
+from speedo.driver import Driver, Limits
+from speedo.engines.quadratic import QuadraticEngine
+from speedo.messages import Action, Drop, Event, Merge, StopAsked
+from speedo.planning.calibration import Calibration
+from speedo.planning.site import Site
+from speedo.planning.timed import TimedCenter, TimedCluster
+from speedo.sgd_modes.registry import make_strategy
+from speedo.solver import split_batch
+from speedo.storage.memory_store import MemoryStore
+
+TURNS: Final = 20  # of each worker; more where there are few workers, fewer where there are many
+FEWEST_TURNS: Final = 8
+RESULTS: Final = (120, 1280)  # of all workers: at least, and beyond which there are fewer turns
+WARM_UP: Final = 0.25  # of the results: not counted
+PARAMETERS: Final = 4  # of the stand-in for the model
+FOR_EVER: Final = 1e12
+NEVER_LATE: Final = Limits(FOR_EVER, FOR_EVER, FOR_EVER, FOR_EVER)
+HYBRID: Final = ("sync", "async")  # the phases of mode hybrid here, of equal length
+PHASES: Final = 8  # in a run
+IN_STEP: Final = ("sync", "hybrid")  # their workers begin together, again and again
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """`shares` say how busy each resource was, as parts of the time: workers computing, link, store, master.
+
+    `efficiency` is `images_per_s` over that of so many free sequential Caffes, `speedup` over that of one.
+    """
+
+    mode: str
+    local_steps: int
+    workers: int
+    images_per_s: float
+    speedup: float
+    efficiency: float
+    limit: str
+    shares: dict[str, float] = field(hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is to be predicted. `split` of None is the default of the mode, as `speedo train` has it."""
+
+    modes: Sequence[str]
+    local_steps: Sequence[int]
+    workers: Sequence[int]
+    split: bool | None = None
+    seed: int = 0
+
+
+def predict_all(calibration: Calibration, site: Site, wish: Wish) -> list[Prediction]:
+    """In the order of the wish; a split batch that is too small for so many workers is left out."""
+    found = []
+    for mode in wish.modes:
+        for steps in wish.local_steps:
+            for workers in wish.workers:
+                if shares_of(calibration, mode, workers, wish.split) is not None:
+                    found.append(
+                        predict(
+                            calibration,
+                            site,
+                            mode,
+                            workers,
+                            steps,
+                            split=wish.split,
+                            seed=wish.seed,
+                        )
+                    )
+    return found
+
+
+def shares_of(
+    calibration: Calibration, mode: str, workers: int, split: bool | None
+) -> tuple[int, ...] | None:
+    """Samples of one step of each worker; None if the batch cannot be divided over so many."""
+    config = make_config(
+        {"mode": mode, "workers": workers, "split_batch": split, **_phases(mode, 1, 1)}
+    )
+    size = calibration.batch_size
+    if not config.splits_batch:
+        return (calibration.batch,) * workers
+    if size < workers:
+        return None
+    return tuple(share * calibration.iter_size for share in split_batch(size, workers))
+
+
+def predict(
+    calibration: Calibration,
+    site: Site,
+    mode: str,
+    workers: int,
+    local_steps: int,
+    *,
+    split: bool | None = None,
+    seed: int = 0,
+) -> Prediction:
+    """Simulate this mode until its speed is known. The same seed gives the same answer."""
+    shares = shares_of(calibration, mode, workers, split)
+    if shares is None:
+        raise ValueError(
+            f"a batch of {calibration.batch_size} cannot be divided over {workers} workers"
+        )
+    least, many = RESULTS
+    turns = max(FEWEST_TURNS, min(TURNS, many // workers), -(-least // workers))
+    iterations = max(1, turns * local_steps * sum(shares) // calibration.batch // PHASES)
+    options: dict[str, Any] = {"mode": mode, "workers": workers, "split_batch": split}
+    options |= _phases(mode, iterations, local_steps) or {"local_steps": local_steps}
+    strategy = make_strategy(make_config(options), calibration.batch)
+
+    def engine(rank: int) -> QuadraticEngine:
+        return QuadraticEngine(PARAMETERS, batch=shares[rank], lr=1e-4)
+
+    store = MemoryStore(clock=lambda: cluster.now)
+    spread = 0.0 if mode in IN_STEP else _cycle(calibration, site, shares, local_steps)
+    cluster = TimedCluster(calibration, site, store, engine, seed, spread)
+    for worker in range(workers):
+        cluster.join(worker)
+    layout = engine(0).layout
+    window = _Window(cluster, turns * workers)
+    plan = Plan(calibration.batch, 1 << 60, workers=workers)
+    Driver(
+        Coordinator(strategy, plan), TimedCenter(layout.zeros(), layout, cluster), cluster, window, cluster.clock,
+        NEVER_LATE,
+    ).run()  # fmt: skip
+    rate = window.samples / window.seconds
+    busy = window.shares(workers)
+    return Prediction(
+        mode, local_steps, workers, rate, rate / calibration.images_per_s,
+        rate / calibration.images_per_s / workers, max(busy, key=lambda name: busy[name]), busy,
+    )  # fmt: skip
+
+
+def _cycle(calibration: Calibration, site: Site, shares: Sequence[int], local_steps: int) -> float:
+    """Roughly the seconds from a worker's turn to its next: alone, or until the busiest place has served all."""
+    wire = 0.0 if site.bytes_per_s is None else calibration.nbytes / site.bytes_per_s
+    master = (
+        calibration.check
+        + calibration.merge
+        + calibration.near.read.seconds
+        + calibration.near.write.seconds
+    )
+    alone = local_steps * calibration.step_seconds(shares[0]) + 2 * wire + master
+    return max(alone, len(shares) * max(wire, master))
+
+
+def best_of(predictions: Iterable[Prediction]) -> Prediction:
+    """The most images per second; among equals, to a thousandth, the fewest workers and local steps."""
+    found = list(predictions)
+    most = max(one.images_per_s for one in found)
+    near = [one for one in found if one.images_per_s >= 0.999 * most]
+    return min(near, key=lambda one: (one.workers, one.local_steps))
+
+
+def _phases(mode: str, iterations: int, local_steps: int) -> dict[str, Any]:
+    if mode != "hybrid":
+        return {}
+    phases = [
+        {"mode": kind, "iterations": iterations, "local_steps": local_steps} for kind in HYBRID
+    ]
+    return {"phases": phases}
+
+
+class _Window:
+    """An observer that measures from a merge after the warm-up to the last one, and stops the run when it is enough."""
+
+    def __init__(self, cluster: TimedCluster, results: int) -> None:
+        self._cluster, self._results, self._seen = cluster, results, 0
+        self._first = self._last = 0.0
+        self._before: dict[str, float] = {}
+        self._after: dict[str, float] = {}
+        self._stopped = 0.0
+        self.samples = 0
+
+    @property
+    def seconds(self) -> float:
+        return self._last - self._first
+
+    def shares(self, workers: int) -> dict[str, float]:
+        """How busy each resource was in the window, as parts of it; `compute` is the mean of the workers."""
+        used = {name: self._after[name] - before for name, before in self._before.items()}
+        used["compute"] /= workers
+        return {name: one / (self._stopped - self._first) for name, one in used.items()}
+
+    def saw(self, event: Event, now: float) -> None:
+        """Only what becomes of a result counts."""
+
+    def did(self, action: Action, now: float) -> None:
+        if isinstance(action, Drop):
+            self._seen += 1
+        elif isinstance(action, Merge):
+            self._seen += len(action.parts)
+            if self._before:
+                self.samples += sum(part.samples for part in action.parts)
+                self._last = now
+            elif self._seen >= WARM_UP * self._results:
+                self._first, self._before = now, self._cluster.busy()
+        if self._seen >= self._results and self.samples and not self._after:
+            self._stopped, self._after = now, self._cluster.busy()
+            self._cluster.post(StopAsked("enough is known"))

@@ -1,0 +1,56 @@
+"""Ranges, links and times as people write them."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from speedo.config import LARGEST_WORKERS
+from speedo.errors import ConfigError
+
+_LINK: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(k|m|g)(?:bit(?:/s)?|bps)", re.IGNORECASE)
+_TIME: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s)")
+_SIZES: Final = {"k": 1e3, "m": 1e6, "g": 1e9}
+_SECONDS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+def parse_workers(text: str) -> tuple[int, ...]:
+    """`8`, `1,2,6`, or `1..64`: the ends of the range and the powers of two between. Raises `ConfigError`."""
+    counts: set[int] = set()
+    for part in text.split(","):
+        ends = re.fullmatch(r"\s*(\d{1,9})\s*(?:\.\.\s*(\d{1,9})\s*)?", part)
+        if ends is None:
+            raise ConfigError(f"--workers {text!r} is no number or range; use 8, 1,2,4 or 1..64")
+        first, last = int(ends[1]), int(ends[2] or ends[1])
+        if not 1 <= first <= last <= LARGEST_WORKERS:
+            raise ConfigError(
+                f"--workers {text!r}: a range goes from 1 or more up to at most {LARGEST_WORKERS}, as in 1..64"
+            )
+        counts.update({first, last}, (2**n for n in range(14) if first < 2**n < last))
+    return tuple(sorted(counts))
+
+
+def parse_steps(text: str) -> tuple[int, ...]:
+    """`10` or `1,10`. Raises `ConfigError`."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() and 1 <= int(part) <= 10_000 for part in parts):
+        raise ConfigError(f"--local-steps {text!r} is no list of numbers from 1 to 10000; use 1,10")
+    return tuple(dict.fromkeys(int(part) for part in parts))
+
+
+def parse_link(text: str) -> float:
+    """Bits per second of `10gbit`, `100mbit`, `2.5Gbit/s`. Raises `ConfigError`."""
+    found = _LINK.fullmatch(text.strip())
+    if found is None or float(found[1]) <= 0:
+        raise ConfigError(
+            f"--link {text!r} is no rate above 0; use bits per second, as in 10gbit, 2.5gbit or 100mbit"
+        )
+    return float(found[1]) * _SIZES[found[2].lower()]
+
+
+def parse_time(text: str) -> float:
+    """Seconds of `0.2ms`, `50us`, `1s`. Raises `ConfigError`."""
+    found = _TIME.fullmatch(text.strip().lower())
+    if found is None:
+        raise ConfigError(f"--latency {text!r} is no time; use 0.2ms, 50us or 1s")
+    return float(found[1]) * _SECONDS[found[2]]

@@ -1,0 +1,161 @@
+"""The socket between the master and a worker on its machine."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from speedo.actors.channel import (
+    SOCKET,
+    Channels,
+    Message,
+    WorkerChannel,
+    pack,
+    refusal,
+    unpack,
+)
+from speedo.errors import EngineError, MissingKeyError, StoreUnavailableError
+from speedo.messages import Refused, SaveState, StateSaved, Train, Trained
+from speedo.weights import Kind
+
+pytestmark = pytest.mark.ray  # the package it is in imports it
+WAIT_S = 10.0
+TRAIN = Train(3, 2, 17, 5, 400, 10, 2, Kind.DELTA, 0.1 + 0.2, True)
+TRAINED = Trained(3, 2, 17, 1 / 3, 640, {"fetch": 1e-9, "compute": 0.1})
+
+
+class Master:
+    def __init__(self, folder: Path) -> None:
+        self.heard: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.channels = Channels(folder, self.heard.put)
+
+
+@pytest.fixture
+def master(tmp_path: Path) -> Master:
+    return Master(tmp_path)
+
+
+def serve(folder: Path, worker: int, answers: list[Trained | Refused | StateSaved]) -> list[object]:
+    """What a worker was told; it answers each with the next of `answers`."""
+    told: list[object] = []
+    with WorkerChannel(str(folder), worker, 1) as channel:
+        for answer, command in zip(answers, channel.commands(), strict=False):
+            told.append(command)
+            channel.answer(answer)
+    return told
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        TRAIN,
+        Train(0, 1, 1, 0, 0, 1, 1, Kind.GRADIENT),
+        SaveState(1, 2, 3),
+        TRAINED,
+        Refused(1, 2, 3, 'a "cause"\nin two lines', False),
+        StateSaved(1, 2, 3, 4, 5, 6, 7, "no room"),
+    ],
+)
+def test_a_message_arrives_as_it_was(message: Message) -> None:
+    line = pack(message)
+    assert line.count(b"\n") == 1
+    assert unpack(line) == message
+
+
+def test_a_loss_that_is_no_number_arrives_as_such() -> None:
+    loss = unpack(pack(Trained(0, 1, 1, float("nan"), 8))).loss  # type: ignore[union-attr]
+    assert loss != loss
+
+
+@pytest.mark.parametrize(
+    "line", [b"", b"{}", b"[1]", b'{"message": "Joined"}', b'{"message": "Train", "worker": 1}']
+)
+def test_what_is_no_message_is_refused(line: bytes) -> None:
+    with pytest.raises((ValueError, TypeError, AttributeError)):
+        unpack(line)
+
+
+def test_commands_and_answers_of_two_workers_do_not_mix(master: Master, tmp_path: Path) -> None:
+    told: dict[int, list[object]] = {}
+    threads = [
+        threading.Thread(
+            target=lambda worker=worker: told.update(
+                {worker: serve(tmp_path, worker, [Trained(worker, 1, n, 0.5, 8) for n in range(3)])}
+            )
+        )
+        for worker in (0, 1)
+    ]
+    for thread in threads:
+        thread.start()
+    for worker in (0, 1):
+        assert master.channels.wait_for(worker, 1, WAIT_S)
+    commands = {w: [Train(w, 1, n, n, n, 1, 1, Kind.DELTA) for n in range(3)] for w in (0, 1)}
+    for pair in zip(*commands.values(), strict=True):
+        for command in pair:
+            assert master.channels.send(command)
+    heard = [master.heard.get(timeout=WAIT_S) for _ in range(6)]
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert told == commands
+    for worker in (0, 1):
+        own = [one for one in heard if isinstance(one, Trained) and one.worker == worker]
+        assert [one.ticket for one in own] == [0, 1, 2]
+
+
+def test_after_the_end_of_commands_the_turn_under_way_is_still_answered(
+    master: Master, tmp_path: Path
+) -> None:
+    with WorkerChannel(str(tmp_path), 3, 2) as channel:
+        assert master.channels.wait_for(3, 2, WAIT_S)
+        assert master.channels.send(TRAIN)
+        commands = channel.commands()
+        assert next(commands) == TRAIN
+        master.channels.close(3, 2)
+        assert not master.channels.send(TRAIN)
+        channel.answer(TRAINED)
+        assert master.heard.get(timeout=WAIT_S) == TRAINED
+        assert list(commands) == []
+
+
+def test_a_worker_without_a_channel_is_known(master: Master) -> None:
+    assert not master.channels.wait_for(0, 1, 0.01)
+    assert not master.channels.send(TRAIN)
+
+
+def test_a_command_to_a_worker_that_died_is_lost_and_raises_nothing(
+    master: Master, tmp_path: Path
+) -> None:
+    with WorkerChannel(str(tmp_path), 3, 2):
+        assert master.channels.wait_for(3, 2, WAIT_S)
+    for _ in range(3):
+        assert master.channels.send(TRAIN)
+
+
+@pytest.mark.parametrize("words", [b"", b"nonsense\n", b"[1]\n", b"[0, 1]\nnonsense\n"])
+def test_nonsense_from_a_caller_harms_nobody(master: Master, tmp_path: Path, words: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.settimeout(WAIT_S)
+        caller.connect(f"{tmp_path}/{SOCKET}")
+        caller.sendall(words)
+        caller.shutdown(socket.SHUT_WR)
+        assert caller.recv(1) == b"", "it was answered"
+    with WorkerChannel(str(tmp_path), 3, 2) as channel:
+        assert master.channels.wait_for(3, 2, WAIT_S)
+        channel.answer(TRAINED)
+        assert master.heard.get(timeout=WAIT_S) == TRAINED
+
+
+@pytest.mark.parametrize(
+    ("error", "blame"),
+    [
+        (EngineError("bad"), True),
+        (StoreUnavailableError("away"), False),
+        (MissingKeyError("gone"), False),
+    ],
+)
+def test_a_worker_is_not_blamed_for_the_store(error: Exception, blame: bool) -> None:
+    assert refusal(TRAIN, error) == Refused(3, 2, 17, str(error), blame)

@@ -1,0 +1,77 @@
+"""How long a turn may take."""
+
+from __future__ import annotations
+
+import pytest
+
+from speedo.deadlines import FEWEST_TURNS, HEARTBEAT_S, TurnDeadlines, TurnUnderWay
+from speedo.messages import Train
+from speedo.weights import Kind
+
+FIRST_S = 100.0
+
+
+def turn(worker: int, ticket: int, steps: int = 1) -> Train:
+    return Train(worker, 1, ticket, 0, 0, steps, 1, Kind.DELTA)
+
+
+@pytest.fixture
+def deadlines() -> TurnDeadlines:
+    return TurnDeadlines(lambda worker, ticket: True, FIRST_S)
+
+
+def known(deadlines: TurnDeadlines, seconds: float = 2.0) -> None:
+    """Enough turns of this length to go by."""
+    for _ in range(FEWEST_TURNS):
+        deadlines.measure(TurnUnderWay(turn(9, 0), 0.0), seconds)
+
+
+def test_the_first_turns_have_the_users_timeout(deadlines: TurnDeadlines) -> None:
+    deadlines.add(turn(0, 1), 5.0)
+    assert deadlines.soonest() == 5.0 + FIRST_S
+    assert deadlines.overdue(104.9) == []
+    assert deadlines.overdue(105.0) == [(0, 1)]
+
+
+def test_later_turns_have_three_times_what_turns_take_and_the_heartbeat(
+    deadlines: TurnDeadlines,
+) -> None:
+    known(deadlines)
+    deadlines.add(turn(0, 1), 0.0)
+    assert deadlines.soonest() == 3 * 2.0 + HEARTBEAT_S
+    deadlines.add(turn(1, 2, steps=10), 0.0)
+    assert deadlines.limit(10) == 3 * 20.0 + HEARTBEAT_S
+
+
+def test_a_slot_that_was_overdue_gets_twice_the_time_until_a_turn_of_its_own_ends(
+    deadlines: TurnDeadlines,
+) -> None:
+    """A way to the store that became slow makes every turn longer than those that were measured."""
+    known(deadlines)
+    limit, now = 3 * 2.0 + HEARTBEAT_S, 0.0
+    for factor in (1, 2, 4, 4):
+        deadlines.add(turn(0, 1), now)
+        assert deadlines.soonest() == now + factor * limit
+        now += factor * limit
+        assert deadlines.overdue(now) == [(0, 1)]
+    deadlines.add(turn(1, 2), now)
+    assert deadlines.soonest() == now + limit, "another slot pays for it"
+    deadlines.measure(TurnUnderWay(turn(0, 3), now), now + 2.0)
+    deadlines.add(turn(0, 4), now)
+    assert deadlines.soonest() == now + limit
+
+
+def test_a_turn_that_has_ended_is_not_overdue() -> None:
+    outstanding = {1: True}
+    deadlines = TurnDeadlines(lambda worker, ticket: outstanding.get(ticket, False), FIRST_S)
+    deadlines.add(turn(0, 1), 0.0)
+    outstanding.clear()
+    assert deadlines.soonest() == float("inf")
+    assert deadlines.overdue(1e9) == []
+
+
+def test_turns_that_lost_time_to_others_begin_anew(deadlines: TurnDeadlines) -> None:
+    one = TurnUnderWay(turn(0, 1), 0.0)
+    deadlines.add(one.command, 0.0)
+    deadlines.grant([one], 50.0)
+    assert deadlines.soonest() == 50.0 + FIRST_S

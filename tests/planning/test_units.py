@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import pytest
+
+from speedo.errors import ConfigError
+from speedo.planning.site import rate
+from speedo.planning.units import parse_link, parse_steps, parse_time, parse_workers
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [
+        ("8", (8,)),
+        ("1,2,6", (1, 2, 6)),
+        ("6,1,6", (1, 6)),
+        ("1..64", (1, 2, 4, 8, 16, 32, 64)),
+        ("3..20", (3, 4, 8, 16, 20)),
+        ("5..7", (5, 7)),
+        ("4..4", (4,)),
+        ("1 .. 4, 100", (1, 2, 4, 100)),
+    ],
+)
+def test_a_range_has_its_ends_and_the_powers_of_two_between(
+    text: str, counts: tuple[int, ...]
+) -> None:
+    assert parse_workers(text) == counts
+
+
+@pytest.mark.parametrize("text", ["", "a", "1..", "..4", "1...4", "-1", "1.5", "1,,2", "1-4", "²"])
+def test_what_is_no_range_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"is no number or range; use 8, 1,2,4 or 1\.\.64"):
+        parse_workers(text)
+
+
+@pytest.mark.parametrize("text", ["0", "4..2", "0..4", "1..10001"])
+def test_a_range_that_goes_backwards_or_too_far_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="from 1 or more up to at most 10000"):
+        parse_workers(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "bits"),
+    [("10gbit", 10e9), ("1Gbit/s", 1e9), ("2.5 gbit", 2.5e9), ("100mbit", 100e6), ("64kbps", 64e3), ("40GBPS", 40e9)],
+)  # fmt: skip
+def test_a_link_is_told_in_bits_per_second(text: str, bits: float) -> None:
+    assert parse_link(text) == bits
+
+
+@pytest.mark.parametrize(
+    "text", ["", "10", "fast", "0gbit", "-1gbit", "10gb", "10MB/s", "1e9bit", "nangbit"]
+)
+def test_what_is_no_link_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ConfigError, match="use bits per second, as in 10gbit"):
+        parse_link(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("0.2ms", 0.2e-3), ("50us", 50e-6), ("1s", 1.0), ("0ms", 0.0)]
+)
+def test_a_time_has_a_unit(text: str, seconds: float) -> None:
+    assert parse_time(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "1", "-1ms", "1min", "ms"])
+def test_what_is_no_time_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"is no time; use 0\.2ms"):
+        parse_time(text)
+
+
+def test_local_steps_are_a_list() -> None:
+    assert parse_steps("10") == (10,)
+    assert parse_steps("1, 10,1") == (1, 10)
+
+
+@pytest.mark.parametrize("text", ["", "0", "1,", "1..3", "1.5", "10001"])
+def test_what_is_no_list_of_steps_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="is no list of numbers from 1 to 10000; use 1,10"):
+        parse_steps(text)
+
+
+def test_a_rate_is_told_as_people_write_it() -> None:
+    told = [rate(bits) for bits in (10e9, 2.5e9, 100e6, 64e3)]
+    assert told == ["10 Gbit/s", "2.5 Gbit/s", "100 Mbit/s", "64 kbit/s"]
