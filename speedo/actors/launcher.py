@@ -25,7 +25,7 @@ from speedo.settings import Near, RunSettings
 from speedo.storage.access import Access
 from speedo.storage.redis_server import PrivateRedis
 from speedo.storage.redis_store import RedisStore, url_with_password
-from speedo.storage.shared_memory_store import MEMORY, SharedMemory
+from speedo.storage.shared_memory_store import MEMORY, SharedMemory, room_for
 from speedo.token import how_to_join, load_token, new_token
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _near(config: RunConfig, model_bytes: int, socket: str, watch: Watch, stack:
     """The short ways for workers on this machine."""
     path = None
     if config.same_node == "shared-memory":
-        room = model_bytes * (3 * config.workers + 4)
+        room = room_for(config.workers, model_bytes)
         path = stack.enter_context(SharedMemory(room)).path
         if path is None:
             watch.note(

@@ -8,7 +8,7 @@ from speedo.doctor.base import Finding, Request
 from speedo.doctor.caffe import pycaffe
 from speedo.doctor.cluster import examine_master, free_ports, own_redis, token
 from speedo.doctor.machine import cores, python, ray, redis, temporary
-from speedo.doctor.resources import disk, memory
+from speedo.doctor.resources import disk, exchange, memory
 from speedo.doctor.solver import examine_solver
 
 __all__ = ["Finding", "Request", "examine"]
@@ -39,4 +39,10 @@ def examine(request: Request) -> list[Finding]:
     if caffe.level != "fail":  # whatever reads a prototxt needs Caffe's own definitions
         about_solver, net = examine_solver(request, facts)
         findings += about_solver
-    return [*findings, *room, *memory(request, net), *disk(request, net)]
+    return [
+        *findings,
+        *room,
+        *memory(request, net),
+        *exchange(request, net),
+        *disk(request, net),
+    ]

@@ -11,6 +11,7 @@ from typing import Final
 
 from speedo.doctor.base import Finding, Request, fail, ok, size, warn
 from speedo.doctor.machine import free_memory
+from speedo.storage.shared_memory_store import MEMORY, room_for
 
 PROCESS_BYTES: Final = 150_000_000  # Python, Caffe's libraries and Ray's, in each of our processes
 RAY_BYTES: Final = 400_000_000  # Ray's own processes on a node, and the command's: 164 MB of their own, the rest shared
@@ -56,6 +57,21 @@ def memory(request: Request, net: Net | None) -> Iterator[Finding]:
         yield warn("memory", text, remedy)
     else:
         yield ok("memory", text)
+
+
+def exchange(request: Request, net: Net | None) -> Iterator[Finding]:
+    """On the node of a master: whether its own workers can take the short way."""
+    if request.master is not None or net is None:
+        return
+    need = room_for(request.workers, net.nbytes)
+    free = shutil.disk_usage(MEMORY).free if MEMORY.is_dir() else 0
+    text = f"{size(free)} free in {MEMORY}, the vectors of {request.workers} workers take {size(need)} at most"
+    if free < need:
+        yield warn(
+            "exchange", text, f"give {MEMORY} more room; without it they go through Redis, slower"
+        )
+    else:
+        yield ok("exchange", text)
 
 
 def disk(request: Request, net: Net | None) -> Iterator[Finding]:

@@ -273,6 +273,11 @@ class SharedMemory:
             self._keeper.communicate()  # the end of its input is its signal
 
 
+def room_for(workers: int, model_bytes: int) -> int:
+    """Bytes that a run takes in shared memory at most: payloads, versions that are still read, and spare files."""
+    return model_bytes * (3 * workers + 4)
+
+
 def _write_all(file: int, head: bytes, body: memoryview, place: int) -> None:
     done = os.pwritev(file, [head, body], place)
     if done < len(head):

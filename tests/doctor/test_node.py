@@ -17,7 +17,7 @@ from speedo.doctor import Finding, Request, examine
 from speedo.doctor.base import size
 from speedo.doctor.cluster import token
 from speedo.doctor.machine import cores, redis, temporary
-from speedo.doctor.resources import Net, disk, memory
+from speedo.doctor.resources import Net, disk, exchange, memory
 from tests.engines.nets import net_text, write_data, write_solver
 
 TINY = Net(nbytes=4000, activations=10_000, snapshots=0)
@@ -64,7 +64,7 @@ def test_a_good_node_is_ready_and_stays_as_it_was(home: Path) -> None:
     assert result.exit_code == 0, result.output
     found = checks(result)
     assert {"python", "ray", "redis", "pycaffe", "token", "solver", "data", "net"} <= set(found)
-    assert {"cores", "temporary", "memory", "disk"} <= set(found)
+    assert {"cores", "temporary", "memory", "exchange", "disk"} <= set(found)
     assert found["data"][0]["text"].endswith("/train: 64 training records")
     assert found["net"][0]["text"].startswith("280 parameters in 4 blobs, 1.1 kB per exchange")
     assert files(home) == before
@@ -211,3 +211,12 @@ def test_bad_input_is_one_sentence(arguments: tuple[str, ...]) -> None:
 
 def test_sizes_are_written_as_people_do() -> None:
     assert [size(n) for n in (500, 1_724_320, 53_500_000_000)] == ["0.5 kB", "1.7 MB", "53.5 GB"]
+
+
+def test_a_model_too_big_for_shared_memory_is_told_to_take_redis() -> None:
+    (found,) = exchange(Request(workers=2), Net(1 << 50, 0, 0))
+    assert found.level == "warn"
+    assert "go through Redis" in found.remedy
+    (found,) = exchange(Request(workers=2), TINY)
+    assert found.level == "ok"
+    assert list(exchange(Request(master="10.0.0.5:56126"), TINY)) == []
