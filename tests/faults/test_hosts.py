@@ -140,7 +140,7 @@ def test_a_worker_that_does_not_hear_the_master_is_set_aside_and_returns(
     comes_back(spread, slot, finding)
 
 
-@row(17, "Ray's node process on a worker's host killed")
+@row(17, "Ray's node process on a worker's host killed", usual="async")
 def test_a_node_process_that_dies_costs_its_workers_and_its_host_returns(
     spread: Spread, mode: str, finding: Finding
 ) -> None:

@@ -55,6 +55,23 @@ def test_a_write_is_repeated_until_there_is_memory_again():
         assert len(raw.chunks("big")) == 9
 
 
+def test_a_full_server_lets_blobs_go_and_so_makes_room():
+    """It takes no transaction then: what is deleted must not need one."""
+    with PrivateRedis() as server:
+        raw = RawClient(server)
+        store = RedisStore(server.url, chunk_bytes=100_000)
+        for key in ("one", "two"):
+            put(store, key, bytes(1_000_000))
+        raw.redis.config_set("maxmemory", "1")
+        with pytest.raises(StoreUnavailableError):
+            put(store, "three", bytes(1_000_000))
+        store.delete("one", "two")
+        assert raw.redis.keys("*") == []
+        raw.redis.config_set("maxmemory", "0")
+        put(store, "three", bytes(1_000_000))
+        assert get(store, "three") == (b"head", bytes(1_000_000))
+
+
 def test_without_memory_the_write_ends_with_the_remedy_and_leaves_no_part():
     with PrivateRedis(maxmemory_bytes=1 << 20) as server:
         store = PatientStore(RedisStore(server.url, chunk_bytes=100_000), patience_s=0.3)
