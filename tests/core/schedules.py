@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from speedo.compression import Compression
+from speedo.compression import NO_COMPRESSION, Compression
 from speedo.config import make_config
 from speedo.coordinator import Plan
 from speedo.driver import HEARTBEAT_S, Limits
@@ -43,7 +43,7 @@ class Schedule:
     script: tuple[tuple[float, str, int], ...]
     momentum: float
     seed: int
-    compression: Compression
+    compression: Compression = NO_COMPRESSION
 
 
 def make_schedule(mode: str, chance: random.Random) -> Schedule:
