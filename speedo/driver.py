@@ -63,6 +63,7 @@ class Driver:
     _turns: dict[int, TurnUnderWay] = field(default_factory=dict)
     _outages_seen: int = 0
     _heard: float = 0.0
+    _done: list[tuple[Action, float]] = field(default_factory=list)
     _tests: dict[int, float] = field(default_factory=dict)
     _metrics: dict[int, Tested] = field(default_factory=dict)
     _short_since: float | None = None
@@ -172,13 +173,21 @@ class Driver:
 
     def _carry_out_all(self, actions: list[Action]) -> None:
         """Then tell the observers: nobody waits for what they write."""
-        done: list[tuple[Action, float]] = []
         try:
             for action in actions:
-                done.append((self._carry_out(action), self.clock()))
+                self._done.append((self._carry_out(action), self.clock()))
         finally:
-            for action, when in done:
-                self.observer.did(action, when)
+            self._tell_what_is_done()
+
+    def _tell_what_is_done(self) -> None:
+        done, self._done = self._done, []
+        for action, when in done:
+            self.observer.did(action, when)
+
+    def tell(self, event: Event) -> None:
+        """Tell the observers of something that holds the driver's own thread up, from that thread."""
+        self._tell_what_is_done()
+        self.observer.saw(event, self.clock())
 
     def _carry_out(self, action: Action) -> Action:
         match action:
@@ -221,12 +230,11 @@ class Driver:
                 self._diverged = StopAsked(reason)
 
     def _train(self, command: Train) -> None:
-        now = self.clock()
         if self._first_train is None:
-            self._first_train = self._last_merge = now
+            self._first_train = self._last_merge = self.clock()
         self.center.hold(command.version)
         self._end_turn(command.worker)
-        self._turns[command.worker] = TurnUnderWay(command, now)
+        self._turns[command.worker] = TurnUnderWay(command, now := self.clock())
         self._deadlines.add(command, now)
         self.cluster.send(command)
 
@@ -245,8 +253,7 @@ class Driver:
             problem = (
                 f"left out: the tester is still busy with {len(self._tests)} versions before it"
             )
-            self.observer.saw(Tested(command.version, {}, problem), self.clock())
-            return
+            return self.tell(Tested(command.version, {}, problem))
         self.center.hold(command.version)
         patience = self.limits.test_s * (len(self._tests) + 1)
         self._tests[command.version] = self.clock() + patience

@@ -98,13 +98,12 @@ class Training:
             resumed=dict(resume.workers) if resume else {},
             version=coordinator.version,
         )
-        self._observers = Observers(self.board, self._log)
         keeper = self._keeper(open_store) if open_store is not None else None
         self._driver = Driver(
             coordinator,
             self.center,
             cluster,
-            self._observers,
+            Observers(self.board, self._log),
             time.monotonic,
             Limits(start_s=config.timeout, join_s=config.seconds_to_join, turn_s=config.timeout),
             has_tester=spec.has_test,
@@ -226,7 +225,7 @@ class Training:
 
     def tell(self, event: Event) -> None:
         """Tell the onlookers of something that holds the driver up; from the driver's own thread alone."""
-        self._observers.saw(event, time.monotonic())
+        self._driver.tell(event)
 
     def status(self) -> Status:
         return self.board.status(time.monotonic())
