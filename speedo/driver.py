@@ -175,14 +175,14 @@ class Driver:
         """Then tell the observers: nobody waits for what they write."""
         try:
             for action in actions:
-                self._done.append((self._carry_out(action), self.clock()))
+                done = self._carry_out(action)
+                self._done.append((done, self.clock()))
         finally:
             self._tell_what_is_done()
 
     def _tell_what_is_done(self) -> None:
-        done, self._done = self._done, []
-        for action, when in done:
-            self.observer.did(action, when)
+        while self._done:
+            self.observer.did(*self._done.pop(0))
 
     def tell(self, event: Event) -> None:
         """Tell the observers of something that holds the driver's own thread up, from that thread."""
