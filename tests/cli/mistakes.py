@@ -163,7 +163,7 @@ def _native() -> Iterator[Mistake]:
         "shape mismatch",
         ALL,
     )
-    yield Mistake("bad-record", "train {home}/late-record/solver.prototxt --workers 1 --max-iter 100000 --restarts 1", 3,
+    yield Mistake("bad-record", "train {home}/late-record/solver.prototxt --workers 1 --max-iter 99999 --restarts 1", 3,
                   "the run ended early: every worker died, the last: Caffe stopped at data_transformer",
                   "Check failed", ALL, trains=True)  # fmt: skip
 
