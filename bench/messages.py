@@ -8,7 +8,6 @@ Prints the median round trip, and the CPU time of master and worker per turn.
 from __future__ import annotations
 
 import argparse
-import queue
 import statistics
 import tempfile
 import time
@@ -18,6 +17,7 @@ from typing import Any
 
 from speedo.actors import session
 from speedo.actors.channel import Channels, WorkerChannel
+from speedo.actors.inbox import Inbox
 from speedo.messages import Train, Trained
 from speedo.token import new_token
 from speedo.weights import Kind
@@ -63,25 +63,25 @@ def main() -> None:
     with session.head(new_token(), "127.0.0.1", None), tempfile.TemporaryDirectory() as folder:
         import ray
 
-        events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        events: Inbox[Any] = Inbox()
         options = {"num_cpus": 0, "max_concurrency": 2}  # one thread serves, one tells its CPU time
         worker = ray.remote(Echo).options(**options).remote()
 
         def call() -> None:
             worker.turn.remote(COMMAND).future().add_done_callback(lambda d: events.put(d.result()))
-            events.get()
+            events.get(60.0)
 
         def cpu() -> float:
             return float(ray.get(worker.cpu.remote()))
 
         show("actor call", measure(turns, call, cpu))
-        channels = Channels(Path(folder), events.put)
+        channels = Channels(Path(folder), events)
         serving = worker.serve.remote(folder)
         channels.wait_for(0, 1)
 
         def exchange() -> None:
             channels.send(COMMAND)
-            events.get()
+            events.get(60.0)
 
         show("channel", measure(turns, exchange, cpu))
         channels.close(0, 1)

@@ -20,10 +20,22 @@ from speedo.messages import Drop, Merge, Refused, Trained
 from speedo.sgd_modes.rules import Contribution, MergeRule
 from speedo.storage import keys
 from speedo.storage.base import Store
-from speedo.weights import HEADER_BYTES, Kind, Layout, Vector, header_for
-from speedo.worker import fetch_vector
+from speedo.vectors_in_store import fetch_vector, look_at_vector
+from speedo.weights import HEADER_BYTES, Header, Kind, Layout, Vector, header_for
 
 PROBE_EXPIRY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A payload until it is merged: in `own` memory, which is then used again, or where it lies in the store."""
+
+    key: str
+    header: Header
+    vector: Vector
+    own: bool
+    rule: MergeRule
+    seconds: float = 0.0
 
 
 @dataclass
@@ -44,7 +56,8 @@ class Center:
     clock: Callable[[], float] = lambda: 0.0
     compression: Compression = NO_COMPRESSION
     _gate: NormGate = field(default_factory=NormGate)
-    _received: dict[tuple[int, int], tuple[Vector, MergeRule, float]] = field(default_factory=dict)
+    _received: dict[tuple[int, int], Held] = field(default_factory=dict)
+    _over: list[str] = field(default_factory=list)  # keys to delete, once nobody waits for it
     _spare: list[Vector] = field(default_factory=list)
     _uses: Counter[int] = field(default_factory=Counter)
     _published: set[int] = field(default_factory=set)
@@ -72,63 +85,104 @@ class Center:
         """Take a result's payload out of the store; `Refused` says why it cannot be merged."""
         began = self.clock()
         key = keys.payload(self.run, event.worker, event.ticket)
-        vector = self._spare.pop() if self._spare else self.layout.zeros()
         try:
-            header = fetch_vector(self.store, key, self.layout, rule.payload, vector, self._codec)
-            sender = (header.worker, header.incarnation, header.ticket, header.epoch)
-            if sender != (event.worker, event.incarnation, event.ticket, self.epoch):
-                raise PayloadError(f"{key} was written by another turn {sender}")
-            norm = squared_norm(vector)
-            if not (np.isfinite(event.loss) and np.isfinite(norm)):
-                raise PayloadError(
-                    "it is not finite (NaN or infinity): training diverges there; lower --lr or --momentum"
-                )
-            absurd = self._gate.check(rule.payload, norm)
-            if absurd is not None:
-                raise PayloadError(absurd)
+            held = self._take(key, rule)
+            try:
+                norm = self._check(held, event)
+            except PayloadError:
+                self._let_go(held)
+                raise
         except (PayloadError, MissingKeyError) as error:
-            self._spare.append(vector)
-            self.store.delete(key)
+            self._over.append(key)
             blame = isinstance(error, PayloadError)
             return Refused(event.worker, event.incarnation, event.ticket, str(error), blame)
-        self.store.delete(key)
         self._gate.accept(rule.payload, norm)
-        self._received[event.worker, event.ticket] = (vector, rule, self.clock() - began)
+        if held.own:
+            self._over.append(key)
+        self._received[event.worker, event.ticket] = replace(held, seconds=self.clock() - began)
         return event
+
+    def _take(self, key: str, rule: MergeRule) -> Held:
+        seen = look_at_vector(self.store, key, self.layout, rule.payload, self._codec)
+        if seen is not None:
+            return Held(key, seen.header, seen.vector, False, rule)
+        own = self._spare.pop() if self._spare else self.layout.zeros()
+        try:
+            header = fetch_vector(self.store, key, self.layout, rule.payload, own, self._codec)
+        except (PayloadError, MissingKeyError):
+            self._spare.append(own)
+            raise
+        return Held(key, header, own, True, rule)
+
+    def _check(self, held: Held, event: Trained) -> float:
+        """The squared norm of a payload that is what was asked for; raises `PayloadError`."""
+        header = held.header
+        sender = (header.worker, header.incarnation, header.ticket, header.epoch)
+        if sender != (event.worker, event.incarnation, event.ticket, self.epoch):
+            raise PayloadError(f"{held.key} was written by another turn {sender}")
+        norm = squared_norm(held.vector)
+        if not (np.isfinite(event.loss) and np.isfinite(norm)):
+            raise PayloadError(
+                "it is not finite (NaN or infinity): training diverges there; lower --lr or --momentum"
+            )
+        absurd = self._gate.check(held.rule.payload, norm)
+        if absurd is not None:
+            raise PayloadError(absurd)
+        return norm
+
+    def _let_go(self, held: Held) -> None:
+        """A payload is merged, or never will be."""
+        if held.own:
+            self._spare.append(held.vector)
+        else:
+            self._over.append(held.key)
 
     def merge(self, action: Merge, iteration_before: int) -> Merge:
         """Carry out a merge and publish the version that it makes; the same action with its timings."""
         reached("master-merging")
         taken = [self._received.pop((part.worker, part.ticket)) for part in action.parts]
         contributions = [
-            Contribution(vector, part.samples)
-            for (vector, _, _), part in zip(taken, action.parts, strict=True)
+            Contribution(held.vector, part.samples)
+            for held, part in zip(taken, action.parts, strict=True)
         ]
         began = self.clock()
-        taken[0][1].merge(self.vector, contributions, action.rate, iteration_before)
+        taken[0].rule.merge(self.vector, contributions, action.rate, iteration_before)
         merged = self.clock()
-        self._spare.extend(vector for vector, _, _ in taken)
+        for held in taken:
+            self._let_go(held)
         previous, self.version = self.version, action.version
         reached("master-merged")
         self.publish()
         reached("master-published")
         own = {"merge": merged - began, "publish_center": self.clock() - merged}
         self._retire(previous)
-        return replace(action, timings=tuple({"receive": part[2], **own} for part in taken))
+        return replace(action, timings=tuple({"receive": held.seconds, **own} for held in taken))
 
     def drop(self, action: Drop) -> None:
         """Forget a result that is not merged; a late one may repeat one that is held and still counts."""
         if action.decision == "discarded":
-            vector, _, _ = self._received.pop((action.worker, action.ticket))
-            self._spare.append(vector)
-        else:
-            self.store.delete(keys.payload(self.run, action.worker, action.ticket))
+            self._let_go(self._received.pop((action.worker, action.ticket)))
+        elif (action.worker, action.ticket) not in self._received:
+            self._over.append(keys.payload(self.run, action.worker, action.ticket))
+
+    def tidy(self) -> None:
+        """Delete what is over, now that nobody waits for the master."""
+        if self._over:
+            over, self._over = self._over, []
+            self.store.delete(*over)
 
     def publish(self) -> None:
         """Write the present version to the store."""
         self.fence()
-        for key, codec in self._forms:
+        for form, codec in self._forms:
+            key = form(self.run, self.version)
             body = codec.encode(self.vector)
+            place = self.store.place(key, len(body))
+            if place is not None:
+                place[:] = (
+                    body  # checked and sent from there, while the processor still has it at hand
+                )
+                body = place
             header = header_for(
                 body,
                 self.layout,
@@ -137,7 +191,7 @@ class Center:
                 epoch=self.epoch,
                 dtype=codec.dtype,
             )
-            self.store.write(key(self.run, self.version), header.pack(), body)
+            self.store.write(key, header.pack(), body)
         self._published.add(self.version)
 
     def probe(self) -> None:
@@ -172,7 +226,7 @@ class Center:
     def _retire(self, version: int) -> None:
         if version != self.version and not self._uses[version] and version in self._published:
             self._published.discard(version)
-            self.store.delete(*(key(self.run, version) for key, _ in self._forms))
+            self._over.extend(key(self.run, version) for key, _ in self._forms)
 
 
 def squared_norm(vector: Vector) -> float:

@@ -12,7 +12,7 @@ from speedo.messages import Train
 
 HEARTBEAT_S: Final = 10.0  # what a death may take to be noticed, on top of the turn itself
 TURNS_MEASURED: Final = 200  # turn times that the deadline is taken from
-MOST_PATIENCE: Final = 4.0
+MOST_PATIENCE: Final = 4.0  # times the deadline, for a slot that was overdue again and again
 FEWEST_TURNS: Final = 5  # before so many are known the deadline is the user's timeout
 
 
@@ -30,6 +30,7 @@ class TurnDeadlines:
 
     A slot that was overdue gets twice the time from then on, until a turn of its own ends in time: one that is only
     slow would else never finish a turn.
+
     `outstanding(worker, ticket)` tells whether that turn's result is still waited for.
     """
 

@@ -35,9 +35,7 @@ from speedo.roles import Checkpoints, Cluster, Limits, Observer, Outcome
 
 __all__ = ["HEARTBEAT_S", "Cluster", "Driver", "Limits", "Observer", "Outcome"]
 
-QUIET_S = (
-    5.0  # while turns are under way, the store is looked at when nobody was heard of for so long
-)
+QUIET_S = 5.0  # the store is looked at when no turn under way was heard of for so long
 MOST_TESTS = 4  # tests under way or waiting; each keeps a version in the store
 
 
@@ -94,6 +92,7 @@ class Driver:
             self._step()
         for worker in list(self._turns):
             self._end_turn(worker)
+        self.center.tidy()
         tested = self._metrics.get(self.center.version)
         return Outcome(
             self._finish.complete,
@@ -153,6 +152,7 @@ class Driver:
             turn = self._turns.get(event.worker)
             if turn and not self.coordinator.outstanding(event.worker, turn.command.ticket):
                 self._end_turn(event.worker)
+        self.center.tidy()
         if not self.coordinator.short_of_workers:
             self._short_since = None
         elif self._short_since is None:

@@ -22,6 +22,7 @@ from speedo.messages import (
     Action,
     Checkpointed,
     Drop,
+    Evaluate,
     Event,
     Finish,
     Joined,
@@ -92,10 +93,12 @@ class MetricsLog:
         else:
             self._file = (folder / METRICS).open("w", encoding="utf-8", buffering=1)
         self._timings: dict[tuple[int, int], Mapping[str, float]] = {}
-        self._iterations: dict[int, int] = {}
+        self._merged = (0, 0)  # the last version, and its iteration
+        self._iterations: dict[int, int] = {}  # of the versions that are being tested
 
     def resume(self, epoch: int, counters: Counters, now: float) -> None:
         """The run goes on from this checkpoint: what was merged after it is undone."""
+        self._merged = (counters.version, counters.iteration)
         self._write(
             now,
             "resumed",
@@ -127,11 +130,13 @@ class MetricsLog:
                     cause=event.cause,
                 )
             case Tested():
+                version, last = self._merged
+                asked = self._iterations.pop(event.version, 0)
                 self._write(
                     now,
                     "test",
                     version=event.version,
-                    iteration=self._iterations.get(event.version, 0),
+                    iteration=last if event.version == version else asked,
                     metrics=dict(event.metrics),
                     problem=event.problem or None,
                 )
@@ -152,7 +157,7 @@ class MetricsLog:
     def did(self, action: Action, now: float) -> None:
         match action:
             case Merge():
-                self._iterations[action.version] = action.iteration
+                self._merged = (action.version, action.iteration)
                 timings = action.timings or ({},) * len(action.parts)
                 for part, own in zip(action.parts, timings, strict=True):
                     theirs = self._timings.pop((part.worker, part.ticket), {})
@@ -185,6 +190,8 @@ class MetricsLog:
                     staleness=action.staleness,
                     loss=action.loss,
                 )
+            case Evaluate():
+                self._iterations[action.version] = action.iteration
             case SetAside():
                 self._write(now, "set-aside", worker=action.worker, reason=action.reason)
             case Snapshot():

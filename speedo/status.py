@@ -11,6 +11,7 @@ from speedo.messages import (
     Action,
     Checkpointed,
     Drop,
+    Evaluate,
     Event,
     Finish,
     Joined,
@@ -113,7 +114,7 @@ class StatusBoard:
     results: int = 0
     _lines: dict[int, _Line] = field(default_factory=dict)
     _recent: deque[tuple[float, int, float]] = field(default_factory=deque)
-    _iterations: dict[int, int] = field(default_factory=lambda: {0: 0})
+    _iterations: dict[int, int] = field(default_factory=dict)  # of versions that are being tested
     _first: float | None = None
     _now: float = 0.0
 
@@ -134,7 +135,6 @@ class StatusBoard:
         self.iteration, self.version = counters.iteration, counters.version
         self.samples = counters.samples
         self.dropped = dict(counters.dropped)
-        self._iterations[counters.version] = counters.iteration
 
     def saw(self, event: Event, now: float) -> None:
         match event:
@@ -168,6 +168,8 @@ class StatusBoard:
                 self._lines.setdefault(action.worker, _Line()).state = "training"
             case Merge():
                 self._merged(action, now)
+            case Evaluate():
+                self._iterations[action.version] = action.iteration
             case Drop():
                 line = self._lines.setdefault(action.worker, _Line())
                 line.dropped += 1
@@ -183,7 +185,6 @@ class StatusBoard:
     def _merged(self, action: Merge, now: float) -> None:
         self.iteration, self.version = action.iteration, action.version
         self.samples = action.samples_seen
-        self._iterations = {action.version: action.iteration} | self._iterations
         for part in action.parts:
             line = self._lines.setdefault(part.worker, _Line())
             line.merged += 1
@@ -195,8 +196,6 @@ class StatusBoard:
             self._recent.append((now, part.samples, part.loss))
         while self._recent and self._recent[0][0] < now - RECENT_S:
             self._recent.popleft()
-        if len(self._iterations) > 1000:
-            self._iterations = dict(list(self._iterations.items())[:100])
 
     def status(self, now: float) -> Status:
         """The state as of `now`, on the clock of the events."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from speedo.compression import NO_COMPRESSION, Codec, Compression, make_codec
+import numpy as np
+
+from speedo.compression import NO_COMPRESSION, Compression, make_codec
 from speedo.engines.base import Engine
 from speedo.errors import PayloadError
 from speedo.failpoints import reached
@@ -13,29 +15,10 @@ from speedo.messages import Train, Trained
 from speedo.sgd_modes.rules import pull_towards
 from speedo.storage import keys
 from speedo.storage.base import Store
-from speedo.weights import Header, Kind, Layout, Vector, check_body, check_header, header_for
+from speedo.vectors_in_store import fetch_vector, look_at_vector
+from speedo.weights import Blob, Kind, Vector, header_for
 
 PAYLOAD_EXPIRY_S = 900.0  # a payload that no master fetched leaves the store by itself
-
-
-def fetch_vector(
-    store: Store, key: str, layout: Layout, kind: Kind, into: Vector, codec: Codec | None = None
-) -> Header:
-    """Read a vector into `into` and refuse it unless it is of this kind and layout and undamaged.
-
-    `codec` is how it must be written, raw by default. Raises `MissingKeyError`, `StoreError`, `PayloadError`.
-    """
-    codec = codec or make_codec("none", layout)
-    try:
-        body = codec.body_for(into)
-        header = Header.unpack(store.read(key, body))
-        check_header(header, layout, kind, codec.dtype)
-        check_body(header, body)
-        codec.decode(body, into)
-    except PayloadError as error:
-        text = str(error)
-        raise PayloadError(text if key in text else f"{key}: {text}") from None
-    return header
 
 
 @dataclass
@@ -54,14 +37,13 @@ class Worker:
     epoch: int = 0
     samples: int = 0
     compression: Compression = NO_COMPRESSION
-    _center: Vector = field(init=False)
-    _local: Vector = field(init=False)
+    _center: Vector | None = field(default=None, init=False)
+    _own: Vector | None = field(default=None, init=False)
     _lost: Vector | None = field(default=None, init=False)
     _lost_of: Kind | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         layout = self.engine.layout
-        self._center, self._local = layout.zeros(), layout.zeros()
         self._codec = make_codec(self.compression.payload, layout)
         self._center_codec = make_codec(self.compression.center, layout)
         self._center_key = keys.center if self._center_codec.is_exact else keys.rounded
@@ -72,11 +54,12 @@ class Worker:
         self._fetch(command)
         fetched = self.clock()
         reached("worker-fetched")
-        loss = self._compute(command)
+        payload = self._memory_for(command)
+        loss = self._compute(command, payload)
         computed = self.clock()
         samples = command.steps * self.engine.samples_per_step
         self.samples += samples
-        self._publish(command)
+        self._publish(command, payload)
         reached("worker-pushed")
         timings = {
             "fetch": fetched - started,
@@ -86,32 +69,52 @@ class Worker:
         return Trained(self.worker, self.incarnation, command.ticket, loss, samples, timings)
 
     def _fetch(self, command: Train) -> None:
-        engine, layout = self.engine, self.engine.layout
         key = self._center_key(self.run, command.version)
-        header = fetch_vector(
-            self.store, key, layout, Kind.CENTER, self._center, self._center_codec
-        )
+        place = (self.store, key, self.engine.layout, Kind.CENTER)
+        seen = look_at_vector(*place, self._center_codec)
+        if seen is None:
+            self._center = self.engine.layout.zeros() if self._center is None else self._center
+            header, center = fetch_vector(*place, self._center, self._center_codec), self._center
+        else:
+            header, center = seen.header, seen.vector
         if header.version != command.version:
             raise PayloadError(f"{key} holds version {header.version}")
         if command.moving_rate is None:
-            engine.load_weights(self._center)
-            return
-        engine.read_weights(self._local)
-        pull_towards(self._local, self._center, command.moving_rate, layout.statistics)
-        engine.load_weights(self._local)
+            self.engine.load_weights(center)
+        else:
+            self._pull(center, command.moving_rate)
+        if seen is not None:
+            seen.check()
 
-    def _compute(self, command: Train) -> float:
-        """Leaves the payload in `_local`."""
+    def _pull(self, center: Vector, alpha: float) -> None:
+        def pull(blob: Blob, place: slice, weights: Vector) -> None:
+            if not blob.statistic:
+                pull_towards(weights, center[place], alpha)
+
+        self.engine.change_weights(pull)
+
+    def _compute(self, command: Train, payload: Vector) -> float:
+        """Leaves the result in `payload`."""
         engine = self.engine
         if command.payload is Kind.GRADIENT:
             engine.set_iteration(command.iteration)
-            return engine.gradient(command.steps, self._local)
+            return engine.gradient(command.steps, payload)
         if command.payload is Kind.DELTA:
-            self._local.fill(0.0)
-            return self._steps(command, self._local)
+            return self._steps(command, payload)
         loss = self._steps(command, None)
-        engine.read_weights(self._local)
+        engine.read_weights(payload)
         return loss
+
+    def _memory_for(self, command: Train) -> Vector:
+        """Where the payload is made: in the store itself, if it has memory for that."""
+        layout = self.engine.layout
+        if self._codec.is_exact:
+            memory = self.store.place(self._payload_key(command), layout.nbytes)
+            if memory is not None:
+                return np.frombuffer(memory, np.float32)
+        if self._own is None:
+            self._own = layout.zeros()
+        return self._own
 
     def _steps(self, command: Train, delta: Vector | None) -> float:
         engine = self.engine
@@ -121,7 +124,7 @@ class Worker:
         total = 0.0
         for step in range(command.steps):
             engine.set_iteration(command.iteration + step * command.stride)
-            total += engine.step(1, delta)
+            total += engine.step(1, delta, onto=step > 0)
         return total / command.steps
 
     def _carried_over(self, command: Train) -> Vector | None:
@@ -139,8 +142,11 @@ class Worker:
             self._lost.fill(0.0)
         return self._lost
 
-    def _publish(self, command: Train) -> None:
-        body = self._codec.encode(self._local, self._carried_over(command))
+    def _payload_key(self, command: Train) -> str:
+        return keys.payload(self.run, self.worker, command.ticket)
+
+    def _publish(self, command: Train, payload: Vector) -> None:
+        body = self._codec.encode(payload, self._carried_over(command))
         header = header_for(
             body,
             self.engine.layout,
@@ -152,5 +158,4 @@ class Worker:
             epoch=self.epoch,
             dtype=self._codec.dtype,
         )
-        key = keys.payload(self.run, self.worker, command.ticket)
-        self.store.write(key, header.pack(), body, expire_s=PAYLOAD_EXPIRY_S)
+        self.store.write(self._payload_key(command), header.pack(), body, expire_s=PAYLOAD_EXPIRY_S)

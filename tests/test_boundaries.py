@@ -19,7 +19,7 @@ LAYERS = (
     ("sgd_modes", "storage", "engines", "data", "compression"),
     ("solver",),
     ("settings",),
-    ("caffe_snapshot",),
+    ("caffe_snapshot", "vectors_in_store"),
     (
         "books",
         "gate",

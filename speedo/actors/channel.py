@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from speedo.actors.inbox import Inbox
 from speedo.errors import MissingKeyError, PayloadError, StoreUnavailableError
 from speedo.messages import Refused, SaveState, StateSaved, Train, Trained
 from speedo.weights import Kind
@@ -25,14 +26,16 @@ SOCKET: Final = "turns"
 CONNECT_S: Final = 10.0
 SEND_S: Final = 5.0  # a message fits the socket's buffer, unless the other end takes nothing at all
 BACKLOG: Final = 128
+MOST_GREETING: Final = 100  # bytes
 
 Message = Train | SaveState | Trained | Refused | StateSaved
 _KINDS: Final = {kind.__name__: kind for kind in (Train, SaveState, Trained, Refused, StateSaved)}
+_FIELDS: Final = {kind: [one.name for one in fields(kind)] for kind in _KINDS.values()}
 
 
 def pack(message: Message) -> bytes:
     """A message as a line."""
-    values = {one.name: getattr(message, one.name) for one in fields(message)}
+    values = {name: getattr(message, name) for name in _FIELDS[type(message)]}
     return json.dumps({"message": type(message).__name__, **values}).encode() + b"\n"
 
 
@@ -99,12 +102,10 @@ class WorkerChannel:
 
 
 class Channels:
-    """The master's end of all of them; answers go to `hear`, from a thread of each worker's own."""
+    """The master's end of all of them; answers go to `inbox`."""
 
-    def __init__(
-        self, folder: Path, hear: Callable[[Trained | Refused | StateSaved], None]
-    ) -> None:
-        self.folder, self._hear = str(folder), hear
+    def __init__(self, folder: Path, inbox: Inbox[Any]) -> None:
+        self.folder, self._inbox = str(folder), inbox
         self._open: dict[tuple[int, int], socket.socket] = {}
         self._changed = threading.Condition()
         self._listener = socket.socket(socket.AF_UNIX)
@@ -139,22 +140,32 @@ class Channels:
                 channel, _ = self._listener.accept()
             except OSError:
                 return
-            threading.Thread(target=self._listen, args=(channel,), daemon=True).start()
+            threading.Thread(target=self._greet, args=(channel,), daemon=True).start()
 
-    def _listen(self, channel: socket.socket) -> None:
-        channel.settimeout(None)
-        with channel, channel.makefile("rb") as lines, suppress(OSError, ValueError, TypeError):
-            worker, incarnation = json.loads(next(lines, b""))
+    def _greet(self, channel: socket.socket) -> None:
+        """A worker says who it is, in a line, and nothing more until it is told something."""
+        try:
+            channel.settimeout(CONNECT_S)
+            with channel.makefile("rb") as lines:
+                worker, incarnation = json.loads(lines.readline(MOST_GREETING))
+            channel.settimeout(None)
             channel.setsockopt(
                 socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(SEND_S)
-            )  # reading waits for ever, sending does not
-            with self._changed:
-                self._open[worker, incarnation] = channel
-                self._changed.notify_all()
-            for line in lines:
-                message = unpack(line)
-                if isinstance(message, Trained | Refused | StateSaved):
-                    self._hear(message)
+            )  # reading is never waited for, sending not for ever
+        except (OSError, ValueError, TypeError):
+            channel.close()
+            return
+        self._inbox.listen(channel, _answer)
+        with self._changed:
+            self._open[worker, incarnation] = channel
+            self._changed.notify_all()
+
+
+def _answer(line: bytes) -> Trained | Refused | StateSaved:
+    message = unpack(line)
+    if not isinstance(message, Trained | Refused | StateSaved):
+        raise ValueError("a worker sends answers")
+    return message
 
 
 def _timeval(seconds: float) -> bytes:

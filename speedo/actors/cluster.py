@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from speedo.actors.channel import Channels, first_line, refusal
+from speedo.actors.inbox import Inbox
 from speedo.errors import SpeedoError
 from speedo.messages import (
     Command,
@@ -49,8 +49,8 @@ class RayCluster:
         self, on_left: Callable[[int, int], None], near_folder: Path | None = None
     ) -> None:
         """`near_folder` takes the socket of the channels to workers on this machine."""
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._channels = None if near_folder is None else Channels(near_folder, self._events.put)
+        self._events: Inbox[Event] = Inbox()
+        self._channels = None if near_folder is None else Channels(near_folder, self._events)
         self._handles: dict[tuple[int, int], Any] = {}
         self._gone: dict[tuple[int, int], Gone] = {}
         self._lock = threading.Lock()
@@ -73,9 +73,12 @@ class RayCluster:
             )
             self._channels.wait_for(worker, incarnation)
         with self._lock:
-            if (worker, incarnation) in self._gone:
-                return
-            self._handles[worker, incarnation] = handle
+            gone = (worker, incarnation) in self._gone
+            if not gone:
+                self._handles[worker, incarnation] = handle
+        if gone:
+            self._hang_up(worker, incarnation)
+            return
         self._events.put(Joined(worker, incarnation, samples_per_step))
 
     def live(self) -> list[tuple[int, int]]:
@@ -128,10 +131,7 @@ class RayCluster:
             self._ask_for_state(command)
 
     def next_event(self, timeout_s: float) -> Event | None:
-        try:
-            return self._events.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
+        return self._events.get(timeout_s)
 
     def evict(self, worker: int, incarnation: int, reason: str, *, for_good: bool = False) -> None:
         """Its host ends it for sure: a process that hangs does not hear `ray.kill`."""

@@ -25,7 +25,7 @@ from speedo.settings import Near, RunSettings
 from speedo.storage.access import Access
 from speedo.storage.redis_server import PrivateRedis
 from speedo.storage.redis_store import RedisStore, url_with_password
-from speedo.storage.shared_memory_store import MEMORY, SharedMemory, room_for
+from speedo.storage.shared_memory import MEMORY, SharedMemory, room_for
 from speedo.token import how_to_join, load_token, new_token
 
 if TYPE_CHECKING:

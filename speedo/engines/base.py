@@ -6,11 +6,11 @@ is told by `set_iteration` before the steps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from speedo.weights import Layout, Vector
+from speedo.weights import Blob, Layout, Vector
 
 
 class Engine(Protocol):
@@ -32,15 +32,20 @@ class Engine(Protocol):
         """Copy `vector` into the parameters; the solver's history stays."""
         ...
 
+    def change_weights(self, change: Callable[[Blob, slice, Vector], None]) -> None:
+        """Call `change(blob, place, weights)` for every blob: its weights, flat, in their own memory, and where a
+        vector has them."""
+        ...
+
     def set_iteration(self, iteration: int) -> None:
         """The global iteration of the next step; it sets the learning rate, the following steps count on."""
         ...
 
-    def step(self, n: int, delta: Vector | None = None) -> float:
+    def step(self, n: int, delta: Vector | None = None, *, onto: bool = False) -> float:
         """Run `n` solver steps on the next records and return the mean of their losses.
 
-        What the steps subtracted from the weights is taken from `delta` too, where one is given: exactly the
-        solver's own updates, while weights after minus weights before would carry the rounding of both.
+        `delta`, where one is given, becomes what the steps did to the weights, or with `onto` that is added to it: it
+        is exactly the solver's own updates, while weights after minus before would carry the rounding of both.
         """
         ...
 

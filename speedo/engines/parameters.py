@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -60,14 +61,22 @@ class Parameters:
         for blob, place in zip(self._blobs, self._places, strict=True):
             np.multiply(vector[place], np.float32(factor), out=blob.diff.reshape(-1))
 
-    def add_update(self, delta: Vector) -> None:
-        """Add the solver's latest update, which it left in the gradients, to `delta`.
+    def change(self, change: Callable[[Blob, slice, Vector], None]) -> None:
+        """Call `change(blob, place, weights)` for every blob, with its own memory."""
+        for blob, (named, place) in zip(self._blobs, self.layout.slices(), strict=True):
+            change(named, place, blob.data.reshape(-1))
+
+    def take_update(self, delta: Vector, *, onto: bool) -> None:
+        """Make `delta` the solver's latest update, which it left in the gradients, or add that to it.
 
         This is what Caffe subtracted (Caffe: blob.cpp, Update), to the bit; after minus before would
         carry the rounding of the weights.
         """
         for blob, place in zip(self._blobs, self._places, strict=True):
-            delta[place] -= blob.diff.reshape(-1)
+            if onto:
+                delta[place] -= blob.diff.reshape(-1)
+            else:
+                np.negative(blob.diff.reshape(-1), out=delta[place])
 
     def read_statistics(self) -> list[Vector]:
         """A copy of each of BatchNorm's running sums."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,7 +29,7 @@ from speedo.engines.parameters import Parameters
 from speedo.engines.python_layers import import_python_layers
 from speedo.engines.solver_history import PREFIX, history_from, restore_history, save_history
 from speedo.errors import EngineError, SpeedoError
-from speedo.weights import Layout, Vector
+from speedo.weights import Blob, Layout, Vector
 
 
 class Schedule(Protocol):
@@ -117,20 +117,24 @@ class PycaffeEngine:
         """Copy `vector` into the parameters; test nets share them, the history stays."""
         self._parameters.write(vector)
 
+    def change_weights(self, change: Callable[[Blob, slice, Vector], None]) -> None:
+        """See `Engine.change_weights`."""
+        self._parameters.change(change)
+
     def set_iteration(self, iteration: int) -> None:
         """The global iteration of the next step, from which the rate follows."""
         self._iteration = iteration
 
-    def step(self, n: int, delta: Vector | None = None) -> float:
-        """Run `n` solver steps; mean loss over all their batches. Adds their updates to `delta`."""
+    def step(self, n: int, delta: Vector | None = None, *, onto: bool = False) -> float:
+        """Run `n` solver steps; mean loss over all their batches. See `Engine.step`."""
         total = 0.0
         with self._native():
             before = self._parameters.read_statistics() if delta is not None else []
-            for _ in range(n):
+            for step in range(n):
                 total += self._accumulate(self._iter_size)
                 self._update()
                 if delta is not None:
-                    self._parameters.add_update(delta)
+                    self._parameters.take_update(delta, onto=onto or step > 0)
             if delta is not None:
                 self._parameters.add_statistics_change(before, delta)
         return total / (n * self._iter_size)
@@ -164,8 +168,7 @@ class PycaffeEngine:
     def evaluate(self) -> Mapping[str, float]:
         """The metrics; `EngineError` without a test net, or if weights or outputs are not finite.
 
-        Caffe's Accuracy layer answers 1.0 for a net full of NaN, so the weights are looked at
-        first.
+        Caffe's Accuracy layer answers 1.0 for a net full of NaN, so the weights are looked at first.
         """
         with self._native():
             if not self._parameters.are_finite():
@@ -260,8 +263,7 @@ class PycaffeEngine:
         caffe.set_solver_count(self._count)
         # Caffe refuses to snapshot on any rank but 0 (Caffe: solver.cpp, Snapshot).
         caffe.set_solver_rank(0 if as_root else self._rank)
-        # Without it Caffe refuses Python layers where there are several solvers (Caffe:
-        # python_layer.hpp).
+        # Else Caffe refuses Python layers where there are several solvers (Caffe: python_layer.hpp).
         caffe.set_multiprocess(True)
         try:
             yield
@@ -293,6 +295,6 @@ def _asks_for_gpu(parameter: Any) -> bool:
 
 
 def _batch_size(net: Any) -> int:
-    """Leading extent of the first layer's first output: the records of one batch."""
+    """Leading extent of the first layer's first output."""
     tops = net._top_ids(0)
     return int(net._blobs[tops[0]].shape[0]) if len(tops) else 0

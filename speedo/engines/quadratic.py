@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -108,9 +108,16 @@ class QuadraticEngine:
         """The iteration of the next step; the rate does not depend on it."""
         self._iteration = iteration
 
-    def step(self, n: int, delta: Vector | None = None) -> float:
-        """Run `n` steps; mean loss, each at the weights before its step. Adds their updates to `delta`."""
+    def change_weights(self, change: Callable[[Blob, slice, Vector], None]) -> None:
+        """See `Engine.change_weights`."""
+        (blob,) = self._layout.blobs
+        change(blob, slice(0, blob.size), self._weights)
+
+    def step(self, n: int, delta: Vector | None = None, *, onto: bool = False) -> float:
+        """Run `n` steps; mean loss, each at the weights before its step. See `Engine.step`."""
         total = 0.0
+        if delta is not None and not onto:
+            delta.fill(0.0)
         for _ in range(n):
             total += self._forward_backward()
             update = self._update(self._gradient)

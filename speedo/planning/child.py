@@ -27,7 +27,8 @@ from speedo.sgd_modes.rules import AddDelta, Elastic, MergeRule
 from speedo.storage.base import Store
 from speedo.storage.memory_store import MemoryStore
 from speedo.storage.redis_store import RedisStore
-from speedo.storage.shared_memory_store import SharedMemory, SharedMemoryStore
+from speedo.storage.shared_memory import SharedMemory
+from speedo.storage.shared_memory_store import SharedMemoryStore
 from speedo.weights import HEADER_BYTES, Layout, Vector, as_bytes
 from speedo.worker import Worker
 
@@ -107,8 +108,12 @@ class _Exchange:
         self._note(prefix + "receive", lambda: self._center.receive(result, rule))
         part = Part(0, 1, self._ticket, 1, 0, 0.0)
         merge = Merge(version + 1, 0, 1, 0.5, (part,))
-        self._note(prefix + "merge", lambda: self._center.merge(merge, 0))
-        self._center.release(version)
+        self._note(prefix + "merge", lambda: self._merge(merge, version))
+
+    def _merge(self, merge: Merge, former: int) -> None:
+        self._center.merge(merge, 0)
+        self._center.release(former)
+        self._center.tidy()
 
     def _note(self, name: str, call: Callable[[], object]) -> None:
         server, client, began = self._server_cpu(), time.process_time(), time.perf_counter()

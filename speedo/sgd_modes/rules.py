@@ -1,12 +1,12 @@
 """All merge arithmetic, apart from the schedules: in place on the float32 center, in one pass.
 
-Vectors are walked in blocks that stay in the processor's cache, so that a merge reads each payload and
-writes the center once, whatever the number of elementary operations.
+Vectors are walked in blocks, so that what lies between two operations stays in the processor's cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from speedo.weights import Kind, Vector
 
-BLOCK = 1 << 15  # float32 values: 128 KiB, two such blocks fit a core's second-level cache
+BLOCK = 1 << 18  # float32 values: 1 MiB; `bench.store_speed` tells what a size is worth
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,19 @@ class MergeRule(Protocol):
         ...
 
 
+_spare: list[Vector] = []  # taken and put back whole, so threads may share it
+
+
+@contextmanager
+def _scratch(count: int) -> Iterator[list[Vector]]:
+    """Blocks for what lies between two operations, used again: fresh pages cost more than the arithmetic."""
+    taken = [_spare.pop() if _spare else np.empty(BLOCK, np.float32) for _ in range(count)]
+    try:
+        yield taken
+    finally:
+        _spare.extend(taken)
+
+
 def _blocks(size: int) -> Iterator[slice]:
     for start in range(0, size, BLOCK):
         yield slice(start, min(start + BLOCK, size))
@@ -55,14 +68,11 @@ def _add_scaled(center: Vector, vector: Vector, factor: float) -> None:
         center += vector
         return
     scale = np.float32(factor)
-    if center.size <= BLOCK:
-        center += vector * scale
-        return
-    scratch = np.empty(BLOCK, np.float32)
-    for block in _blocks(center.size):
-        part = scratch[: block.stop - block.start]
-        np.multiply(vector[block], scale, out=part)
-        center[block] += part
+    with _scratch(1) as (scratch,):
+        for block in _blocks(center.size):
+            part = scratch[: block.stop - block.start]
+            np.multiply(vector[block], scale, out=part)
+            center[block] += part
 
 
 def _add_mean(center: Vector, contributions: Sequence[Contribution], rate: float) -> None:
@@ -73,14 +83,14 @@ def _add_mean(center: Vector, contributions: Sequence[Contribution], rate: float
     """
     total = sum(contribution.samples for contribution in contributions)
     factors = [np.float32(rate * contribution.samples / total) for contribution in contributions]
-    mean, scratch = (np.empty(min(BLOCK, center.size), np.float32) for _ in range(2))
-    for block in _blocks(center.size):
-        size = block.stop - block.start
-        np.multiply(contributions[0].vector[block], factors[0], out=mean[:size])
-        for contribution, factor in zip(contributions[1:], factors[1:], strict=True):
-            np.multiply(contribution.vector[block], factor, out=scratch[:size])
-            mean[:size] += scratch[:size]
-        center[block] += mean[:size]
+    with _scratch(2) as (mean, scratch):
+        for block in _blocks(center.size):
+            size = block.stop - block.start
+            np.multiply(contributions[0].vector[block], factors[0], out=mean[:size])
+            for contribution, factor in zip(contributions[1:], factors[1:], strict=True):
+                np.multiply(contribution.vector[block], factor, out=scratch[:size])
+                mean[:size] += scratch[:size]
+            center[block] += mean[:size]
 
 
 @dataclass(frozen=True)
@@ -148,32 +158,28 @@ class Elastic:
         self, center: Vector, contributions: Sequence[Contribution], rate: float, iteration: int
     ) -> None:
         alpha = np.float32(rate)
-        scratch = np.empty(min(BLOCK, center.size), np.float32)
-        for contribution in contributions:
-            for block in _blocks(center.size):
-                pull = scratch[: block.stop - block.start]
-                np.subtract(contribution.vector[block], center[block], out=pull)
-                pull *= alpha
-                center[block] += pull
+        with _scratch(1) as (scratch,):
+            for contribution in contributions:
+                for block in _blocks(center.size):
+                    pull = scratch[: block.stop - block.start]
+                    np.subtract(contribution.vector[block], center[block], out=pull)
+                    pull *= alpha
+                    center[block] += pull
 
 
-def pull_towards(local: Vector, center: Vector, alpha: float, keep: Sequence[slice] = ()) -> None:
+def pull_towards(local: Vector, center: Vector, alpha: float) -> None:
     """The worker's half of elastic averaging: x_w -= alpha (x_w - center before the merge), in place.
 
     Only the center after the merge travels. As center' = center + alpha (x_w - center), the distance before
-    was x_w - center = (x_w - center') / (1 - alpha), so alpha must lie below 1. `keep` names places that are
-    not pulled: BatchNorm's statistics.
+    was x_w - center = (x_w - center') / (1 - alpha), so alpha must lie below 1.
     """
-    kept = [(place, local[place].copy()) for place in keep]
     factor = np.float32(alpha / (1.0 - alpha))
-    scratch = np.empty(min(BLOCK, local.size), np.float32)
-    for block in _blocks(local.size):
-        pull = scratch[: block.stop - block.start]
-        np.subtract(local[block], center[block], out=pull)
-        pull *= factor
-        local[block] -= pull
-    for place, values in kept:
-        local[place] = values
+    with _scratch(1) as (scratch,):
+        for block in _blocks(local.size):
+            pull = scratch[: block.stop - block.start]
+            np.subtract(local[block], center[block], out=pull)
+            pull *= factor
+            local[block] -= pull
 
 
 @dataclass(frozen=True)

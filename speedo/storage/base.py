@@ -7,7 +7,11 @@ raises `StoreTimeoutError`. Keys come from `speedo.storage.keys` alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
+
+import numpy as np
 
 from speedo.errors import PayloadError, StoreError
 
@@ -24,12 +28,37 @@ def check_blob(key: str, head: bytes) -> None:
         raise PayloadError(f"a head has at most {MAX_HEAD_BYTES} bytes, this one {len(head)}")
 
 
+@dataclass(frozen=True, slots=True)
+class View:
+    """A blob as it lies in memory that is shared: `body` is read-only, and good until the blob is deleted.
+
+    `check` raises `MissingKeyError` if it was deleted meanwhile: what was read before may be of another blob.
+    """
+
+    head: bytes
+    body: memoryview
+    check: Callable[[], None]
+
+
+def address_of(memory: memoryview) -> int:
+    """Where these bytes begin."""
+    return int(np.frombuffer(memory, np.uint8).__array_interface__["data"][0])
+
+
 class Store(Protocol):
     """Bytes under keys; safe for use by one thread at a time, one instance per process."""
 
     @property
     def address(self) -> str:
         """The server as a person would name it, without its password."""
+        ...
+
+    def place(self, key: str, nbytes: int) -> memoryview | None:
+        """Memory for the body of the blob that will be written next, under this key, or None.
+
+        Filled and given to `write` it costs no copy, and it is the caller's no more. A second call, or the writing of
+        another blob, takes it back.
+        """
         ...
 
     def write(
@@ -47,6 +76,13 @@ class Store(Protocol):
         """The head of a blob and the length of its body in bytes.
 
         Raises `MissingKeyError`, `StoreError`.
+        """
+        ...
+
+    def view(self, key: str, nbytes: int) -> View | None:
+        """Look at a blob whose body has `nbytes` bytes without copying it; None if it must be `read`.
+
+        Raises what `read` raises.
         """
         ...
 

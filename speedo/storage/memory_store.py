@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from speedo.errors import MissingKeyError, PayloadError
-from speedo.storage.base import check_blob
+from speedo.storage.base import View, check_blob
 
 _NEVER: Final = float("inf")
 _FEW: Final = 1024
@@ -30,6 +30,10 @@ class MemoryStore:
         """What stands in messages."""
         return "this process's memory"
 
+    def place(self, key: str, nbytes: int) -> memoryview | None:
+        """See `Store.place`: there is no such memory here."""
+        return None
+
     def write(
         self, key: str, head: bytes, body: memoryview, *, expire_s: float | None = None
     ) -> None:
@@ -44,6 +48,10 @@ class MemoryStore:
         """See `Store.read_head`."""
         head, body = self._find(key)
         return head, len(body)
+
+    def view(self, key: str, nbytes: int) -> View | None:
+        """See `Store.view`: a blob must be read."""
+        return None
 
     def read(self, key: str, into: memoryview) -> bytes:
         """See `Store.read`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from speedo.errors import MissingKeyError, StoreUnavailableError
-from speedo.storage.base import Store
+from speedo.storage.base import Store, View
 from speedo.storage.shared_memory_store import SharedMemoryStore
 
 
@@ -53,6 +53,10 @@ class NearFirstStore:
                 copier.write(key, head, memoryview(body))
                 self._in_both.add(key)
 
+    def place(self, key: str, nbytes: int) -> memoryview | None:
+        """See `Store.place`."""
+        return self._near.place(key, nbytes)
+
     def write(
         self, key: str, head: bytes, body: memoryview, *, expire_s: float | None = None
     ) -> None:
@@ -75,6 +79,15 @@ class NearFirstStore:
             return self._near.read_head(key)
         except MissingKeyError:
             return self._far.read_head(key)
+
+    def view(self, key: str, nbytes: int) -> View | None:
+        """See `Store.view`."""
+        if key in self._in_both:
+            return None
+        try:
+            return self._near.view(key, nbytes)
+        except MissingKeyError:
+            return None
 
     def read(self, key: str, into: memoryview) -> bytes:
         """See `Store.read`."""

@@ -17,7 +17,7 @@ from speedo.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from speedo.storage.base import Store
+from speedo.storage.base import Store, View
 
 Result = TypeVar("Result")
 FIRST_PAUSE_S: Final = 0.1
@@ -112,6 +112,10 @@ class PatientStore:
         """See `Store.address`."""
         return self._store.address
 
+    def place(self, key: str, nbytes: int) -> memoryview | None:
+        """See `Store.place`."""
+        return self._store.place(key, nbytes)
+
     def write(
         self, key: str, head: bytes, body: memoryview, *, expire_s: float | None = None
     ) -> None:
@@ -121,6 +125,10 @@ class PatientStore:
     def read_head(self, key: str) -> tuple[bytes, int]:
         """See `Store.read_head`."""
         return self._patience.call(lambda: self._store.read_head(key))
+
+    def view(self, key: str, nbytes: int) -> View | None:
+        """See `Store.view`."""
+        return self._patience.call(lambda: self._store.view(key, nbytes))
 
     def read(self, key: str, into: memoryview) -> bytes:
         """See `Store.read`."""

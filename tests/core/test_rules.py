@@ -66,14 +66,6 @@ def test_elastic_rate_is_the_papers() -> None:
     assert Elastic().rate(3) == pytest.approx(0.3)
 
 
-def test_the_pull_leaves_statistics_alone() -> None:
-    center, local = vectors(10, 2)
-    before = local.copy()
-    pull_towards(local, center, 0.5, keep=[slice(3, 6)])
-    np.testing.assert_array_equal(local[3:6], before[3:6])
-    assert not np.array_equal(local[:3], before[:3])
-
-
 @given(st.floats(0.01, 0.9), st.integers(0, 2**32 - 1))
 def test_elastic_averaging_keeps_the_sum_of_worker_and_center(alpha: float, seed: int) -> None:
     random = np.random.default_rng(seed)

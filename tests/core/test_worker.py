@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ from speedo.errors import MissingKeyError, PayloadError
 from speedo.messages import Train
 from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
-from speedo.weights import DType, Header, Kind, Vector, as_bytes, header_for
-from speedo.worker import PAYLOAD_EXPIRY_S, Worker, fetch_vector
+from speedo.storage.shared_memory_store import SharedMemoryStore
+from speedo.vectors_in_store import fetch_vector
+from speedo.weights import Blob, DType, Header, Kind, Vector, as_bytes, header_for
+from speedo.worker import PAYLOAD_EXPIRY_S, Worker
 
 BATCH = 5
 
@@ -29,9 +32,9 @@ class RecordingEngine(QuadraticEngine):
         super().__init__(4, batch=BATCH)
         self.asked: list[tuple[int, int]] = []
 
-    def step(self, n: int, delta: Vector | None = None) -> float:
+    def step(self, n: int, delta: Vector | None = None, *, onto: bool = False) -> float:
         self.asked.append((self.iteration, n))
-        return super().step(n, delta)
+        return super().step(n, delta, onto=onto)
 
 
 class Clock:
@@ -123,6 +126,64 @@ def test_with_a_moving_rate_the_worker_goes_on_from_its_own_weights() -> None:
     expected.step(1)
     worker.turn(command(Kind.WEIGHTS, version=1, moving_rate=0.5))
     np.testing.assert_allclose(payload(worker, Kind.WEIGHTS)[1], weights(expected), rtol=1e-6)
+
+
+class EngineWithStatistics(RecordingEngine):
+    """Says that the second half of its weights are BatchNorm's."""
+
+    def change_weights(self, change: Callable[[Blob, slice, Vector], None]) -> None:
+        for number, statistic in enumerate((False, True)):
+            place = slice(2 * number, 2 * number + 2)
+            change(Blob(f"w/{number}", (2,), statistic), place, self._weights[place])
+
+
+def test_the_pull_leaves_statistics_alone() -> None:
+    """x_w = 2, alpha 0.5, center after the merge 1: the weights go to 1, the statistics stay at 2."""
+    worker, _ = make_worker()
+    worker.engine = engine = EngineWithStatistics()
+    engine.stand_still()
+    engine.load_weights(np.full(4, 2.0, np.float32))
+    publish(worker, np.full(4, 1.0, np.float32), 1)
+    worker.turn(command(Kind.WEIGHTS, version=1, moving_rate=0.5))
+    assert payload(worker, Kind.WEIGHTS)[1].tolist() == [1.0, 1.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "rate"), [(Kind.DELTA, None), (Kind.WEIGHTS, 0.3), (Kind.GRADIENT, None)]
+)
+def test_in_shared_memory_a_turn_makes_the_same_payload(
+    tmp_path: Path, kind: Kind, rate: float | None
+) -> None:
+    size, bodies = 30_000, []
+    start = np.random.default_rng(5).standard_normal(size).astype(np.float32)
+    for store in (MemoryStore(), SharedMemoryStore(tmp_path)):
+        engine = QuadraticEngine(size, batch=BATCH, momentum=0.9, noise=1.0)
+        worker = Worker("run", 3, 2, engine, store, Clock(), epoch=4)
+        for ticket in range(4):
+            publish(worker, start * ticket, ticket)
+            fields = {"version": ticket, "ticket": ticket, "steps": 2, "stride": 3}
+            worker.turn(command(kind, moving_rate=rate, **fields))
+        found = engine.layout.zeros()
+        key = keys.payload("run", 3, 3)
+        fetch_vector(store, key, engine.layout, kind, found)
+        bodies.append(found.tobytes())
+    assert bodies[0] == bodies[1]
+
+
+def test_a_turn_whose_center_is_taken_away_meanwhile_is_refused(tmp_path: Path) -> None:
+    """The file of the center is used for another one while the worker looks at it."""
+
+    class Slow(QuadraticEngine):
+        def load_weights(self, vector: Vector) -> None:
+            super().load_weights(vector)
+            other.delete(keys.center("run", 0))
+            other.write(keys.center("run", 9), b"", memoryview(bytes(vector.nbytes)))
+
+    engine, other = Slow(30_000), SharedMemoryStore(tmp_path)
+    worker = Worker("run", 3, 2, engine, SharedMemoryStore(tmp_path), Clock(), epoch=4)
+    publish(worker, np.ones(30_000, np.float32), 0)
+    with pytest.raises(MissingKeyError, match="while it was read"):
+        worker.turn(command())
 
 
 def test_a_gradient_is_taken_at_the_center_and_moves_nothing() -> None:

@@ -112,7 +112,7 @@ def test_a_worker_without_the_secret_is_refused_in_a_sentence(
 
 
 def test_a_second_worker_command_of_a_host_takes_the_next_hundred(cluster: Cluster) -> None:
-    """Its name in the run log shows that it joined; then the first hundred is scanned no more."""
+    """Ray may open more ports in the first hundred meanwhile: the scan before does not bound it."""
     process = cluster.speedo.start(
         *("worker", "--master", cluster.chief.address),
         environment={"SPEEDO_TOKEN": TOKEN},
@@ -120,8 +120,8 @@ def test_a_second_worker_command_of_a_host_takes_the_next_hundred(cluster: Clust
     )
     wait_for_line(cluster.speedo.folder / "run" / "metrics.jsonl", '"joined", "worker": 1', 60)
     said = json.loads(cluster.stranger.python("tests.hosts.scan", cluster.member.address))
-    second = sorted(set(said) - set(cluster.ports(cluster.member)))
-    assert {56227, 56228, 56236} <= set(second) <= set(range(56226, 56326)), second
+    second = set(said) - set(BLOCK)
+    assert {56227, 56228, 56236} <= second <= set(range(56226, 56326)), sorted(second)
     process.terminate()
     process.communicate(timeout=30)
     assert process.returncode == 143

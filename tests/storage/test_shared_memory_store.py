@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from speedo.errors import MissingKeyError, PayloadError, StoreUnavailableError
-from speedo.storage.shared_memory_store import SharedMemory, SharedMemoryStore
+from speedo.storage.shared_memory import SharedMemory
+from speedo.storage.shared_memory_store import SharedMemoryStore
 
 
 @pytest.fixture
@@ -71,22 +72,86 @@ def test_a_cut_blob_is_refused(tmp_path: Path) -> None:
         store.read("k", memoryview(bytearray(1000)))
 
 
-def test_the_file_of_a_deleted_blob_is_used_again(tmp_path: Path) -> None:
+def test_the_file_of_a_deleted_blob_is_used_again_for_its_kind(tmp_path: Path) -> None:
     store, size = SharedMemoryStore(tmp_path), 100_000
-    put(store, "one", b"1" * size)
-    first = (tmp_path / "one").stat().st_ino
-    store.delete("one")
+    put(store, "k:1", b"1" * size)
+    first = (tmp_path / "k:1").stat().st_ino
+    store.delete("k:1")
     assert store.keys("") == []
     with pytest.raises(MissingKeyError):
-        store.read_head("one")
-    put(store, "two", b"2" * size)
-    put(store, "three", b"3" * size)
-    assert (tmp_path / "two").stat().st_ino == first != (tmp_path / "three").stat().st_ino
-    assert get(store, "two") == b"2" * size
+        store.read_head("k:1")
+    put(store, "other:2", b"o" * size)
+    put(store, "k:2", b"2" * size)
+    put(store, "k:3", b"3" * size)
+    files = {name: (tmp_path / name).stat().st_ino for name in ("k:2", "k:3", "other:2")}
+    assert [name for name, number in files.items() if number == first] == ["k:2"]
+    assert get(store, "k:2") == b"2" * size
     for number in range(20):
-        put(store, f"many{number}", b"x" * size)
+        put(store, f"many:{number}", b"x" * size)
     store.delete(*store.keys(""))
-    assert len(list(tmp_path.iterdir())) <= 4
+    assert len(list(tmp_path.iterdir())) <= 3 * 4
+
+
+def test_a_spare_file_of_another_size_is_not_used(tmp_path: Path) -> None:
+    store = SharedMemoryStore(tmp_path)
+    put(store, "k:1", b"1" * 200_000)
+    store.delete("k:1")
+    put(store, "k:2", b"2" * 100_000)
+    assert get(store, "k:2") == b"2" * 100_000
+    assert [path.name for path in tmp_path.iterdir()] == ["k:2"]
+
+
+def test_a_body_is_made_and_looked_at_where_it_lies(tmp_path: Path) -> None:
+    size = 100_000
+    writer, reader = SharedMemoryStore(tmp_path), SharedMemoryStore(tmp_path)
+    for number in range(10):
+        memory = writer.place(f"k:{number}", size)
+        assert memory is not None
+        memory[:] = bytes([number]) * size
+        assert writer.keys("") == [], "it is there before it was written"
+        writer.write(f"k:{number}", b"head", memory)
+        view = reader.view(f"k:{number}", size)
+        assert view is not None
+        assert (view.head, view.body) == (b"head", bytes([number]) * size)
+        assert view.body.readonly
+        writer.delete(f"k:{number}")
+        view.check()
+    assert len(list(tmp_path.iterdir())) == 1
+    assert writer.place("k:10", size) is not None
+    with pytest.raises(MissingKeyError, match="while it was read"):
+        view.check()
+
+
+def test_memory_that_was_not_used_is_given_back(tmp_path: Path) -> None:
+    store = SharedMemoryStore(tmp_path)
+    first = store.place("k:1", 100_000)
+    assert first is not None
+    first[:5] = b"first"
+    again = store.place("k:2", 100_000)
+    assert again is not None
+    assert bytes(again[:5]) == b"first", "its kind and size are the same"
+    assert store.place("other:1", 100_000) is not None
+    assert len(list(tmp_path.iterdir())) == 1
+    put(store, "k:3", b"3" * 100_000)
+    assert get(store, "k:3") == b"3" * 100_000
+    assert store.place("k:4", 100_000) is not None
+    store.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["k:3"]
+
+
+def test_no_memory_is_lent_where_there_is_no_room(small: Path) -> None:
+    store = SharedMemoryStore(small)
+    assert store.place("k:1", 1_100_000) is None
+    assert store.place("k:1", 900_000) is not None
+
+
+def test_a_process_keeps_few_files_of_a_kind_mapped(tmp_path: Path) -> None:
+    writer, reader = SharedMemoryStore(tmp_path), SharedMemoryStore(tmp_path)
+    for number in range(30):
+        put(writer, f"k:{number}", b"x" * 100_000)
+        assert reader.view(f"k:{number}", 100_000) is not None
+    mapped = Path("/proc/self/maps").read_text().count(f"{tmp_path}/")
+    assert 0 < mapped <= 2 * 6
 
 
 def test_a_reader_whose_file_is_taken_for_another_blob_notices(tmp_path: Path) -> None:
@@ -122,10 +187,10 @@ def test_a_reader_whose_file_is_taken_for_another_blob_notices(tmp_path: Path) -
 
 def test_spare_files_go_when_there_is_no_room(small: Path) -> None:
     store = SharedMemoryStore(small)
-    put(store, "one", b"1" * 600_000)
-    store.delete("one")
-    put(store, "two", b"2" * 700_000)
-    assert get(store, "two") == b"2" * 700_000
+    put(store, "k:1", b"1" * 600_000)
+    store.delete("k:1")
+    put(store, "other:2", b"2" * 700_000)
+    assert get(store, "other:2") == b"2" * 700_000
 
 
 def test_a_reader_that_began_reads_on_after_the_blob_was_replaced(tmp_path: Path) -> None:
@@ -147,7 +212,7 @@ def test_files_are_for_their_user_alone(tmp_path: Path) -> None:
 
 def test_the_folder_goes_with_a_process_that_is_killed(tmp_path: Path) -> None:
     code = (
-        "import os, sys, pathlib; from speedo.storage.shared_memory_store import SharedMemory\n"
+        "import os, sys, pathlib; from speedo.storage.shared_memory import SharedMemory\n"
         "with SharedMemory(1, pathlib.Path(sys.argv[1])) as memory: os.kill(os.getpid(), 9)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)]).returncode == -9

@@ -91,7 +91,7 @@ def get(store: Store, key: str) -> tuple[bytes, bytes]:
     return store.read(key, memoryview(into)), bytes(into)
 
 
-SIZES = [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 5 * CHUNK + 3, 40_000, 300 * CHUNK]
+SIZES = [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 5 * CHUNK + 3, 40_000, 300 * CHUNK, 1 << 17]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -100,6 +100,29 @@ def test_what_is_read_is_what_was_written(bench: Bench, size: int):
     put(bench.store, bench.key, b"head", body)
     assert bench.store.read_head(bench.key) == (b"head", size)
     assert get(bench.store, bench.key) == (b"head", body)
+
+
+@pytest.mark.parametrize("size", [0, 1000, 1 << 17])
+def test_a_body_may_be_made_in_memory_of_the_store_and_looked_at_there(bench: Bench, size: int):
+    body = bytes(i * 7 % 251 for i in range(size))
+    for number in range(3):
+        key = f"{bench.key}{number}"
+        memory = bench.store.place(key, size)
+        if memory is None:
+            memory = memoryview(bytearray(size))
+        memory[:] = body
+        bench.store.write(key, b"head", memory)
+        view = bench.other.view(key, size)
+        if view is not None:
+            assert (view.head, bytes(view.body)) == (b"head", body)
+            view.check()
+        assert get(bench.other, key) == (b"head", body)
+        bench.store.delete(key)
+
+
+def test_a_look_at_nothing_finds_nothing(bench: Bench):
+    with contextlib.suppress(MissingKeyError):
+        assert bench.store.view(bench.key, 1 << 17) is None
 
 
 def test_any_bytes_may_be_in_head_and_body(bench: Bench):

@@ -1,0 +1,74 @@
+"""Where the driver's events come together: from any thread, and from sockets, which its own thread reads.
+
+A thread for each socket would hand every message over to the driver's: that is a tenth of a millisecond of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, Generic, TypeVar
+
+Event = TypeVar("Event")
+READ_BYTES: Final = 1 << 16
+LONGEST_S: Final = 3600.0
+
+
+class Inbox(Generic[Event]):
+    """`put` and `listen` belong to every thread, `get` to one."""
+
+    def __init__(self) -> None:
+        self._events: deque[Event] = deque()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll = select.epoll()
+        self._epoll.register(self._bell, select.EPOLLIN)
+        self._sockets: dict[int, tuple[socket.socket, bytearray, Callable[[bytes], Event]]] = {}
+
+    def put(self, event: Event) -> None:
+        self._events.append(event)
+        os.eventfd_write(self._bell, 1)
+
+    def listen(self, channel: socket.socket, read: Callable[[bytes], Event]) -> None:
+        """Take every line of this socket as an event, which `read` makes of it, until it ends or `read` raises.
+
+        The socket is closed then.
+        """
+        self._sockets[channel.fileno()] = (channel, bytearray(), read)
+        self._epoll.register(channel, select.EPOLLIN)
+
+    def get(self, timeout: float) -> Event | None:
+        """The next event; None if none came within `timeout` seconds."""
+        end = time.monotonic() + min(timeout, LONGEST_S)
+        while not self._events:
+            ready = self._epoll.poll(max(0.0, end - time.monotonic()))
+            if not ready:
+                return None
+            for file, _ in ready:
+                if file == self._bell:
+                    with suppress(BlockingIOError):
+                        os.eventfd_read(file)
+                else:
+                    self._read(file)
+        return self._events.popleft()
+
+    def _read(self, file: int) -> None:
+        channel, buffer, read = self._sockets[file]
+        try:
+            data = channel.recv(READ_BYTES, socket.MSG_DONTWAIT)
+            if not data:
+                raise ConnectionError("it has ended")
+            *lines, rest = (buffer + data).split(b"\n")
+            self._events.extend([read(bytes(line)) for line in lines])
+            buffer[:] = rest
+        except BlockingIOError:
+            return
+        except (OSError, ValueError, TypeError, AttributeError):
+            del self._sockets[file]
+            with suppress(OSError):
+                self._epoll.unregister(file)
+            channel.close()

@@ -1,0 +1,113 @@
+"""Files of a folder of memory as memory of this process, and the files that wait to be used again.
+
+Fresh pages cost ten times the copy, and mapping them as much again. So the file of a deleted blob waits for the next
+blob of its kind, whose writer and readers have it mapped already. Of a kind are keys that differ in their last number:
+the payloads of one worker, the versions of the center.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Final
+from urllib.parse import quote
+
+SPARE: Final = ".spare"  # begins the name of a file that waits
+SPARES: Final = 4  # of a kind, at most
+MAPPED: Final = 6  # files of a kind that a process keeps mapped, at most
+FILE_MODE: Final = 0o600
+
+
+def kind_of(key: str) -> str:
+    """The key without its last number."""
+    parts = key.split(":")
+    for place in reversed(range(len(parts))):
+        if parts[place].isdigit():
+            return ":".join([*parts[:place], "", *parts[place + 1 :]])
+    return key
+
+
+class MappedFiles:
+    """The files of one folder; for one thread at a time."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._maps: dict[str, OrderedDict[int, mmap.mmap]] = {}
+
+    def memory_of(self, kind: str, file: int, status: os.stat_result) -> memoryview:
+        """The whole of an open file, to read and to write. Raises `OSError`.
+
+        A file that is mapped keeps its inode, even without a name, so its number is nobody else's.
+        """
+        known = self._maps.setdefault(kind, OrderedDict())
+        memory = known.get(status.st_ino)
+        if memory is None or len(memory) != status.st_size:
+            populate = getattr(mmap, "MAP_POPULATE", 0)
+            try:
+                memory = mmap.mmap(file, status.st_size, mmap.MAP_SHARED | populate)
+            except ValueError as error:  # it was cut meanwhile
+                raise OSError(str(error)) from None
+            known[status.st_ino] = memory
+            while len(known) > MAPPED:
+                known.popitem(last=False)  # its memory goes with the last who looks at it
+        else:
+            known.move_to_end(status.st_ino)
+        return memoryview(memory)
+
+    def take(self, kind: str, size: int, path: str) -> memoryview:
+        """A file of this size under a new name, to be filled: one that waits, or a new one. Raises `OSError`."""
+        for spare in self._spares(kind):
+            with suppress(OSError):
+                os.rename(spare, path)
+                memory = self._open(kind, size, path)
+                if memory is not None:
+                    return memory
+                os.unlink(path)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+        try:
+            os.posix_fallocate(file, 0, size)  # without room, writing would end the process
+            return self.memory_of(kind, file, os.fstat(file))
+        except OSError:
+            os.unlink(path)
+            raise
+        finally:
+            os.close(file)
+
+    def give_back(self, kind: str, path: str) -> None:
+        """The blob of this file is deleted. Raises `OSError`."""
+        for spare in self._spares(kind):
+            if not os.path.exists(spare):
+                os.rename(path, spare)
+                return
+        os.unlink(path)
+
+    def drop_spares(self) -> bool:
+        """Make room; whether there was any to make."""
+        self.forget()
+        dropped = False
+        with suppress(OSError), os.scandir(self._folder) as entries:
+            for entry in entries:
+                if entry.name.startswith(SPARE):
+                    with suppress(OSError):
+                        os.unlink(entry.path)
+                        dropped = True
+        return dropped
+
+    def forget(self) -> None:
+        """Map nothing any more; what somebody still looks at stays until then."""
+        self._maps.clear()
+
+    def _open(self, kind: str, size: int, path: str) -> memoryview | None:
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            status = os.fstat(file)
+            return self.memory_of(kind, file, status) if status.st_size == size else None
+        finally:
+            os.close(file)
+
+    def _spares(self, kind: str) -> Iterator[str]:
+        stem = f"{self._folder}/{SPARE}.{quote(kind, safe=':')}"
+        return (f"{stem}.{number}" for number in range(SPARES))

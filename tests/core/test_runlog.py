@@ -1,0 +1,78 @@
+"""What the run log makes of repetitions, of trouble between two lines, and of versions that nobody tests."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+from speedo.center import Center
+from speedo.coordinator import Coordinator, Plan
+from speedo.driver import Driver
+from speedo.engines.quadratic import QuadraticEngine
+from speedo.messages import Command, Drop, Evaluate, Merge, Part, StoreTrouble, Trained
+from speedo.runlog import METRICS, MetricsLog
+from speedo.sgd_modes.rules import AverageDeltas
+from speedo.sgd_modes.synchronous import Synchronous
+from speedo.simulator import SimulatedCluster, World
+from speedo.status import StatusBoard
+from speedo.storage.memory_store import MemoryStore
+
+
+def test_a_late_repetition_does_not_take_the_timings_of_the_result(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path, start=0.0)
+    result = Trained(0, 1, 7, 0.5, 10, {"compute": 0.25})
+    log.saw(result, 1.0)
+    log.saw(Trained(0, 1, 7, 0.5, 10, {}), 1.1)
+    log.did(Drop(0, 1, 7, "late", "its ticket is not outstanding", loss=0.5), 1.1)
+    log.did(Merge(1, 1, 10, 1.0, (Part(0, 1, 7, 10, 0, 0.5),)), 1.2)
+    log.close()
+    lines = [json.loads(line) for line in (tmp_path / METRICS).open()]
+    assert [line["decision"] for line in lines] == ["late", "merged"]
+    assert lines[1]["timings"] == {"compute": 0.25}
+
+
+def test_trouble_is_told_after_what_was_done_before_it(tmp_path: Path) -> None:
+    """A merge is told when the next turns are under way; what goes wrong with these comes after it in time."""
+    log, store = MetricsLog(tmp_path, start=0.0), MemoryStore()
+
+    class Troubled(SimulatedCluster):
+        def send(self, command: Command) -> None:
+            if command.version == 2:
+                self.now += 1.0
+                driver.tell(StoreTrouble("away"))
+                self.now += 1.0
+                driver.tell(StoreTrouble(""))
+            super().send(command)
+
+    cluster = Troubled(World(jitter=0.0), store, "run", lambda rank: QuadraticEngine(rank=rank), 0)
+    for worker in range(2):
+        cluster.join(worker)
+    engine = QuadraticEngine()
+    center = Center("run", engine.layout.zeros(), engine.layout, store)
+    coordinator = Coordinator(Synchronous(AverageDeltas()), Plan(2, 4, workers=2))
+    driver = Driver(coordinator, center, cluster, log, lambda: cluster.now)
+    driver.run()
+    log.close()
+    lines = [json.loads(line) for line in (tmp_path / METRICS).open()]
+    assert [line["time"] for line in lines] == sorted(line["time"] for line in lines)
+    second = [line.get("version") for line in lines].index(2)
+    assert "store" not in [line["event"] for line in lines[:second]]
+    assert [line["event"] for line in lines[second + 2 :]][:2] == ["store", "store"]
+
+
+def test_versions_that_nobody_tests_leave_nothing_behind(tmp_path: Path) -> None:
+    """A master that merges a hundred times a second for days would hold them all."""
+    log = MetricsLog(tmp_path, start=0.0)
+    board = StatusBoard("async", max_iter=10**9, batch=10, records=1000)
+    for observer in (log, board):
+        sizes = []
+        for half in range(2):
+            for version in range(1, 1001):
+                number = 1000 * half + version
+                observer.did(Merge(number, number, 10, 1.0, ()), 1.0)
+                if version % 100 == 0:
+                    observer.did(Evaluate(number, number), 1.0)
+                    observer.saw(Tested(number, {"accuracy": 0.5}), 1.0)
+            sizes.append(len(pickle.dumps(vars(observer) | {"_file": None})))
+        assert abs(sizes[1] - sizes[0]) < 20, sizes
