@@ -6,6 +6,7 @@ import json
 import pickle
 from pathlib import Path
 
+from speedo import messages
 from speedo.center import Center
 from speedo.coordinator import Coordinator, Plan
 from speedo.driver import Driver
@@ -73,6 +74,6 @@ def test_versions_that_nobody_tests_leave_nothing_behind(tmp_path: Path) -> None
                 observer.did(Merge(number, number, 10, 1.0, ()), 1.0)
                 if version % 100 == 0:
                     observer.did(Evaluate(number, number), 1.0)
-                    observer.saw(Tested(number, {"accuracy": 0.5}), 1.0)
+                    observer.saw(messages.Tested(number, {"accuracy": 0.5}), 1.0)
             sizes.append(len(pickle.dumps(vars(observer) | {"_file": None})))
         assert abs(sizes[1] - sizes[0]) < 20, sizes
