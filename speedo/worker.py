@@ -71,7 +71,7 @@ class Worker:
     def _fetch(self, command: Train) -> None:
         key = self._center_key(self.run, command.version)
         place = (self.store, key, self.engine.layout, Kind.CENTER)
-        seen = look_at_vector(*place, self._center_codec)
+        seen = None if _needs_center(command) else look_at_vector(*place, self._center_codec)
         if seen is None:
             self._center = self.engine.layout.zeros() if self._center is None else self._center
             header, center = fetch_vector(*place, self._center, self._center_codec), self._center
@@ -94,15 +94,23 @@ class Worker:
         self.engine.change_weights(pull)
 
     def _compute(self, command: Train, payload: Vector) -> float:
-        """Leaves the result in `payload`."""
+        """Leaves the result in `payload`.
+
+        A single step is the solver's own update, to the bit. Of several it is how far the weights came: the sum of
+        their updates would be rounded less often, but costs a passage through memory at each.
+        """
         engine = self.engine
         if command.payload is Kind.GRADIENT:
             engine.set_iteration(command.iteration)
             return engine.gradient(command.steps, payload)
-        if command.payload is Kind.DELTA:
-            return self._steps(command, payload)
-        loss = self._steps(command, None)
+        if command.payload is Kind.DELTA and command.steps == 1:
+            engine.set_iteration(command.iteration)
+            return engine.step(1, payload)
+        loss = self._steps(command)
         engine.read_weights(payload)
+        if _needs_center(command):
+            assert self._center is not None
+            payload -= self._center
         return loss
 
     def _memory_for(self, command: Train) -> Vector:
@@ -116,15 +124,15 @@ class Worker:
             self._own = layout.zeros()
         return self._own
 
-    def _steps(self, command: Train, delta: Vector | None) -> float:
+    def _steps(self, command: Train) -> float:
         engine = self.engine
         if command.steps == 1 or command.stride == 1:
             engine.set_iteration(command.iteration)
-            return engine.step(command.steps, delta)
+            return engine.step(command.steps)
         total = 0.0
         for step in range(command.steps):
             engine.set_iteration(command.iteration + step * command.stride)
-            total += engine.step(1, delta, onto=step > 0)
+            total += engine.step(1)
         return total / command.steps
 
     def _carried_over(self, command: Train) -> Vector | None:
@@ -159,3 +167,8 @@ class Worker:
             dtype=self._codec.dtype,
         )
         self.store.write(self._payload_key(command), header.pack(), body, expire_s=PAYLOAD_EXPIRY_S)
+
+
+def _needs_center(command: Train) -> bool:
+    """Whether the center is needed again after the steps; it may be gone from the store by then."""
+    return command.payload is Kind.DELTA and command.steps > 1

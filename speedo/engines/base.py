@@ -41,11 +41,11 @@ class Engine(Protocol):
         """The global iteration of the next step; it sets the learning rate, the following steps count on."""
         ...
 
-    def step(self, n: int, delta: Vector | None = None, *, onto: bool = False) -> float:
+    def step(self, n: int, delta: Vector | None = None) -> float:
         """Run `n` solver steps on the next records and return the mean of their losses.
 
-        `delta`, where one is given, becomes what the steps did to the weights, or with `onto` that is added to it: it
-        is exactly the solver's own updates, while weights after minus before would carry the rounding of both.
+        `delta`, where one is given, becomes what the steps did to the weights: exactly the solver's own updates, while
+        weights after minus weights before would carry the rounding of both.
         """
         ...
 

@@ -125,7 +125,7 @@ class PycaffeEngine:
         """The global iteration of the next step, from which the rate follows."""
         self._iteration = iteration
 
-    def step(self, n: int, delta: Vector | None = None, *, onto: bool = False) -> float:
+    def step(self, n: int, delta: Vector | None = None) -> float:
         """Run `n` solver steps; mean loss over all their batches. See `Engine.step`."""
         total = 0.0
         with self._native():
@@ -134,7 +134,7 @@ class PycaffeEngine:
                 total += self._accumulate(self._iter_size)
                 self._update()
                 if delta is not None:
-                    self._parameters.take_update(delta, onto=onto or step > 0)
+                    self._parameters.take_update(delta, onto=step > 0)
             if delta is not None:
                 self._parameters.add_statistics_change(before, delta)
         return total / (n * self._iter_size)

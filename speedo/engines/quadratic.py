@@ -113,10 +113,10 @@ class QuadraticEngine:
         (blob,) = self._layout.blobs
         change(blob, slice(0, blob.size), self._weights)
 
-    def step(self, n: int, delta: Vector | None = None, *, onto: bool = False) -> float:
+    def step(self, n: int, delta: Vector | None = None) -> float:
         """Run `n` steps; mean loss, each at the weights before its step. See `Engine.step`."""
         total = 0.0
-        if delta is not None and not onto:
+        if delta is not None:
             delta.fill(0.0)
         for _ in range(n):
             total += self._forward_backward()

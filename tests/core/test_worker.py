@@ -32,9 +32,9 @@ class RecordingEngine(QuadraticEngine):
         super().__init__(4, batch=BATCH)
         self.asked: list[tuple[int, int]] = []
 
-    def step(self, n: int, delta: Vector | None = None, *, onto: bool = False) -> float:
+    def step(self, n: int, delta: Vector | None = None) -> float:
         self.asked.append((self.iteration, n))
-        return super().step(n, delta, onto=onto)
+        return super().step(n, delta)
 
 
 class Clock:
