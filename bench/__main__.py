@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from bench import table
 from bench.arguments import rounds, seconds, whole
-from bench.machine import Clock, machine, told_busy
+from bench.machine import Clock, busy_cores, machine, told_busy
 from bench.nets import SHAPES, Bench
 from bench.processes import end_by_signals
 from bench.runs import LEAST_TURNS, cores
@@ -69,14 +68,14 @@ def _variant(text: str) -> Variant:
 def main() -> int:
     asked = arguments()
     end_by_signals()
-    load = os.getloadavg()[0]
+    busy = busy_cores()
     say = Clock()
     command = shlex.join(["python", "-m", "bench", *sys.argv[1:]])
     if asked.markdown:
-        print(f"<!-- begin: python -m bench -->\n\n`{command}`: {machine(load)}.", flush=True)
+        print(f"<!-- begin: python -m bench -->\n\n`{command}`: {machine(busy)}.", flush=True)
     else:
-        print(machine(load), flush=True)
-    told_busy(load, say)
+        print(machine(busy), flush=True)
+    told_busy(busy, say)
     settings = Settings(
         asked.workers,
         asked.seconds,
@@ -90,7 +89,7 @@ def main() -> int:
     everything: dict[str, list[Round]] = {}
     failures: list[str] = []
     if asked.json is not None:  # a file that cannot be written is told now, not after the work
-        _write_json(asked.json, command, machine(load), everything)
+        _write_json(asked.json, command, machine(busy), everything)
     with tempfile.TemporaryDirectory(prefix="speedo-bench-") as folder:
         for name in dict.fromkeys(asked.nets):
             net = Bench.make(name, Path(folder) / name)
@@ -106,7 +105,7 @@ def main() -> int:
             rows = rows_of(net.batch, settings)
             print(f"\n{table.report(title, rows, everything[name], write, cores())}", flush=True)
             if asked.json is not None:
-                _write_json(asked.json, command, machine(load), everything)
+                _write_json(asked.json, command, machine(busy), everything)
     if asked.markdown:
         print("\n<!-- end: python -m bench -->")
     for failure in failures:

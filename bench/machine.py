@@ -13,7 +13,8 @@ import numpy as np
 
 from bench.runs import cores
 
-BUSY = 1.0  # load average from which figures are worthless
+BUSY = 0.3  # cores in use before a bench begins, from which its figures are worthless
+LOOK_S = 2.0
 
 
 class Clock:
@@ -26,29 +27,44 @@ class Clock:
         print(f"{time.monotonic() - self._began:6.0f} s  {line}", file=sys.stderr, flush=True)
 
 
-def machine(load: float) -> str:
-    """Cores, processor, versions and the load average before anything was started."""
+def busy_cores(seconds: float = LOOK_S) -> float:
+    """How many cores others use now; of the load average the past minutes would be a part."""
+
+    def idle_and_all() -> tuple[int, int]:
+        ticks = [int(tick) for tick in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+        return ticks[3] + ticks[4], sum(ticks[:8])
+
+    before = idle_and_all()
+    time.sleep(seconds)
+    idle, total = (now - then for now, then in zip(idle_and_all(), before, strict=True))
+    return (os.cpu_count() or 1) * (1.0 - idle / max(total, 1))
+
+
+def machine(busy: float) -> str:
+    """Cores, processor, versions, and how much others used before anything was started."""
     return (
         f"{cores()} cores, {_processor()}, Python {platform.python_version()}, NumPy {np.__version__}, "
-        f"load average {load:.2f} at the start"
+        f"{busy:.2f} cores busy at the start"
     )
 
 
-def told_busy(load: float, say: Clock) -> None:
+def told_busy(busy: float, say: Clock) -> None:
     """Warn, on both outputs, if figures will be worthless."""
-    if load > BUSY:
-        warning = f"The load average was {load:.2f}, above {BUSY:g}: the machine was busy, the figures are worthless."
+    if busy > BUSY:
+        warning = (
+            f"{busy:.2f} cores were busy at the start, above {BUSY:g}: the figures are worthless."
+        )
         print(f"\n{warning}", flush=True)
         say(warning)
 
 
 def heading(module: str) -> tuple[str, Clock]:
     """The first line of a bench, command and machine; printed with a warning if it is busy."""
-    load = os.getloadavg()[0]
+    busy = busy_cores()
     say = Clock()
-    line = f"`{shlex.join(['python', '-m', module, *sys.argv[1:]])}`: {machine(load)}."
+    line = f"`{shlex.join(['python', '-m', module, *sys.argv[1:]])}`: {machine(busy)}."
     print(line, flush=True)
-    told_busy(load, say)
+    told_busy(busy, say)
     return line, say
 
 
