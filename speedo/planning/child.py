@@ -72,7 +72,14 @@ class _Exchange:
         still: Any = _Still(engine)
         self._server_cpu = server_cpu
         self._store, layout = store(), engine.layout
-        self._center = Center("plan", layout.zeros(), layout, self._store, compression=compression)
+        self._center = Center(
+            "plan",
+            layout.zeros(),
+            layout,
+            self._store,
+            clock=time.perf_counter,
+            compression=compression,
+        )
         self._worker = Worker(
             "plan", 0, 1, still, store(), time.perf_counter, compression=compression
         )
@@ -91,7 +98,6 @@ class _Exchange:
         self._turn(AddDelta(), None, "")
         if self._elastic:
             self._turn(Elastic(), 0.5, "elastic ")
-        self._note("publish center", self._center.publish)
 
     def close(self) -> None:
         self._worker.store.close()
@@ -108,11 +114,10 @@ class _Exchange:
         self._note(prefix + "receive", lambda: self._center.receive(result, rule))
         part = Part(0, 1, self._ticket, 1, 0, 0.0)
         merge = Merge(version + 1, 0, 1, 0.5, (part,))
-        self._note(prefix + "merge", lambda: self._merge(merge, version))
-
-    def _merge(self, merge: Merge, former: int) -> None:
-        self._center.merge(merge, 0)
-        self._center.release(former)
+        told = self._center.merge(merge, 0).timings[0]
+        self.seconds.setdefault(prefix + "merge", []).append(told["merge"])
+        self.seconds.setdefault("publish center", []).append(told["publish_center"])
+        self._center.release(version)
         self._center.tidy()
 
     def _note(self, name: str, call: Callable[[], object]) -> None:

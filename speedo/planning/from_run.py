@@ -136,7 +136,7 @@ def with_run(folder: Path, measured: Calibration) -> Calibration:
     payload = measured.payload_bytes / measured.nbytes
     masters = store.of(store.read, payload).seconds
     masters += measured.check + measured.merge + measured.publish + measured.handle
-    masters += store.write.seconds + 2 * store.small
+    masters += store.write.seconds
     masters += shared.write.seconds if far and shared is not None else 0.0
     message = _message(_rest(workers, waits=_waits(_mode(options), workers)), masters)
     place = "between machines" if far else "on one machine"

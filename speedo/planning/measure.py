@@ -127,8 +127,8 @@ def _exchange(answer: dict[str, Any]) -> dict[str, Any]:
         "load": max(0.0, best["fetch"] - store.of(store.read, center).seconds),
         "pull": max(0.0, best.get("elastic fetch", 0.0) - best["fetch"]),
         "seal": max(0.0, best["publish"] - store.of(store.write, payload).seconds),
-        "check": max(0.0, best["receive"] - store.of(store.read, payload).seconds - store.small),
-        "merge": max(0.0, best["merge"] - best["publish center"] - store.small),
+        "check": max(0.0, best["receive"] - store.of(store.read, payload).seconds),
+        "merge": best["merge"],
         "publish": max(0.0, best["publish center"] - written),
     }
 

