@@ -57,8 +57,8 @@ class MappedFiles:
             known.move_to_end(status.st_ino)
         return memoryview(memory)
 
-    def take(self, kind: str, size: int, path: str) -> memoryview:
-        """A file of this size under a new name, to be filled: one that waits, or a new one. Raises `OSError`."""
+    def take(self, kind: str, size: int, path: str) -> memoryview | None:
+        """A file of this size that waits, under a new name, to be filled; None if none does. Raises `OSError`."""
         for spare in self._spares(kind):
             with suppress(OSError):
                 os.rename(spare, path)
@@ -66,6 +66,10 @@ class MappedFiles:
                 if memory is not None:
                     return memory
                 os.unlink(path)
+        return None
+
+    def make(self, kind: str, size: int, path: str) -> memoryview:
+        """A new file, to be filled. Raises `OSError`."""
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
         try:
             os.posix_fallocate(file, 0, size)  # without room, writing would end the process

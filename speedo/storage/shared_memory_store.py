@@ -191,6 +191,9 @@ class SharedMemoryStore:
             self._discard()
         passing = self._passing()
         memory = self._files.take(kind, _BODY + nbytes, passing)
+        if memory is None:
+            self._sweep()  # a killed writer leaves a file, and its successor needs one
+            memory = self._files.make(kind, _BODY + nbytes, passing)
         self._placed = (kind, passing, memory)
         memory[: _PREFIX.size] = _TAKEN
         return memory
@@ -214,12 +217,14 @@ class SharedMemoryStore:
     def _write_short(self, prefix: bytes, head: bytes, body: memoryview) -> str:
         passing = self._passing()
         try:
-            with open(passing, "wb", buffering=0, opener=_private) as file:
+            file = os.open(passing, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+            try:
+                os.truncate(file, _BODY)
                 for part, place in ((body, _BODY), (prefix + head, 0)):
-                    if os.pwrite(file.fileno(), part, place) < len(part):
+                    if os.pwrite(file, part, place) < len(part):
                         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                if not body:
-                    file.truncate(_BODY)
+            finally:
+                os.close(file)
         except OSError:
             with suppress(OSError):
                 os.unlink(passing)
@@ -293,7 +298,3 @@ class SharedMemoryStore:
 def _check_length(key: str, found: int, expected: int) -> None:
     if found != expected:
         raise PayloadError(f"{key} has a body of {found} bytes, {expected} were expected")
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, FILE_MODE)

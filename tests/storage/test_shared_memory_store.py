@@ -139,6 +139,19 @@ def test_memory_that_was_not_used_is_given_back(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["k:3"]
 
 
+def test_writers_that_are_killed_before_they_write_fill_no_memory(tmp_path: Path) -> None:
+    """A worker has its file from the beginning of its steps on."""
+    code = (
+        "import os, pathlib, sys; from speedo.storage.shared_memory_store import SharedMemoryStore\n"
+        "SharedMemoryStore(pathlib.Path(sys.argv[1])).place('k:1', 100_000); os.kill(os.getpid(), 9)"
+    )
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+        assert len(list(tmp_path.iterdir())) == 1
+    put(SharedMemoryStore(tmp_path), "k:1", b"x" * 100_000)
+    assert [path.name for path in tmp_path.iterdir()] == ["k:1"]
+
+
 def test_no_memory_is_lent_where_there_is_no_room(small: Path) -> None:
     store = SharedMemoryStore(small)
     assert store.place("k:1", 1_100_000) is None
