@@ -10,7 +10,16 @@ import numpy as np
 from speedo.compression import Codec, make_codec
 from speedo.errors import PayloadError
 from speedo.storage.base import Store
-from speedo.weights import Header, Kind, Layout, Vector, check_body, check_header
+from speedo.weights import (
+    Header,
+    Kind,
+    Layout,
+    RunningChecksum,
+    Vector,
+    check_body,
+    check_header,
+    check_sum,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +44,10 @@ def fetch_vector(
     codec = codec or make_codec("none", layout)
     try:
         body = codec.body_for(into)
-        header = Header.unpack(store.read(key, body))
+        running = RunningChecksum(body)
+        header = Header.unpack(store.read(key, body, running))
         check_header(header, layout, kind, codec.dtype)
-        check_body(header, body)
+        check_sum(header, running.whole())
         codec.decode(body, into)
     except PayloadError as error:
         text = str(error)

@@ -168,6 +168,26 @@ def checksum(body: memoryview) -> int:
     return xxhash.xxh3_64_intdigest(body)
 
 
+class RunningChecksum:
+    """The checksum of a body that comes piece by piece: called with how many bytes are in place, 0 to begin anew."""
+
+    def __init__(self, body: memoryview) -> None:
+        self._body, self._upto = body, 0
+        self._state = xxhash.xxh3_64()
+
+    def __call__(self, upto: int) -> None:
+        if upto < self._upto:
+            self._state.reset()
+            self._upto = 0
+        self._state.update(self._body[self._upto : upto])
+        self._upto = upto
+
+    def whole(self) -> int:
+        """Of the whole body, which has come by now."""
+        self(len(self._body))
+        return int(self._state.intdigest())
+
+
 def as_bytes(vector: Vector) -> memoryview:
     """The vector's own memory as bytes, without a copy; it must be contiguous float32."""
     if vector.dtype != np.float32 or not vector.flags.c_contiguous:
@@ -224,5 +244,10 @@ def check_header(header: Header, layout: Layout, kind: Kind, dtype: DType = DTyp
 
 def check_body(header: Header, body: memoryview) -> None:
     """Refuse bytes that are not those that were written."""
-    if checksum(body) != header.checksum:
+    check_sum(header, checksum(body))
+
+
+def check_sum(header: Header, found: int) -> None:
+    """Refuse bytes with another checksum than those that were written."""
+    if found != header.checksum:
         raise PayloadError("the checksum differs: the bytes changed on their way")

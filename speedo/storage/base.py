@@ -16,6 +16,8 @@ import numpy as np
 from speedo.errors import PayloadError, StoreError
 
 MAX_HEAD_BYTES = 4096
+Arrived = Callable[[int], None]
+"""Told how many bytes, from the first, are in place; 0 where reading begins, perhaps anew."""
 
 
 def check_blob(key: str, head: bytes) -> None:
@@ -86,8 +88,11 @@ class Store(Protocol):
         """
         ...
 
-    def read(self, key: str, into: memoryview) -> bytes:
+    def read(self, key: str, into: memoryview, arrived: Arrived | None = None) -> bytes:
         """Fill `into` (writable, exactly the body's length) and return the head that belongs to it.
+
+        A store whose bytes come piece by piece tells `arrived`, so that work on them can begin while the rest is on
+        its way; one that has them at once need not.
 
         Raises `MissingKeyError` if there is no complete blob (also if it is replaced or deleted
         while it is being read: `into` may then be partly filled), `PayloadError` if the body's

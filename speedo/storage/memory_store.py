@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from speedo.errors import MissingKeyError, PayloadError
-from speedo.storage.base import View, check_blob
+from speedo.storage.base import Arrived, View, check_blob
 
 _NEVER: Final = float("inf")
 _FEW: Final = 1024
@@ -53,7 +53,7 @@ class MemoryStore:
         """See `Store.view`: a blob must be read."""
         return None
 
-    def read(self, key: str, into: memoryview) -> bytes:
+    def read(self, key: str, into: memoryview, arrived: Arrived | None = None) -> bytes:
         """See `Store.read`."""
         head, body = self._find(key)
         if len(body) != len(into):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from speedo.errors import MissingKeyError, StoreUnavailableError
-from speedo.storage.base import Store, View
+from speedo.storage.base import Arrived, Store, View
 from speedo.storage.shared_memory_store import SharedMemoryStore
 
 
@@ -89,14 +89,14 @@ class NearFirstStore:
         except MissingKeyError:
             return None
 
-    def read(self, key: str, into: memoryview) -> bytes:
+    def read(self, key: str, into: memoryview, arrived: Arrived | None = None) -> bytes:
         """See `Store.read`."""
         if key in self._in_both:
-            return self._far.read(key, into)
+            return self._far.read(key, into, arrived)
         try:
-            return self._near.read(key, into)
+            return self._near.read(key, into, arrived)
         except MissingKeyError:
-            return self._far.read(key, into)
+            return self._far.read(key, into, arrived)
 
     def delete(self, *keys: str) -> None:
         """See `Store.delete`."""

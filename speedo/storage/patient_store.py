@@ -17,7 +17,7 @@ from speedo.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from speedo.storage.base import Store, View
+from speedo.storage.base import Arrived, Store, View
 
 Result = TypeVar("Result")
 FIRST_PAUSE_S: Final = 0.1
@@ -130,9 +130,9 @@ class PatientStore:
         """See `Store.view`."""
         return self._patience.call(lambda: self._store.view(key, nbytes))
 
-    def read(self, key: str, into: memoryview) -> bytes:
+    def read(self, key: str, into: memoryview, arrived: Arrived | None = None) -> bytes:
         """See `Store.read`."""
-        return self._patience.call(lambda: self._store.read(key, into))
+        return self._patience.call(lambda: self._store.read(key, into, arrived))
 
     def delete(self, *keys: str) -> None:
         """See `Store.delete`."""

@@ -18,11 +18,13 @@ from typing import Final
 from speedo.errors import MissingKeyError, PayloadError, StoreError
 from speedo.failpoints import reached
 from speedo.storage import keys
-from speedo.storage.base import MAX_HEAD_BYTES
+from speedo.storage.base import MAX_HEAD_BYTES, Arrived
 from speedo.storage.resp import ProtocolError, Reply, ReplyError, RespStream, command, set_command
 
 AHEAD_BYTES: Final = 16 << 20
 """How much is sent or asked for before its replies are read: what the server must buffer for us."""
+PIECE_BYTES: Final = 256 << 10
+"""How much is read before the reader is told."""
 PAGE_KEYS: Final = 1000
 MAX_CHUNKS: Final = 1 << 16
 """More than any model needs; whoever may write a record must not make its reader list more."""
@@ -140,9 +142,11 @@ class RedisBlobs:
         record = self._known(key, data[: _PREFIX.size])
         return data[_PREFIX.size : _PREFIX.size + record.head_bytes], record.body_bytes
 
-    def read(self, key: str, into: memoryview) -> bytes:
+    def read(self, key: str, into: memoryview, arrived: Arrived | None = None) -> bytes:
         """Fill `into`; raising leaves replies pending on the stream."""
         stream = self._stream
+        if arrived is not None:
+            arrived(0)
         stream.queue(command(b"GET", key.encode()))
         length = stream.begin_bulk()
         if length is None:
@@ -159,7 +163,7 @@ class RedisBlobs:
         for chunk, _ in chunks[:ahead]:
             stream.queue(command(b"GET", chunk))
         stream.flush()
-        stream.fill(into[: record.inline_bytes])
+        self._fill(into, slice(0, record.inline_bytes), arrived)
         stream.end_bulk()
         for number, (_, place) in enumerate(chunks):
             if stream.begin_bulk() != place.stop - place.start:
@@ -169,7 +173,7 @@ class RedisBlobs:
             if number + ahead < len(chunks):
                 stream.queue(command(b"GET", chunks[number + ahead][0]))
                 stream.flush()
-            stream.fill(into[place])
+            self._fill(into, place, arrived)
             stream.end_bulk()
         return head
 
@@ -204,6 +208,16 @@ class RedisBlobs:
                 texts = [n.decode(errors="replace") for n in names if isinstance(n, bytes)]
                 return following, [text for text in texts if "#" not in text]
         raise ProtocolError("SCAN answered with something else than a cursor and keys")
+
+    def _fill(self, into: memoryview, place: slice, arrived: Arrived | None) -> None:
+        """In pieces that are still in the core's cache when they are told."""
+        if arrived is None:
+            self._stream.fill(into[place])
+            return
+        for start in range(place.start, place.stop, PIECE_BYTES):
+            stop = min(start + PIECE_BYTES, place.stop)
+            self._stream.fill(into[start:stop])
+            arrived(stop)
 
     def _write_chunks(
         self, chunks: list[tuple[bytes, slice]], body: memoryview, ahead: int, life_ms: int

@@ -20,7 +20,7 @@ import redis
 import redis.connection
 
 from speedo.errors import StoreError, StoreTimeoutError
-from speedo.storage.base import View, check_blob
+from speedo.storage.base import Arrived, View, check_blob
 from speedo.storage.certificate import trusting
 from speedo.storage.redis_blobs import PAGE_KEYS, RedisBlobs
 from speedo.storage.redis_errors import (
@@ -127,10 +127,10 @@ class RedisStore:
         """See `Store.view`: a blob must be read."""
         return None
 
-    def read(self, key: str, into: memoryview) -> bytes:
+    def read(self, key: str, into: memoryview, arrived: Arrived | None = None) -> bytes:
         """See `Store.read`; one round trip for a body of one chunk, else two."""
         with self._talk(f"reading {key}", len(into)) as stream:
-            return RedisBlobs(stream, self.address).read(key, into)
+            return RedisBlobs(stream, self.address).read(key, into, arrived)
 
     def delete(self, *keys: str) -> None:
         """See `Store.delete`; the deadline is for each thousand keys."""

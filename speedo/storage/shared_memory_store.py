@@ -21,7 +21,7 @@ from urllib.parse import quote, unquote
 
 from speedo.errors import MissingKeyError, PayloadError, StoreError, StoreUnavailableError
 from speedo.failpoints import reached
-from speedo.storage.base import MAX_HEAD_BYTES, View, address_of, check_blob
+from speedo.storage.base import MAX_HEAD_BYTES, Arrived, View, address_of, check_blob
 from speedo.storage.mapped_files import FILE_MODE, MappedFiles, kind_of
 from speedo.storage.shared_memory import MEMORY
 
@@ -122,7 +122,7 @@ class SharedMemoryStore:
         check()  # the head is that of this blob
         return View(head, memory[_BODY:], check)
 
-    def read(self, key: str, into: memoryview) -> bytes:
+    def read(self, key: str, into: memoryview, arrived: Arrived | None = None) -> bytes:
         """See `Store.read`."""
         view = self.view(key, len(into))
         if view is not None:

@@ -17,6 +17,7 @@ from speedo.weights import (
     Header,
     Kind,
     Layout,
+    RunningChecksum,
     as_bytes,
     check_body,
     check_header,
@@ -139,6 +140,22 @@ def test_every_flipped_bit_is_found(bit: int) -> None:
     as_bytes(vector)[bit // 8] ^= 1 << bit % 8
     with pytest.raises(PayloadError, match="the checksum differs"):
         check_body(header, as_bytes(vector))
+
+
+@given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=8), st.booleans())
+def test_a_checksum_of_pieces_is_that_of_the_whole(
+    body: bytes, told: list[int], anew: bool
+) -> None:
+    """However it came; and what came first, and was replaced, does not count."""
+    memory = bytearray(len(body)) if anew else bytearray(body)
+    running = RunningChecksum(memoryview(memory))
+    if anew:
+        running(len(body) // 2)
+        memory[:] = body
+        running(0)
+    for upto in sorted(min(one, len(body)) for one in told):
+        running(upto)
+    assert running.whole() == checksum(memoryview(body))
 
 
 def test_a_vector_of_another_length_gets_no_header() -> None:

@@ -27,6 +27,17 @@ def test_a_blob_that_lost_a_chunk_is_missing(store: RedisStore, raw: RawClient):
     store.ping()
 
 
+@pytest.mark.parametrize("size", [1 << 20, 6 << 20])
+def test_a_long_body_is_told_piece_by_piece(store: RedisStore, size: int):
+    store.write("long", b"head", memoryview(bytes(size)))
+    told: list[int] = []
+    store.read("long", memoryview(bytearray(size)), told.append)
+    assert told[0] == 0
+    assert told[-1] == size
+    assert len(told) > 3
+    store.delete("long")
+
+
 def test_chunks_expire_with_their_record_and_are_no_blob_without_it(
     store: RedisStore, raw: RawClient
 ):

@@ -102,6 +102,22 @@ def test_what_is_read_is_what_was_written(bench: Bench, size: int):
     assert get(bench.store, bench.key) == (b"head", body)
 
 
+@pytest.mark.parametrize("size", [0, 1000, 700_000])
+def test_what_is_told_to_have_arrived_is_in_place(bench: Bench, size: int):
+    body, into = bytes(range(1, 251)) * (size // 250), bytearray(size)
+    bench.store.write(bench.key, b"head", memoryview(body))
+    told: list[int] = []
+
+    def arrived(upto: int) -> None:
+        told.append(upto)
+        assert into[:upto] == body[:upto]
+
+    assert bench.other.read(bench.key, memoryview(into), arrived) == b"head"
+    assert into == body
+    assert told == sorted(told)
+    assert all(upto <= size for upto in told)
+
+
 @pytest.mark.parametrize("size", [0, 1000, 1 << 17])
 def test_a_body_may_be_made_in_memory_of_the_store_and_looked_at_there(bench: Bench, size: int):
     body = bytes(i * 7 % 251 for i in range(size))
