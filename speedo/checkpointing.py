@@ -130,7 +130,9 @@ class CheckpointKeeper:
         """See `speedo.roles.Checkpoints`."""
         if self._writing:
             return 0.0 if self._writing[0][1].done() else time.monotonic() + POLL_S
-        return float("inf") if self._gathering is None else self._gathering.deadline
+        if self._gathering is None:
+            return float("inf")
+        return self._gathering.deadline if self._gathering.awaited else 0.0
 
     def keep_center(self, coordinator: Coordinator, seconds: float) -> str:
         """A checkpoint without the workers, at once: for a run that loses its store. The problem, if any."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
@@ -113,10 +113,24 @@ class Channels:
         self._listener.listen(BACKLOG)
         threading.Thread(target=self._accept, name="channels", daemon=True).start()
 
-    def wait_for(self, worker: int, incarnation: int, timeout_s: float = CONNECT_S) -> bool:
-        """Whether this worker's channel opens in time."""
+    def wait_for(
+        self,
+        worker: int,
+        incarnation: int,
+        timeout_s: float = CONNECT_S,
+        *,
+        gone: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Whether this worker's channel opens in time; `gone`, asked at every `look_again`, ends the waiting."""
+        key = (worker, incarnation)
         with self._changed:
-            return self._changed.wait_for(lambda: (worker, incarnation) in self._open, timeout_s)
+            self._changed.wait_for(lambda: key in self._open or gone(), timeout_s)
+            return key in self._open
+
+    def look_again(self) -> None:
+        """A worker that is waited for may be gone."""
+        with self._changed:
+            self._changed.notify_all()
 
     def send(self, command: Train | SaveState) -> bool:
         """Whether this worker has a channel; one that is broken loses the command, as its end is being told."""

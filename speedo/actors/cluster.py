@@ -67,11 +67,11 @@ class RayCluster:
     ) -> None:
         """A worker that is ready, `near` to the master or not; one that was let go meanwhile stays out."""
         if near and self._channels is not None:
-            serving = handle.serve.remote(self._channels.folder, worker, incarnation)
-            serving.future().add_done_callback(
+            serving = handle.serve.remote(self._channels.folder, worker, incarnation).future()
+            serving.add_done_callback(
                 lambda done: self._served(worker, incarnation, done.exception())
             )
-            self._channels.wait_for(worker, incarnation)
+            self._channels.wait_for(worker, incarnation, gone=serving.done)
         with self._lock:
             gone = (worker, incarnation) in self._gone
             if not gone:
@@ -151,6 +151,8 @@ class RayCluster:
 
     def _served(self, worker: int, incarnation: int, error: BaseException | None) -> None:
         """A worker serves its channel no longer; without an error because it was let go."""
+        if self._channels is not None:
+            self._channels.look_again()
         if isinstance(error, RayTaskError):
             self.lost(worker, incarnation, first_line(error.cause))
         elif error is not None:

@@ -121,6 +121,19 @@ def test_after_the_end_of_commands_the_turn_under_way_is_still_answered(
         assert list(commands) == []
 
 
+def test_a_worker_that_is_gone_is_waited_for_no_longer(master: Master) -> None:
+    gone, opened = threading.Event(), []
+    waiting = threading.Thread(
+        target=lambda: opened.append(master.channels.wait_for(0, 1, 60.0, gone=gone.is_set)),
+        daemon=True,
+    )
+    waiting.start()
+    gone.set()
+    master.channels.look_again()
+    waiting.join(WAIT_S)
+    assert opened == [False]
+
+
 def test_a_worker_without_a_channel_is_known(master: Master) -> None:
     assert not master.channels.wait_for(0, 1, 0.01)
     assert not master.channels.send(TRAIN)
