@@ -80,6 +80,7 @@ class WorkerActor:
             batch_size=place.batch_size,
             seed=settings.seed + 1 + place.worker,
             scratch=self._scratch,
+            draws=False,
         )
         engine = PycaffeEngine(
             text,

@@ -22,6 +22,17 @@ from tests.engines.nets import LOSS, SMOOTH, Sequential, net_text, write_solver
 pytestmark = pytest.mark.caffe
 
 
+DRAWING = """
+layer { name: "drawn" type: "DummyData" top: "drawn" top: "unread" dummy_data_param {
+  shape { dim: 1 } shape { dim: 1 } data_filler { value: 2 } } }
+layer { name: "silence" type: "Silence" bottom: "drawn" bottom: "unread" }
+layer { name: "conv" type: "Convolution" bottom: "data" top: "conv"
+  convolution_param { num_output: 6 kernel_size: 3 weight_filler { type: "msra" } bias_filler { value: 5 } } }
+layer { name: "prelu" type: "PReLU" bottom: "conv" top: "prelu" prelu_param { filler { value: 3 } } }
+layer { name: "scale" type: "Scale" bottom: "prelu" top: "top" }
+"""
+
+
 def parsed(text: str) -> Any:
     return parse_text(text, caffe_proto().SolverParameter())
 
@@ -63,12 +74,25 @@ def test_ranks_draw_differently_and_again_alike(home: Path) -> None:
     np.testing.assert_array_equal(start(1), start(1))
 
 
-def test_server_and_tester_begin_with_the_weights_of_sequential_caffe(home: Path) -> None:
+def test_the_server_begins_with_the_weights_of_sequential_caffe(home: Path) -> None:
     spec = read_solver(write_solver(home, net_text()))
     plain = Sequential(solver_for_worker(spec, rank=0, count=1, batch_size=8), home)
-    for text in (solver_for_server(spec), solver_for_tester(spec)):
+    engine = PycaffeEngine(solver_for_server(spec), lr_policy=spec.lr_policy)
+    np.testing.assert_array_equal(weights(engine), plain.weights())
+
+
+def test_who_is_given_weights_draws_none(home: Path) -> None:
+    """What a layer makes of other settings stays: data that is drawn, and the ones of a scale without a filler."""
+    spec = read_solver(write_solver(home, net_text(DRAWING)))
+    given = solver_for_worker(spec, rank=0, count=1, batch_size=8, draws=False)
+    for text in (given, solver_for_tester(spec)):
         engine = PycaffeEngine(text, lr_policy=spec.lr_policy)
-        np.testing.assert_array_equal(weights(engine), plain.weights())
+        drawn = weights(engine)
+        for blob, place in engine.layout.slices():
+            assert np.all(drawn[place] == (blob.name == "scale/0")), blob.name
+        engine.close()
+    drawn_data = [one for one in parsed(given).train_net_param.layer if one.name == "drawn"]
+    assert drawn_data[0].dummy_data_param.data_filler[0].value == 2
 
 
 def test_the_testers_batches_are_its_own(home: Path) -> None:
