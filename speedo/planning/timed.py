@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable
-from typing import Final
 
 from speedo.center import Center
 from speedo.engines.quadratic import QuadraticEngine
@@ -21,12 +20,9 @@ from speedo.planning.site import Site
 from speedo.sgd_modes.rules import MergeRule
 from speedo.simulator import SimulatedCluster, World
 from speedo.storage.memory_store import MemoryStore
+from speedo.storage.redis_store import RECORD_BYTES
 from speedo.weights import Layout, Vector
 from speedo.worker import Worker
-
-ONE_CHUNK: Final = (
-    1 << 20
-)  # bytes above which Redis is asked twice for a model, and told in two steps
 
 
 class TimedCluster(SimulatedCluster):
@@ -176,7 +172,7 @@ class TimedCluster(SimulatedCluster):
         bytes_per_s = self.site.bytes_per_s
         if machine == 0 or bytes_per_s is None:
             return job
-        trips = 2 if nbytes > ONE_CHUNK else 1
+        trips = 2 if nbytes > RECORD_BYTES else 1  # Redis is asked twice for a longer one
         ways = ((0, "out"), (machine, "in")) if out else ((machine, "out"), (0, "in"))
         travel = together(*(self._port(way).job(nbytes / bytes_per_s) for way in ways))
         return chain(pause(self, trips * self.site.round_trip), together(job, travel))
