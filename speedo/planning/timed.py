@@ -263,8 +263,8 @@ class TimedCenter(Center):
             self._cluster.work(self._cluster.compute_on(0, self._cluster.masters_store.small))
         super().tidy()
 
-    def publish(self) -> None:
+    def publish(self, made: memoryview | None = None) -> None:
         cluster = self._cluster
         publish = cluster.compute_on(0, cluster.calibration.publish)
         cluster.work(chain(publish, cluster.put_center()))
-        super().publish()
+        super().publish(made)

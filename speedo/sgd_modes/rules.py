@@ -1,7 +1,4 @@
-"""All merge arithmetic, apart from the schedules: in place on the float32 center, in one pass.
-
-Vectors are walked in blocks, so that what lies between two operations stays in the processor's cache.
-"""
+"""All merge arithmetic, apart from the schedules: in place on the float32 center, in one pass."""
 
 from __future__ import annotations
 
@@ -12,9 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
+from speedo.blocks import BLOCK, blocks, each_block
 from speedo.weights import Kind, Vector
-
-BLOCK = 1 << 18  # float32 values: 1 MiB; `bench.store_speed` tells what a size is worth
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +34,17 @@ class MergeRule(Protocol):
         ...
 
     def merge(
-        self, center: Vector, contributions: Sequence[Contribution], rate: float, iteration: int
+        self,
+        center: Vector,
+        contributions: Sequence[Contribution],
+        rate: float,
+        iteration: int,
+        copy: Vector | None = None,
     ) -> None:
-        """Merge into `center`, in place. `iteration` is the global one before the merge."""
+        """Merge into `center`, in place, and leave the outcome in `copy` as well.
+
+        `iteration` is the global one before the merge.
+        """
         ...
 
 
@@ -50,32 +54,45 @@ _spare: list[Vector] = []  # taken and put back whole, so threads may share it
 @contextmanager
 def _scratch(count: int) -> Iterator[list[Vector]]:
     """Blocks for what lies between two operations, used again: fresh pages cost more than the arithmetic."""
-    taken = [_spare.pop() if _spare else np.empty(BLOCK, np.float32) for _ in range(count)]
+    taken = [_block() for _ in range(count)]
     try:
         yield taken
     finally:
         _spare.extend(taken)
 
 
-def _blocks(size: int) -> Iterator[slice]:
-    for start in range(0, size, BLOCK):
-        yield slice(start, min(start + BLOCK, size))
+def _block() -> Vector:
+    try:
+        return _spare.pop()
+    except IndexError:
+        return np.empty(BLOCK, np.float32)
 
 
-def _add_scaled(center: Vector, vector: Vector, factor: float) -> None:
-    """center += factor * vector."""
-    if factor == 1.0:
-        center += vector
-        return
+def _add_scaled(
+    center: Vector, contributions: Sequence[Contribution], factor: float, copy: Vector | None
+) -> None:
+    """center += factor * vector, for each."""
     scale = np.float32(factor)
-    with _scratch(1) as (scratch,):
-        for block in _blocks(center.size):
-            part = scratch[: block.stop - block.start]
-            np.multiply(vector[block], scale, out=part)
-            center[block] += part
+
+    def add(block: slice) -> None:
+        with _scratch(1) as (scratch,):
+            for contribution in contributions:
+                part = contribution.vector[block]
+                if factor != 1.0:
+                    part = np.multiply(part, scale, out=scratch[: part.size])
+                center[block] += part
+        if copy is not None:
+            copy[block] = center[block]
+
+    each_block(center.size, add)
 
 
-def _add_mean(center: Vector, contributions: Sequence[Contribution], rate: float) -> None:
+def _add_mean(
+    center: Vector,
+    contributions: Sequence[Contribution],
+    rate: float,
+    copy: Vector | None = None,
+) -> None:
     """center += rate * sum_w (samples_w / samples) vector_w.
 
     The mean is complete before it meets the center: added one by one, each vector would be rounded to the
@@ -83,14 +100,19 @@ def _add_mean(center: Vector, contributions: Sequence[Contribution], rate: float
     """
     total = sum(contribution.samples for contribution in contributions)
     factors = [np.float32(rate * contribution.samples / total) for contribution in contributions]
-    with _scratch(2) as (mean, scratch):
-        for block in _blocks(center.size):
-            size = block.stop - block.start
+
+    def add(block: slice) -> None:
+        size = block.stop - block.start
+        with _scratch(2) as (mean, scratch):
             np.multiply(contributions[0].vector[block], factors[0], out=mean[:size])
             for contribution, factor in zip(contributions[1:], factors[1:], strict=True):
                 np.multiply(contribution.vector[block], factor, out=scratch[:size])
                 mean[:size] += scratch[:size]
             center[block] += mean[:size]
+        if copy is not None:
+            copy[block] = center[block]
+
+    each_block(center.size, add)
 
 
 @dataclass(frozen=True)
@@ -112,10 +134,14 @@ class AddDelta:
         return self.scale if self.scale is not None else min(1.0, 2.0 / max(workers, 1))
 
     def merge(
-        self, center: Vector, contributions: Sequence[Contribution], rate: float, iteration: int
+        self,
+        center: Vector,
+        contributions: Sequence[Contribution],
+        rate: float,
+        iteration: int,
+        copy: Vector | None = None,
     ) -> None:
-        for contribution in contributions:
-            _add_scaled(center, contribution.vector, rate)
+        _add_scaled(center, contributions, rate, copy)
 
 
 @dataclass(frozen=True)
@@ -132,9 +158,14 @@ class AverageDeltas:
         return self.scale if self.scale is not None else 1.0
 
     def merge(
-        self, center: Vector, contributions: Sequence[Contribution], rate: float, iteration: int
+        self,
+        center: Vector,
+        contributions: Sequence[Contribution],
+        rate: float,
+        iteration: int,
+        copy: Vector | None = None,
     ) -> None:
-        _add_mean(center, contributions, rate)
+        _add_mean(center, contributions, rate, copy)
 
 
 @dataclass(frozen=True)
@@ -155,16 +186,26 @@ class Elastic:
         return self.alpha if self.alpha is not None else 0.9 / max(workers, 1)
 
     def merge(
-        self, center: Vector, contributions: Sequence[Contribution], rate: float, iteration: int
+        self,
+        center: Vector,
+        contributions: Sequence[Contribution],
+        rate: float,
+        iteration: int,
+        copy: Vector | None = None,
     ) -> None:
         alpha = np.float32(rate)
-        with _scratch(1) as (scratch,):
-            for contribution in contributions:
-                for block in _blocks(center.size):
-                    pull = scratch[: block.stop - block.start]
+
+        def draw(block: slice) -> None:
+            with _scratch(1) as (scratch,):
+                pull = scratch[: block.stop - block.start]
+                for contribution in contributions:
                     np.subtract(contribution.vector[block], center[block], out=pull)
                     pull *= alpha
                     center[block] += pull
+            if copy is not None:
+                copy[block] = center[block]
+
+        each_block(center.size, draw)
 
 
 def pull_towards(local: Vector, center: Vector, alpha: float) -> None:
@@ -175,7 +216,7 @@ def pull_towards(local: Vector, center: Vector, alpha: float) -> None:
     """
     factor = np.float32(alpha / (1.0 - alpha))
     with _scratch(1) as (scratch,):
-        for block in _blocks(local.size):
+        for block in blocks(local.size):
             pull = scratch[: block.stop - block.start]
             np.subtract(local[block], center[block], out=pull)
             pull *= factor
@@ -200,8 +241,15 @@ class ServerGradient:
         return 1.0
 
     def merge(
-        self, center: Vector, contributions: Sequence[Contribution], rate: float, iteration: int
+        self,
+        center: Vector,
+        contributions: Sequence[Contribution],
+        rate: float,
+        iteration: int,
+        copy: Vector | None = None,
     ) -> None:
         gradient = np.zeros_like(center)
         _add_mean(gradient, contributions, 1.0)
         self.update(gradient, center, iteration)
+        if copy is not None:
+            np.copyto(copy, center)
