@@ -234,7 +234,9 @@ def check_nets(prepared: Prepared) -> CaffeFacts:
         seed=1,
         scratch=scratch,
     )
-    tester = solver_for_tester(spec, seed=1, scratch=scratch) if spec.has_test else None
+    tester = None
+    if spec.has_test:  # what a filler is, the worker's net shows
+        tester = solver_for_tester(spec, seed=1, scratch=scratch, draws=False)
     return check_in_subprocess(
         worker,
         tester,

@@ -23,7 +23,9 @@ class TesterActor:
         from speedo.solver import solver_for_tester
 
         spec = self._settings.spec
-        text = solver_for_tester(spec, seed=self._settings.seed, scratch=self._log.parent)
+        text = solver_for_tester(
+            spec, seed=self._settings.seed, scratch=self._log.parent, draws=False
+        )
         self._engine = PycaffeEngine(
             text,
             lr_policy=spec.lr_policy,

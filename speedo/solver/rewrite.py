@@ -57,9 +57,9 @@ def solver_for_server(
 
 
 def solver_for_tester(
-    spec: SolverSpec, *, seed: int | None = None, scratch: Path | None = None
+    spec: SolverSpec, *, seed: int | None = None, scratch: Path | None = None, draws: bool = True
 ) -> str:
-    """As `solver_for_server`, with the test nets, and with zeros for weights: others are given to it.
+    """As `solver_for_server`, with the test nets; `draws` is that of `solver_for_worker`.
 
     The train net is there for its parameters: it fixes the layout, and is what is exported.
     """
@@ -67,8 +67,9 @@ def solver_for_tester(
     set_net_batch(parameter.train_net_param, 1)
     whole = parse_text(spec.text, caffe_proto().SolverParameter())
     parameter.test_net_param.extend(whole.test_net_param)
-    for net in (parameter.train_net_param, *parameter.test_net_param):
-        _draw_nothing(net)
+    if not draws:
+        for net in (parameter.train_net_param, *parameter.test_net_param):
+            _draw_nothing(net)
     parameter.test_iter.extend(whole.test_iter)
     parameter.test_interval = whole.test_interval
     _resolve(parameter, spec.search, _Lists(scratch, 0, 1))

@@ -74,18 +74,19 @@ def test_ranks_draw_differently_and_again_alike(home: Path) -> None:
     np.testing.assert_array_equal(start(1), start(1))
 
 
-def test_the_server_begins_with_the_weights_of_sequential_caffe(home: Path) -> None:
+def test_server_and_tester_begin_with_the_weights_of_sequential_caffe(home: Path) -> None:
     spec = read_solver(write_solver(home, net_text()))
     plain = Sequential(solver_for_worker(spec, rank=0, count=1, batch_size=8), home)
-    engine = PycaffeEngine(solver_for_server(spec), lr_policy=spec.lr_policy)
-    np.testing.assert_array_equal(weights(engine), plain.weights())
+    for text in (solver_for_server(spec), solver_for_tester(spec)):
+        engine = PycaffeEngine(text, lr_policy=spec.lr_policy)
+        np.testing.assert_array_equal(weights(engine), plain.weights())
 
 
 def test_who_is_given_weights_draws_none(home: Path) -> None:
     """What a layer makes of other settings stays: data that is drawn, and the ones of a scale without a filler."""
     spec = read_solver(write_solver(home, net_text(DRAWING)))
     given = solver_for_worker(spec, rank=0, count=1, batch_size=8, draws=False)
-    for text in (given, solver_for_tester(spec)):
+    for text in (given, solver_for_tester(spec, draws=False)):
         engine = PycaffeEngine(text, lr_policy=spec.lr_policy)
         drawn = weights(engine)
         for blob, place in engine.layout.slices():
