@@ -157,8 +157,10 @@ def main() -> None:
 
 def report(name: str, result: dict[str, object], target: float) -> bool:
     """Print a run; whether it failed."""
-    accuracy = float(str(result["accuracy"]))
-    failed = result["status"] != 0 or accuracy < target
+    accuracy = float(str(result["accuracy"] or "nan"))
+    failed = result["status"] != 0 or not accuracy >= target
+    if result["accuracy"] is None:
+        print(f"{name}: not tested: {result['test_problem']}; ended: {result['reason']}")
     print(
         f"{name}: status {result['status']}, accuracy {accuracy:.4f} (target {target}), {result['seconds']:.0f} s of "
         f"training, {result['images_per_s']:.0f} images/s, kills {dict(result['kills'])}, dropped {result['dropped']}",  # type: ignore[call-overload]

@@ -36,6 +36,7 @@ from speedo.roles import Checkpoints, Cluster, Limits, Observer, Outcome
 __all__ = ["HEARTBEAT_S", "Cluster", "Driver", "Limits", "Observer", "Outcome"]
 
 QUIET_S = 5.0  # the store is looked at when no turn under way was heard of for so long
+TESTS_OF_THE_LAST = 3  # version, if they fail: its store, or its tester, may be lost just then
 MOST_TESTS = 4  # tests under way or waiting; each keeps a version in the store
 
 
@@ -69,7 +70,7 @@ class Driver:
     _last_merge: float = 0.0
     _finish: Finish | None = None
     _diverged: StopAsked | None = None
-    _tested_again: bool = False
+    _more_tests: int = TESTS_OF_THE_LAST - 1
 
     def __post_init__(self) -> None:
         self._deadlines = TurnDeadlines(self.coordinator.outstanding, self.limits.turn_s)
@@ -117,8 +118,8 @@ class Driver:
             for overdue in self._overdue(self.clock()):
                 self._take(overdue)
         if self.checkpoints is not None:
-            for checkpoint in self.checkpoints.finished(self.clock()):
-                self._take(checkpoint)
+            for written in self.checkpoints.finished(self.clock()):
+                self._take(written)
 
     def _outage_has_ended(self) -> bool:
         """Try the store when all are quiet, and before anybody is blamed: turns that waited for it are not overdue."""
@@ -162,9 +163,9 @@ class Driver:
         if self._tests.pop(event.version, None) is not None:
             self._metrics[event.version] = event
             self.center.release(event.version)
-        if event.problem and self._finish is not None and not self._tested_again:
-            # The store may have lost the last version just before its test: nothing else would put it back.
-            self._tested_again = True
+        over = self._finish is not None and event.version == self.center.version
+        if event.problem and over and self._more_tests > 0:
+            self._more_tests -= 1  # the store may have lost it, and nothing else would put it back
             self.center.restore()
             self._metrics.pop(self.center.version, None)
             self._test(Evaluate(self.center.version, self.coordinator.iteration))
@@ -225,9 +226,8 @@ class Driver:
 
     def _watch_loss(self, merge: Merge) -> None:
         for part in merge.parts:
-            reason = self.diverged(part.loss, part.samples)
-            if reason is not None and self._diverged is None:
-                self._diverged = StopAsked(reason)
+            if (why := self.diverged(part.loss, part.samples)) and self._diverged is None:
+                self._diverged = StopAsked(why)
 
     def _train(self, command: Train) -> None:
         if self._first_train is None:
@@ -284,7 +284,7 @@ class Driver:
             events.append(Left(worker, incarnation, cause))
         for version, deadline in self._tests.items():
             if deadline <= now:
-                self._tested_again = True  # it would not answer the second time either
+                self._more_tests = 0  # it would not answer the second time either
                 problem = f"no answer from the tester for {self.limits.test_s:.0f} s"
                 events.append(Tested(version, {}, problem))
         if self._short_since is not None and now >= self._short_since + self._join_limit():

@@ -165,6 +165,32 @@ def test_tests_queue_up_and_one_too_many_is_left_out_and_told() -> None:
     assert left_out == [f"version 5 {problem}", f"version 10 {problem}"]
 
 
+@pytest.mark.parametrize(("failures", "metrics"), [(0, 1.0), (1, 1.0), (2, 1.0), (3, None)])
+def test_a_failed_test_of_the_last_version_is_made_again_whatever_became_of_others(
+    failures: int, metrics: float | None
+) -> None:
+    """Version 6 is still being tested when the run ends with version 7; then the store loses both."""
+    left = {6: 1, 7: failures}
+
+    def script(cluster: SimulatedCluster) -> None:
+        real = cluster.send
+
+        def send(command: Command) -> None:
+            if isinstance(command, Evaluate):
+                version, problem = command.version, "it is lost" if left[command.version] else ""
+                left[version] -= bool(problem)
+                answer = messages.Tested(version, {} if problem else {"accuracy": 1.0}, problem)
+                cluster.at(cluster.now + 0.3, lambda: answer)
+            else:
+                real(command)
+
+        cluster.send = send  # type: ignore[method-assign]
+
+    outcome = run(Plan(10, 7, workers=1, test_interval=6), script=script).outcome
+    assert outcome.metrics.get("accuracy") == metrics
+    assert outcome.test_problem == ("" if metrics else "it is lost")
+
+
 def test_a_run_that_trained_nothing_tests_nothing() -> None:
     simulation = run(Plan(10, 12, workers=2), joins=[0], limits=Limits(start_s=5.0))
     outcome = simulation.outcome
