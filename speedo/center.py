@@ -6,14 +6,12 @@ so that a merge, once decided, is carried out.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from speedo.blocks import each_block
 from speedo.compression import NO_COMPRESSION, Codec, Compression, make_codec
 from speedo.errors import MissingKeyError, PayloadError
 from speedo.failpoints import reached
@@ -148,15 +146,13 @@ class Center:
             for held, part in zip(taken, action.parts, strict=True)
         ]
         began = self.clock()
-        place = self.store.place(keys.center(self.run, action.version), self.layout.nbytes)
-        copy = None if place is None else np.frombuffer(place, np.float32)
-        taken[0].rule.merge(self.vector, contributions, action.rate, iteration_before, copy)
+        taken[0].rule.merge(self.vector, contributions, action.rate, iteration_before)
         merged = self.clock()
         for held in taken:
             self._let_go(held)
         previous, self.version = self.version, action.version
         reached("master-merged")
-        self.publish(place)
+        self.publish()
         reached("master-published")
         own = {"merge": merged - began, "publish_center": self.clock() - merged}
         self._retire(previous)
@@ -175,19 +171,18 @@ class Center:
             over, self._over = self._over, []
             self.store.delete(*over)
 
-    def publish(self, made: memoryview | None = None) -> None:
-        """Write the present version to the store; `made` is memory of the store where it stands already."""
+    def publish(self) -> None:
+        """Write the present version to the store."""
         self.fence()
         for form, codec in self._forms:
             key = form(self.run, self.version)
-            if made is not None and codec.is_exact:
-                body = made
-            else:
-                body = codec.encode(self.vector)
-                place = self.store.place(key, len(body))
-                if place is not None:
-                    place[:] = body
-                    body = place
+            body = codec.encode(self.vector)
+            place = self.store.place(key, len(body))
+            if place is not None:
+                place[:] = (
+                    body  # checked and sent from there, while the processor still has it at hand
+                )
+                body = place
             header = header_for(
                 body,
                 self.layout,
@@ -240,11 +235,5 @@ def squared_norm(vector: Vector) -> float:
     A norm above 1e19, whose square overflows float32, counts as not finite; so no sum of two accepted
     vectors can overflow.
     """
-    parts: dict[int, float] = {}
-
-    def add(block: slice) -> None:
-        with np.errstate(over="ignore", invalid="ignore"):
-            parts[block.start] = float(np.dot(vector[block], vector[block]))
-
-    each_block(vector.size, add)
-    return math.fsum(parts.values()) if all(map(math.isfinite, parts.values())) else math.inf
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.dot(vector, vector))

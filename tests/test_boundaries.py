@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "speedo"
 
 # From the ground up: a room imports from rooms below it and from itself, never from beside or above.
 LAYERS = (
-    ("errors", "failpoints", "blocks"),
+    ("errors", "failpoints"),
     ("weights", "bundled", "token", "config_file", "mode_options"),
     ("messages", "config", "checkpoint", "result"),
     ("status", "runlog", "trace", "control"),
@@ -45,7 +45,7 @@ LAYERS = (
 # Narrower than their layer: all that these rooms import of the rest of the package.
 ONLY: dict[str, set[str]] = {
     "messages": {"weights"},
-    "sgd_modes": {"blocks", "messages", "weights", "config", "mode_options"},
+    "sgd_modes": {"messages", "weights", "config", "mode_options"},
     "storage": {"errors", "failpoints"},
     "engines": {"errors", "weights"},
     "data": {"errors"},

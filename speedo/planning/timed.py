@@ -263,8 +263,8 @@ class TimedCenter(Center):
             self._cluster.work(self._cluster.compute_on(0, self._cluster.masters_store.small))
         super().tidy()
 
-    def publish(self, made: memoryview | None = None) -> None:
+    def publish(self) -> None:
         cluster = self._cluster
         publish = cluster.compute_on(0, cluster.calibration.publish)
         cluster.work(chain(publish, cluster.put_center()))
-        super().publish(made)
+        super().publish()

@@ -1,4 +1,7 @@
-"""All merge arithmetic, apart from the schedules: in place on the float32 center, in one pass."""
+"""All merge arithmetic, apart from the schedules: in place on the float32 center, in one pass.
+
+Vectors are walked in blocks, so that what lies between two operations stays in the processor's cache.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ from typing import Protocol
 
 import numpy as np
 
-from speedo.blocks import BLOCK, blocks, each_block
 from speedo.weights import Kind, Vector
+
+BLOCK = 1 << 18  # float32 values: 1 MiB; `bench.store_speed` tells what a size is worth
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +38,9 @@ class MergeRule(Protocol):
         ...
 
     def merge(
-        self,
-        center: Vector,
-        contributions: Sequence[Contribution],
-        rate: float,
-        iteration: int,
-        copy: Vector | None = None,
+        self, center: Vector, contributions: Sequence[Contribution], rate: float, iteration: int
     ) -> None:
-        """Merge into `center`, in place, and leave the outcome in `copy` as well.
-
-        `iteration` is the global one before the merge.
-        """
+        """Merge into `center`, in place. `iteration` is the global one before the merge."""
         ...
 
 
@@ -54,45 +50,32 @@ _spare: list[Vector] = []  # taken and put back whole, so threads may share it
 @contextmanager
 def _scratch(count: int) -> Iterator[list[Vector]]:
     """Blocks for what lies between two operations, used again: fresh pages cost more than the arithmetic."""
-    taken = [_block() for _ in range(count)]
+    taken = [_spare.pop() if _spare else np.empty(BLOCK, np.float32) for _ in range(count)]
     try:
         yield taken
     finally:
         _spare.extend(taken)
 
 
-def _block() -> Vector:
-    try:
-        return _spare.pop()
-    except IndexError:
-        return np.empty(BLOCK, np.float32)
+def _blocks(size: int) -> Iterator[slice]:
+    for start in range(0, size, BLOCK):
+        yield slice(start, min(start + BLOCK, size))
 
 
-def _add_scaled(
-    center: Vector, contributions: Sequence[Contribution], factor: float, copy: Vector | None
-) -> None:
-    """center += factor * vector, for each."""
+def _add_scaled(center: Vector, vector: Vector, factor: float) -> None:
+    """center += factor * vector."""
+    if factor == 1.0:
+        center += vector
+        return
     scale = np.float32(factor)
-
-    def add(block: slice) -> None:
-        with _scratch(1) as (scratch,):
-            for contribution in contributions:
-                part = contribution.vector[block]
-                if factor != 1.0:
-                    part = np.multiply(part, scale, out=scratch[: part.size])
-                center[block] += part
-        if copy is not None:
-            copy[block] = center[block]
-
-    each_block(center.size, add)
+    with _scratch(1) as (scratch,):
+        for block in _blocks(center.size):
+            part = scratch[: block.stop - block.start]
+            np.multiply(vector[block], scale, out=part)
+            center[block] += part
 
 
-def _add_mean(
-    center: Vector,
-    contributions: Sequence[Contribution],
-    rate: float,
-    copy: Vector | None = None,
-) -> None:
+def _add_mean(center: Vector, contributions: Sequence[Contribution], rate: float) -> None:
     """center += rate * sum_w (samples_w / samples) vector_w.
 
     The mean is complete before it meets the center: added one by one, each vector would be rounded to the
@@ -100,19 +83,14 @@ def _add_mean(
     """
     total = sum(contribution.samples for contribution in contributions)
     factors = [np.float32(rate * contribution.samples / total) for contribution in contributions]
-
-    def add(block: slice) -> None:
-        size = block.stop - block.start
-        with _scratch(2) as (mean, scratch):
+    with _scratch(2) as (mean, scratch):
+        for block in _blocks(center.size):
+            size = block.stop - block.start
             np.multiply(contributions[0].vector[block], factors[0], out=mean[:size])
             for contribution, factor in zip(contributions[1:], factors[1:], strict=True):
                 np.multiply(contribution.vector[block], factor, out=scratch[:size])
                 mean[:size] += scratch[:size]
             center[block] += mean[:size]
-        if copy is not None:
-            copy[block] = center[block]
-
-    each_block(center.size, add)
 
 
 @dataclass(frozen=True)
@@ -134,14 +112,10 @@ class AddDelta:
         return self.scale if self.scale is not None else min(1.0, 2.0 / max(workers, 1))
 
     def merge(
-        self,
-        center: Vector,
-        contributions: Sequence[Contribution],
-        rate: float,
-        iteration: int,
-        copy: Vector | None = None,
+        self, center: Vector, contributions: Sequence[Contribution], rate: float, iteration: int
     ) -> None:
-        _add_scaled(center, contributions, rate, copy)
+        for contribution in contributions:
+            _add_scaled(center, contribution.vector, rate)
 
 
 @dataclass(frozen=True)
@@ -158,14 +132,9 @@ class AverageDeltas:
         return self.scale if self.scale is not None else 1.0
 
     def merge(
-        self,
-        center: Vector,
-        contributions: Sequence[Contribution],
-        rate: float,
-        iteration: int,
-        copy: Vector | None = None,
+        self, center: Vector, contributions: Sequence[Contribution], rate: float, iteration: int
     ) -> None:
-        _add_mean(center, contributions, rate, copy)
+        _add_mean(center, contributions, rate)
 
 
 @dataclass(frozen=True)
@@ -186,26 +155,16 @@ class Elastic:
         return self.alpha if self.alpha is not None else 0.9 / max(workers, 1)
 
     def merge(
-        self,
-        center: Vector,
-        contributions: Sequence[Contribution],
-        rate: float,
-        iteration: int,
-        copy: Vector | None = None,
+        self, center: Vector, contributions: Sequence[Contribution], rate: float, iteration: int
     ) -> None:
         alpha = np.float32(rate)
-
-        def draw(block: slice) -> None:
-            with _scratch(1) as (scratch,):
-                pull = scratch[: block.stop - block.start]
-                for contribution in contributions:
+        with _scratch(1) as (scratch,):
+            for contribution in contributions:
+                for block in _blocks(center.size):
+                    pull = scratch[: block.stop - block.start]
                     np.subtract(contribution.vector[block], center[block], out=pull)
                     pull *= alpha
                     center[block] += pull
-            if copy is not None:
-                copy[block] = center[block]
-
-        each_block(center.size, draw)
 
 
 def pull_towards(local: Vector, center: Vector, alpha: float) -> None:
@@ -216,7 +175,7 @@ def pull_towards(local: Vector, center: Vector, alpha: float) -> None:
     """
     factor = np.float32(alpha / (1.0 - alpha))
     with _scratch(1) as (scratch,):
-        for block in blocks(local.size):
+        for block in _blocks(local.size):
             pull = scratch[: block.stop - block.start]
             np.subtract(local[block], center[block], out=pull)
             pull *= factor
@@ -241,15 +200,8 @@ class ServerGradient:
         return 1.0
 
     def merge(
-        self,
-        center: Vector,
-        contributions: Sequence[Contribution],
-        rate: float,
-        iteration: int,
-        copy: Vector | None = None,
+        self, center: Vector, contributions: Sequence[Contribution], rate: float, iteration: int
     ) -> None:
         gradient = np.zeros_like(center)
         _add_mean(gradient, contributions, 1.0)
         self.update(gradient, center, iteration)
-        if copy is not None:
-            np.copyto(copy, center)

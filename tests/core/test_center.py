@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from speedo.messages import Drop, Merge, Part, Refused, Trained
 from speedo.sgd_modes.rules import AddDelta, Elastic
 from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
+from speedo.storage.shared_memory_store import SharedMemoryStore
 from speedo.vectors_in_store import fetch_vector
 from speedo.weights import Blob, Kind, Layout, Vector, header_for
 
@@ -159,6 +161,23 @@ def test_a_late_repetition_leaves_the_held_result_alone() -> None:
     center.drop(Drop(2, 1, 5, "late", "its ticket is not outstanding"))
     center.merge(merge(), 0)
     assert center.version == 1
+
+
+def test_a_payload_that_is_held_where_it_lies_outlasts_its_late_repetition(tmp_path: Path) -> None:
+    """The file of a deleted payload is taken for the next one, which must not be merged in its place."""
+    layout = Layout((Blob("w/0", (50_000,)),))
+    store = SharedMemoryStore(tmp_path)
+    center = Center("run", layout.zeros(), layout, store)
+    center.publish()
+    send(center, np.full(50_000, 2.0, np.float32), layout=layout)
+    assert center.receive(EVENT, RULE) == EVENT
+    center.drop(Drop(2, 1, 5, "late", "its ticket is not outstanding"))
+    center.tidy()
+    other = SharedMemoryStore(tmp_path)
+    other.write(keys.payload("run", 2, 6), b"", memoryview(bytes(200_000)))
+    center.merge(merge(), 0)
+    assert center.vector.tolist() == [2.0] * 50_000
+    assert published(center) == ["center:1", "payload:2:6"]
 
 
 def test_a_late_payload_is_removed_from_the_store() -> None:

@@ -7,18 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speedo import blocks
-from speedo.blocks import BLOCK, each_block
 from speedo.sgd_modes.rules import (
+    BLOCK,
     AddDelta,
     AverageDeltas,
     Contribution,
     Elastic,
-    MergeRule,
-    ServerGradient,
     pull_towards,
 )
-from speedo.weights import Vector
 
 SIZES = (1, 7, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 3)
 
@@ -78,63 +74,3 @@ def test_elastic_averaging_keeps_the_sum_of_worker_and_center(alpha: float, seed
     Elastic(alpha).merge(center, [Contribution(local, 1)], alpha, 0)
     pull_towards(local, center, alpha)
     np.testing.assert_allclose(center + local, total, rtol=1e-4, atol=1e-4)
-
-
-def _step(gradient: Vector, center: Vector, iteration: int) -> None:
-    center -= np.float32(0.1) * gradient
-
-
-RULES = [
-    (AddDelta(), 1.0),
-    (AddDelta(), 0.3),
-    (AverageDeltas(), 1.0),
-    (Elastic(), 0.45),
-    (ServerGradient(_step), 1.0),
-]
-
-
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize(("rule", "rate"), RULES)
-def test_the_copy_is_the_merged_center(rule: MergeRule, rate: float, size: int) -> None:
-    center, first, second = vectors(size, 3)
-    alone, copy = center.copy(), np.full(size, np.nan, np.float32)
-    given = [Contribution(first, 22), Contribution(second, 42)]
-    rule.merge(alone, given, rate, 0)
-    rule.merge(center, given, rate, 0, copy)
-    np.testing.assert_array_equal(center, alone)
-    np.testing.assert_array_equal(copy, alone)
-
-
-@pytest.mark.parametrize(("rule", "rate"), RULES)
-def test_a_long_vector_is_merged_by_several_threads_to_the_same_bits(
-    rule: MergeRule, rate: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    center, first, second = vectors(9 * BLOCK + 3, 3)
-    alone, copy = center.copy(), np.full_like(center, np.nan)
-    given = [Contribution(first, 22), Contribution(second, 42)]
-    rule.merge(alone, given, rate, 0)
-    monkeypatch.setattr(blocks, "LONG", 1)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(4))
-    rule.merge(center, given, rate, 0, copy)
-    np.testing.assert_array_equal(center, alone)
-    np.testing.assert_array_equal(copy, alone)
-
-
-@pytest.mark.parametrize("size", [0, 1, BLOCK, 5 * BLOCK + 1, blocks.LONG + 1])
-def test_every_value_is_in_one_block(size: int) -> None:
-    seen = np.zeros(size, np.int8)
-
-    def look(block: slice) -> None:
-        assert block.stop - block.start <= BLOCK
-        seen[block] += 1
-
-    each_block(size, look)
-    assert np.all(seen == 1)
-
-
-def test_what_fails_in_a_thread_is_raised() -> None:
-    def fail(block: slice) -> None:
-        raise ZeroDivisionError(block.start)
-
-    with pytest.raises(ZeroDivisionError):
-        each_block(blocks.LONG + 1, fail)
