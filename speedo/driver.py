@@ -36,7 +36,7 @@ from speedo.roles import Checkpoints, Cluster, Limits, Observer, Outcome
 __all__ = ["HEARTBEAT_S", "Cluster", "Driver", "Limits", "Observer", "Outcome"]
 
 QUIET_S = 5.0  # the store is looked at when no turn under way was heard of for so long
-TESTS_OF_THE_LAST = 3  # version, if they fail: its store, or its tester, may be lost just then
+MOST_TRIES = 3  # of the last version's test: its store may be lost just then
 MOST_TESTS = 4  # tests under way or waiting; each keeps a version in the store
 
 
@@ -70,7 +70,7 @@ class Driver:
     _last_merge: float = 0.0
     _finish: Finish | None = None
     _diverged: StopAsked | None = None
-    _more_tests: int = TESTS_OF_THE_LAST - 1
+    _more_tests: int = MOST_TRIES - 1
 
     def __post_init__(self) -> None:
         self._deadlines = TurnDeadlines(self.coordinator.outstanding, self.limits.turn_s)
@@ -118,8 +118,8 @@ class Driver:
             for overdue in self._overdue(self.clock()):
                 self._take(overdue)
         if self.checkpoints is not None:
-            for written in self.checkpoints.finished(self.clock()):
-                self._take(written)
+            for checkpoint in self.checkpoints.finished(self.clock()):
+                self._take(checkpoint)
 
     def _outage_has_ended(self) -> bool:
         """Try the store when all are quiet, and before anybody is blamed: turns that waited for it are not overdue."""
@@ -163,10 +163,10 @@ class Driver:
         if self._tests.pop(event.version, None) is not None:
             self._metrics[event.version] = event
             self.center.release(event.version)
-        over = self._finish is not None and event.version == self.center.version
-        if event.problem and over and self._more_tests > 0:
-            self._more_tests -= 1  # the store may have lost it, and nothing else would put it back
-            self.center.restore()
+        last = self._finish is not None and event.version == self.center.version
+        if event.problem and last and self._more_tests > 0:
+            self._more_tests -= 1
+            self.center.restore()  # nothing else would put it back
             self._metrics.pop(self.center.version, None)
             self._test(Evaluate(self.center.version, self.coordinator.iteration))
 
@@ -220,14 +220,14 @@ class Driver:
 
     def _checkpoint(self) -> None:
         if self.checkpoints is not None:
-            now = self.clock()
-            for command in self.checkpoints.begin(self.coordinator, self.seconds, now):
+            for command in self.checkpoints.begin(self.coordinator, self.seconds, self.clock()):
                 self.cluster.send(command)
 
     def _watch_loss(self, merge: Merge) -> None:
         for part in merge.parts:
-            if (why := self.diverged(part.loss, part.samples)) and self._diverged is None:
-                self._diverged = StopAsked(why)
+            reason = self.diverged(part.loss, part.samples)
+            if reason is not None and self._diverged is None:
+                self._diverged = StopAsked(reason)
 
     def _train(self, command: Train) -> None:
         if self._first_train is None:

@@ -34,9 +34,8 @@ def solver_for_worker(
     and `count`; for `ImageData` a list of every `count`-th line from `rank` on is written into
     `scratch`, as are lists whose names are relative. Caffe adds its rank to the seed, so the same
     seed (or the solver's own) draws differently in every worker and alike in every run. Without
-    `draws` the weights begin as zeros, for a worker that is given others before its first step: to
-    draw those of AlexNet takes longer than to build it. Raises `SolverError` for data that is not on
-    this node.
+    `draws` the weights begin as zeros, for a worker that is given others before its first step: nobody
+    would see what was drawn. Raises `SolverError` for data that is not on this node.
     """
     parameter = _train_only(spec, seed)
     set_net_batch(parameter.train_net_param, batch_size)
