@@ -1,6 +1,6 @@
 """A long training in which processes are killed at random, beside the same training left in peace.
 
-    python -m bench.soak [--mode async] [--minutes 30] [--every 20] [--calm 1.0] [--seed 1]
+    python -m bench.soak [--mode async] [--minutes 30] [--every 20] [--calm 1.0] [--seed 1] [--keep FOLDER]
 
 LeNet on Fashion-MNIST, every vector through Redis. Every `--every` seconds on average a worker is killed (SIGKILL),
 now and then Redis or the tester instead. The number of iterations is taken from the speed of a short run before; the
@@ -13,6 +13,7 @@ lower, or memory grew by more than 10 %.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -126,10 +127,13 @@ def main() -> None:
     parser.add_argument("--target", type=float, default=0.86, metavar="ACCURACY")
     parser.add_argument("--calm", type=float, default=1.0, metavar="F")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="run folders and logs here")
     arguments = parser.parse_args()
     end_by_signals()
-    with tempfile.TemporaryDirectory() as home:
-        folder = Path(home)
+    if arguments.keep is not None:
+        arguments.keep.mkdir(parents=True)
+    with contextlib.ExitStack() as stack:
+        folder = arguments.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         probe = run(arguments, folder / "probe", PROBE_ITERATIONS, None)
         speed = float(str(probe["images_per_s"])) / 64
         iterations = int(speed * 60 * arguments.minutes)
