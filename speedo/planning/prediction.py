@@ -18,9 +18,14 @@ from speedo.sgd_modes.registry import make_strategy
 from speedo.solver import split_batch
 from speedo.storage.memory_store import MemoryStore
 
-TURNS: Final = 20  # of each worker; more where there are few workers, fewer where there are many
+TURNS: Final = (
+    20  # of each worker, in each run; more where there are few workers, fewer where there are many
+)
 FEWEST_TURNS: Final = 8
-RESULTS: Final = (120, 1280)  # of all workers: at least, and beyond which there are fewer turns
+RESULTS: Final = (60, 1280)  # of all workers: at least, and beyond which there are fewer turns
+BEGINNINGS: Final = (
+    16  # workers of several runs that begin at different moments, where one run has fewer
+)
 WARM_UP: Final = 0.25  # of the results: not counted
 PARAMETERS: Final = 4  # of the stand-in for the model
 FOR_EVER: Final = 1e12
@@ -110,6 +115,41 @@ def predict(
         raise ValueError(
             f"a batch of {calibration.batch_size} cannot be divided over {workers} workers"
         )
+    runs = 1 if mode in IN_STEP or workers == 1 else max(1, BEGINNINGS // workers)
+    windows = [
+        _simulate(calibration, site, mode, shares, local_steps, split, seed, (run, runs))
+        for run in range(runs)
+    ]
+    seconds = sum(window.seconds for window in windows)
+    rate = sum(window.images_per_s() * window.seconds for window in windows) / seconds
+    each = [window.shares(workers) for window in windows]
+    busy = {
+        name: sum(share[name] * window.seconds for share, window in zip(each, windows, strict=True))
+        / seconds
+        for name in each[0]
+    }
+    return Prediction(
+        mode, local_steps, workers, rate, rate / calibration.images_per_s,
+        rate / calibration.images_per_s / workers, max(busy, key=lambda name: busy[name]), busy,
+    )  # fmt: skip
+
+
+def _simulate(
+    calibration: Calibration,
+    site: Site,
+    mode: str,
+    shares: tuple[int, ...],
+    local_steps: int,
+    split: bool | None,
+    seed: int,
+    part: tuple[int, int],
+) -> _Window:
+    """One run, the k-th of so many (`part`), which begin at moments that are spread evenly.
+
+    Two workers that share a cable stay as far apart as they began, since both are held up alike when they meet; how
+    often they meet is then a matter of the beginning, and only the mean over many beginnings says anything.
+    """
+    workers = len(shares)
     least, many = RESULTS
     turns = max(FEWEST_TURNS, min(TURNS, many // workers), -(-least // workers))
     iterations = max(1, turns * local_steps * sum(shares) // calibration.batch // PHASES)
@@ -122,7 +162,7 @@ def predict(
 
     store = MemoryStore(clock=lambda: cluster.now)
     spread = 0.0 if mode in IN_STEP else _cycle(calibration, site, shares, local_steps)
-    cluster = TimedCluster(calibration, site, store, engine, seed, spread)
+    cluster = TimedCluster(calibration, site, store, engine, seed + part[0], spread, part)
     for worker in range(workers):
         cluster.join(worker)
     layout = engine(0).layout
@@ -132,12 +172,7 @@ def predict(
         Coordinator(strategy, plan), TimedCenter(layout.zeros(), layout, cluster), cluster, window, cluster.clock,
         NEVER_LATE,
     ).run()  # fmt: skip
-    rate = window.samples / window.seconds
-    busy = window.shares(workers)
-    return Prediction(
-        mode, local_steps, workers, rate, rate / calibration.images_per_s,
-        rate / calibration.images_per_s / workers, max(busy, key=lambda name: busy[name]), busy,
-    )  # fmt: skip
+    return window
 
 
 def _cycle(calibration: Calibration, site: Site, shares: Sequence[int], local_steps: int) -> float:
@@ -170,26 +205,45 @@ def _phases(mode: str, iterations: int, local_steps: int) -> dict[str, Any]:
     return {"phases": phases}
 
 
+@dataclass(slots=True)
+class _Turns:
+    """Of one worker: the moments of its first and of its last merge that count, and the samples since the first."""
+
+    first: float
+    last: float
+    samples: int = 0
+
+
 class _Window:
-    """An observer that measures from a merge after the warm-up to the last one, and stops the run when it is enough."""
+    """An observer that measures after the warm-up, and stops the run when it is enough.
+
+    Each worker is measured from one of its merges to another: whole turns, wherever the window ends.
+    """
 
     def __init__(self, cluster: TimedCluster, results: int) -> None:
         self._cluster, self._results, self._seen = cluster, results, 0
-        self._first = self._last = 0.0
+        self._turns: dict[int, _Turns] = {}
+        self._first = self._stopped = 0.0
         self._before: dict[str, float] = {}
         self._after: dict[str, float] = {}
-        self._stopped = 0.0
-        self.samples = 0
 
     @property
     def seconds(self) -> float:
-        return self._last - self._first
+        return self._stopped - self._first
+
+    def images_per_s(self) -> float:
+        """Of all workers together."""
+        return sum(
+            turns.samples / (turns.last - turns.first)
+            for turns in self._turns.values()
+            if turns.samples
+        )
 
     def shares(self, workers: int) -> dict[str, float]:
         """How busy each resource was in the window, as parts of it; `compute` is the mean of the workers."""
         used = {name: self._after[name] - before for name, before in self._before.items()}
         used["compute"] /= workers
-        return {name: one / (self._stopped - self._first) for name, one in used.items()}
+        return {name: one / self.seconds for name, one in used.items()}
 
     def saw(self, event: Event, now: float) -> None:
         """Only what becomes of a result counts."""
@@ -199,11 +253,17 @@ class _Window:
             self._seen += 1
         elif isinstance(action, Merge):
             self._seen += len(action.parts)
-            if self._before:
-                self.samples += sum(part.samples for part in action.parts)
-                self._last = now
-            elif self._seen >= WARM_UP * self._results:
+            if not self._before and self._seen >= WARM_UP * self._results:
                 self._first, self._before = now, self._cluster.busy()
-        if self._seen >= self._results and self.samples and not self._after:
+            if self._before and not self._after:
+                self._count(action, now)
+        if self._seen >= self._results and self.images_per_s() and not self._after:
             self._stopped, self._after = now, self._cluster.busy()
             self._cluster.post(StopAsked("enough is known"))
+
+    def _count(self, action: Merge, now: float) -> None:
+        for part in action.parts:
+            turns = self._turns.setdefault(part.worker, _Turns(now, now))
+            if now > turns.first:
+                turns.last = now
+                turns.samples += part.samples

@@ -36,12 +36,14 @@ class TimedCluster(SimulatedCluster):
         engine: Callable[[int], QuadraticEngine],
         seed: int,
         spread: float = 0.0,
+        part: tuple[int, int] = (0, 1),
     ) -> None:
         """`spread` is the longest, in seconds, that a worker waits before its first step, each another time: workers
-        that began all at once come out of step by and by, and this saves simulating it."""
+        that began all at once come out of step by and by, and this saves simulating it. In the k-th of n runs
+        (`part`) they wait a time out of the n-th parts of it that follow one another, a worker's own each."""
         super().__init__(World(), store, "planned", engine, seed)
         self.calibration, self.site = calibration, site
-        self._spread, self._begun = spread, set[int]()
+        self._spread, self._part, self._begun = spread, part, set[int]()
         shared = calibration.shared_memory if site.same_node == "shared-memory" else None
         here = shared or calibration.near
         self.workers_store = here if site.link is None else calibration.far
@@ -215,7 +217,8 @@ class TimedCluster(SimulatedCluster):
         late = 0.0
         if self._spread > 0.0 and worker.worker not in self._begun:
             self._begun.add(worker.worker)
-            late = self._spread * self.random.random()
+            number, count = self._part
+            late = self._spread * (worker.worker * number % count + self.random.random()) / count
 
         def begin(then: Then) -> None:
             began = self.now

@@ -162,6 +162,12 @@ def test_the_same_seed_gives_the_same_table_and_another_another() -> None:
     assert table(1) != table(2)
 
 
+def test_whether_two_workers_meet_on_their_cable_is_not_left_to_the_seed() -> None:
+    """They keep their distance once they have one, so one run is as good or as bad as its beginning."""
+    speeds = [predict(REAL, GBIT, "async", 2, 1, seed=seed).images_per_s for seed in range(8)]
+    assert max(speeds) < 1.15 * min(speeds)
+
+
 def test_a_batch_that_cannot_be_divided_over_so_many_is_left_out() -> None:
     found = predict_all(REAL, ONE, Wish(("sync", "async"), (1,), (10, 11)))
     assert [(one.mode, one.workers) for one in found] == [
