@@ -3,7 +3,8 @@
     python -m bench.store_speed [--rounds 9] [--megabytes 1.7 53.5]
 
 Push is what a worker and the master do to write a vector: checksum, header, store. Pull is the opposite: read it
-into an array that is there, and check it. Plain redis-py has one SET and one GET, without a checksum. A merge is that
+into an array that is there, and check it. Plain redis-py has one SET and one GET, without a checksum. A bare TCP
+connection is what the kernel carries between two processes, with no server to parse, keep and find. A merge is that
 of one payload, of two where a mean is taken; its speed counts the bytes of the payloads. Prints medians in GB/s; all
 ways take turns, so that they see the same machine.
 """
@@ -22,6 +23,7 @@ import redis
 
 from bench import table
 from bench.arguments import parser_for, rounds, size
+from bench.bare_socket import bare_socket
 from bench.machine import heading
 from bench.processes import end_by_signals
 from speedo.sgd_modes.rules import AddDelta, AverageDeltas, Contribution, Elastic, MergeRule
@@ -71,6 +73,12 @@ def measure_stores(
     layout = Layout((Blob("ip", (round(megabytes * 250_000),)),))
     vector, into = vectors(layout.size, 2)
     times: dict[str, list[tuple[float, float]]] = {}
+    with bare_socket(layout.nbytes) as (send, take):
+        for _ in range(repeats + 1):
+            sent = seconds(lambda: send(as_bytes(vector)))
+            times.setdefault("a bare TCP connection", []).append(
+                (sent, seconds(lambda: take(as_bytes(into))))
+            )
     for _ in range(repeats + 1):
         for name, store in stores.items():
             into.fill(0.0)

@@ -9,6 +9,7 @@ import pytest
 
 from bench import ddp, startup, store_speed
 from bench.__main__ import arguments
+from bench.bare_socket import bare_socket
 from bench.figures import Measured, MeasureError
 from bench.runs import free_running, iterations_for
 from bench.startup import Memory, Started
@@ -84,6 +85,14 @@ def test_what_is_pushed_is_pulled_with_its_checksum_seen() -> None:
     store_speed.push(store, layout, vector)
     store_speed.pull(store, layout, into)
     assert np.array_equal(vector, into)
+
+
+def test_a_bare_connection_brings_back_what_was_sent() -> None:
+    sent, back = bytearray(b"0123456789" * 100_000), bytearray(1_000_000)
+    with bare_socket(len(sent)) as (push, pull):
+        push(memoryview(sent))
+        pull(memoryview(back))
+    assert back == sent
 
 
 def test_every_merge_is_measured_against_a_copy() -> None:
