@@ -1,13 +1,15 @@
-"""A long training in which processes are killed at random, beside the same training left in peace.
+"""A long training in which processes are killed at random, with calm minutes in between to compare with.
 
-    python -m bench.soak [--mode async] [--minutes 30] [--every 20] [--calm 1.0] [--seed 1] [--keep FOLDER]
+    python -m bench.soak [--mode async] [--minutes 30] [--every 20] [--calm 75] [--seed 1] [--keep FOLDER]
 
-LeNet on Fashion-MNIST, every vector through Redis. Every `--every` seconds on average a worker is killed (SIGKILL),
-now and then Redis or the tester instead. The number of iterations is taken from the speed of a short run before; the
-calm runs, one before and one after, do a fraction `--calm` of them together, so that a machine whose speed drifts does
-so for both. Prints accuracy, speed, kills by kind, and the memory of master and Redis
-at the beginning and at the end. Status 1 if an accuracy is below `--target`, the speed with kills more than 15 %
-lower, or memory grew by more than 10 %.
+LeNet on Fashion-MNIST, every vector through Redis. For `--minutes` in all a worker is killed (SIGKILL) every
+`--every` seconds on average, now and then Redis or the tester instead. Every five minutes of it nobody is killed for
+`--calm` seconds, and so at the beginning and at the end: a machine's speed drifts, so what the kills cost is told by
+the calm minutes next to them. The number of iterations is taken from the speed of a short run before.
+
+Prints the final accuracy, kills by kind, the speed in each stretch, and the memory of master and Redis at the
+beginning and at the end. Status 1 if the accuracy is below `--target`, the time of a sample under kills more than
+15 % longer, or memory grew by more than 10 %.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -31,6 +36,9 @@ from bench.processes import child, end_by_signals
 MARK = "SPEEDO_SOAK_MARK"
 KINDS = (("worker", 8), ("redis", 1), ("tester", 1))
 NAMES = {"worker": "ray::WorkerActor", "tester": "ray::TesterActor", "master": "ray::MasterActor"}
+STRETCH_S = 300.0  # with kills
+BACK_S = 10.0  # for the last that died to be back, which counts as a part of the stretch
+START_S, SHORTEST_S = 30.0, 20.0
 MOST_OVERHEAD, MOST_GROWTH, LEAST_GROWTH_MB = 0.15, 0.10, 20.0
 PROBE_ITERATIONS = 3000
 
@@ -63,10 +71,44 @@ def megabytes(kind: str, mark: str) -> float:
     return total / 1e6
 
 
+class Progress:
+    """What `metrics.jsonl` says up to now: its last time in seconds, and the samples merged."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._place, self._torn = path, 0, b""
+        self.seconds, self.samples = 0.0, 0
+
+    def look(self) -> tuple[float, int]:
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                file.seek(self._place)
+                data = file.read()
+            self._place += len(data)
+            *lines, self._torn = (self._torn + data).split(b"\n")
+            for line in map(json.loads, lines):
+                if line.get("decision") == "merged":
+                    self.seconds = line["time"]
+                    self.samples += line["samples"]
+        return self.seconds, self.samples
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A part of the run, with kills or without."""
+
+    kills: bool
+    seconds: float
+    samples: int
+
+    @property
+    def images_per_s(self) -> float:
+        return self.samples / self.seconds
+
+
 def run(
     arguments: argparse.Namespace, folder: Path, iterations: int, kill: random.Random | None
-) -> dict[str, object]:
-    """One training; its result with `wall_s`, `kills`, and the memory seen, in MB."""
+) -> dict[str, Any]:
+    """One training; its result with `status`, `kills`, `stretches` and the `memory` seen, in MB."""
     mark = os.urandom(8).hex()
     command = [
         sys.executable, "-m", "speedo", "train", "--mode", arguments.mode,
@@ -76,8 +118,19 @@ def run(
     ]  # fmt: skip
     kills: Counter[str] = Counter()
     memory: dict[str, list[float]] = {"master": [], "redis": []}
+    stretches: list[Stretch] = []
+    progress = Progress(folder / "metrics.jsonl")
+    killing, before = False, (0.0, 0)
     started = time.monotonic()
-    next_kill = started + 20.0
+    turn_at, next_kill = started + START_S, float("inf")
+
+    def end_stretch() -> None:
+        nonlocal before
+        now = progress.look()
+        if before[1] and now[0] - before[0] >= SHORTEST_S:
+            stretches.append(Stretch(killing, now[0] - before[0], now[1] - before[1]))
+        before = now
+
     with (
         (folder.parent / f"{folder.name}.log").open("w") as log,
         child(command, log=log, environment={MARK: mark}) as process,
@@ -85,31 +138,37 @@ def run(
         while process.poll() is None:
             time.sleep(1.0)
             now = time.monotonic()
-            if int(now) % 5 == 0 and now > started + 30:
+            if int(now) % 5 == 0 and now > started + START_S:
                 for kind, seen in memory.items():
                     size = megabytes(kind, mark)
                     if size:
                         seen.append(size)
+            if kill is not None and now >= turn_at and next_kill < float("inf"):
+                turn_at, next_kill = now + BACK_S, float("inf")
+            elif kill is not None and now >= turn_at:
+                end_stretch()
+                killing = bool(stretches) and not killing
+                turn_at = now + (STRETCH_S if killing else arguments.calm)
+                next_kill = now + gap(kill, arguments.every) if killing else float("inf")
             if kill is not None and now >= next_kill:
-                next_kill = now + kill.expovariate(1.0 / arguments.every)
+                next_kill = now + gap(kill, arguments.every)
                 kind = kill.choices([one for one, _ in KINDS], [weight for _, weight in KINDS])[0]
                 victims = processes(kind, mark)
                 if victims:
                     kill.choice(victims).kill()
                     kills[kind] += 1
         status = process.returncode
+    end_stretch()
     if not (folder / "result.json").is_file():
         raise SystemExit(
             f"status {status}: {(folder.parent / f'{folder.name}.log').read_text()[-2000:]}"
         )
-    result: dict[str, object] = json.loads((folder / "result.json").read_text())
-    return {
-        **result,
-        "status": status,
-        "wall_s": time.monotonic() - started,
-        "kills": kills,
-        "memory": memory,
-    }
+    result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return {**result, "status": status, "kills": kills, "memory": memory, "stretches": stretches}
+
+
+def gap(kill: random.Random, every: float) -> float:
+    return kill.expovariate(1.0 / every)
 
 
 def ends(seen: list[float]) -> tuple[float, float]:
@@ -125,7 +184,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--every", type=float, default=20.0, metavar="S")
     parser.add_argument("--target", type=float, default=0.86, metavar="ACCURACY")
-    parser.add_argument("--calm", type=float, default=1.0, metavar="F")
+    parser.add_argument("--calm", type=float, default=60.0, metavar="S")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="run folders and logs here")
     arguments = parser.parse_args()
@@ -135,53 +194,58 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         folder = arguments.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         probe = run(arguments, folder / "probe", PROBE_ITERATIONS, None)
-        speed = float(str(probe["images_per_s"])) / 64
-        iterations = int(speed * 60 * arguments.minutes)
-        print(
-            f"{speed:.0f} iterations/s: {iterations} iterations for {arguments.minutes:g} minutes",
-            flush=True,
-        )
-        half = int(0.5 * arguments.calm * iterations)
-        kill = random.Random(arguments.seed)
-        failed = False
-        seconds: dict[str, float] = {}  # of training a sample
-        for name, count, by in (
-            ("calm, before", half, None),
-            ("with kills", iterations, kill),
-            ("calm, after", half, None),
-        ):
-            result = run(arguments, folder / name.replace(", ", "-").replace(" ", "-"), count, by)
-            failed |= report(name, result, arguments.target)
-            seconds[name] = 1.0 / float(str(result["images_per_s"]))
-    calm = 0.5 * (seconds["calm, before"] + seconds["calm, after"])
-    overhead = seconds["with kills"] / calm - 1
-    print(f"overhead {overhead:.1%}, at most {MOST_OVERHEAD:.0%}")
-    sys.exit(failed or overhead > MOST_OVERHEAD)
+        speed = float(probe["images_per_s"]) / 64
+        minutes = arguments.minutes * (1 + arguments.calm / STRETCH_S) + arguments.calm / 60
+        iterations = int(speed * 60 * minutes)
+        print(f"{speed:.0f} iterations/s: {iterations} iterations", flush=True)
+        result = run(arguments, folder / "soak", iterations, random.Random(arguments.seed))
+    sys.exit(report(result, arguments.target))
 
 
-def report(name: str, result: dict[str, object], target: float) -> bool:
-    """Print a run; whether it failed."""
-    accuracy = float(str(result["accuracy"] or "nan"))
+def report(result: Mapping[str, Any], target: float) -> bool:
+    """Print what came of it; whether it failed."""
+    accuracy = float(result["accuracy"] or "nan")
     failed = result["status"] != 0 or not accuracy >= target
     if result["accuracy"] is None:
-        print(f"{name}: not tested: {result['test_problem']}; ended: {result['reason']}")
+        print(f"not tested: {result['test_problem']}; ended: {result['reason']}")
+    stretches: Sequence[Stretch] = result["stretches"]
+    for one in stretches:
+        print(
+            f"{'kills' if one.kills else 'calm':5} {one.seconds:4.0f} s {one.images_per_s:,.0f} images/s"
+        )
+    calm, kills = (time_of_a_sample(stretches, kills=kills) for kills in (False, True))
+    killed = sum(one.seconds for one in stretches if one.kills)
+    counts = result["kills"]
     print(
-        f"{name}: status {result['status']}, accuracy {accuracy:.4f} (target {target}), {result['seconds']:.0f} s of "
-        f"training, {result['images_per_s']:.0f} images/s, kills {dict(result['kills'])}, dropped {result['dropped']}",  # type: ignore[call-overload]
-        flush=True,
+        f"status {result['status']}, accuracy {accuracy:.4f} (target {target}), "
+        f"kills {dict(counts)} in {killed:.0f} s, one every {killed / max(1, counts.total()):.1f} s, dropped {result['dropped']}"
     )
-    memory: dict[str, list[float]] = result["memory"]  # type: ignore[assignment]
-    for kind, seen in memory.items():
-        if not seen:
-            continue
+    for kind, seen in result["memory"].items():
         first, last = ends(seen)
         grew = last > first * (1 + MOST_GROWTH) and last - first > LEAST_GROWTH_MB
         print(
-            f"  {kind}: {first:.0f} MB at first, {last:.0f} MB at last{', it grew' if grew else ''}",
-            flush=True,
+            f"{kind}: {first:.0f} MB at first, {last:.0f} MB at last{', it grew' if grew else ''}"
         )
         failed |= grew
-    return failed
+    print(f"overhead {kills / calm - 1:.1%}, at most {MOST_OVERHEAD:.0%}")
+    return failed or kills / calm - 1 > MOST_OVERHEAD
+
+
+def time_of_a_sample(stretches: Sequence[Stretch], *, kills: bool) -> float:
+    """Seconds. Of calm stretches the mean of each two that stand around one with kills, so drift falls out."""
+    if kills:
+        chosen = [one for one in stretches if one.kills]
+        return sum(one.seconds for one in chosen) / sum(one.samples for one in chosen)
+    around = [
+        (one.samples, stretches[place - 1], stretches[place + 1 : place + 2])
+        for place, one in enumerate(stretches)
+        if one.kills
+    ]
+    seconds = 0.0  # that the samples merged under kills would have taken in calm
+    for samples, before, after in around:
+        calm = [before, *(one for one in after if not one.kills)]
+        seconds += samples * statistics.mean(1 / one.images_per_s for one in calm)
+    return seconds / sum(samples for samples, _, _ in around)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Final
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 30.0
 HEALTHY_S: Final = 60.0  # a worker that was up for so long died of something new
-AT_WORK_S: Final = 15.0  # one that was up for so long had started well: its pause is the first
+AT_WORK_S: Final = 15.0  # one that was up for so long had started well: it is started again at once
 
 
 class Restarts:
@@ -21,11 +21,12 @@ class Restarts:
         """Seconds to wait after a death, having been up for `up_s`; None: it is given up."""
         if up_s >= HEALTHY_S:
             self._deaths = 0
-        if up_s >= AT_WORK_S:
-            self._doublings = 0
         self._deaths += 1
         if self._deaths > self._most:
             return None
+        if up_s >= AT_WORK_S:
+            self._doublings = 0
+            return 0.0
         pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self._doublings, 10))
         self._doublings += 1
         return pause

@@ -23,6 +23,7 @@ from speedo.roster import Assignment
 from speedo.settings import RunSettings
 
 WATCH_S: Final = 0.25  # how often the workers' processes are looked at
+SOON_S: Final = 0.05  # the same while one of them starts, or is to be started
 ATTEND_S: Final = 0.5  # how often the master is asked for orders
 ANSWER_S: Final = 20.0
 AGAIN_S: Final = 1.0  # before a master that did not answer is asked for a place again
@@ -82,11 +83,18 @@ class WorkerHost:
     # ------------------------------------------------------------ the watcher's thread
 
     def _watch(self) -> None:
-        while not self._stopping.wait(WATCH_S):
+        while not self._stopping.wait(SOON_S if self._is_short() else WATCH_S):
             # A master that is gone: others notice, and stop us. The rest may be better at the next look.
             with self._lock, suppress(RayError, psutil.Error, OSError):
                 if not self._stopping.is_set():
                     self._look(time.monotonic())
+
+    def _is_short(self) -> bool:
+        """Whether a worker that should be at work is not there yet."""
+        return any(
+            seat.starting is not None or (seat.place is None and not seat.given_up)
+            for seat in self._seats
+        )
 
     def _look(self, now: float) -> None:
         for seat in self._seats:
@@ -137,7 +145,7 @@ class WorkerHost:
         pause = None if for_good else seat.restarts.pause_after(up_s)
         if pause is not None:
             seat.due = now + pause
-            outlook = f"restarting in {pause:.0f} s"
+            outlook = f"restarting in {pause:.0f} s" if pause else "restarting"
         else:
             seat.given_up = True
             used = seat.restarts.used

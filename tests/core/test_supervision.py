@@ -22,14 +22,14 @@ def test_pauses_double_up_to_thirty_seconds_and_end_with_giving_up() -> None:
 def test_a_worker_that_was_healthy_begins_anew() -> None:
     restarts = Restarts(2)
     assert [restarts.pause_after(1.0), restarts.pause_after(1.0)] == [1.0, 2.0]
-    assert restarts.pause_after(HEALTHY_S) == 1.0
-    assert [restarts.pause_after(1.0), restarts.pause_after(1.0)] == [2.0, None]
+    assert restarts.pause_after(HEALTHY_S) == 0.0
+    assert [restarts.pause_after(1.0), restarts.pause_after(1.0)] == [1.0, None]
 
 
-def test_a_worker_that_started_well_waits_no_longer_but_its_deaths_still_count() -> None:
+def test_a_worker_that_had_started_well_is_started_at_once_but_its_deaths_still_count() -> None:
     restarts = Restarts(3)
     pauses = [restarts.pause_after(up) for up in (1.0, 1.0, AT_WORK_S, HEALTHY_S - 1)]
-    assert pauses == [1.0, 2.0, 1.0, None]
+    assert pauses == [1.0, 2.0, 0.0, None]
 
 
 def test_without_restarts_the_first_death_is_the_last() -> None:
