@@ -218,7 +218,8 @@ def report(result: Mapping[str, Any], target: float) -> bool:
     counts = result["kills"]
     print(
         f"status {result['status']}, accuracy {accuracy:.4f} (target {target}), "
-        f"kills {dict(counts)} in {killed:.0f} s, one every {killed / max(1, counts.total()):.1f} s, dropped {result['dropped']}"
+        f"kills {dict(counts)} in {killed:.0f} s, one every {killed / max(1, counts.total()):.1f} s, "
+        f"dropped {result['dropped']}"
     )
     for kind, seen in result["memory"].items():
         first, last = ends(seen)

@@ -24,7 +24,7 @@ from speedo.settings import RunSettings
 
 WATCH_S: Final = 0.25  # how often the workers' processes are looked at
 SOON_S: Final = 0.05  # the same while one of them starts, or is to be started
-ATTEND_S: Final = 0.5  # how often the master is asked for orders
+ATTEND_S: Final = 1.0  # how often the master is asked for orders
 ANSWER_S: Final = 20.0
 AGAIN_S: Final = 1.0  # before a master that did not answer is asked for a place again
 

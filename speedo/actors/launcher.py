@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -31,7 +32,8 @@ from speedo.token import how_to_join, load_token, new_token
 if TYPE_CHECKING:
     from speedo.actors.host import WorkerHost
 
-STATUS_S: Final = 0.5
+LOOK_S: Final = 0.5  # how often this process looks whether it was told to stop
+STATUS_S: Final = 1.0  # how often it asks the master how it goes
 FAREWELL_S: Final = 15.0
 Dead = Callable[[], str | None]
 ANSWER_S: Final = 60.0
@@ -203,8 +205,9 @@ def _follow(
 
     with stop_signals() as stopped:
         told = False
+        next_status = 0.0
         try:
-            while not ray.wait([run], timeout=STATUS_S)[0]:
+            while not ray.wait([run], timeout=LOOK_S)[0]:
                 if stopped and not told:
                     watch.note(f"{stopped[0]}: stopping; the model so far is tested and exported")
                     master.stop.remote(f"stopped by {stopped[0]}")
@@ -212,7 +215,9 @@ def _follow(
                 if host is not None and host.last_died is not None and not told:
                     master.stop.remote(f"every worker died, the last: {host.last_died}")
                     told = True
-                watch.show(ray.get(master.status.remote(), timeout=ANSWER_S))
+                if time.monotonic() >= next_status:
+                    next_status = time.monotonic() + STATUS_S - 0.5 * LOOK_S
+                    watch.show(ray.get(master.status.remote(), timeout=ANSWER_S))
                 if kind := dead():
                     raise EngineError(
                         f"Ray's {kind} process on this machine died{_way_on(prepared)}"

@@ -17,6 +17,19 @@ from speedo.errors import ClusterError
 
 OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024  # Ray's least: nothing of ours travels through it
 NAMESPACE: Final = "speedo"
+# What Ray looks after many times a second, by default, for services that we do not use: on a machine whose cores all
+# train, that is a hundredth of one. Deaths and joins are told by other ways.
+_RARELY: Final = {
+    "RAY_enable_metrics_collection": "0",
+    "RAY_task_events_report_interval_ms": "0",
+    "RAY_io_context_event_loop_lag_collection_interval_ms": "0",
+    "RAY_local_fs_monitor_interval_ms": "10000",
+    "RAY_raylet_check_gc_period_milliseconds": "10000",
+    "RAY_report_worker_backlog_interval_ms": "10000",
+    "RAY_gcs_pull_resource_loads_period_milliseconds": "10000",
+    "RAY_object_manager_timer_freq_ms": "1000",
+    "RAY_raylet_report_resources_period_milliseconds": "1000",
+}
 # Settings of Ray in the user's environment that could lead it elsewhere, or past the token.
 _REMOVED: Final = ("AUTH", "TOKEN", "ADDRESS", "REDIS", "NODE_ID", "GCS_SERVER_PORT", "NAMESPACE")
 
@@ -31,6 +44,7 @@ def environment(token: str) -> dict[str, str]:
         "RAY_memory_monitor_refresh_ms": "0",
         "RAY_DISABLE_IMPORT_WARNING": "1",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        **_RARELY,
     }
 
 
