@@ -4,7 +4,8 @@
 
 As root. A master and the workers are hosts of their own, network namespaces joined by a bridge; the cable of each,
 the master's too, carries so much each way (`tc ... tbf`). A codec is what `--compress` of speedo takes, and after a
-slash what `--compress-center` takes. The bytes are those on the master's cable, with all headers.
+slash what `--compress-center` takes; with `@no-pace` behind it all workers fetch at once. The bytes are those on the
+master's cable, with all headers.
 
 The wire's limit is what could be had for these bytes if nothing but compute and transfer took time, one after
 the other in each worker's turn; compute is a step of plain Caffe beside as many others, in the same round. Prints
@@ -53,12 +54,12 @@ def wire_limit(
 ) -> float:
     """Images/s if only the steps and the bytes took time, on a master's cable that all share.
 
-    In sync all workers send at once and fetch at once, and each waits for the last. Elsewhere they take turns with
-    the cable at best, until it is full in one direction.
+    Workers take turns with the cable at best. In sync the round ends with the last one: n times down one after
+    another, or n times up, whichever is longer, and once the other way. Elsewhere until it is full in one direction.
     """
     up, down = traffic.up / bytes_per_s, traffic.down / bytes_per_s
     if mode == "sync":
-        return workers * batch / (step_s + workers * (up + down))
+        return workers * batch / (step_s + up + down + (workers - 1) * max(up, down))
     return min(workers * batch / (step_s + up + down), batch / max(up, down))
 
 
@@ -67,9 +68,11 @@ def name_of(mode: str, codec: str) -> str:
 
 
 def codec_options(codec: str) -> list[str]:
-    payload, _, center = codec.partition("/")
+    vectors, _, way = codec.partition("@")
+    payload, _, center = vectors.partition("/")
     options = [] if payload == "none" else ["--compress", payload]
-    return [*options, "--compress-center", center] if center else options
+    options += ["--compress-center", center] if center else []
+    return [*options, f"--{way}"] if way else options
 
 
 def sends_weights(mode: str, codec: str) -> bool:
@@ -209,7 +212,9 @@ def main() -> int:
     parser = parser_for("bench.wire", __doc__)
     parser.add_argument("--net", choices=list(SHAPES), default="lenet")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
-    parser.add_argument("--codecs", nargs="+", default=list(CODECS), metavar="PAYLOAD[/CENTER]")
+    parser.add_argument(
+        "--codecs", nargs="+", default=list(CODECS), metavar="PAYLOAD[/CENTER][@no-pace]"
+    )
     parser.add_argument("--workers", type=whole, default=2, metavar="N")
     parser.add_argument(
         "--megabits", type=whole, default=1000, metavar="N", help="of each cable, per second"

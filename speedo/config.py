@@ -53,6 +53,7 @@ class RunConfig(ModeOptions):
     redis: str | None = None
     redis_tls: bool = False
     same_node: Literal["shared-memory", "redis"] = "shared-memory"
+    pace: bool = True
     timeout: float = 120.0
     join_timeout: float | None = None
     min_workers: int = 1

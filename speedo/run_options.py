@@ -157,6 +157,11 @@ run_options = _options(
         help="How vectors reach workers on the master's machine.  [default: shared-memory]",
     ),
     _under(
+        _RUN, "--pace/--no-pace", default=None,
+        help="Where workers on other machines share the master's cable, let them fetch one after another.  "
+        "[default: --pace]",
+    ),
+    _under(
         _RUN, "--timeout", type=float, metavar="S",
         help="Seconds to wait for workers and answers.  [default: 120]",
     ),

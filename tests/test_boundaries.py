@@ -25,6 +25,7 @@ LAYERS = (
         "gate",
         "divergence",
         "deadlines",
+        "pacing",
         "history_transfer",
         "worker",
         "sharding",
@@ -56,6 +57,7 @@ ONLY: dict[str, set[str]] = {
     "gate": {"weights"},
     "divergence": {"weights"},
     "deadlines": {"messages"},
+    "pacing": set(),
     "driver": {"center", "coordinator", "deadlines", "messages", "roles"},
     "sharding": {"solver"},
     "supervision": set(),
@@ -73,6 +75,7 @@ DOORS: dict[str, set[str]] = {
 
 # Time and chance are arguments there, and nothing reads or writes but the store it is given.
 PURE = (
+    "pacing",
     "messages",
     "weights",
     "books",

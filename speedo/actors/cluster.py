@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +27,9 @@ from speedo.messages import (
     StopAsked,
     Tested,
     Train,
+    Trained,
 )
+from speedo.pacing import Pace
 
 CAUSE_WAIT_S = (
     2.0  # a worker's own host knows better than Ray why it died, and may say so within this time
@@ -46,14 +50,18 @@ class RayCluster:
     """Implements `speedo.driver.Cluster`. `send` and `next_event` belong to the driver's thread."""
 
     def __init__(
-        self, on_left: Callable[[int, int], None], near_folder: Path | None = None
+        self,
+        on_left: Callable[[int, int], None],
+        near_folder: Path | None = None,
+        pace: Pace | None = None,
     ) -> None:
-        """`near_folder` takes the socket of the channels to workers on this machine."""
+        """`near_folder` takes the socket of the channels to workers on this machine; `pace` is that of all others."""
         self._events: Inbox[Event] = Inbox()
         self._channels = None if near_folder is None else Channels(near_folder, self._events)
         self._handles: dict[tuple[int, int], Any] = {}
         self._gone: dict[tuple[int, int], Gone] = {}
         self._lock = threading.Lock()
+        self._pace = pace
         self._on_left = on_left
         self.tester: Any = None
         self.new_tester: Callable[[], Any] | None = None
@@ -123,10 +131,7 @@ class RayCluster:
         elif self._channels is not None and self._channels.send(command):
             return
         elif isinstance(command, Train):
-            handle = self._handles.get((command.worker, command.incarnation))
-            if handle is not None:  # otherwise its end is on its way to the driver
-                reference = handle.turn.remote(command)
-                reference.future().add_done_callback(lambda done: self._turn_done(command, done))
+            self._send_far(command)
         else:
             self._ask_for_state(command)
 
@@ -147,6 +152,25 @@ class RayCluster:
         if self._channels is not None:
             self._channels.close(worker, incarnation)
 
+    def _send_far(self, command: Train) -> None:
+        """Now, or when the cable is free for another worker's fetch."""
+        start = now = time.monotonic()
+        if self._pace is not None:
+            with self._lock:
+                start = self._pace.start(now)
+        if start > now:
+            timer = threading.Timer(start - now, self._train, (command, start))
+            timer.daemon = True
+            timer.start()
+        else:
+            self._train(command, start)
+
+    def _train(self, command: Train, start: float) -> None:
+        handle = self._handles.get((command.worker, command.incarnation))
+        if handle is not None:  # otherwise its end is on its way to the driver
+            reference = handle.turn.remote(command)
+            reference.future().add_done_callback(lambda done: self._turn_done(command, start, done))
+
     # ------------------------------------------------------------ answers
 
     def _served(self, worker: int, incarnation: int, error: BaseException | None) -> None:
@@ -163,11 +187,20 @@ class RayCluster:
         timer.daemon = True
         timer.start()
 
-    def _turn_done(self, command: Train, done: Any) -> None:
+    def _turn_done(self, command: Train, start: float, done: Any) -> None:
         worker, incarnation = command.worker, command.incarnation
         error = done.exception()
         if error is None:
-            self._events.put(done.result())
+            trained = done.result()
+            self._events.put(trained)
+            if self._pace is not None and isinstance(trained, Trained):
+                with self._lock:
+                    before = self._pace.gap
+                    self._pace.fetched(start, trained.timings["fetch"])
+                    gap = self._pace.gap
+                if gap and not before:  # into the master's log
+                    told = f"workers on other machines fetch one after another, {1000 * gap:.1f} ms apart"
+                    print(told, file=sys.stderr, flush=True)
         elif isinstance(error, RayTaskError):
             self._events.put(refusal(command, error.cause))
         else:

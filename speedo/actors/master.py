@@ -20,6 +20,7 @@ from speedo.checkpoint import Checkpoint, read_checkpoint
 from speedo.config import RunConfig
 from speedo.errors import ClusterError, StoreError
 from speedo.messages import StoreTrouble
+from speedo.pacing import Pace
 from speedo.result import RunResult
 from speedo.roster import Assignment
 from speedo.settings import RunSettings
@@ -52,6 +53,7 @@ class MasterActor:
         self._cluster = RayCluster(
             lambda worker, incarnation: self._release(worker, incarnation),
             Path(settings.near.folder) if settings.near.folder else None,
+            Pace() if config.pace else None,
         )
         self._access = Access(
             settings.redis_url,

@@ -15,7 +15,7 @@ class Site:
 
     With it the master and Redis have a machine of their own and every `per_machine` workers another, of `cores` cores
     each; `round_trip` is what ping shows between them, in seconds. `one_processor` says that those machines are
-    but namespaces of a single one; `same_node` is the option of a run.
+    but namespaces of a single one; `same_node` and `pace` are the options of a run.
     """
 
     cores: int
@@ -24,6 +24,7 @@ class Site:
     per_machine: int = 1
     one_processor: bool = False
     same_node: str = "shared-memory"
+    pace: bool = True
 
     @property
     def bytes_per_s(self) -> float | None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from speedo.center import Center
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.messages import Command, Event, Merge, Refused, Train, Trained
+from speedo.pacing import LEAST_S, Pace
 from speedo.planning.calibration import Calibration, Passage, Transport
 from speedo.planning.flow import Job, Queue, Shared, Then, chain, pause, together
 from speedo.planning.site import Site
@@ -53,6 +54,7 @@ class TimedCluster(SimulatedCluster):
         self._machines: dict[int, Shared] = {}
         self._ports: dict[tuple[int, str], Shared] = {}
         self._redis = Queue(self)
+        self._pace = Pace(self._transfer(), known=True)
         self._master_busy = 0.0
         self._computing = 0.0
 
@@ -179,6 +181,12 @@ class TimedCluster(SimulatedCluster):
         travel = together(*(self._port(way).job(nbytes / bytes_per_s) for way in ways))
         return chain(pause(self, trips * self.site.round_trip), together(job, travel))
 
+    def _transfer(self) -> float:
+        """How long a worker's fetch keeps the master's cable busy, if that is worth a wait for others."""
+        rate = self.site.bytes_per_s
+        seconds = 0.0 if rate is None else self.calibration.center_bytes / rate
+        return seconds if self.site.pace and seconds >= LEAST_S else 0.0
+
     def _port(self, way: tuple[int, str]) -> Shared:
         if way not in self._ports:
             self._ports[way] = Shared(self)
@@ -202,6 +210,7 @@ class TimedCluster(SimulatedCluster):
         machine, costs = self.site.machine_of(command.worker), self.calibration
         own = costs.load + (costs.pull if command.moving_rate is not None else 0.0)
         chain(
+            pause(self, self._pace.start(self.now) - self.now),
             self._message(0, machine),
             self.read(self.workers_store, machine, costs.center_bytes),
             self.compute_on(machine, own),
