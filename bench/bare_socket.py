@@ -1,4 +1,4 @@
-"""What one TCP connection carries between two processes of this machine: the most that any server on it can reach.
+"""What one TCP connection carries between two processes of this machine, sent and taken in one piece.
 
     with bare_socket(nbytes) as (push, pull): ...
 
