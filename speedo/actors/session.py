@@ -18,7 +18,7 @@ from speedo.errors import ClusterError
 OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024  # Ray's least: nothing of ours travels through it
 NAMESPACE: Final = "speedo"
 # What Ray looks after many times a second, by default, for services that we do not use: on a machine whose cores all
-# train, that is a hundredth of one. Deaths and joins are told by other ways.
+# train, workers have less for it. Deaths and joins are told by other ways.
 _RARELY: Final = {
     "RAY_enable_metrics_collection": "0",
     "RAY_task_events_report_interval_ms": "0",
