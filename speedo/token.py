@@ -40,12 +40,7 @@ def load_token(file: Path | None = None, *, create: bool = False) -> str:
     path = file or token_file()
     if create and not path.exists():
         try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w", encoding="ascii") as out:
-                out.write(new_token() + "\n")
-        except FileExistsError:
-            pass
+            _make(path)
         except OSError as error:
             raise ClusterError(
                 f"the token file {path} cannot be written: {error.strerror}; set {FILE_VARIABLE} to another"
@@ -59,6 +54,25 @@ def load_token(file: Path | None = None, *, create: bool = False) -> str:
             f"there is no token at {path}: copy that file from the master's node (mode 0600), "
             f"or set {TOKEN_VARIABLE} or {FILE_VARIABLE}"
         ) from None
+
+
+def _make(path: Path) -> None:
+    """Whole from its first moment: a worker of this machine may be waiting for it. The first of several makers wins."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as out:
+            out.write(new_token() + "\n")
+        try:
+            os.link(part, path)
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without links
+            if not path.exists():
+                part.rename(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def how_to_join(address: str, file: Path | None = None) -> str:
