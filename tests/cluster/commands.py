@@ -109,7 +109,9 @@ class Commands:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         for started in self._started:
-            started.communicate()
+            _, errors = started.communicate()
+            if errors:  # seen where the test has failed
+                print(f"{started.args!r}\n{errors[-2000:]}")
 
 
 @contextmanager
