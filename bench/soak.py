@@ -1,11 +1,11 @@
 """A long training in which processes are killed at random, with calm minutes in between to compare with.
 
-    python -m bench.soak [--mode async] [--minutes 30] [--every 20] [--calm 60] [--seed 1] [--keep FOLDER]
+    python -m bench.soak [--mode async] [--minutes 30] [--every 19] [--calm 60] [--seed 1] [--keep FOLDER]
 
-LeNet on Fashion-MNIST, every vector through Redis. For `--minutes` in all a worker is killed (SIGKILL) every
-`--every` seconds on average, now and then Redis or the tester instead. Every five minutes of it nobody is killed for
-`--calm` seconds, and so at the beginning and at the end: a machine's speed drifts, so what the kills cost is told by
-the calm minutes next to them. The number of iterations is taken from the speed of a short run before, and a quarter
+LeNet on Fashion-MNIST, every vector through Redis. For `--minutes` in all a worker is killed (SIGKILL) at a random
+moment of every `--every` seconds, now and then Redis or the tester instead. Every five minutes of it nobody is killed
+for `--calm` seconds, and so at the beginning and at the end: a machine's speed drifts, so what the kills cost is told
+by the calm minutes next to them. The number of iterations is taken from the speed of a short run before, and a quarter
 more, lest a machine that gets faster be done too early.
 
 Prints the final accuracy, kills by kind, the speed in each stretch, and the memory of master and Redis at the
@@ -124,7 +124,7 @@ def run(
     progress = Progress(folder / "metrics.jsonl")
     killing, before = False, (0.0, 0)
     started = time.monotonic()
-    turn_at, next_kill = started + START_S, float("inf")
+    turn_at, next_kill, slot = started + START_S, float("inf"), started
 
     def end_stretch() -> None:
         nonlocal before
@@ -151,14 +151,16 @@ def run(
                 end_stretch()
                 killing = bool(stretches) and not killing
                 turn_at = now + (STRETCH_S if killing else arguments.calm)
-                next_kill = now + gap(kill, arguments.every) if killing else float("inf")
+                slot = now
+                next_kill = slot + kill.uniform(0, arguments.every) if killing else float("inf")
             if kill is not None and now >= next_kill:
-                next_kill = now + gap(kill, arguments.every)
                 kind = kill.choices([one for one, _ in KINDS], [weight for _, weight in KINDS])[0]
                 victims = processes(kind, mark)
-                if victims:
+                if victims:  # else a second later
                     kill.choice(victims).kill()
                     kills[kind] += 1
+                    slot += arguments.every
+                    next_kill = slot + kill.uniform(0, arguments.every)
         status = process.returncode
     end_stretch()
     if not (folder / "result.json").is_file():
@@ -167,10 +169,6 @@ def run(
         )
     result: dict[str, Any] = json.loads((folder / "result.json").read_text())
     return {**result, "status": status, "kills": kills, "memory": memory, "stretches": stretches}
-
-
-def gap(kill: random.Random, every: float) -> float:
-    return kill.expovariate(1.0 / every)
 
 
 def ends(seen: list[float]) -> tuple[float, float]:
@@ -184,7 +182,7 @@ def main() -> None:
     parser.add_argument("--mode", default="async")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--every", type=float, default=20.0, metavar="S")
+    parser.add_argument("--every", type=float, default=19.0, metavar="S")
     parser.add_argument("--target", type=float, default=0.86, metavar="ACCURACY")
     parser.add_argument("--calm", type=float, default=60.0, metavar="S")
     parser.add_argument("--seed", type=int, default=1)
