@@ -6,7 +6,6 @@ the machine's own address, whereupon all of Ray listens on every interface. So t
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +14,7 @@ from ray._private import services
 from ray._private.node import Node
 from ray._private.parameter import RayParams
 
+from speedo.actors.node_keeper import kept
 from speedo.actors.ports import Ports
 from speedo.actors.session import OBJECT_STORE_BYTES
 from speedo.errors import ClusterError
@@ -54,15 +54,17 @@ def ray_node(
         no_monitor=True,
         temp_dir=folder,
     )
-    try:
-        node = _PlainNode(settings, head=master is None, shutdown_at_exit=False, spawn_reaper=True)
-    except Exception as error:
-        raise ClusterError(f"no Ray node could be started here: {sentence(error)}") from None
-    try:
-        yield node
-    finally:
-        node.kill_all_processes(check_alive=False, allow_graceful=True, wait=True)
-        shutil.rmtree(folder, ignore_errors=True)
+    with kept(folder):
+        try:
+            node = _PlainNode(
+                settings, head=master is None, shutdown_at_exit=False, spawn_reaper=True
+            )
+        except Exception as error:
+            raise ClusterError(f"no Ray node could be started here: {sentence(error)}") from None
+        try:
+            yield node
+        finally:
+            node.kill_all_processes(check_alive=False, allow_graceful=True, wait=True)
 
 
 def dead_process(node: Any) -> str | None:

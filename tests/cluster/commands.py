@@ -16,7 +16,11 @@ from pathlib import Path
 import psutil
 
 MARK = "SPEEDO_TEST_MARK"
-KEEPERS = {"speedo-memory", "speedo-redis"}  # shells that remove what the others leave
+KEEPERS = {
+    "speedo-memory",
+    "speedo-redis",
+    "speedo-ray",
+}  # shells that remove what the others leave
 
 
 def free_port() -> int:
@@ -61,22 +65,25 @@ class Commands:
         return process
 
     def left(self) -> list[psutil.Process]:
-        """Processes of this test that are still there: those with its mark, and their children.
+        """Processes of this test that are still there: those with its mark, and their children and sessions.
 
-        Redis writes its title over its environment, and the mark with it.
+        Redis and Ray's agents write their title over their environment, and the mark with it.
         """
         marked, others = {}, []
+        sessions = {process.pid for process in self._started}
         for process in psutil.process_iter():
             try:
                 if process.status() == psutil.STATUS_ZOMBIE:
                     continue
                 if process.environ().get(MARK) == self.mark:
                     marked[process.pid] = process
+                    sessions.add(os.getsid(process.pid))
                 else:
-                    others.append((process.ppid(), process))
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                    others.append((process.ppid(), os.getsid(process.pid), process))
+            except (ProcessLookupError, psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
-        return [*marked.values(), *(process for parent, process in others if parent in marked)]
+        same = (one for parent, session, one in others if parent in marked or session in sessions)
+        return [*marked.values(), *same]
 
     def listening(self) -> set[tuple[str, int]]:
         """Addresses at which processes of this test listen now."""
