@@ -9,12 +9,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import IO
 
 from bench.figures import Measured, MeasureError, run_measured, steps_measured
 from bench.nets import Bench
 from bench.processes import child, last_words
+from speedo.engines.blas import CHOICE
 
 START_S = 180.0  # for a process to start, or to end beyond what it was asked to do
 PLAIN = Path(__file__).with_name("plain_caffe.py")
@@ -39,6 +41,25 @@ def cores() -> int:
 # ---------------------------------------------------------------- plain processes
 
 
+@cache
+def plain_terms() -> dict[str, str]:
+    """The environment of plain processes: one thread, and the routines of OpenBLAS that ours compute with.
+
+    On a processor that OpenBLAS does not know plain Caffe would compute with its oldest, several times slower.
+    """
+    ask = (
+        "from speedo.engines import blas, caffe_import\n"
+        "caffe_import.load_caffe()\n"
+        "print(blas.use_the_processor() or '')"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", ask], capture_output=True, text=True, check=True,
+        env={**os.environ, **ONE_THREAD},
+    )  # fmt: skip
+    routines = told.stdout.split()
+    return {**ONE_THREAD, CHOICE: routines[-1]} if routines else ONE_THREAD
+
+
 def plain_caffe(net: Bench, batch: int, seconds: float) -> list[str]:
     """The command of a process that trains alone for so many seconds."""
     return [sys.executable, "-P", str(PLAIN), str(net.solver(batch)), str(seconds)]
@@ -51,7 +72,7 @@ def free_running(
     with ExitStack() as stack:
         log = stack.enter_context((scratch / "plain.log").open("w"))
         processes = [
-            stack.enter_context(child(command, log=log, talk=True, environment=ONE_THREAD))
+            stack.enter_context(child(command, log=log, talk=True, environment=plain_terms()))
             for command in commands
         ]
         for process in processes:

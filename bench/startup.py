@@ -30,7 +30,7 @@ from bench.figures import MeasureError
 from bench.machine import Clock, heading
 from bench.nets import SHAPES, Bench
 from bench.processes import child, end_by_signals, last_words
-from bench.runs import CTRL_C, ONE_THREAD, START_S
+from bench.runs import CTRL_C, START_S, plain_terms
 from bench.soak import MARK, processes
 from bench.timed import FOREVER, Follower
 
@@ -103,7 +103,7 @@ def plain_memory(net: Bench, scratch: Path) -> Memory:
     """Of plain Caffe that has taken three steps with this net."""
     with (scratch / "plain.log").open("w") as log:
         command = [sys.executable, "-P", str(PLAIN), str(net.solver(net.batch)), "1"]
-        with child(command, log=log, talk=True, environment=ONE_THREAD) as process:
+        with child(command, log=log, talk=True, environment=plain_terms()) as process:
             assert process.stdout is not None
             if process.stdout.readline().strip() != "ready":
                 raise MeasureError(f"plain Caffe did not start: {last_words(log)}")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from speedo.doctor.base import Finding, fail, ok
+from speedo.engines.blas import use_the_processor
 from speedo.engines.caffe_import import is_cpu_only, load_caffe
 from speedo.engines.fatal import describe_death
 from speedo.errors import EngineError
@@ -23,7 +24,7 @@ _MARK: Final = "speedo-caffe: "
 
 
 def pycaffe() -> Finding:
-    """Version, place, and whether it computes on GPUs."""
+    """Version, place, whether it computes on GPUs, and whose routines its OpenBLAS has taken."""
     root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     try:
@@ -49,7 +50,8 @@ def pycaffe() -> Finding:
     return ok(
         "pycaffe",
         f"{answer['version']} at {answer['path']}, {answer['layers']} layer types, "
-        + ("with GPU" if answer["gpu"] else "for the CPU"),
+        + ("with GPU" if answer["gpu"] else "for the CPU")
+        + (f", OpenBLAS computes as for {answer['blas']}" if answer["blas"] else ""),
     )
 
 
@@ -62,6 +64,7 @@ def main() -> None:
             "path": str(Path(str(caffe.__file__)).parent),
             "layers": len(caffe.layer_type_list()),
             "gpu": not is_cpu_only(),
+            "blas": use_the_processor(),
         }
     except EngineError as error:
         answer = {"problem": str(error)}

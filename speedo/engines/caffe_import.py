@@ -7,6 +7,7 @@ from collections.abc import MutableMapping
 from functools import cache
 from typing import Any
 
+from speedo.engines.blas import use_the_processor
 from speedo.errors import EngineError
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -41,6 +42,7 @@ def load_caffe() -> Any:
             f"pycaffe cannot be imported here ({error}): run `make setup` on this node, "
             "or start SpeeDO with the interpreter that has it"
         ) from error
+    use_the_processor()
     return caffe
 
 
