@@ -109,8 +109,8 @@ class Progress:
             self._live.update(_panel(status))
         tested = (status.tested_iteration, len(status.metrics))
         new_test = bool(status.metrics) and tested != self._last_tested
+        self._tell_absences(status)
         if not status.over:
-            self._tell_absences(status)
             self._tell_trouble(status)
         now = time.monotonic()
         if now >= self._next_line or new_test or status.over:

@@ -141,7 +141,7 @@ class StatusBoard:
             case Joined():
                 line = self._lines.setdefault(event.worker, _Line())
                 line.state, line.outlook = "waiting", ""
-            case Left():
+            case Left() if not self.over:  # then they are let go
                 self._lines.setdefault(event.worker, _Line()).state = f"gone: {event.cause}"
             case Trained():
                 self.results += 1

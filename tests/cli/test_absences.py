@@ -55,6 +55,13 @@ def test_giving_up_is_told_and_forgotten_at_the_return() -> None:
     assert scene.said() == ["worker 0 on alpha is gone: its host was stopped by Ctrl-C"]
 
 
+def test_workers_let_go_at_the_end_are_not_told() -> None:
+    scene = Scene()
+    scene.board.over = True
+    scene.board.saw(Left(0, 1, "the run is over"), 1.0)
+    assert scene.said() == []
+
+
 def test_a_line_says_how_many_of_those_wanted_are_there() -> None:
     scene = Scene()
     assert ", 2 workers" in plain_line(scene.board.status(1.0))

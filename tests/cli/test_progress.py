@@ -71,6 +71,7 @@ def test_a_worker_that_dies_is_told_once_with_its_cause(clock: Clock) -> None:
     assert said[1:] == ["worker 1 on here is gone: Caffe stopped at x.cpp:1: no"]
 
 
-def test_workers_let_go_at_the_end_are_not_told(clock: Clock) -> None:
-    gone = replace(STATUS, over=True, workers=(replace(WORKER, state="gone: the run is over"),))
-    assert not [line for line in lines(clock, (0, STATUS), (1, gone)) if "is gone" in line]
+def test_what_happened_just_before_the_end_is_told_too(clock: Clock) -> None:
+    gone = replace(STATUS, over=True, workers=(replace(WORKER, state="gone: set aside"),))
+    said = lines(clock, (0, STATUS), (1, gone))
+    assert [line for line in said if "is gone" in line] == ["worker 1 on here is gone: set aside"]
