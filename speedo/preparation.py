@@ -22,6 +22,7 @@ from speedo.engines.weights_check import check_weights
 from speedo.errors import ConfigError, StoreError
 from speedo.resume import LOCK, Resumed, find_run
 from speedo.solver import (
+    Draws,
     SolverOverrides,
     SolverSpec,
     check_solver,
@@ -233,10 +234,11 @@ def check_nets(prepared: Prepared) -> CaffeFacts:
         batch_size=prepared.batch_sizes[0],
         seed=1,
         scratch=scratch,
+        draws=Draws.DOUBTFUL,
     )
     tester = None
     if spec.has_test:  # what a filler is, the worker's net shows
-        tester = solver_for_tester(spec, seed=1, scratch=scratch, draws=False)
+        tester = solver_for_tester(spec, seed=1, scratch=scratch, draws=Draws.NONE)
     return check_in_subprocess(
         worker,
         tester,

@@ -20,11 +20,11 @@ class TesterActor:
     def start(self) -> int:
         """Build the nets; returns the process id."""
         from speedo.engines.pycaffe import PycaffeEngine
-        from speedo.solver import solver_for_tester
+        from speedo.solver import Draws, solver_for_tester
 
         spec = self._settings.spec
         text = solver_for_tester(
-            spec, seed=self._settings.seed, scratch=self._log.parent, draws=False
+            spec, seed=self._settings.seed, scratch=self._log.parent, draws=Draws.NONE
         )
         self._engine = PycaffeEngine(
             text,

@@ -68,7 +68,7 @@ class WorkerActor:
     def _begin(self, place: Assignment) -> Engine:
         from speedo.actors.stores import run_store
         from speedo.engines.pycaffe import PycaffeEngine
-        from speedo.solver import solver_for_worker
+        from speedo.solver import Draws, solver_for_worker
         from speedo.worker import Worker
 
         settings = self._settings
@@ -80,7 +80,7 @@ class WorkerActor:
             batch_size=place.batch_size,
             seed=settings.seed + 1 + place.worker,
             scratch=self._scratch,
-            draws=False,
+            draws=Draws.NONE,
         )
         engine = PycaffeEngine(
             text,

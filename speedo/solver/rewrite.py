@@ -8,10 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from google.protobuf.message import Message
-
 from speedo.errors import SolverError
 from speedo.solver.data_layers import SOURCES, set_net_batch
+from speedo.solver.fillers import Draws, keep_fillers
 from speedo.solver.paths import SearchPath
 from speedo.solver.proto import caffe_proto, parse_text, to_text
 from speedo.solver.source_checks import image_root, read_list
@@ -26,21 +25,20 @@ def solver_for_worker(
     batch_size: int,
     seed: int | None = None,
     scratch: Path | None = None,
-    draws: bool = True,
+    draws: Draws = Draws.ALL,
 ) -> str:
     """The solver of worker `rank` of `count`: the train net alone, its rate driven from outside.
 
     `Data` and `HDF5Data` layers share the records out themselves when the engine is given `rank`
     and `count`; for `ImageData` a list of every `count`-th line from `rank` on is written into
     `scratch`, as are lists whose names are relative. Caffe adds its rank to the seed, so the same
-    seed (or the solver's own) draws differently in every worker and alike in every run. Without
-    `draws` the weights begin as zeros, for a worker that is given others before its first step: nobody
-    would see what was drawn. Raises `SolverError` for data that is not on this node.
+    seed (or the solver's own) draws differently in every worker and alike in every run. A worker that is
+    given other weights before its first step need draw none. Raises `SolverError` for data that is not on
+    this node.
     """
     parameter = _train_only(spec, seed)
     set_net_batch(parameter.train_net_param, batch_size)
-    if not draws:
-        _draw_nothing(parameter.train_net_param)
+    keep_fillers(parameter.train_net_param, draws)
     _resolve(parameter, spec.search, _Lists(scratch, rank, count))
     return to_text(parameter)
 
@@ -56,7 +54,11 @@ def solver_for_server(
 
 
 def solver_for_tester(
-    spec: SolverSpec, *, seed: int | None = None, scratch: Path | None = None, draws: bool = True
+    spec: SolverSpec,
+    *,
+    seed: int | None = None,
+    scratch: Path | None = None,
+    draws: Draws = Draws.ALL,
 ) -> str:
     """As `solver_for_server`, with the test nets; `draws` is that of `solver_for_worker`.
 
@@ -66,9 +68,8 @@ def solver_for_tester(
     set_net_batch(parameter.train_net_param, 1)
     whole = parse_text(spec.text, caffe_proto().SolverParameter())
     parameter.test_net_param.extend(whole.test_net_param)
-    if not draws:
-        for net in (parameter.train_net_param, *parameter.test_net_param):
-            _draw_nothing(net)
+    for net in (parameter.train_net_param, *parameter.test_net_param):
+        keep_fillers(net, draws)
     parameter.test_iter.extend(whole.test_iter)
     parameter.test_interval = whole.test_interval
     _resolve(parameter, spec.search, _Lists(scratch, 0, 1))
@@ -89,21 +90,6 @@ def _train_only(spec: SolverSpec, seed: int | None) -> Any:
     if seed is not None:
         parameter.random_seed = seed
     return parameter
-
-
-def _draw_nothing(net: Any) -> None:
-    """Let every parameter begin as the constant 0, whatever its filler is."""
-    for layer in net.layer:
-        for _, settings in layer.ListFields():
-            if isinstance(settings, Message):
-                for field, value in settings.ListFields():
-                    if isinstance(value, Message) and _is_filler(field):
-                        value.Clear()  # its defaults are just that
-
-
-def _is_filler(field: Any) -> bool:
-    kind = field.message_type
-    return kind is not None and str(kind.name) == "FillerParameter"
 
 
 class _Lists:

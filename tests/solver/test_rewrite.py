@@ -11,6 +11,7 @@ import pytest
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.errors import SolverError
 from speedo.solver import (
+    Draws,
     read_solver,
     solver_for_server,
     solver_for_tester,
@@ -85,8 +86,8 @@ def test_server_and_tester_begin_with_the_weights_of_sequential_caffe(home: Path
 def test_who_is_given_weights_draws_none(home: Path) -> None:
     """What a layer makes of other settings stays: data that is drawn, and the ones of a scale without a filler."""
     spec = read_solver(write_solver(home, net_text(DRAWING)))
-    given = solver_for_worker(spec, rank=0, count=1, batch_size=8, draws=False)
-    for text in (given, solver_for_tester(spec, draws=False)):
+    given = solver_for_worker(spec, rank=0, count=1, batch_size=8, draws=Draws.NONE)
+    for text in (given, solver_for_tester(spec, draws=Draws.NONE)):
         engine = PycaffeEngine(text, lr_policy=spec.lr_policy)
         drawn = weights(engine)
         for blob, place in engine.layout.slices():

@@ -1,0 +1,56 @@
+"""What a net's parameters begin with: which fillers draw, where nobody will see what they drew."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any, Final
+
+from google.protobuf.message import Message
+
+# Caffe: include/caffe/filler.hpp. They accept every blob, whatever its shape.
+_OF_ANY_SHAPE: Final = frozenset({"constant", "uniform", "gaussian", "xavier", "msra"})
+
+
+class Draws(Enum):
+    """Which fillers are left to do their work; the others' parameters begin as zeros."""
+
+    ALL = "all"
+    DOUBTFUL = "doubtful"  # those that Caffe might refuse: for a trial of the net
+    NONE = "none"
+
+
+def keep_fillers(net: Any, draws: Draws) -> None:
+    """Leave those fillers in the net, and put the constant 0 in the place of the others.
+
+    Drawing takes time where parameters are many; a worker is given others before its first step anyway.
+    """
+    if draws is Draws.ALL:
+        return
+    for filler in _fillers(net):
+        if draws is Draws.NONE or not is_doubtful(filler):
+            filler.Clear()  # its defaults are just that
+
+
+def is_doubtful(filler: Any) -> bool:
+    """Whether Caffe might refuse it; only of what it surely takes the answer is no."""
+    if filler.type not in _OF_ANY_SHAPE or filler.sparse != -1:
+        return True
+    if filler.type == "uniform":
+        return not filler.min <= filler.max
+    return filler.type == "gaussian" and not 0 < filler.std < math.inf
+
+
+def _fillers(net: Any) -> Iterator[Any]:
+    for layer in net.layer:
+        for _, settings in layer.ListFields():
+            if isinstance(settings, Message):
+                for field, value in settings.ListFields():
+                    if isinstance(value, Message) and _is_filler(field):
+                        yield value
+
+
+def _is_filler(field: Any) -> bool:
+    kind = field.message_type
+    return kind is not None and str(kind.name) == "FillerParameter"
