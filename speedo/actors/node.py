@@ -14,6 +14,7 @@ from ray._private import services
 from ray._private.node import Node
 from ray._private.parameter import RayParams
 
+from speedo.actors.idle_agent import idle_agents
 from speedo.actors.node_keeper import kept
 from speedo.actors.ports import Ports
 from speedo.actors.session import OBJECT_STORE_BYTES
@@ -43,10 +44,6 @@ def ray_node(
         gcs_server_port=ports.gcs if master is None else None,
         node_manager_port=ports.node_manager,
         object_manager_port=ports.object_manager,
-        runtime_env_agent_port=ports.runtime_env_agent,
-        dashboard_agent_listen_port=ports.dashboard_agent,
-        metrics_agent_port=ports.metrics_agent,
-        metrics_export_port=ports.metrics_export,
         worker_port_list=processes,
         num_cpus=1,
         object_store_memory=OBJECT_STORE_BYTES,
@@ -56,9 +53,10 @@ def ray_node(
     )
     with kept(folder):
         try:
-            node = _PlainNode(
-                settings, head=master is None, shutdown_at_exit=False, spawn_reaper=True
-            )
+            with idle_agents(folder):
+                node = _PlainNode(
+                    settings, head=master is None, shutdown_at_exit=False, spawn_reaper=True
+                )
         except Exception as error:
             raise ClusterError(f"no Ray node could be started here: {sentence(error)}") from None
         try:

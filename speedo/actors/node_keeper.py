@@ -1,8 +1,8 @@
 """What stands behind a Ray node: a small shell that ends what is left of it, and removes its folder.
 
-Ray's agents, where their raylet had to be killed, look for it and for its master up to a minute longer. They overwrite
-their environment and have init for a parent then; but like every process of a node they hold files in its folder open,
-and by that they are known. However our process ends, the kernel closes its end of the keeper's pipe.
+A process of a node whose raylet was killed may look for it, and for its master, up to a minute longer, and nobody is
+its parent any more. But each holds files in the node's folder open, and by that it is known. However our process ends,
+the kernel closes its end of the keeper's pipe.
 """
 
 from __future__ import annotations

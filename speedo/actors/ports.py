@@ -22,7 +22,7 @@ _SERVICES: Final = range(3)  # offsets of GCS, node manager, object manager
 _CLAIM: Final = 8  # bound on loopback, never listened at: whoever holds it has the block
 _REDIS: Final = 9
 _PROCESSES: Final = range(10, BLOCK)
-_AGENTS: Final = 4  # the first free ones of these go to agents
+_FEWEST: Final = 4  # of these that must be free: for command, master, tester and a worker
 LINGER_S: Final = 3.0
 
 
@@ -33,10 +33,6 @@ class Ports:
     gcs: int = 0
     node_manager: int = 0
     object_manager: int = 0
-    runtime_env_agent: int = 0
-    dashboard_agent: int = 0
-    metrics_agent: int = 0
-    metrics_export: int = 0
     processes: tuple[int, ...] | None = None
 
 
@@ -136,23 +132,16 @@ def is_this_machine(address: str) -> bool:
 
 
 def _block(address: str, base: int) -> Ports:
-    """A block's ports.
-
-    One that is in use just now is left out: by a connection, or by an agent of a killed node, which outlives
-    it by half a minute.
-    """
+    """A block's ports; one that is in use just now is left out."""
     gcs, node_manager, object_manager = (base + offset for offset in _SERVICES)
     ports = (base + offset for offset in _PROCESSES)
     free = [port for port in ports if _in_the_way(address, port) is None]
-    if len(free) <= _AGENTS:
+    if len(free) < _FEWEST:
         raise ClusterError(
             f"of the ports {base + _PROCESSES[0]} to {base + BLOCK - 1} too few are free on this machine: "
             "stop what listens there, or use another --port"
         )
-    runtime_env, dashboard, metrics, export, *processes = free
-    return Ports(
-        gcs, node_manager, object_manager, runtime_env, dashboard, metrics, export, tuple(processes)
-    )
+    return Ports(gcs, node_manager, object_manager, tuple(free))
 
 
 def _once_free(address: str, base: int) -> list[int]:

@@ -67,7 +67,7 @@ class Commands:
     def left(self) -> list[psutil.Process]:
         """Processes of this test that are still there: those with its mark, and their children and sessions.
 
-        Redis and Ray's agents write their title over their environment, and the mark with it.
+        Redis writes its title over its environment, and the mark with it.
         """
         marked, others = {}, []
         sessions = {process.pid for process in self._started}

@@ -85,17 +85,15 @@ def test_what_is_left_of_a_killed_process_is_ended_too(tmp_path: Path) -> None:
 @pytest.mark.redis
 @pytest.mark.caffe
 @pytest.mark.parametrize("victims", ["of Ray", "the command"])
-def test_rays_agents_do_not_outlive_a_node_that_was_killed(
+def test_nothing_of_a_node_outlives_those_that_were_killed(
     speedo: Commands, tmp_path: Path, victims: str
 ) -> None:
-    """Left alone they look for their raylet, and for a master that is gone too, for up to a minute."""
     run = speedo.start("train", "--max-iter", "1000000", "--test-interval", "0", "--run-dir", "run")
     wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version": 10,', 90)
     (raylet,) = (process for process in speedo.left() if process.name() == "raylet")
     files = (str(link.readlink()) for link in Path(f"/proc/{raylet.pid}/fd").iterdir())
     folder = next(name for name in files if "/speedo-ray-" in name).split("/session_")[0]
-    agents = [process for process in at_work_in(folder) if "Agent" in "".join(process.cmdline())]
-    assert len(agents) == 2
+    assert len(at_work_in(folder)) >= 7  # command, raylet, GCS, master, tester, two workers
     if victims == "of Ray":
         for process in at_work_in(folder):
             if process.name() in ("raylet", "gcs_server"):
@@ -104,10 +102,8 @@ def test_rays_agents_do_not_outlive_a_node_that_was_killed(
         raylet.suspend()  # it can tell nobody any more
         run.kill()
     run.communicate(timeout=60)
-    _, left = psutil.wait_procs(agents, 10.0)
-    assert not left
     deadline = time.monotonic() + 10.0
     while Path(folder).exists():
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, at_work_in(folder)
         time.sleep(0.05)
     assert not at_work_in(folder)

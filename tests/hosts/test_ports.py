@@ -30,11 +30,9 @@ BASE = 21_300
 
 def test_a_master_beyond_loopback_has_a_port_for_everything_in_one_block() -> None:
     with master_ports(address(), BASE) as ports:
-        services = [ports.gcs, ports.node_manager, ports.object_manager, ports.runtime_env_agent]
-        agents = [ports.dashboard_agent, ports.metrics_agent, ports.metrics_export]
-        assert services == [BASE, BASE + 1, BASE + 2, BASE + 10]
-        assert agents == [BASE + 11, BASE + 12, BASE + 13]
-        assert ports.processes == (*range(BASE + 14, BASE + BLOCK),)
+        services = [ports.gcs, ports.node_manager, ports.object_manager]
+        assert services == [BASE, BASE + 1, BASE + 2]
+        assert ports.processes == (*range(BASE + 10, BASE + BLOCK),)
     assert redis_port(address(), BASE) == BASE + 9
 
 
@@ -43,7 +41,7 @@ def test_on_loopback_all_but_the_masters_own_port_are_free_ones(base: int | None
     with master_ports("127.0.0.1", base) as ports:
         assert ports.gcs == (base or 0)
         assert ports.processes is None
-        assert {ports.node_manager, ports.object_manager, ports.runtime_env_agent} == {0}
+        assert {ports.node_manager, ports.object_manager} == {0}
     assert redis_port("localhost", base) is None
 
 
@@ -54,7 +52,7 @@ def test_a_taken_service_port_is_named_and_a_taken_process_port_left_out(
     with socket.create_server((address(), BASE + 44)), master_ports(address(), BASE) as ports:
         assert ports.processes is not None
         assert BASE + 44 not in ports.processes
-        assert len(ports.processes) == 85
+        assert len(ports.processes) == 89
     with (
         socket.create_server((address(), BASE + 2)),
         pytest.raises(ClusterError, match=f"{BASE + 2} cannot be served .* give another --port"),
@@ -70,12 +68,13 @@ def test_a_port_that_a_killed_node_still_holds_is_waited_for() -> None:
         assert ports.object_manager == BASE + 2
 
 
-def test_an_agent_that_outlives_a_killed_node_is_in_nobodys_way() -> None:
+def test_a_process_that_outlives_a_killed_node_is_in_nobodys_way() -> None:
     with (
         socket.create_server((address(), BASE + 10)),
         member_ports(address(), BASE) as ports,
     ):
-        assert (ports.node_manager, ports.runtime_env_agent) == (BASE + 1, BASE + 11)
+        assert ports.processes is not None
+        assert (ports.node_manager, ports.processes[0]) == (BASE + 1, BASE + 11)
 
 
 def test_two_commands_never_share_a_block() -> None:
