@@ -18,6 +18,7 @@ POINTS: Final = (
     "master-merging",  # a result is taken, nothing is merged
     "master-merged",  # merged, and not published
     "master-published",  # published, and nobody told
+    "tester-starting",  # the run goes on beside it
     "master-checkpointing",  # a part of the checkpoint is on the disk
 )
 _name, _, _times = os.environ.get("SPEEDO_FAILPOINT", "").partition("@")

@@ -15,7 +15,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from speedo.actors.channel import Channels, first_line, refusal
 from speedo.actors.inbox import Inbox
-from speedo.errors import SpeedoError
+from speedo.errors import EngineError, SpeedoError
 from speedo.messages import (
     Command,
     Evaluate,
@@ -54,8 +54,12 @@ class RayCluster:
         on_left: Callable[[int, int], None],
         near_folder: Path | None = None,
         pace: Pace | None = None,
+        new_tester: Callable[[], Any] | None = None,
     ) -> None:
-        """`near_folder` takes the socket of the channels to workers on this machine; `pace` is that of all others."""
+        """`near_folder` takes the socket of the channels to workers on this machine; `pace` is that of all others.
+
+        `new_tester` starts a tester; without it there are no tests.
+        """
         self._events: Inbox[Event] = Inbox()
         self._channels = None if near_folder is None else Channels(near_folder, self._events)
         self._handles: dict[tuple[int, int], Any] = {}
@@ -63,9 +67,9 @@ class RayCluster:
         self._lock = threading.Lock()
         self._pace = pace
         self._on_left = on_left
-        self.tester: Any = None
-        self.new_tester: Callable[[], Any] | None = None
-        self._revivals = 0
+        self._tester: Any = None
+        self._new_tester = new_tester
+        self._testers = 0
         self._reviving = threading.Lock()
 
     # ------------------------------------------------------------ from anywhere
@@ -122,6 +126,14 @@ class RayCluster:
 
     def stop(self, reason: str) -> None:
         self._events.put(StopAsked(reason))
+
+    def tester_in_place_of(self, former: Any) -> Any:
+        """The tester; another one if it is still the `former`, which died, or which is None before there is any."""
+        with self._reviving:
+            if self._tester is former and self._new_tester is not None:
+                self._testers += 1
+                self._tester = self._new_tester()
+            return self._tester
 
     # ------------------------------------------------------------ Cluster
 
@@ -226,17 +238,23 @@ class RayCluster:
         handle.save_state.remote(command).future().add_done_callback(done)
 
     def _test(self, command: Evaluate) -> None:
-        tester = self.tester
+        tester = self._tester
+        if tester is None:  # it is only just being started
+            self._test_later(command, None)
+            return
         reference = tester.evaluate.remote(command.version)
         reference.future().add_done_callback(lambda done: self._test_done(command, tester, done))
 
-    def _test_again(self, command: Evaluate, dead: Any) -> None:
-        """The tester died: another one takes its place, for every test that was lost with it."""
+    def _test_later(self, command: Evaluate, former: Any) -> None:
+        threading.Thread(
+            target=self._test_with_another, args=(command, former), daemon=True
+        ).start()
+
+    def _test_with_another(self, command: Evaluate, former: Any) -> None:
+        """There is no tester yet, or it died: another one is for every test that was lost with it."""
         try:
-            with self._reviving:
-                if self.tester is dead and self.new_tester is not None:
-                    self._revivals += 1
-                    self.tester = self.new_tester()
+            if self.tester_in_place_of(former) is None:
+                raise EngineError("this run has no tester")
             self._test(command)
         except (RayError, SpeedoError) as error:
             self._events.put(Tested(command.version, {}, first_line(error)))
@@ -246,8 +264,8 @@ class RayCluster:
         error = done.exception()
         if error is None:
             self._events.put(Tested(version, done.result()))
-        elif isinstance(error, RayActorError) and self._revivals < MOST_TESTERS:
-            threading.Thread(target=self._test_again, args=(command, tester), daemon=True).start()
+        elif isinstance(error, RayActorError) and self._testers < MOST_TESTERS:
+            self._test_later(command, tester)
         else:
             cause = error.cause if isinstance(error, RayTaskError) else error
             self._events.put(Tested(version, {}, first_line(cause)))

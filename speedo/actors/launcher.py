@@ -53,7 +53,8 @@ def train(config: RunConfig, watch: Watch) -> RunResult:
         )
         stack.callback(host.stop, "the run is over")  # it must not outlive Ray
         host.start(config.workers)
-        result = _follow(master, run, prepared, dead, watch, host)
+        tester = _start_tester(master, prepared)  # beside the first turns: nobody waits for it yet
+        result = _follow(master, run, prepared, dead, watch, tester, host)
         host.stop("the run is over")
         _let_go(master)
         return result
@@ -75,7 +76,7 @@ def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> Ru
             + how_to_join(address, token_file)
         )
         try:
-            return _follow(master, run, prepared, dead, watch)
+            return _follow(master, run, prepared, dead, watch, _start_tester(master, prepared))
         finally:
             _let_go(master)
 
@@ -155,19 +156,11 @@ def _redis(
 
 
 def _launch_master(prepared: Prepared, settings: RunSettings) -> tuple[Any, Any]:
-    """The master actor with its tester, and the reference of its run."""
-    import ray
-
+    """The master actor, and the reference of its run."""
     from speedo.actors.host import started
     from speedo.actors.master import NAME, MasterActor
     from speedo.actors.spawn import spawn
-    from speedo.actors.tester import TesterActor
 
-    logs = prepared.run_dir / "logs"
-    testing = None
-    if prepared.spec.has_test:
-        tester = spawn(TesterActor, settings.for_others(), logs / "tester.log")
-        testing = tester.start.remote()
     master = spawn(
         MasterActor,
         prepared.config,
@@ -178,11 +171,13 @@ def _launch_master(prepared: Prepared, settings: RunSettings) -> tuple[Any, Any]
         name=NAME,
         threads=16,
     )
-    started(master.ready.remote(), logs / "master.log", "the master")
-    if testing is not None:
-        started(testing, logs / "tester.log", "the tester")
-        ray.get(master.use_tester.remote(tester))
+    started(master.ready.remote(), prepared.run_dir / "logs" / "master.log", "the master")
     return master, master.run.remote()
+
+
+def _start_tester(master: Any, prepared: Prepared) -> Any:
+    """The reference of the tester's start; None for a run without tests."""
+    return master.start_tester.remote() if prepared.spec.has_test else None
 
 
 def _follow(
@@ -191,12 +186,13 @@ def _follow(
     prepared: Prepared,
     dead: Dead,
     watch: Watch,
+    tester: Any = None,
     host: WorkerHost | None = None,
 ) -> RunResult:
     """Show how it goes until the run is over; Ctrl-C or SIGTERM lets it end early, exported all the same.
 
     So does the death of the last worker of `host`, where no other can come. A death among Ray's own processes
-    ends it with an error.
+    ends it with an error, and so does a `tester` whose start fails.
     """
     import ray
     from ray.exceptions import GetTimeoutError, RayError, RayTaskError
@@ -215,6 +211,9 @@ def _follow(
                 if host is not None and host.last_died is not None and not told:
                     master.stop.remote(f"every worker died, the last: {host.last_died}")
                     told = True
+                if tester is not None and ray.wait([tester], timeout=0)[0]:
+                    ray.get(tester)
+                    tester = None
                 if time.monotonic() >= next_status:
                     next_status = time.monotonic() + STATUS_S - 0.5 * LOOK_S
                     watch.show(ray.get(master.status.remote(), timeout=ANSWER_S))

@@ -54,6 +54,7 @@ class MasterActor:
             lambda worker, incarnation: self._release(worker, incarnation),
             Path(settings.near.folder) if settings.near.folder else None,
             Pace() if config.pace else None,
+            self._make_tester,
         )
         self._access = Access(
             settings.redis_url,
@@ -91,9 +92,9 @@ class MasterActor:
         layout = self._training.layout
         return {"parameters": layout.size, "bytes": layout.nbytes, "layout": layout.digest}
 
-    def use_tester(self, tester: Any) -> None:
-        tester.connect.remote(self._access.admit_reader())
-        self._cluster.tester, self._cluster.new_tester = tester, self._make_tester
+    def start_tester(self) -> None:
+        """Answers once it is there; tests that are due meanwhile wait. Raises `EngineError`, `StoreError`."""
+        self._cluster.tester_in_place_of(None)
 
     def run(self) -> RunResult:
         return self._training.run()
@@ -181,7 +182,7 @@ class MasterActor:
         return not self._hosts
 
     def _make_tester(self) -> Any:
-        """Another tester in the place of one that died. Raises `EngineError`, `StoreError`."""
+        """A tester, the first or one in the place of another. Raises `EngineError`, `StoreError`."""
         log = self._run_dir / "logs" / "tester.log"
         tester = spawn(TesterActor, self._settings.for_others(), log)
         started(tester.start.remote(), log, "the tester")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from speedo.engines.fatal import capture_stderr
+from speedo.failpoints import reached
 from speedo.settings import RunSettings
 
 
@@ -19,6 +20,7 @@ class TesterActor:
 
     def start(self) -> int:
         """Build the nets; returns the process id."""
+        reached("tester-starting")
         from speedo.engines.pycaffe import PycaffeEngine
         from speedo.solver import Draws, solver_for_tester
 

@@ -20,7 +20,7 @@ def test_a_tester_that_is_killed_is_replaced_and_the_last_version_is_tested(
     process = speedo.start(
         "train", "--max-iter", "120", "--test-interval", "40", "--run-dir", str(run)
     )
-    wait_for_line(run / "metrics.jsonl", '"merged"', 60)
+    wait_for_line(run / "metrics.jsonl", '"event": "test"', 60)
     testers = [one for one in speedo.left() if "TesterActor" in " ".join(one.cmdline())]
     assert len(testers) == 1
     testers[0].kill()
@@ -31,3 +31,20 @@ def test_a_tester_that_is_killed_is_replaced_and_the_last_version_is_tested(
     assert result["test_problem"] == ""
     assert 0.3 < result["accuracy"] <= 1
     assert "test accuracy" in out
+
+
+def test_a_tester_that_cannot_start_ends_the_run_with_the_cause(
+    speedo: Commands, tmp_path: Path
+) -> None:
+    """Not hours later, when its first test is due."""
+    process = speedo.start(
+        "train", "--max-iter", "1000000", "--test-interval", "1000000", "--run-dir", "run",
+        environment={"SPEEDO_FAILPOINT": "tester-starting"},
+    )  # fmt: skip
+    _, errors = process.communicate(timeout=90)
+    assert process.returncode == 1, errors
+    log = tmp_path / "run" / "logs" / "tester.log"
+    last = errors.splitlines()[-1]
+    assert last.startswith("speedo: the tester could not start: "), errors
+    assert last.endswith(f"; see {log}")
+    assert "Traceback" not in errors
