@@ -75,7 +75,7 @@ class Progress:
         self._said = ("", -SAME_LINE_S)  # the last line, and when
         self._last_tested: tuple[int, int] = (-1, -1)
         self._away: dict[int, str] = {}
-        self._trouble: dict[str, str] = {}
+        self._noticed: int | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -110,8 +110,7 @@ class Progress:
         tested = (status.tested_iteration, len(status.metrics))
         new_test = bool(status.metrics) and tested != self._last_tested
         self._tell_absences(status)
-        if not status.over:
-            self._tell_trouble(status)
+        self._tell_notices(status)
         now = time.monotonic()
         if now >= self._next_line or new_test or status.over:
             self._next_line = now + LINE_S
@@ -129,17 +128,17 @@ class Progress:
                 self.note(f"worker {one.worker} on {one.host} is {now or 'back'}")
         self._away = away
 
-    def _tell_trouble(self, status: Status) -> None:
-        """A line when the store goes away or comes back, and when a checkpoint cannot be written."""
-        for name, now, back in (
-            ("store", status.store_trouble, "the store is back: training goes on"),
-            ("checkpoint", status.checkpoint_problem, "checkpoints are written again"),
-        ):
-            before, self._trouble[name] = self._trouble.get(name, ""), now
-            if now and not before:
-                self.note(f"warning: {now}")
-            elif before and not now:
-                self.note(back)
+    def _tell_notices(self, status: Status) -> None:
+        """What was noted since the last state; who comes later hears what is wrong now."""
+        if self._noticed is None:
+            wrong = (status.store_trouble, status.checkpoint_problem)
+            fresh = [f"warning: {problem}" for problem in wrong if problem]
+        else:
+            fresh = list(status.notices)[-(status.noticed - self._noticed) :]
+            fresh = fresh if status.noticed > self._noticed else []
+        self._noticed = status.noticed
+        for text in fresh:
+            self.note(text)
 
     def _say(self, text: str, now: float) -> None:
         """Write the line, unless it has been said lately."""

@@ -24,6 +24,7 @@ from speedo.messages import (
     Trained,
 )
 
+NOTICES = 20  # of the latest that a status carries
 RECENT_S = 10.0  # images/s and losses are means over so many of the latest seconds
 
 
@@ -49,7 +50,8 @@ class WorkerStatus:
 class Status:
     """A run at one moment. `epoch` is NaN if the number of records is not known.
 
-    `wanted` is the number of workers that the hosts should run; 0 if nobody has said so yet.
+    `wanted` is the number of workers that the hosts should run; 0 if nobody has said so yet. `notices` are the latest
+    of `noticed` lines for people: what came and went between two looks is among them.
     """
 
     state: str
@@ -70,6 +72,8 @@ class Status:
     checkpoint_iteration: int = 0
     checkpoint_problem: str = ""
     store_trouble: str = ""
+    notices: tuple[str, ...] = ()
+    noticed: int = 0
 
 
 @dataclass(slots=True)
@@ -112,6 +116,8 @@ class StatusBoard:
     store_trouble: str = ""
     turns: int = 0
     results: int = 0
+    _notices: deque[str] = field(default_factory=lambda: deque(maxlen=NOTICES))
+    _noticed: int = 0
     _lines: dict[int, _Line] = field(default_factory=dict)
     _recent: deque[tuple[float, int, float]] = field(default_factory=deque)
     _iterations: dict[int, int] = field(default_factory=dict)  # of versions that are being tested
@@ -129,6 +135,21 @@ class StatusBoard:
     def expect(self, worker: int, outlook: str) -> None:
         """What comes after the death of a worker that is told now: `restarting in 4 s`, `gone`."""
         self._lines.setdefault(worker, _Line()).outlook = outlook
+
+    def trouble_with_store(self, problem: str) -> None:
+        """What is wrong with the store now; empty if nothing is."""
+        self._note(self.store_trouble, problem, "the store is back: training goes on")
+        self.store_trouble = problem
+
+    def trouble_with_checkpoint(self, problem: str) -> None:
+        """What kept the latest checkpoint from the disk, or out of it; empty if nothing did."""
+        self._note(self.checkpoint_problem, problem, "checkpoints are written again")
+        self.checkpoint_problem = problem
+
+    def _note(self, before: str, now: str, over: str) -> None:
+        if bool(before) != bool(now):
+            self._notices.append(f"warning: {now}" if now else over)
+            self._noticed += 1
 
     def resume(self, counters: Counters) -> None:
         """Go on from a checkpoint's figures."""
@@ -152,9 +173,9 @@ class StatusBoard:
                 self.checkpoint_iteration = (
                     self.checkpoint_iteration if event.bytes == 0 else event.iteration
                 )
-                self.checkpoint_problem = event.problem
+                self.trouble_with_checkpoint(event.problem)
             case StoreTrouble():
-                self.store_trouble = event.problem
+                self.trouble_with_store(event.problem)
             case _:
                 pass
 
@@ -235,4 +256,6 @@ class StatusBoard:
             self.checkpoint_iteration,
             self.checkpoint_problem,
             self.store_trouble,
+            tuple(self._notices),
+            self._noticed,
         )

@@ -190,7 +190,7 @@ class MasterActor:
         return tester
 
     def _store_trouble(self, problem: str | None) -> None:
-        self._training.board.store_trouble = problem or ""
+        self._training.board.trouble_with_store(problem or "")
         self._training.tell(StoreTrouble(problem or ""))
 
     def _admitted(self, place: Assignment) -> Assignment:

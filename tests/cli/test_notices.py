@@ -1,0 +1,93 @@
+"""What a run says of its store and its checkpoints, also of what came and went between two looks."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+from rich.console import Console
+
+from speedo.messages import Checkpointed, StoreTrouble
+from speedo.progress import Progress
+from speedo.status import NOTICES, StatusBoard
+
+FULL = "no checkpoint: No space left on device"
+
+
+class Scene:
+    """A board, and what a console says of it."""
+
+    def __init__(self) -> None:
+        self.board = StatusBoard("async", max_iter=100, batch=10)
+        self.watch, self.out = self._new()
+
+    def _new(self) -> tuple[Progress, StringIO]:
+        out = StringIO()
+        return Progress(Console(file=out, width=200)), out
+
+    def come_later(self) -> None:
+        """Another begins to look now."""
+        self.watch, self.out = self._new()
+
+    def said(self) -> list[str]:
+        """Lines since the last question, without those on how far the run is."""
+        self.out.seek(0)
+        self.out.truncate()
+        self.watch.show(self.board.status(1.0))
+        lines = self.out.getvalue().splitlines()
+        return [line for line in lines if not line.startswith("iteration")]
+
+    def written(self, problem: str = "") -> None:
+        self.board.saw(Checkpointed(1, 1, 0.0, 0 if problem else 100, problem), 1.0)
+
+
+def test_trouble_and_its_end_are_each_told_once() -> None:
+    scene = Scene()
+    assert scene.said() == []
+    scene.written(FULL)
+    assert scene.said() == [f"warning: {FULL}"]
+    scene.written(FULL)
+    assert scene.said() == []
+    scene.written()
+    assert scene.said() == ["checkpoints are written again"]
+
+
+def test_what_came_and_went_between_two_looks_is_told() -> None:
+    scene = Scene()
+    assert scene.said() == []
+    scene.written(FULL)
+    scene.board.saw(StoreTrouble("Redis is away"), 1.0)
+    scene.board.saw(StoreTrouble(""), 1.0)
+    scene.written()
+    assert scene.said() == [
+        f"warning: {FULL}", "warning: Redis is away", "the store is back: training goes on",
+        "checkpoints are written again",
+    ]  # fmt: skip
+    assert scene.said() == []
+
+
+def test_what_came_just_before_the_end_is_told() -> None:
+    scene = Scene()
+    assert scene.said() == []
+    scene.written(FULL)
+    scene.board.over = True
+    assert scene.said() == [f"warning: {FULL}"]
+
+
+def test_who_comes_later_hears_what_is_wrong_now_and_no_more() -> None:
+    scene = Scene()
+    scene.written(FULL)
+    scene.board.saw(StoreTrouble("Redis is away"), 1.0)
+    scene.board.saw(StoreTrouble(""), 1.0)
+    scene.come_later()
+    assert scene.said() == [f"warning: {FULL}"]
+
+
+def test_of_very_many_the_latest_are_told() -> None:
+    scene = Scene()
+    assert scene.said() == []
+    for number in range(NOTICES):
+        scene.board.saw(StoreTrouble(f"trouble {number}"), 1.0)
+        scene.board.saw(StoreTrouble(""), 1.0)
+    said = scene.said()
+    assert len(said) == NOTICES
+    assert said[-2] == f"warning: trouble {NOTICES - 1}"
