@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -42,6 +43,7 @@ print(sum(float(net.forward()["accuracy"]) for _ in range(100)) / 100)
 
 def plain_score(model: Path) -> float:
     """Accuracy of a model over the 10,000 test images, by pycaffe alone."""
+    from bench.runs import plain_terms
     from speedo.bundled import bundled_solver
     from speedo.data import default_data_root
 
@@ -49,6 +51,7 @@ def plain_score(model: Path) -> float:
     answer = subprocess.run(
         [sys.executable, "-c", SCORE, str(net), str(model)],
         cwd=default_data_root(),
+        env={**os.environ, **plain_terms()},
         capture_output=True,
         text=True,
         check=True,
