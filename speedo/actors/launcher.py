@@ -96,16 +96,16 @@ def _start(
     try:
         for line in prepared.headline():
             watch.note(line)
-        with ThreadPoolExecutor(1) as pool:
+        with ExitStack() as node, ThreadPoolExecutor(1) as pool:
             checking = pool.submit(check_nets, prepared)
             redis_url, redis_ca, socket = _redis(
                 prepared, watch, stack, redis_port(config.host, port)
             )
-            session.load_ray(token)  # takes most of the second that the check takes
+            dead = node.enter_context(session.head(token, config.host, port))
             facts = checking.result()
-        watch.note(prepared.exchange(facts))
-        near = _near(config, facts.nbytes, socket, watch, stack)
-        dead = stack.enter_context(session.head(token, config.host, port))
+            watch.note(prepared.exchange(facts))
+            near = _near(config, facts.nbytes, socket, watch, stack)
+            stack.push(node.pop_all())  # ends before what its processes use
     except SpeedoError:
         discard(prepared)
         raise
