@@ -100,8 +100,14 @@ class OwnRedis:
         return sorted(found)
 
 
+PIECE = 65_536
+
+
 class Proxy:
-    """Hands on what clients of `port` and the server at `target` say, piece by piece, after `delay_s` each."""
+    """Hands on what clients of `port` and the server at `target` say, `delay_s` for every 64 KiB.
+
+    A piece is as long as the kernel happens to have it, so its delay is its share.
+    """
 
     def __init__(self, target: int) -> None:
         self.delay_s = 0.0
@@ -131,9 +137,9 @@ class Proxy:
 
     def _pump(self, source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
-            while piece := source.recv(65536):
+            while piece := source.recv(PIECE):
                 if self.delay_s:
-                    time.sleep(self.delay_s)
+                    time.sleep(self.delay_s * len(piece) / PIECE)
                 sink.sendall(piece)
         for one in (source, sink):
             with suppress(OSError):
