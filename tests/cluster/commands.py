@@ -151,6 +151,14 @@ def wait_for_line(file: Path, text: str, seconds: float) -> None:
         time.sleep(0.1)
 
 
+def standard_error(process: psutil.Process) -> str:
+    """The name of the file where a process's standard error goes; empty if it has just ended."""
+    try:
+        return Path(os.readlink(f"/proc/{process.pid}/fd/2")).name
+    except OSError:
+        return ""
+
+
 def interrupt(process: subprocess.Popen[str]) -> None:
     """Ctrl-C as a terminal sends it: to the whole foreground process group."""
     os.killpg(process.pid, signal.SIGINT)

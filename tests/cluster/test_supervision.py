@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.cluster.commands import Commands, interrupt, wait_for_line
+from tests.cluster.commands import Commands, interrupt, standard_error, wait_for_line
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 90
@@ -63,8 +63,9 @@ class Running:
         found = {}
         for process in self.speedo.left():
             if "ray::WorkerActor" in " ".join(process.cmdline()):
-                log = Path(f"/proc/{process.pid}/fd/2").resolve().name
-                found[int(log.removeprefix("worker-").removesuffix(".log"))] = process
+                log = standard_error(process)
+                if log.startswith("worker-"):  # else it has only just begun, or just ended
+                    found[int(log.removeprefix("worker-").removesuffix(".log"))] = process
         return found
 
     def stop(self) -> str:

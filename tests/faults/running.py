@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from tests.cluster.commands import Commands, interrupt
+from tests.cluster.commands import Commands, interrupt, standard_error
 from tests.faults.invariants import Line, check_run
 
 HANG_S = 120.0  # nothing takes so long unless it hangs, on however busy a machine
@@ -134,10 +134,8 @@ class Run:
         """The worker processes by slot, told apart by the log that holds their standard error."""
         found = {}
         for process in self.processes("ray::WorkerActor"):
-            log = re.fullmatch(
-                r"worker-(\d+)\.log", Path(f"/proc/{process.pid}/fd/2").resolve().name
-            )
-            if log is not None:  # else it has only just begun
+            log = re.fullmatch(r"worker-(\d+)\.log", standard_error(process))
+            if log is not None:  # else it has only just begun, or just ended
                 found[int(log[1])] = process
         return found
 
