@@ -218,12 +218,13 @@ give_up() {
 # --- the runs ------------------------------------------------------------------------------------
 
 run_undisturbed() {
-  local number words statuses=()
+  local number words user statuses=()
   line '...' 'train' "a master and $WORKERS workers, easgd, one epoch"
   start_all calm
   wait_until "$RUN_S" merged calm 1
   for number in 0 1; do in_container "$number" "calm-$number" speedo-healthcheck || give_up "container $number is not healthy"; done
-  [ "$(in_container 0 calm-0 id -u)" = 1000 ] || give_up 'the image runs as another user than 1000'
+  user="$(in_container 0 calm-0 id -u)" || give_up 'a command in container 0 failed'
+  [ "$user" = 1000 ] || give_up "the image runs as user '$user', not 1000"
   for number in $(seq 0 "$WORKERS"); do status_of "$number"; done
   [[ "${statuses[*]}" =~ ^0(\ 0)*$ ]] || give_up "the containers ended with ${statuses[*]} instead of 0"
   words="$(outcome calm "$LEAST_ACCURACY")" # by itself, for a failure in it to end the script
