@@ -134,8 +134,8 @@ class Progress:
             wrong = (status.store_trouble, status.checkpoint_problem)
             fresh = [f"warning: {problem}" for problem in wrong if problem]
         else:
-            fresh = list(status.notices)[-(status.noticed - self._noticed) :]
-            fresh = fresh if status.noticed > self._noticed else []
+            new = status.noticed - self._noticed
+            fresh = list(status.notices[-new:]) if new > 0 else []
         self._noticed = status.noticed
         for text in fresh:
             self.note(text)
