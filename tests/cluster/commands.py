@@ -128,7 +128,7 @@ def commands(folder: Path) -> Iterator[Commands]:
     try:
         yield made
         left = made.left() if not made.all_gone_within(15.0) else []
-        assert not left, [process.cmdline() for process in left]
+        assert not left, [" ".join(process.cmdline()).strip()[:200] for process in left]
     finally:
         made.stop_all()
 

@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,25 @@ BY_REDIS = (
     "redis",
 )  # for faults of Redis, which workers on one machine could do without
 BEGUN = 12  # versions: enough for the gate to know what is usual
+
+
+def stand_still(process: psutil.Process) -> None:
+    """Stop a process, and return when none of its threads runs any more.
+
+    The signal is handled by one thread, which stops the others once it gets a core; until then they go on.
+    """
+    process.suspend()
+    end = time.monotonic() + HANG_S
+    with suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+        while set(states(process)) - set("TZX"):
+            assert time.monotonic() < end, f"{process} does not stop"
+            time.sleep(0.001)
+
+
+def states(process: psutil.Process) -> list[str]:
+    """A letter for each thread, as `ps` has it."""
+    stats = Path(f"/proc/{process.pid}/task").glob("*/stat")
+    return [stat.read_text().rpartition(")")[2].split()[0] for stat in stats]
 
 
 class Run:

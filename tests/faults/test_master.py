@@ -12,7 +12,7 @@ import pytest
 from tests.cluster.commands import Commands, free_port
 from tests.faults.invariants import TICKETS_OF_AN_EPOCH, Line, epochs_of
 from tests.faults.rows import MODES, Finding, row
-from tests.faults.running import HANG_S, Run
+from tests.faults.running import HANG_S, Run, stand_still
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 INTERVAL_S = 0.5
@@ -127,7 +127,7 @@ def test_workers_join_a_resumed_master_by_themselves(
 def stopped(processes: list[psutil.Process]) -> None:
     for process in processes:
         try:
-            process.suspend()
+            stand_still(process)
         except psutil.NoSuchProcess:
             continue
 

@@ -12,7 +12,7 @@ import pytest
 from tests.cluster.commands import Commands
 from tests.faults.nets import order
 from tests.faults.rows import Finding, row
-from tests.faults.running import Run
+from tests.faults.running import Run, stand_still
 from tests.faults.store_server import OwnRedis
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
@@ -77,7 +77,7 @@ def test_a_damaged_payload_is_refused_every_time(
         while len(damaged) < 2 * STRIKES:
             run.goes_on(5)
             master = run.the("ray::MasterActor")
-            master.suspend()
+            stand_still(master)
             before = server.keys("payload")
             time.sleep(0.5)  # for the turns under way to end in a push
             pushed = [key for key in server.keys("payload") if key not in before]
@@ -114,10 +114,10 @@ def test_a_damaged_center_is_not_trained_on_and_is_published_again(
         run = Run(speedo, problem, mode, *server.options, environment=server.environment)
         run.has_begun()
         master, workers = run.the("ray::MasterActor"), list(run.workers().values())
-        master.suspend()
+        stand_still(master)
         time.sleep(0.5)  # the turns under way end in a push
         for worker in workers:
-            worker.suspend()
+            stand_still(worker)
         master.resume()
         time.sleep(1.0)  # it merges them, publishes, and tells the workers
         store = server.admin()

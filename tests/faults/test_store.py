@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster.commands import Commands
 from tests.faults.rows import Finding, row
-from tests.faults.running import BY_REDIS, Run
+from tests.faults.running import BY_REDIS, Run, stand_still
 from tests.faults.store_server import OwnRedis, Proxy
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
@@ -105,7 +105,7 @@ def test_a_redis_that_stands_still_is_waited_for(
     run = Run(speedo, problem, mode, *BY_REDIS)
     run.has_begun()
     (server,) = [one for one in run.processes("redis-server") if one.name() == "redis-server"]
-    server.suspend()
+    stand_still(server)
     since = time.monotonic()
     run.wait_for(lambda: troubles(run), 20)
     finding.note = f"told after {time.monotonic() - since:.1f} s"

@@ -10,7 +10,7 @@ import pytest
 from tests.cluster.commands import Commands
 from tests.faults.nets import order
 from tests.faults.rows import Finding, row
-from tests.faults.running import Run
+from tests.faults.running import Run, stand_still
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 NOTICED_S = 10.0
@@ -167,7 +167,7 @@ def test_a_hung_worker_is_evicted_and_started_again(
     run = Run(speedo, problem, mode)
     run.has_begun()
     victim = run.workers()[1]
-    victim.suspend()
+    stand_still(victim)
     since = time.monotonic()
     run.wait_for(lambda: run.lines("left"), 60)
     finding.note = f"evicted after {time.monotonic() - since:.1f} s"
