@@ -68,18 +68,19 @@ def test_a_huge_norm_is_refused_before_it_is_merged(
 def test_a_damaged_payload_is_refused_every_time(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:
-    """The master stands still while a worker pushes, so the test finds what it pushed."""
+    """The master stands still while a worker computes, so what is new in the store is not read yet."""
     chance = random.Random(5)
     with OwnRedis() as server:
         run = Run(speedo, problem, mode, *server.options, environment=server.environment)
         run.has_begun()
+        order(problem, "0 sleep 0.2", "1 sleep 0.2")
         damaged: list[int] = []
         while len(damaged) < 2 * STRIKES:
             run.goes_on(5)
             master = run.the("ray::MasterActor")
             stand_still(master)
             before = server.keys("payload")
-            time.sleep(0.5)  # for the turns under way to end in a push
+            time.sleep(0.6)  # for the turns under way to end in a push
             pushed = [key for key in server.keys("payload") if key not in before]
             for key in [key for key in pushed if b"#" not in key][:1]:
                 damage(server, key, chance, truncate=len(damaged) % 2 == 1)
