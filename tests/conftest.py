@@ -1,6 +1,8 @@
-"""Hypothesis' profile, and the flag that rewrites the golden traces."""
+"""Hypothesis' profile, Ctrl-C for what the tests start, and the flag that rewrites the golden traces."""
 
 from __future__ import annotations
+
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -9,6 +11,10 @@ from speedo.engines.caffe_import import prepare_environment
 
 # Before any BLAS is loaded: one thread, as in a worker, so that sums have one order.
 prepare_environment(1)
+
+# A shell starts what goes to the background with Ctrl-C ignored, and all its children would ignore it too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples on every machine; times vary there too much for deadlines.
 settings.register_profile(

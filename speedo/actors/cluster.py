@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 
 from speedo.actors.channel import Channels, first_line, refusal
 from speedo.actors.inbox import Inbox
-from speedo.errors import EngineError, SpeedoError
+from speedo.actors.version_tests import VersionTests
 from speedo.messages import (
     Command,
     Evaluate,
@@ -25,7 +25,6 @@ from speedo.messages import (
     SaveState,
     StateSaved,
     StopAsked,
-    Tested,
     Train,
     Trained,
 )
@@ -34,8 +33,6 @@ from speedo.pacing import Pace
 CAUSE_WAIT_S = (
     2.0  # a worker's own host knows better than Ray why it died, and may say so within this time
 )
-
-MOST_TESTERS: Final = 100  # a tester that dies again and again does so for a reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +64,7 @@ class RayCluster:
         self._lock = threading.Lock()
         self._pace = pace
         self._on_left = on_left
-        self._tester: Any = None
-        self._new_tester = new_tester
-        self._testers = 0
-        self._reviving = threading.Lock()
+        self.tests = VersionTests(new_tester, self._events.put)
 
     # ------------------------------------------------------------ from anywhere
 
@@ -127,19 +121,11 @@ class RayCluster:
     def stop(self, reason: str) -> None:
         self._events.put(StopAsked(reason))
 
-    def tester_in_place_of(self, former: Any) -> Any:
-        """The tester; another one if it is still the `former`, which died, or which is None before there is any."""
-        with self._reviving:
-            if self._tester is former and self._new_tester is not None:
-                self._testers += 1
-                self._tester = self._new_tester()
-            return self._tester
-
     # ------------------------------------------------------------ Cluster
 
     def send(self, command: Command) -> None:
         if isinstance(command, Evaluate):
-            self._test(command)
+            self.tests.ask(command)
         elif self._channels is not None and self._channels.send(command):
             return
         elif isinstance(command, Train):
@@ -236,39 +222,6 @@ class RayCluster:
                 self._events.put(StateSaved(worker, incarnation, version, problem=problem))
 
         handle.save_state.remote(command).future().add_done_callback(done)
-
-    def _test(self, command: Evaluate) -> None:
-        tester = self._tester
-        if tester is None:  # it is only just being started
-            self._test_later(command, None)
-            return
-        reference = tester.evaluate.remote(command.version)
-        reference.future().add_done_callback(lambda done: self._test_done(command, tester, done))
-
-    def _test_later(self, command: Evaluate, former: Any) -> None:
-        threading.Thread(
-            target=self._test_with_another, args=(command, former), daemon=True
-        ).start()
-
-    def _test_with_another(self, command: Evaluate, former: Any) -> None:
-        """There is no tester yet, or it died: another one is for every test that was lost with it."""
-        try:
-            if self.tester_in_place_of(former) is None:
-                raise EngineError("this run has no tester")
-            self._test(command)
-        except (RayError, SpeedoError) as error:
-            self._events.put(Tested(command.version, {}, first_line(error)))
-
-    def _test_done(self, command: Evaluate, tester: Any, done: Any) -> None:
-        version = command.version
-        error = done.exception()
-        if error is None:
-            self._events.put(Tested(version, done.result()))
-        elif isinstance(error, RayActorError) and self._testers < MOST_TESTERS:
-            self._test_later(command, tester)
-        else:
-            cause = error.cause if isinstance(error, RayTaskError) else error
-            self._events.put(Tested(version, {}, first_line(cause)))
 
 
 def death_cause(error: BaseException) -> str:

@@ -94,7 +94,7 @@ class MasterActor:
 
     def start_tester(self) -> None:
         """Answers once it is there; tests that are due meanwhile wait. Raises `EngineError`, `StoreError`."""
-        self._cluster.tester_in_place_of(None)
+        self._cluster.tests.tester_in_place_of(None)
 
     def run(self) -> RunResult:
         return self._training.run()
