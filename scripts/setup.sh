@@ -178,6 +178,10 @@ make_venv() {
 
 create_venv() { "$base_python" -m venv --clear "$venv"; }
 
+# compiled FOLDER: as pip does for what it installs, but with every core, and for this folder too, so that no
+# process of a run has to where PYTHONDONTWRITEBYTECODE is set. What is not for this Python stays as it is.
+compiled() { "$venv_python" -m compileall -q -j 0 "$1" >/dev/null || true; }
+
 pip() { "$venv_python" -m pip --disable-pip-version-check --no-input "$@"; }
 
 install_python_packages() {
@@ -187,8 +191,13 @@ install_python_packages() {
     line ok 'Python packages' "$(grep -c '==' requirements-dev.lock) locked, all installed"
     return
   fi
-  step 'Python packages' pip install --require-hashes --requirement requirements-dev.lock
+  step 'Python packages' install_locked
   mark python-packages "$key"
+}
+
+install_locked() {
+  pip install --no-compile --require-hashes --requirement requirements-dev.lock
+  compiled "$venv/lib"
 }
 
 # --- pycaffe -------------------------------------------------------------------------------------
@@ -251,8 +260,13 @@ install_speedo() {
     line ok 'speedo' 'installed from this folder'
     return
   fi
-  step 'speedo' pip install --no-index --no-deps --no-build-isolation --editable .
+  step 'speedo' install_editable
   mark speedo "$key"
+}
+
+install_editable() {
+  pip install --no-index --no-deps --no-build-isolation --editable .
+  compiled speedo
 }
 
 check_everything() {

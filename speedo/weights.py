@@ -9,6 +9,7 @@ delta can never be taken for weights.
 from __future__ import annotations
 
 import enum
+import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,6 +49,9 @@ class DType(enum.IntEnum):
     TOPK = 4
 
 
+DTYPES: Final = frozenset(DType)
+
+
 @dataclass(frozen=True, slots=True)
 class Blob:
     """One parameter blob. `statistic` marks BatchNorm's running sums: they are merged, but never
@@ -59,7 +63,7 @@ class Blob:
 
     @property
     def size(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) if self.shape else 1
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -149,7 +153,7 @@ class Header:
             raise PayloadError(
                 f"the bytes begin with {magic!r}, not with {MAGIC!r}: not written by SpeeDO"
             )
-        if form != FORMAT or dtype not in tuple(DType):
+        if form != FORMAT or dtype not in DTYPES:
             raise PayloadError(
                 f"format {form} with dtype {dtype} is not known here (format {FORMAT}, dtype up to {max(DType)}): "
                 "run the same version of SpeeDO on every node"

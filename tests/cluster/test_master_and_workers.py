@@ -44,10 +44,12 @@ def test_master_and_workers_meet_in_either_order(speedo: Commands, tmp_path: Pat
     assert len(merged) == 40
 
 
-def test_strangers_are_refused_and_the_run_goes_on(speedo: Commands, tmp_path: Path) -> None:
+def test_strangers_are_refused_and_the_run_goes_on(
+    speedo: Commands, problem: Path, tmp_path: Path
+) -> None:
     """A wrong token, another Ray, another Python: one sentence each; two good workers then train."""
     port = free_port()
-    chief = speedo.start(*master(speedo, port))
+    chief = speedo.start(*master(speedo, port, str(problem)))
     wrong = speedo.start(*worker(port), environment={"SPEEDO_TOKEN": "0123456789abcdef" * 4})
     ray = speedo.start(
         *worker(port), environment=disguised(tmp_path, "ray", "ray.__version__", "2.1.0")

@@ -86,18 +86,21 @@ def test_what_is_left_of_a_killed_process_is_ended_too(tmp_path: Path) -> None:
 @pytest.mark.caffe
 @pytest.mark.parametrize("victims", ["of Ray", "the command"])
 def test_nothing_of_a_node_outlives_those_that_were_killed(
-    speedo: Commands, tmp_path: Path, victims: str
+    speedo: Commands, problem: Path, tmp_path: Path, victims: str
 ) -> None:
-    run = speedo.start("train", "--max-iter", "1000000", "--test-interval", "0", "--run-dir", "run")
+    run = speedo.start(
+        "train", str(problem), "--max-iter", "1000000", "--test-interval", "0", "--run-dir", "run"
+    )
     wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version": 10,', 90)
-    (raylet,) = (process for process in speedo.left() if process.name() == "raylet")
+    (raylet,) = (one for one in speedo.left() if one.name() == "raylet")
     files = (str(link.readlink()) for link in Path(f"/proc/{raylet.pid}/fd").iterdir())
     folder = next(name for name in files if "/speedo-ray-" in name).split("/session_")[0]
     assert len(at_work_in(folder)) >= 7  # command, raylet, GCS, master, tester, two workers
     if victims == "of Ray":
-        for process in at_work_in(folder):
-            if process.name() in ("raylet", "gcs_server"):
-                process.kill()
+        servers = [one for one in speedo.left() if one.name() in ("raylet", "gcs_server")]
+        assert len(servers) == 2
+        for process in servers:
+            process.kill()
     else:
         raylet.suspend()  # it can tell nobody any more
         run.kill()

@@ -15,13 +15,15 @@ from tests.cluster.commands import Commands
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 
 
-def test_a_run_on_an_own_redis_leaves_nothing_there(speedo: Commands, tmp_path: Path) -> None:
+def test_a_run_on_an_own_redis_leaves_nothing_there(
+    speedo: Commands, problem: Path, tmp_path: Path
+) -> None:
     with PrivateRedis() as server:
         store = RedisStore(server.url)
         store.write("somebody:else", b"head", memoryview(b"body"))
         parts = urlsplit(server.url)
         process = speedo.start(
-            "train", "--mode", "easgd", "--max-iter", "10", "--test-interval", "0",
+            "train", str(problem), "--mode", "easgd", "--max-iter", "10", "--test-interval", "0",
             "--redis", f"redis://{parts.username}@{parts.hostname}:{parts.port}/0", "--run-dir", "run",
             environment={"SPEEDO_REDIS_PASSWORD": parts.password or ""},
         )  # fmt: skip

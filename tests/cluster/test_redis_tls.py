@@ -14,11 +14,13 @@ from tests.cluster.commands import Commands, free_port, wait_for_line
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 
 
-def test_a_run_over_tls_trains_and_shows_no_secret(speedo: Commands, tmp_path: Path) -> None:
+def test_a_run_over_tls_trains_and_shows_no_secret(
+    speedo: Commands, problem: Path, tmp_path: Path
+) -> None:
     port = free_port()
     chief = speedo.start(
-        "master", "--port", str(port), "--mode", "async", "--workers", "1", "--max-iter", "120",
-        "--test-interval", "100", "--redis-tls", "--run-dir", "run",
+        "master", str(problem), "--port", str(port), "--mode", "async", "--workers", "1",
+        "--max-iter", "120", "--test-interval", "100", "--redis-tls", "--run-dir", "run",
     )  # fmt: skip
     worker = speedo.start("worker", "--master", f"127.0.0.1:{port}")
     wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version": 10,', 90)

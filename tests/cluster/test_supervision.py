@@ -16,17 +16,15 @@ from tests.cluster.commands import Commands, interrupt, standard_error, wait_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 90
-ENDLESS = (
-    "train", "--max-iter", "1000000", "--test-interval", "0", "--run-dir", "run",
-)  # fmt: skip
+ENDLESS = ("--max-iter", "1000000", "--test-interval", "0", "--run-dir", "run")
 
 
 class Running:
     """A run under way, seen from outside."""
 
-    def __init__(self, speedo: Commands, folder: Path, *options: str) -> None:
-        self.speedo, self.run = speedo, folder / "run"
-        self.process = speedo.start(*ENDLESS, *options)
+    def __init__(self, speedo: Commands, solver: Path, *options: str) -> None:
+        self.speedo, self.run = speedo, speedo.folder / "run"
+        self.process = speedo.start("train", str(solver), *ENDLESS, *options)
         wait_for_line(self.run / "metrics.jsonl", '"version": 10,', WAIT_S)
 
     def lines(self, *events: str) -> list[dict[str, Any]]:
@@ -78,11 +76,11 @@ class Running:
 
 
 @pytest.fixture
-def running(speedo: Commands, tmp_path: Path) -> Iterator[Callable[..., Running]]:
+def running(speedo: Commands, problem: Path) -> Iterator[Callable[..., Running]]:
     started: list[Running] = []
 
     def start(*options: str) -> Running:
-        started.append(Running(speedo, tmp_path, *options))
+        started.append(Running(speedo, problem, *options))
         return started[-1]
 
     yield start
@@ -146,17 +144,17 @@ def test_the_two_who_are_left_share_batch_and_data_anew(running: Callable[..., R
     run = running(
         "--mode", "sync", "--workers", "3", "--restarts", "0", "--reshard-after", "2"
     )  # fmt: skip
-    assert {line["samples"] for line in run.merged(0, 1)} == {22}
+    assert {line["samples"] for line in run.merged(0, 1)} == {3}
     run.workers()[1].kill()
     run.wait_for(lambda: len(run.merged(2, 2)) >= 5)
     left = {(line["worker"], line["incarnation"]): line["cause"] for line in run.lines("left")}
     assert left == {
         (1, 1): "killed by signal 9 (out of memory?)",
-        (0, 1): "takes a new shard: 1 of 2, batch 32",
-        (2, 1): "takes a new shard: 2 of 2, batch 32",
+        (0, 1): "takes a new shard: 1 of 2, batch 4",
+        (2, 1): "takes a new shard: 2 of 2, batch 4",
     }
     after = run.merged(0, 2) + run.merged(2, 2)
-    assert {line["samples"] for line in after} == {32}
+    assert {line["samples"] for line in after} == {4}
     # A round that both were in merges one batch of the solver's.
     versions = [line["version"] for line in after]
     assert any(versions.count(version) == 2 for version in versions)

@@ -16,17 +16,13 @@ from tests.cluster.commands import Commands, interrupt, wait_for_line
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 120
-LONG = (
-    "train",
-    "--mode",
-    "async",
-    "--max-iter",
-    "100000",
-    "--test-interval",
-    "0",
-    "--run-dir",
-    "run",
-)
+
+
+def long(problem: Path, iterations: int = 1_000_000) -> tuple[str, ...]:
+    return (
+        "train", str(problem), "--mode", "async", "--max-iter", str(iterations), "--test-interval", "0",
+        "--run-dir", "run",
+    )  # fmt: skip
 
 
 def actors(speedo: Commands, kind: str) -> list[psutil.Process]:
@@ -59,8 +55,8 @@ def test_a_run_leaves_configuration_metrics_result_and_model(
     assert "iteration 30/30" in (run / "train.log").read_text()
 
 
-def test_ctrl_c_stops_cleanly_and_exports(speedo: Commands, tmp_path: Path) -> None:
-    process = speedo.start(*LONG)
+def test_ctrl_c_stops_cleanly_and_exports(speedo: Commands, problem: Path, tmp_path: Path) -> None:
+    process = speedo.start(*long(problem))
     wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version": 10,', 90)
     interrupt(process)
     out, errors = process.communicate(timeout=60)
@@ -73,8 +69,10 @@ def test_ctrl_c_stops_cleanly_and_exports(speedo: Commands, tmp_path: Path) -> N
     assert "test accuracy" in out
 
 
-def test_a_killed_worker_is_told_and_the_others_go_on(speedo: Commands, tmp_path: Path) -> None:
-    process = speedo.start(*LONG[:3], "--max-iter", "400", *LONG[5:])
+def test_a_killed_worker_is_told_and_the_others_go_on(
+    speedo: Commands, problem: Path, tmp_path: Path
+) -> None:
+    process = speedo.start(*long(problem, 400))
     metrics = tmp_path / "run" / "metrics.jsonl"
     wait_for_line(metrics, '"version": 10,', 90)
     victim = actors(speedo, "WorkerActor")[0]
@@ -94,9 +92,9 @@ def test_a_killed_worker_is_told_and_the_others_go_on(speedo: Commands, tmp_path
 
 
 def test_when_every_worker_dies_the_run_ends_with_the_cause(
-    speedo: Commands, tmp_path: Path
+    speedo: Commands, problem: Path, tmp_path: Path
 ) -> None:
-    process = speedo.start(*LONG, "--restarts", "0")
+    process = speedo.start(*long(problem), "--restarts", "0")
     wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version": 10,', 90)
     for victim in actors(speedo, "WorkerActor"):
         victim.kill()
@@ -106,8 +104,8 @@ def test_when_every_worker_dies_the_run_ends_with_the_cause(
     assert json.loads((tmp_path / "run" / "result.json").read_text())["iteration"] >= 10
 
 
-def test_nothing_outlives_a_killed_command(speedo: Commands, tmp_path: Path) -> None:
-    process = speedo.start(*LONG)
+def test_nothing_outlives_a_killed_command(speedo: Commands, problem: Path, tmp_path: Path) -> None:
+    process = speedo.start(*long(problem))
     wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version": 10,', 90)
     assert len(speedo.left()) > 5
     os.kill(process.pid, signal.SIGKILL)

@@ -1,4 +1,6 @@
-"""A layer that does nothing, until the file `sabotage` beside it orders something for this process's worker.
+"""A layer that rests a little, until the file `sabotage` beside it orders something for this process's worker.
+
+It rests because most runs here only go on until a test has seen enough, and would take the cores of the others.
 
 Each line of the file is `WORKER ORDER [NUMBER]`; the tests write it while a run is under way.
 """
@@ -11,6 +13,7 @@ from pathlib import Path
 import caffe
 
 ORDERS = Path(__file__).with_name("sabotage")
+REST_S = 0.01
 
 
 class Saboteur(caffe.Layer):
@@ -45,9 +48,9 @@ class Saboteur(caffe.Layer):
         try:
             lines = ORDERS.read_text().splitlines()
         except FileNotFoundError:
-            return "", 0.0
+            lines = []
         for line in lines:
             worker, order, *number = line.split()
             if worker == self.worker:
                 return order, float(*number)
-        return "", 0.0
+        return "sleep", REST_S

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.commands import Commands, commands, wait_for_line
+from tests.faults.nets import write_problem
 from tests.hosts.grpc_call import UNAUTHENTICATED
 from tests.hosts.network import Host, network
 
@@ -17,7 +18,7 @@ BLOCK = range(56126, 56226)
 TOKEN = "0123456789abcdef" * 4
 # What would have Ray take everybody, were it heeded.
 CARELESS = {"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN_PATH": "/dev/null"}
-LONG = ("--mode", "async", "--max-iter", "100000", "--test-interval", "0", "--run-dir", "run")
+LONG = ("--mode", "async", "--max-iter", "1000000", "--test-interval", "0", "--run-dir", "run")
 
 
 class Cluster:
@@ -27,9 +28,10 @@ class Cluster:
         self.speedo = speedo
         self.chief, self.member, self.stranger = hosts
         self._ports: dict[str, list[int]] = {}
+        problem = str(write_problem(speedo.folder / "problem"))
         secret = {**CARELESS, "SPEEDO_TOKEN": TOKEN}
         speedo.start(
-            *("master", "--host", self.chief.address, "--workers", "1", *LONG),
+            *("master", problem, "--host", self.chief.address, "--workers", "1", *LONG),
             environment=secret,
             inside=self.chief.inside,
         )
@@ -129,7 +131,10 @@ def test_a_second_worker_command_of_a_host_takes_the_next_hundred(cluster: Clust
 
 def test_train_listens_on_loopback_alone(tmp_path: Path) -> None:
     with network(2) as (here, there), commands(tmp_path) as speedo:
-        speedo.start("train", "--workers", "1", *LONG, environment=CARELESS, inside=here.inside)
+        problem = str(write_problem(tmp_path / "problem"))
+        speedo.start(
+            *("train", problem, "--workers", "1", *LONG), environment=CARELESS, inside=here.inside
+        )
         wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version": 3,', 90)
         assert len(json.loads(here.python("tests.hosts.scan", "127.0.0.1"))) >= 8
         assert json.loads(there.python("tests.hosts.scan", here.address)) == []

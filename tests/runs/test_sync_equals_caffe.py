@@ -132,7 +132,10 @@ def lenet(fashion: Path, home: Path, train: Path, seed: int) -> Path:
     net = net.replace("fashion-mnist/test_lmdb", str(fashion / "fashion-mnist" / "test_lmdb"))
     (home / "train_test.prototxt").write_text(net.replace("fashion-mnist/train_lmdb", str(train)))
     fields = f"random_seed: {seed}\ntest_initialization: false\n"
-    text = (folder / "solver.prototxt").read_text().replace("max_iter: 1876", "max_iter: 10")
+    text = (folder / "solver.prototxt").read_text()
+    for given, ours in (("max_iter: 1876", "max_iter: 10"), ("test_iter: 100", "test_iter: 1")):
+        assert given in text
+        text = text.replace(given, ours)
     solver = home / "solver.prototxt"
     solver.write_text(text + fields)
     return solver
