@@ -16,7 +16,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from speedo.actors.channel import first_line
 from speedo.actors.deaths import cause_in
 from speedo.actors.orders import Orders
-from speedo.actors.seat import Seat, started
+from speedo.actors.seat import Seat, started, warm
 from speedo.actors.worker import Ready
 from speedo.errors import SpeedoError
 from speedo.roster import Assignment
@@ -43,6 +43,7 @@ class WorkerHost:
         self._master, self._settings, self._name = master, settings, name
         self._logs, self._data_root = logs, data_root
         self._seats: list[Seat] = []
+        self._warm: list[Any] = []
         self._restarts = 0
         self._round = 0
         self._asked: Any = None
@@ -50,6 +51,10 @@ class WorkerHost:
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._watcher = threading.Thread(target=self._watch, name="worker-watch", daemon=True)
+
+    def warm_up(self, count: int) -> None:
+        """Begin processes for so many workers, while the master still builds its engine."""
+        self._warm += [warm() for _ in range(count)]
 
     def start(self, count: int) -> None:
         """Start the workers, all at once, and hand them to the master.
@@ -62,7 +67,10 @@ class WorkerHost:
             for _ in range(count):
                 seat = Seat(self._restarts)
                 place: Assignment = ray.get(self._master.assign.remote(self._name))
-                seat.begin(self._settings, place, self._logs, self._data_root, time.monotonic())
+                actor = self._warm.pop() if self._warm else None
+                seat.begin(
+                    self._settings, place, self._logs, self._data_root, time.monotonic(), actor
+                )
                 self._seats.append(seat)
             for seat in self._seats:
                 self._hand_over(seat, seat.wait(time.monotonic()))
@@ -79,6 +87,8 @@ class WorkerHost:
         self._stopping.set()
         with self._lock:
             self._leave(self._seats, cause, wait=False)
+            while self._warm:
+                ray.kill(self._warm.pop())
 
     # ------------------------------------------------------------ the watcher's thread
 

@@ -46,12 +46,16 @@ def train(config: RunConfig, watch: Watch) -> RunResult:
         from speedo.actors.control import under_control
         from speedo.actors.host import WorkerHost
 
-        master, run = _launch_master(prepared, settings)
-        stack.enter_context(under_control(master, prepared, watch))
+        master = _spawn_master(prepared, settings)
         host = WorkerHost(
             master, settings.for_others(), "here", prepared.run_dir / "logs", prepared.data_root
         )
         stack.callback(host.stop, "the run is over")  # it must not outlive Ray
+        host.warm_up(
+            config.workers
+        )  # processes take a while to load, and the master to draw weights
+        run = _begin_run(master, prepared)
+        stack.enter_context(under_control(master, prepared, watch))
         host.start(config.workers)
         tester = _start_tester(master, prepared)  # beside the first turns: nobody waits for it yet
         result = _follow(master, run, prepared, dead, watch, tester, host)
@@ -68,7 +72,8 @@ def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> Ru
         prepared, settings, dead = _start(config, watch, stack, token, port=config.port)
         from speedo.actors.control import under_control
 
-        master, run = _launch_master(prepared, settings)
+        master = _spawn_master(prepared, settings)
+        run = _begin_run(master, prepared)
         address = f"{config.host}:{config.port}"
         stack.enter_context(under_control(master, prepared, watch, address))
         watch.note(
@@ -155,13 +160,12 @@ def _redis(
     return url, "", ""
 
 
-def _launch_master(prepared: Prepared, settings: RunSettings) -> tuple[Any, Any]:
-    """The master actor, and the reference of its run."""
-    from speedo.actors.host import started
+def _spawn_master(prepared: Prepared, settings: RunSettings) -> Any:
+    """The master actor, which begins to build its engine."""
     from speedo.actors.master import NAME, MasterActor
     from speedo.actors.spawn import spawn
 
-    master = spawn(
+    return spawn(
         MasterActor,
         prepared.config,
         settings,
@@ -171,8 +175,14 @@ def _launch_master(prepared: Prepared, settings: RunSettings) -> tuple[Any, Any]
         name=NAME,
         threads=16,
     )
+
+
+def _begin_run(master: Any, prepared: Prepared) -> Any:
+    """The reference of its run, once its engine is built."""
+    from speedo.actors.host import started
+
     started(master.ready.remote(), prepared.run_dir / "logs" / "master.log", "the master")
-    return master, master.run.remote()
+    return master.run.remote()
 
 
 def _start_tester(master: Any, prepared: Prepared) -> Any:

@@ -49,15 +49,16 @@ class Seat:
         logs: Path,
         data_root: Path | None,
         now: float,
+        actor: Any = None,
     ) -> None:
-        """Start a process for this place; it is ready once `answer` says so."""
+        """Start a process for this place, or take one that `warm` began; it is ready once `answer` says so."""
         self.place, self.former, self.since = place, place.worker, now
         self.log = logs / f"worker-{place.worker}.log"
         self._scratch = scratch_of(self.log, place, settings.epoch)
         self._log_begin, self._kills = size_of(self.log), memory_kills()
-        self.actor = spawn(WorkerActor, settings, place, self.log, data_root)
+        self.actor = actor or spawn(WorkerActor)
         self._who = self.actor.process.remote()
-        self.starting = self.actor.start.remote()
+        self.starting = self.actor.start.remote(settings, place, self.log, data_root)
 
     def wait(self, now: float, timeout_s: float = START_S) -> Ready:
         """Wait until it is ready. Raises `SpeedoError` with what kept it from starting."""
@@ -101,6 +102,13 @@ class Seat:
         if self.place is not None and wait:
             shutil.rmtree(self._scratch, ignore_errors=True)
         self.place = self.actor = self.starting = self._process = self._who = None
+
+
+def warm() -> Any:
+    """A process that gets ready for any place, for `Seat.begin`."""
+    actor = spawn(WorkerActor)
+    actor.warm_up.remote()
+    return actor
 
 
 def _process(number: int) -> psutil.Process | None:

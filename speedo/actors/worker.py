@@ -6,6 +6,7 @@ import faulthandler
 import os
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from speedo import failpoints
 from speedo.actors.channel import WorkerChannel, first_line, refusal
 from speedo.engines.base import Engine
 from speedo.engines.fatal import capture_stderr
-from speedo.errors import MissingKeyError, PayloadError
+from speedo.errors import MissingKeyError, PayloadError, SpeedoError
 from speedo.messages import SaveState, StateSaved, Train, Trained
 from speedo.roster import Assignment
 from speedo.settings import RunSettings
@@ -33,22 +34,28 @@ class Ready:
 class WorkerActor:
     """A thin shell around `speedo.worker.Worker`; one thread, because Caffe's settings belong to threads."""
 
-    def __init__(
-        self, settings: RunSettings, place: Assignment, log: Path, data_root: Path | None
-    ) -> None:
-        capture_stderr(log)
-        failpoints.i_am_worker(place.worker)
-        faulthandler.enable()  # a segmentation fault leaves its name in the log
-        self._settings, self._place, self._data_root = settings, place, data_root
-        self._scratch = scratch_of(log, place, settings.epoch)
-        self._scratch.mkdir(exist_ok=True)
+    def warm_up(self) -> None:
+        """Load what every worker needs, before it is known which one this will be."""
+        from speedo.engines.caffe_import import load_caffe, prepare_environment
+
+        prepare_environment(1)
+        with suppress(SpeedoError):  # `start` will say so
+            load_caffe()
 
     def process(self) -> int:
         return os.getpid()
 
-    def start(self) -> Ready:
+    def start(
+        self, settings: RunSettings, place: Assignment, log: Path, data_root: Path | None
+    ) -> Ready:
         """Build the solver and connect to the store."""
-        return self._ready(self._begin(self._place))
+        capture_stderr(log)
+        failpoints.i_am_worker(place.worker)
+        faulthandler.enable()  # a segmentation fault leaves its name in the log
+        self._settings, self._data_root = settings, data_root
+        self._scratch = scratch_of(log, place, settings.epoch)
+        self._scratch.mkdir(exist_ok=True)
+        return self._ready(self._begin(place))
 
     def _ready(self, engine: Engine) -> Ready:
         from speedo.actors.stores import is_near

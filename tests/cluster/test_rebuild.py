@@ -50,8 +50,9 @@ def test_a_rebuilt_worker_has_another_shard_and_the_same_history(tmp_path: Path)
     roster = Roster(settings.batch_sizes, spec.iter_size)
     place, *_ = [replace(roster.assign(), redis_url=NOBODY) for _ in range(3)]
     log = tmp_path / "worker-0.log"
-    actor = WorkerActor(settings, place, log, None)
-    assert actor.start().samples_per_step == 8
+    actor = WorkerActor()
+    actor.warm_up()  # as a host does before it has a place
+    assert actor.start(settings, place, log, None).samples_per_step == 8
     engine = actor._worker.engine
     engine.step(3)
     history = momentum(engine)
