@@ -17,8 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from bench import table
 from bench.arguments import parser_for, rounds, seconds, whole
 from bench.figures import MeasureError
@@ -26,20 +24,11 @@ from bench.machine import heading
 from bench.nets import SHAPES, Bench
 from bench.processes import child, end_by_signals, last_words
 from bench.runs import START_S
-from bench.soak import MARK
-from bench.timed import FOREVER, Follower
+from bench.soak import MARK, NAMES, processes
+from bench.timed import Follower, endless
 
 TURNS = 5  # of each worker before the time begins
 POLL_S = 0.02
-NAMES = {
-    "ray::WorkerActor": "worker",
-    "ray::MasterActor": "master",
-    "ray::TesterActor": "tester",
-    "raylet/raylet": "raylet",
-    "gcs_server": "GCS",
-    "redis-server": "Redis",
-    "-m speedo train": "command",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +42,12 @@ class Thread:
     sleeps: int
 
 
-def part_of(line: str) -> str | None:
-    """What a process is, by its command line; None for what only waits."""
-    return next((role for name, role in NAMES.items() if name in line), None)
-
-
 def threads(mark: str) -> list[Thread]:
     """All threads of the run with this mark."""
     found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError, ValueError):
-            role = part_of(" ".join(process.cmdline()))
-            # Redis writes its title over its environment; its parent keeps the mark.
-            marked = (process, process.parent()) if role == "Redis" else (process,)
-            if role and any(one and one.environ().get(MARK) == mark for one in marked):
+    for role in (*NAMES, "redis"):
+        for process in processes(role, mark):
+            with suppress(OSError):  # it has just ended
                 tasks = Path(f"/proc/{process.pid}/task").iterdir()
                 found += [_thread(process.pid, task, role) for task in tasks]
     return found
@@ -119,11 +100,7 @@ def watch(
 ) -> tuple[dict[str, tuple[float, float]], float]:
     """The shares of one run, and its results a second."""
     mark, run_dir = scratch.name, scratch / "run"
-    command = [
-        sys.executable, "-m", "speedo", "train", str(net.solver(net.batch)), "--cpu",
-        "--mode", mode, "--workers", str(workers), "--whole-batch", "--max-iter", str(FOREVER),
-        "--test-interval", "0", "--seed", "1", "--run-dir", str(run_dir),
-    ]  # fmt: skip
+    command = endless(net, mode, workers, run_dir)
     follower = Follower(run_dir / "metrics.jsonl")
     with (
         (scratch / "train.log").open("w") as log,

@@ -36,7 +36,14 @@ from bench.processes import child, end_by_signals
 
 MARK = "SPEEDO_SOAK_MARK"
 KINDS = (("worker", 8), ("redis", 1), ("tester", 1))
-NAMES = {"worker": "ray::WorkerActor", "tester": "ray::TesterActor", "master": "ray::MasterActor"}
+NAMES = {
+    "worker": "ray::WorkerActor",
+    "tester": "ray::TesterActor",
+    "master": "ray::MasterActor",
+    "raylet": "raylet/raylet",
+    "GCS": "gcs_server",
+    "command": "-m speedo train",
+}
 STRETCH_S = 300.0  # with kills
 BACK_S = 10.0  # for the last that died to be back, which counts as a part of the stretch
 START_S, SHORTEST_S = 30.0, 20.0

@@ -32,7 +32,7 @@ from bench.nets import SHAPES, Bench
 from bench.processes import child, end_by_signals, last_words
 from bench.runs import CTRL_C, START_S, plain_terms
 from bench.soak import MARK, processes
-from bench.timed import FOREVER, Follower
+from bench.timed import Follower, endless
 
 PLAIN = Path(__file__).with_name("plain_caffe.py")
 TURNS = 5  # of each worker before its memory is taken
@@ -70,11 +70,7 @@ def bound_mb(plain: float, model_bytes: int) -> float:
 def start(net: Bench, mode: str, workers: int, options: Sequence[str], scratch: Path) -> Started:
     """Start a run, look at it once every worker has had a few turns, and end it."""
     mark, run_dir = os.urandom(8).hex(), scratch / "run"
-    command = [
-        sys.executable, "-m", "speedo", "train", str(net.solver(net.batch)), "--cpu",
-        "--mode", mode, "--workers", str(workers), "--whole-batch", "--max-iter", str(FOREVER),
-        "--test-interval", "0", "--seed", "1", "--run-dir", str(run_dir), *options,
-    ]  # fmt: skip
+    command = [*endless(net, mode, workers, run_dir), *options]
     follower = Follower(run_dir / "metrics.jsonl")
     began = time.monotonic()
     with (

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,6 +23,15 @@ from bench.soak import MARK, processes
 FOREVER = 100_000_000  # iterations: the run is ended by Ctrl-C
 FIRST_TURNS, LEAST_TURNS = 3, 12  # of each worker: before the time begins, and in all
 POLL_S = 0.02
+
+
+def endless(net: Bench, mode: str, workers: int, run_dir: Path) -> list[str]:
+    """The command of a run without tests, with the whole batch for each worker, that others end."""
+    return [
+        sys.executable, "-m", "speedo", "train", str(net.solver(net.batch)), "--cpu",
+        "--mode", mode, "--workers", str(workers), "--whole-batch", "--max-iter", str(FOREVER),
+        "--test-interval", "0", "--seed", "1", "--run-dir", str(run_dir),
+    ]  # fmt: skip
 
 
 class Follower:

@@ -49,9 +49,6 @@ class DType(enum.IntEnum):
     TOPK = 4
 
 
-DTYPES: Final = frozenset(DType)
-
-
 @dataclass(frozen=True, slots=True)
 class Blob:
     """One parameter blob. `statistic` marks BatchNorm's running sums: they are merged, but never
@@ -153,7 +150,7 @@ class Header:
             raise PayloadError(
                 f"the bytes begin with {magic!r}, not with {MAGIC!r}: not written by SpeeDO"
             )
-        if form != FORMAT or dtype not in DTYPES:
+        if form != FORMAT or dtype not in tuple(DType):
             raise PayloadError(
                 f"format {form} with dtype {dtype} is not known here (format {FORMAT}, dtype up to {max(DType)}): "
                 "run the same version of SpeeDO on every node"

@@ -1,8 +1,9 @@
-"""Hypothesis' profile, Ctrl-C for what the tests start, and the flag that rewrites the golden traces."""
+"""Hypothesis' profile, Ctrl-C for what is started, a net for endless runs, and the flag that rewrites the golden traces."""
 
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -26,6 +27,14 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("speedo")
+
+
+@pytest.fixture
+def problem(tmp_path: Path) -> Path:
+    """A small net's solver with its data, for runs that go on until a test has seen enough: its workers mostly rest."""
+    from tests.faults.nets import write_problem  # which loads a BLAS
+
+    return write_problem(tmp_path / "problem")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

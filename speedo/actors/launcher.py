@@ -51,9 +51,8 @@ def train(config: RunConfig, watch: Watch) -> RunResult:
             master, settings.for_others(), "here", prepared.run_dir / "logs", prepared.data_root
         )
         stack.callback(host.stop, "the run is over")  # it must not outlive Ray
-        host.warm_up(
-            config.workers
-        )  # processes take a while to load, and the master to draw weights
+        # They take a while to load, and the master to draw its weights.
+        host.warm_up(config.workers)
         run = _begin_run(master, prepared)
         stack.enter_context(under_control(master, prepared, watch))
         host.start(config.workers)

@@ -11,7 +11,7 @@ from bench import ddp, startup, store_speed
 from bench.__main__ import arguments
 from bench.bare_socket import bare_socket
 from bench.figures import Measured, MeasureError
-from bench.processor import Thread, part_of, shares
+from bench.processor import Thread, shares
 from bench.runs import free_running, iterations_for
 from bench.startup import Memory, Started
 from bench.throughput import Variant
@@ -172,36 +172,23 @@ def test_a_variant_without_a_name_is_refused(
 
 def test_the_cores_of_a_run_are_told_by_part() -> None:
     """A master's driver is the busiest thread behind its first; a thread that began meanwhile is left out."""
-    before = [
-        Thread(10, 10, "worker", 5.0, 0),
-        Thread(10, 11, "worker", 0.1, 0),
-        Thread(20, 20, "worker", 5.0, 0),
-        Thread(30, 30, "master", 1.0, 100),
-        Thread(30, 31, "master", 1.0, 0),
-        Thread(30, 32, "master", 0.0, 0),
-        Thread(40, 40, "Redis", 0.0, 0),
+    used = [  # process, thread, part; seconds and sleeps meanwhile
+        (10, 10, "worker", 9.0, 10),
+        (10, 11, "worker", 0.1, 10),
+        (20, 20, "worker", 9.5, 10),
+        (30, 30, "master", 0.2, 1000),
+        (30, 31, "master", 0.01, 0),
+        (30, 32, "master", 0.1, 50),
+        (40, 40, "redis", 0.0, 20),
     ]
-    after = [
-        Thread(10, 10, "worker", 14.0, 10),
-        Thread(10, 11, "worker", 0.2, 10),
-        Thread(20, 20, "worker", 14.5, 10),
-        Thread(30, 30, "master", 1.2, 1100),
-        Thread(30, 31, "master", 1.01, 0),
-        Thread(30, 32, "master", 0.1, 50),
-        Thread(40, 40, "Redis", 0.0, 20),
-        Thread(40, 41, "Redis", 9.0, 20),
-    ]
+    before = [Thread(*who, 5.0, 7) for *who, _, _ in used]
+    after = [Thread(*who, 5.0 + busy, 7 + sleeps) for *who, busy, sleeps in used]
+    after.append(Thread(40, 41, "redis", 9.0, 20))
     found = shares(before, after, 10.0)
     assert found["workers: Caffe"] == (pytest.approx(185.0), 2.0)
     assert found["workers: all else"] == (pytest.approx(1.0), 1.0)
     assert found["master: Ray's loop"] == (pytest.approx(2.0), 100.0)
     assert found["master: the driver"] == (pytest.approx(1.0), 5.0)
     assert found["master: all else"] == (pytest.approx(0.1), 0.0)
-    assert found["Redis"] == (0.0, 2.0)
+    assert found["redis"] == (0.0, 2.0)
     assert len(found) == 6
-
-
-def test_what_only_waits_is_no_part_of_a_run() -> None:
-    assert part_of("python -m speedo train solver.prototxt --cpu") == "command"
-    assert part_of("ray::WorkerActor.serve") == "worker"
-    assert part_of("/bin/sh -c keep") is None

@@ -29,7 +29,9 @@ def test_a_tester_that_is_killed_is_replaced_and_the_last_version_is_tested(
     assert process.returncode == 0, errors
     result = json.loads((run / "result.json").read_text())
     assert result["test_problem"] == ""
-    assert 0 <= result["accuracy"] <= 1
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").open()]
+    (last,) = [one for one in lines if one["event"] == "test" and one["version"] == 200]
+    assert (last["problem"], last["metrics"]["accuracy"]) == (None, result["accuracy"])
     assert "test accuracy" in out
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from tests.cluster.commands import Commands, interrupt
-from tests.faults.nets import write_problem
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 120
@@ -32,8 +31,8 @@ def only_run(speedo: Commands) -> dict[str, Any]:
     return dict(run)
 
 
-def started(speedo: Commands, folder: Path) -> subprocess.Popen[str]:
-    process = speedo.start("train", str(write_problem(folder / "problem")), *LONG)
+def started(speedo: Commands, problem: Path, folder: Path) -> subprocess.Popen[str]:
+    process = speedo.start("train", str(problem), *LONG)
     metrics, deadline = folder / "run" / "metrics.jsonl", time.monotonic() + 90
     while not (metrics.exists() and '"version": 10,' in metrics.read_text()):
         assert process.poll() is None, process.communicate()
@@ -42,8 +41,10 @@ def started(speedo: Commands, folder: Path) -> subprocess.Popen[str]:
     return process
 
 
-def test_a_run_is_looked_at_and_stopped_with_its_model(speedo: Commands, tmp_path: Path) -> None:
-    process = started(speedo, tmp_path)
+def test_a_run_is_looked_at_and_stopped_with_its_model(
+    speedo: Commands, problem: Path, tmp_path: Path
+) -> None:
+    process = started(speedo, problem, tmp_path)
     run = only_run(speedo)
     assert run["run_dir"] == str(tmp_path / "run")
     assert (run["mode"], run["state"], run["pid"]) == ("async", "training", process.pid)
@@ -64,8 +65,10 @@ def test_a_run_is_looked_at_and_stopped_with_its_model(speedo: Commands, tmp_pat
     assert answered(speedo, "status")[0] == 1
 
 
-def test_ctrl_c_on_a_command_does_not_harm_the_run(speedo: Commands, tmp_path: Path) -> None:
-    process = started(speedo, tmp_path)
+def test_ctrl_c_on_a_command_does_not_harm_the_run(
+    speedo: Commands, problem: Path, tmp_path: Path
+) -> None:
+    process = started(speedo, problem, tmp_path)
     watching = speedo.start("status", "--watch", "--interval", "0.2")
     assert watching.stdout is not None
     assert watching.stdout.readline().startswith("run ")
@@ -81,8 +84,8 @@ def test_ctrl_c_on_a_command_does_not_harm_the_run(speedo: Commands, tmp_path: P
     process.communicate(timeout=10)
 
 
-def test_a_run_is_scaled_up(speedo: Commands, tmp_path: Path) -> None:
-    process = started(speedo, tmp_path)
+def test_a_run_is_scaled_up(speedo: Commands, problem: Path, tmp_path: Path) -> None:
+    process = started(speedo, problem, tmp_path)
     status, out, errors = answered(speedo, "scale", "3")
     assert status == 0, errors
     assert "3" in out

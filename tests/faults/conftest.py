@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.commands import Commands, commands
-from tests.faults.nets import write_problem
 from tests.faults.rows import Finding, Tried, is_wanted, mode_of, write_down
 
 FINDING = pytest.StashKey[Finding]()
@@ -48,9 +47,3 @@ def finding(request: pytest.FixtureRequest) -> Finding:
 def speedo(tmp_path: Path) -> Iterator[Commands]:
     with commands(tmp_path) as made:
         yield made
-
-
-@pytest.fixture
-def problem(tmp_path: Path) -> Path:
-    """The solver of a small net with its data, in a folder of its own."""
-    return write_problem(tmp_path / "problem")

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.commands import Commands, commands
-from tests.faults.nets import write_problem
 from tests.hosts.network import Host, network
 
 
@@ -20,9 +19,3 @@ def hosts() -> Iterator[list[Host]]:
 def speedo(tmp_path: Path, hosts: list[Host]) -> Iterator[Commands]:
     with commands(tmp_path) as made:
         yield made
-
-
-@pytest.fixture
-def problem(tmp_path: Path) -> str:
-    """A solver for runs that go on until a test has seen enough: its workers rest most of the time."""
-    return str(write_problem(tmp_path / "problem"))

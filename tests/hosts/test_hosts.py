@@ -23,8 +23,8 @@ def master(host: Host, run: str, iterations: int, mode: str = "sync") -> tuple[s
     )  # fmt: skip
 
 
-def endless(host: Host, run: str, problem: str) -> tuple[str, ...]:
-    return (*master(host, run, 1_000_000, "async"), problem)
+def endless(host: Host, run: str, problem: Path) -> tuple[str, ...]:
+    return (*master(host, run, 1_000_000, "async"), str(problem))
 
 
 def worker(chief: Host, *options: str) -> tuple[str, ...]:
@@ -32,14 +32,14 @@ def worker(chief: Host, *options: str) -> tuple[str, ...]:
 
 
 def test_a_worker_host_outlives_its_master_and_joins_the_next(
-    speedo: Commands, hosts: list[Host], problem: str, tmp_path: Path
+    speedo: Commands, hosts: list[Host], problem: Path, tmp_path: Path
 ) -> None:
     chief, other, _ = hosts
     first = speedo.start(*endless(chief, "first", problem), inside=chief.inside)
     members = speedo.start(*worker(chief, "--workers", "2"), inside=other.inside)
     wait_for_line(tmp_path / "first" / "metrics.jsonl", '"version": 10,', 90)
     first.kill()
-    second = speedo.start(*master(chief, "second", 40), problem, inside=chief.inside)
+    second = speedo.start(*master(chief, "second", 40), str(problem), inside=chief.inside)
     for process in (second, members):
         _, errors = process.communicate(timeout=WAIT_S)
         assert process.returncode == 0, errors
@@ -49,7 +49,7 @@ def test_a_worker_host_outlives_its_master_and_joins_the_next(
 
 
 def test_a_worker_host_whose_network_breaks_ends_its_workers_and_says_so(
-    speedo: Commands, hosts: list[Host], problem: str, tmp_path: Path
+    speedo: Commands, hosts: list[Host], problem: Path, tmp_path: Path
 ) -> None:
     """Nobody refuses a connection then: silence alone must do."""
     chief, other, _ = hosts
@@ -75,7 +75,7 @@ def test_a_worker_host_whose_network_breaks_ends_its_workers_and_says_so(
 
 
 def test_nothing_outlives_a_killed_worker_command(
-    speedo: Commands, hosts: list[Host], problem: str, tmp_path: Path
+    speedo: Commands, hosts: list[Host], problem: Path, tmp_path: Path
 ) -> None:
     chief, other, _ = hosts
     run = speedo.start(*endless(chief, "run", problem), inside=chief.inside)
@@ -93,20 +93,22 @@ def test_nothing_outlives_a_killed_worker_command(
 
 
 def test_workers_that_share_a_cable_fetch_one_after_another_and_make_the_same_model(
-    speedo: Commands, hosts: list[Host], problem: str, tmp_path: Path
+    speedo: Commands, hosts: list[Host], problem: Path, tmp_path: Path
 ) -> None:
     """A transfer takes 33 ms here; two at once, as at first, twice as long."""
     for host in hosts:
         limit(host, 300)
     chief, *others = hosts
-    started = [speedo.start(*master(chief, "run", 50), problem, "--seed", "1", inside=chief.inside)]
+    started = [
+        speedo.start(*master(chief, "run", 50), str(problem), "--seed", "1", inside=chief.inside)
+    ]
     started += [speedo.start(*worker(chief), inside=host.inside) for host in others]
     for process in started:
         _, errors = process.communicate(timeout=WAIT_S)
         assert process.returncode == 0, errors
     assert "fetch one after another" in (tmp_path / "run" / "logs" / "master.log").read_text()
     here = speedo.start(
-        "train", problem, "--mode", "sync", "--workers", "2", "--max-iter", "50", "--test-interval", "0",
+        "train", str(problem), "--mode", "sync", "--workers", "2", "--max-iter", "50", "--test-interval", "0",
         "--seed", "1", "--run-dir", "here",
     )  # fmt: skip
     _, errors = here.communicate(timeout=WAIT_S)
