@@ -1,4 +1,4 @@
-"""Hypothesis' profile, Ctrl-C for what is started, a net for endless runs, and the flag that rewrites the golden traces."""
+"""The profile of Hypothesis, Ctrl-C for what is started, a net for endless runs, and the flag for golden traces."""
 
 from __future__ import annotations
 
