@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from speedo.messages import Drop, Part, Refused, Trained
 from speedo.sgd_modes.rules import MergeRule
@@ -50,9 +50,38 @@ class Member:
 
     incarnation: int
     samples_per_step: int
-    turn: Turn | None = None
+    depth: int = 1
+    turns: list[Turn] = field(default_factory=list)  # the oldest first
+    latest: int = 0  # the ticket of the turn that was issued last
     strikes: int = 0
     merged: Merged | None = None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it may have one more turn; not while an earlier one is late, which a later one has overtaken."""
+        in_order = not self.turns or self.turns[-1].ticket == self.latest
+        return in_order and len(self.turns) < self.depth
+
+    def turn(self, ticket: int) -> Turn | None:
+        """The turn of this ticket, while its result is owed."""
+        return next((turn for turn in self.turns if turn.ticket == ticket), None)
+
+    def end(self, ticket: int) -> Turn:
+        """Its result has come. It is the worker's own, which makes no other turn of it staler."""
+        turn = self.turn(ticket)
+        assert turn is not None
+        self.turns.remove(turn)
+        for other in self.turns:
+            other.received_before += 1
+        self.merged = None
+        return turn
+
+    def end_all(self) -> int:
+        """None of its results is waited for any more: the samples of all these turns."""
+        samples = sum(turn.samples for turn in self.turns)
+        self.turns.clear()
+        self.merged = None
+        return samples
 
 
 @dataclass(slots=True)

@@ -21,9 +21,13 @@ from speedo.mode_options import MODES, WHOLE_RUN, Mode, ModeOptions, PhaseConfig
 __all__ = ["DEFAULT_PORT", "MODES", "ModeOptions", "PhaseConfig", "RunConfig", "make_config"]
 
 DEFAULT_PORT: Final = 56126  # the original SpeeDO's master; Ray and Redis both want 6379
+OVERLAPPING: Final = ("async", "easgd")  # modes in which no turn waits for another worker's
 LARGEST_WORKERS: Final = (
     10_000  # slots are small integers; beyond this a mistake is likelier than a wish
 )
+
+
+Overlap = Literal["far", "all", "none"]
 
 
 class RunConfig(ModeOptions):
@@ -54,6 +58,7 @@ class RunConfig(ModeOptions):
     redis_tls: bool = False
     same_node: Literal["shared-memory", "redis"] = "shared-memory"
     pace: bool = True
+    overlap: Overlap | None = None
     timeout: float = 120.0
     join_timeout: float | None = None
     min_workers: int = 1
@@ -72,6 +77,13 @@ class RunConfig(ModeOptions):
         if self.split_batch is not None:
             return self.split_batch
         return self.mode == "sync" or any(phase.mode == "sync" for phase in self.phases)
+
+    @property
+    def overlaps(self) -> Overlap:
+        """Which workers are given their next turn ahead: by default those on other machines, in modes that allow it."""
+        if self.overlap is not None:
+            return self.overlap
+        return "far" if self.mode in OVERLAPPING and not self.server_gradient else "none"
 
     @property
     def seconds_to_join(self) -> float:
@@ -107,7 +119,7 @@ class RunConfig(ModeOptions):
             ]
         for number, phase in enumerate(self.phases, 1):
             found += phase.problems(number, self.workers)
-        found += self._problems_of_compression()
+        found += self._problems_of_overlap() + self._problems_of_compression()
         for name, least in (("max_iter", 1), ("test_interval", 0), ("batch", 1), ("seed", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -153,6 +165,19 @@ class RunConfig(ModeOptions):
         if self.weights is not None and not self.weights.is_file():
             found.append(f"weights names {self.weights}, which is no file; give a .caffemodel")
         return found
+
+    def _problems_of_overlap(self) -> list[str]:
+        if self.overlap in (None, "none"):
+            return []
+        if self.mode not in OVERLAPPING:
+            problem = (
+                f"overlap is {self.overlap}, but in mode {self.mode} turns wait for others' results"
+            )
+            return [f"{problem}; use --mode async or easgd, or leave overlap out"]
+        if self.server_gradient:
+            problem = f"overlap is {self.overlap} together with server_gradient, whose updates only the master can make"
+            return [f"{problem}; leave one of the two out"]
+        return []
 
     def _problems_of_compression(self) -> list[str]:
         try:

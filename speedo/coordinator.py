@@ -91,13 +91,12 @@ class Coordinator:
 
     def expects(self, event: Trained) -> MergeRule | None:
         """The rule that this result's turn was issued under; None if its ticket is not outstanding."""
-        turn = None if self._refusal(event) else self.members[event.worker].turn
+        turn = None if self._refusal(event) else self.members[event.worker].turn(event.ticket)
         return None if turn is None else turn.rule
 
     def outstanding(self, worker: int, ticket: int) -> bool:
         """Whether this worker still owes the result of this ticket."""
-        member = self.members.get(worker)
-        return member is not None and member.turn is not None and member.turn.ticket == ticket
+        return worker in self.members and self.members[worker].turn(ticket) is not None
 
     # ------------------------------------------------------------ events
 
@@ -127,7 +126,7 @@ class Coordinator:
         if event.worker in self.members:
             former = self.members[event.worker].incarnation
             self._on_left(Left(event.worker, former, "a newer one took its place"), actions)
-        self.members[event.worker] = Member(event.incarnation, event.samples_per_step)
+        self.members[event.worker] = Member(event.incarnation, event.samples_per_step, event.depth)
         self._samples_per_step += event.samples_per_step
         self._parked.add(event.worker)
 
@@ -135,7 +134,7 @@ class Coordinator:
         if not self._is_member(event.worker, event.incarnation):
             return
         member = self.members.pop(event.worker)
-        self._end_turn(member)
+        self._samples_in_flight -= member.end_all()
         self._samples_per_step -= member.samples_per_step
         if event.worker in self._parked:
             self._parked.discard(event.worker)
@@ -149,7 +148,8 @@ class Coordinator:
             return
         worker = event.worker
         member = self.members[worker]
-        turn = self._end_turn(member)
+        turn = member.end(event.ticket)
+        self._samples_in_flight -= turn.samples
         staleness = self.received - turn.received_before
         self.received += 1
         member.strikes = 0
@@ -165,7 +165,7 @@ class Coordinator:
             return
         actions.append(drop_of(event, "refused", event.reason))
         member = self.members[event.worker]
-        self._end_turn(member)
+        self._samples_in_flight -= member.end_all()  # one given ahead begins with what is refused
         member.strikes += event.blame
         if member.strikes < STRIKES:
             self._park(event.worker, actions)
@@ -185,7 +185,7 @@ class Coordinator:
             return "its worker is not in the run"
         if member.incarnation != event.incarnation:
             return f"it is of incarnation {event.incarnation}, the worker's is {member.incarnation}"
-        if member.turn is None or member.turn.ticket != event.ticket:
+        if member.turn(event.ticket) is None:
             return "its ticket is not outstanding"
         return None
 
@@ -226,41 +226,52 @@ class Coordinator:
                 actions.append(Snapshot(self.version, self.iteration))
 
     def _train(self, workers: tuple[int, ...], actions: list[Action]) -> None:
-        """Issue one turn to each, all of the same length, as far as there is work; park the others."""
+        """Issue turns to each, all of one length, as far as there is work; park those that have none then."""
         left = self.plan.samples - self.samples - self._samples_in_flight
         per_step = sum(self.members[worker].samples_per_step for worker in workers)
-        rule = self.strategy.rule
         steps = max(1, min(self.strategy.local_steps, -(-left // per_step)))
-        stride = max(1, self._samples_per_step // self.plan.batch)
-        for position, worker in enumerate(workers):
-            if left <= 0 or len(self.members) < self.plan.min_workers:
-                for other in workers[position:]:
-                    self._park(other, actions)
-                return
-            member = self.members[worker]
-            samples = steps * member.samples_per_step
-            member.turn = Turn(self._next_ticket, samples, self.received, rule)
-            self._next_ticket += 1
-            self._samples_in_flight += samples
-            left -= samples
-            actions.append(
-                Train(
-                    worker,
-                    member.incarnation,
-                    member.turn.ticket,
-                    self.version,
-                    self.iteration,
-                    steps,
-                    stride,
-                    rule.payload,
-                    self._moving_rate(member, rule),
-                    member.merged is not None,
-                )
-            )
+        enough = len(self.members) >= self.plan.min_workers
+        for depth in range(max(self.members[worker].depth for worker in workers)):
+            for worker in workers:
+                member = self.members[worker]
+                if left > 0 and enough and len(member.turns) == depth and member.has_room:
+                    actions.append(self._issue(worker, member, steps))
+                    left -= steps * member.samples_per_step
+        for worker in workers:
+            if not self.members[worker].turns:
+                self._park(worker, actions)
 
-    def _moving_rate(self, member: Member, rule: MergeRule) -> float | None:
-        """Elastic averaging goes on from the worker's own weights, right after its own merge."""
+    def _issue(self, worker: int, member: Member, steps: int) -> Train:
+        """The next turn of this worker."""
+        rule, former = self.strategy.rule, member.turns[-1] if member.turns else None
+        ahead = sum(turn.samples for turn in member.turns)
+        samples = steps * member.samples_per_step
+        turn = Turn(self._next_ticket, samples, self.received, rule)
+        member.turns.append(turn)
+        member.latest = turn.ticket
+        self._next_ticket += 1
+        self._samples_in_flight += samples
+        rate = rule.rate(max(len(self.members), 1))
+        return Train(
+            worker,
+            member.incarnation,
+            turn.ticket,
+            self.version,
+            (self.samples + ahead) // self.plan.batch,
+            steps,
+            max(1, self._samples_per_step // self.plan.batch),
+            rule.payload,
+            self._moving_rate(member, rule, rate),
+            member.merged is not None or former is not None,
+            0 if former is None else former.ticket,
+            rate if former is not None else 1.0,
+        )
+
+    def _moving_rate(self, member: Member, rule: MergeRule, rate: float) -> float | None:
+        """Elastic averaging goes on from the worker's own weights, right after its own merge or ahead of it."""
         merged = member.merged
+        if rule.payload is Kind.WEIGHTS and len(member.turns) > 1:
+            return rate
         if rule.payload is not Kind.WEIGHTS or merged is None:
             return None
         own = merged.rule is rule and merged.version == self.version
@@ -281,14 +292,6 @@ class Coordinator:
         if self.plan.samples - self.samples - self._samples_in_flight > 0:
             workers, self._parked = tuple(sorted(self._parked)), set()
             self._carry_out(self.strategy.on_join(workers), actions)
-
-    def _end_turn(self, member: Member) -> Turn:
-        turn = member.turn
-        if turn is None:
-            return Turn(0, 0, 0, self.strategy.rule)
-        member.turn = member.merged = None
-        self._samples_in_flight -= turn.samples
-        return turn
 
     def _finish(self, actions: list[Action], *, complete: bool, reason: str) -> None:
         self.finished = True

@@ -18,10 +18,13 @@ FEWEST_TURNS: Final = 5  # before so many are known the deadline is the user's t
 
 @dataclass(frozen=True, slots=True)
 class TurnUnderWay:
-    """Its command, and when it was issued, in seconds of the driver's clock."""
+    """Its command, and when it began: when it was issued or, given ahead, when the turn before it ended.
+
+    Seconds of the driver's clock.
+    """
 
     command: Train
-    issued: float
+    began: float
 
 
 @dataclass
@@ -44,7 +47,7 @@ class TurnDeadlines:
 
     def measure(self, turn: TurnUnderWay, now: float) -> None:
         """Take the time of a turn that has ended now."""
-        seconds = now - turn.issued
+        seconds = now - turn.began
         self._patience.pop(turn.command.worker, None)
         self._times.append((seconds, seconds / turn.command.steps))
         self._measured += 1
@@ -88,3 +91,57 @@ class TurnDeadlines:
                 patience = 2 * self._patience.get(worker, 1.0)
                 self._patience[worker] = min(patience, MOST_PATIENCE)
         return late
+
+
+@dataclass
+class TurnsUnderWay:
+    """The turns that were issued and not settled, each worker's in their order; only the first has a deadline."""
+
+    outstanding: Callable[[int, int], bool]
+    deadlines: TurnDeadlines
+    _turns: dict[int, list[TurnUnderWay]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self._turns)
+
+    def issue(self, command: Train, now: float) -> None:
+        """This turn was issued now."""
+        turns = self._turns.setdefault(command.worker, [])
+        turns.append(TurnUnderWay(command, now))
+        if len(turns) == 1:
+            self.deadlines.add(command, now)
+
+    def measure(self, worker: int, ticket: int, now: float) -> None:
+        """Take the time of this turn, which has ended now; when one began that overtook another is not known."""
+        turn = self.first(worker)
+        if turn.command.ticket == ticket:
+            self.deadlines.measure(turn, now)
+
+    def first(self, worker: int) -> TurnUnderWay:
+        """The turn that this worker is at."""
+        return self._turns[worker][0]
+
+    def settle(self, worker: int, now: float) -> list[Train]:
+        """Forget the turns of this worker whose results are not waited for any more; they are returned."""
+        turns = self._turns.get(worker, [])
+        over = [one for one in turns if not self.outstanding(worker, one.command.ticket)]
+        left = [one for one in turns if one not in over]
+        if not left:
+            self._turns.pop(worker, None)
+        elif left[0] is not turns[0]:
+            left[0] = TurnUnderWay(left[0].command, now)
+            self.deadlines.add(left[0].command, now)
+            self._turns[worker] = left
+        else:
+            self._turns[worker] = left
+        return [one.command for one in over]
+
+    def forget_all(self) -> list[Train]:
+        """The run is over: all turns that were still under way."""
+        commands = [turn.command for turns in self._turns.values() for turn in turns]
+        self._turns.clear()
+        return commands
+
+    def grant(self, now: float) -> None:
+        """Give all their whole time anew, which they lost through no fault of theirs."""
+        self.deadlines.grant([turns[0] for turns in self._turns.values()], now)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from speedo.center import Center
 from speedo.coordinator import Coordinator
-from speedo.deadlines import HEARTBEAT_S, TurnDeadlines, TurnUnderWay
+from speedo.deadlines import HEARTBEAT_S, TurnDeadlines, TurnsUnderWay
 from speedo.messages import (
     Action,
     Checkpointed,
@@ -59,7 +59,6 @@ class Driver:
     checkpoints: Checkpoints | None = None
     diverged: Callable[[float, int], str | None] = lambda loss, samples: None
     outages: Callable[[], int] = lambda: 0
-    _turns: dict[int, TurnUnderWay] = field(default_factory=dict)
     _outages_seen: int = 0
     _heard: float = 0.0
     _done: list[tuple[Action, float]] = field(default_factory=list)
@@ -73,7 +72,9 @@ class Driver:
     _more_tests: int = MOST_TRIES - 1
 
     def __post_init__(self) -> None:
-        self._deadlines = TurnDeadlines(self.coordinator.outstanding, self.limits.turn_s)
+        outstanding = self.coordinator.outstanding
+        self._deadlines = TurnDeadlines(outstanding, self.limits.turn_s)
+        self._turns = TurnsUnderWay(outstanding, self._deadlines)
 
     @property
     def seconds(self) -> float:
@@ -91,8 +92,7 @@ class Driver:
             self._checkpoint()
         while self._tests or (self.checkpoints and self.checkpoints.deadline() < float("inf")):
             self._step()
-        for worker in list(self._turns):
-            self._end_turn(worker)
+        self._release(self._turns.forget_all())
         self.center.tidy()
         tested = self._metrics.get(self.center.version)
         return Outcome(
@@ -113,7 +113,7 @@ class Driver:
             self._heard = self.clock()
             self._take(event)
         elif self._outage_has_ended():
-            self._deadlines.grant(list(self._turns.values()), self.clock())
+            self._turns.grant(self.clock())
         else:
             for overdue in self._overdue(self.clock()):
                 self._take(overdue)
@@ -138,7 +138,7 @@ class Driver:
         if isinstance(event, Trained):
             rule = self.coordinator.expects(event)
             if rule is not None:
-                self._deadlines.measure(self._turns[event.worker], now)
+                self._turns.measure(event.worker, event.ticket, now)
                 event = self.center.receive(event, rule)
         elif isinstance(event, Tested):
             self._on_tested(event)
@@ -150,9 +150,7 @@ class Driver:
         if self._diverged is not None and self._finish is None:
             self._carry_out_all(self.coordinator.handle(self._diverged))
         if not isinstance(event, Tested | StopAsked | StateSaved | Checkpointed | StoreTrouble):
-            turn = self._turns.get(event.worker)
-            if turn and not self.coordinator.outstanding(event.worker, turn.command.ticket):
-                self._end_turn(event.worker)
+            self._release(self._turns.settle(event.worker, self.clock()))
         self.center.tidy()
         if not self.coordinator.short_of_workers:
             self._short_since = None
@@ -233,16 +231,13 @@ class Driver:
         if self._first_train is None:
             self._first_train = self._last_merge = self.clock()
         self.center.hold(command.version)
-        self._end_turn(command.worker)
-        self._turns[command.worker] = TurnUnderWay(command, now := self.clock())
-        self._deadlines.add(command, now)
+        self._turns.issue(command, self.clock())
         self.cluster.send(command)
 
-    def _end_turn(self, worker: int) -> None:
-        """Its center is no longer needed by this worker."""
-        turn = self._turns.pop(worker, None)
-        if turn is not None:
-            self.center.release(turn.command.version)
+    def _release(self, over: list[Train]) -> None:
+        """The centers of these turns are no longer needed for them."""
+        for command in over:
+            self.center.release(command.version)
 
     def _test(self, command: Evaluate) -> None:
         """Tests queue up behind each other; one that the tester is too far behind for is left out, and told."""
@@ -278,7 +273,7 @@ class Driver:
         """What has missed its deadline by now, as events."""
         events: list[Event] = []
         for worker, incarnation in self._deadlines.overdue(now):
-            waited = now - self._turns[worker].issued
+            waited = now - self._turns.first(worker).began
             cause = f"no result for {waited:.0f} s, far longer than any turn took"
             self.cluster.evict(worker, incarnation, cause)
             events.append(Left(worker, incarnation, cause))

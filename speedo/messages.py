@@ -16,11 +16,16 @@ from speedo.weights import Kind
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A worker has loaded its model and can train; `samples_per_step` is its batch (x iter_size)."""
+    """A worker has loaded its model and can train; `samples_per_step` is its batch (x iter_size).
+
+    `depth` is how many turns it may have at once. More than one is for modes that merge every result as it comes and
+    let its worker train on: their strategies then speak of workers that have room for one more turn.
+    """
 
     worker: int
     incarnation: int
     samples_per_step: int
+    depth: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +141,10 @@ class Train:
     weights, after it was pulled towards that center (elastic averaging). Step `k` of the turn belongs to
     iteration `iteration + k * stride`. With `carry_over`, because the worker's last result was merged, its payload
     makes up for what the compression of the last ones lost; without, that is forgotten.
+
+    With `after` the turn was given ahead: the worker's own result of that ticket is still on its way, and not in this
+    center. Its deltas are added to the center, times `after_rate`, as the master will; its weights are pulled towards
+    the center as it is. So a worker alone trains as if it had waited.
     """
 
     worker: int
@@ -148,6 +157,8 @@ class Train:
     payload: Kind
     moving_rate: float | None = None
     carry_over: bool = False
+    after: int = 0
+    after_rate: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,6 +162,11 @@ run_options = _options(
         "[default: --pace]",
     ),
     _under(
+        _RUN, "--overlap", type=click.Choice(["far", "all", "none"]),
+        help="async, easgd: workers that get their next turn ahead, so that they fetch and publish while they compute; "
+        "far: those on other machines.  [default: far]",
+    ),
+    _under(
         _RUN, "--timeout", type=float, metavar="S",
         help="Seconds to wait for workers and answers.  [default: 120]",
     ),

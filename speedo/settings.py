@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import speedo
 from speedo.compression import NO_COMPRESSION, Compression
-from speedo.config import RunConfig
+from speedo.config import Overlap, RunConfig
 from speedo.solver import SolverSpec, split_batch
 
 
@@ -28,7 +28,8 @@ class Near:
 class RunSettings:
     """What every node needs to know of a run. `redis_url` holds the master's password and is for the master alone.
 
-    `redis_ca` is the authority of a server that speaks TLS; `redis_is_ours` says that the run started the server.
+    Workers in `overlap` are given their next turn ahead. `redis_ca` is the authority of a server that speaks TLS;
+    `redis_is_ours` says that the run started the server.
     """
 
     run: str
@@ -44,6 +45,7 @@ class RunSettings:
     redis_is_ours: bool = False
     near: Near = Near()
     compression: Compression = NO_COMPRESSION
+    overlap: Overlap = "none"
 
     @classmethod
     def make(
@@ -76,6 +78,7 @@ class RunSettings:
             config.redis is None,
             near or Near(),
             Compression(config.compress, config.compress_center),
+            config.overlaps,
         )
 
     @property

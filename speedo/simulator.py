@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field, replace
 
 from speedo.center import Center
@@ -16,7 +16,9 @@ from speedo.compression import NO_COMPRESSION, Compression, make_codec
 from speedo.coordinator import Coordinator, Plan
 from speedo.driver import Driver, Limits, Observer, Outcome
 from speedo.engines.quadratic import QuadraticEngine
+from speedo.errors import MissingKeyError, PayloadError
 from speedo.messages import Command, Event, Joined, Left, Refused, Tested, Train, Trained
+from speedo.overlap import OverlappingWorker
 from speedo.sgd_modes.base import Strategy
 from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
@@ -67,13 +69,16 @@ class SimulatedCluster:
         run: str,
         engine: Callable[[int], QuadraticEngine],
         seed: int,
+        overlap: Container[int] = (),
     ) -> None:
         self.world, self.store, self.run, self.engine = world, store, run, engine
+        self.overlap = overlap
         self.random = random.Random(seed)
         self.now = 0.0
         self._heap: list[tuple[float, int, Callable[[], Event | None]]] = []
         self._count = 0
         self._workers: dict[int, Worker] = {}
+        self._busy: dict[tuple[int, int], float] = {}  # worker and incarnation, until when
         self._incarnations: dict[int, int] = {}
 
     # ------------------------------------------------------------ what tests script
@@ -131,11 +136,13 @@ class SimulatedCluster:
             return None
         engine = self.engine(worker)
         incarnation = self._incarnations[worker] = self._incarnations.get(worker, 0) + 1
-        self._workers[worker] = Worker(
+        overlaps = worker in self.overlap
+        kind = OverlappingWorker if overlaps else Worker
+        self._workers[worker] = kind(
             self.run, worker, incarnation, engine, self.store, self.clock,
             compression=self.world.compression,
         )  # fmt: skip
-        return Joined(worker, incarnation, engine.samples_per_step)
+        return Joined(worker, incarnation, engine.samples_per_step, 2 if overlaps else 1)
 
     def _gone(self, worker: int, cause: str) -> Event | None:
         present = self._workers.pop(worker, None)
@@ -152,7 +159,9 @@ class SimulatedCluster:
         world, faults, chance = self.world, self.world.faults, self.random.random
         lasts = world.step_s * command.steps * world.slowness(command.worker)
         lasts *= 1.0 + world.jitter * (2.0 * chance() - 1.0)
-        done = self.now + lasts + 2 * world.latency_s
+        who = command.worker, command.incarnation
+        done = max(self.now, self._busy.get(who, 0.0)) + lasts + 2 * world.latency_s
+        self._busy[who] = done
         if faults.die and chance() < faults.die:
             pushed = chance() < 0.5
             self.at(done, lambda: self._die_in_turn(worker, command, pushed))
@@ -174,15 +183,22 @@ class SimulatedCluster:
 
     def _turn(
         self, worker: Worker, command: Train, poisoned: bool = False, again: bool = False
-    ) -> Trained | None:
+    ) -> Trained | Refused | None:
         if not self._present(worker):
             return None
-        result = worker.turn(command)
-        if poisoned:
+        result = self.outcome(worker, command)
+        if poisoned and isinstance(result, Trained):
             self._poison(worker, command)
         if again:
             self.at(self.now + self.world.latency_s, lambda: result)
         return result
+
+    def outcome(self, worker: Worker, command: Train) -> Trained | Refused:
+        """Carry the turn out. One that was given ahead of a turn that failed fails, too."""
+        try:
+            return worker.turn(command)
+        except (PayloadError, MissingKeyError) as error:
+            return Refused(command.worker, command.incarnation, command.ticket, str(error), False)
 
     def _fail(self, worker: Worker, command: Train) -> Refused | None:
         if not self._present(worker):
@@ -206,7 +222,7 @@ class SimulatedCluster:
         if not self._present(worker):
             return
         if pushed:
-            worker.turn(command)
+            self.outcome(worker, command)
         self.at(
             self.now + self.world.faults.notice_s,
             lambda: self._gone(worker.worker, "killed") if self._present(worker) else None,
@@ -250,10 +266,12 @@ def simulate(
     joins: Iterable[int] | None = None,
     observer: Callable[[Observer], Observer] = lambda trace: trace,
     limits: Limits | None = None,
+    overlap: Container[int] = (),
 ) -> Simulation:
     """Run `plan` on simulated workers, `plan.workers` of them unless `joins` says otherwise.
 
-    `samples_per_step` is each worker's batch: the plan's by default. `script` may add joins and deaths.
+    `samples_per_step` is each worker's batch: the plan's by default. `script` may add joins and deaths. The workers in
+    `overlap` are given their next turns ahead.
     """
     world = world or World()
     store = MemoryStore(clock=lambda: cluster.now)
@@ -264,7 +282,7 @@ def simulate(
             size, seed=seed, rank=rank, batch=samples, lr=lr, momentum=momentum, noise=0.01
         )
 
-    cluster = SimulatedCluster(world, store, "simulated", engine, seed)
+    cluster = SimulatedCluster(world, store, "simulated", engine, seed, overlap)
     for worker in range(plan.workers) if joins is None else joins:
         cluster.join(worker)
     if script is not None:
@@ -273,18 +291,10 @@ def simulate(
     first = engine(0)
     vector = first.layout.zeros()
     first.read_weights(vector)
-    center = Center(
-        "simulated", vector, first.layout, store,
-        compression=world.compression,
-    )  # fmt: skip
+    center = Center("simulated", vector, first.layout, store, compression=world.compression)
     trace = Trace(keep_trace)
     driver = Driver(
-        coordinator,
-        center,
-        cluster,
-        observer(trace),
-        cluster.clock,
-        limits or Limits(),
+        coordinator, center, cluster, observer(trace), cluster.clock, limits or Limits(),
         has_tester=True,
-    )
+    )  # fmt: skip
     return Simulation(driver.run(), coordinator, center, cluster, trace)

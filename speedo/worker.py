@@ -25,7 +25,8 @@ PAYLOAD_EXPIRY_S = 900.0  # a payload that no master fetched leaves the store by
 class Worker:
     """The worker `worker` of a run, in this incarnation; `clock` gives seconds for the timings.
 
-    `samples` counts the records that the engine has trained on here.
+    `samples` counts the records that the engine has trained on here. Payloads go to `outgoing`, where that is another
+    connection than that of the centers.
     """
 
     run: str
@@ -37,6 +38,7 @@ class Worker:
     epoch: int = 0
     samples: int = 0
     compression: Compression = NO_COMPRESSION
+    outgoing: Store | None = None
     _center: Vector | None = field(default=None, init=False)
     _own: Vector | None = field(default=None, init=False)
     _lost: Vector | None = field(default=None, init=False)
@@ -71,7 +73,7 @@ class Worker:
     def _fetch(self, command: Train) -> None:
         key = self._center_key(self.run, command.version)
         place = (self.store, key, self.engine.layout, Kind.CENTER)
-        seen = None if _needs_center(command) else look_at_vector(*place, self._center_codec)
+        seen = None if needs_center(command) else look_at_vector(*place, self._center_codec)
         if seen is None:
             self._center = self.engine.layout.zeros() if self._center is None else self._center
             header, center = fetch_vector(*place, self._center, self._center_codec), self._center
@@ -82,14 +84,16 @@ class Worker:
         if command.moving_rate is None:
             self.engine.load_weights(center)
         else:
-            self._pull(center, command.moving_rate)
+            self._pull(center, command.moving_rate, pull_towards)
         if seen is not None:
             seen.check()
 
-    def _pull(self, center: Vector, alpha: float) -> None:
+    def _pull(
+        self, center: Vector, rate: float, by: Callable[[Vector, Vector, float], None]
+    ) -> None:
         def pull(blob: Blob, place: slice, weights: Vector) -> None:
             if not blob.statistic:
-                pull_towards(weights, center[place], alpha)
+                by(weights, center[place], rate)
 
         self.engine.change_weights(pull)
 
@@ -108,7 +112,7 @@ class Worker:
             return engine.step(1, payload)
         loss = self._steps(command)
         engine.read_weights(payload)
-        if _needs_center(command):
+        if needs_center(command):
             assert self._center is not None
             payload -= self._center
         return loss
@@ -153,8 +157,11 @@ class Worker:
     def _payload_key(self, command: Train) -> str:
         return keys.payload(self.run, self.worker, command.ticket)
 
+    def _seal(self, command: Train, payload: Vector) -> memoryview:
+        return self._codec.encode(payload, self._carried_over(command))
+
     def _publish(self, command: Train, payload: Vector) -> None:
-        body = self._codec.encode(payload, self._carried_over(command))
+        body = self._seal(command, payload)
         header = header_for(
             body,
             self.engine.layout,
@@ -166,9 +173,10 @@ class Worker:
             epoch=self.epoch,
             dtype=self._codec.dtype,
         )
-        self.store.write(self._payload_key(command), header.pack(), body, expire_s=PAYLOAD_EXPIRY_S)
+        store = self.outgoing or self.store
+        store.write(self._payload_key(command), header.pack(), body, expire_s=PAYLOAD_EXPIRY_S)
 
 
-def _needs_center(command: Train) -> bool:
+def needs_center(command: Train) -> bool:
     """Whether the center is needed again after the steps; it may be gone from the store by then."""
     return command.payload is Kind.DELTA and command.steps > 1

@@ -19,7 +19,7 @@ LAYERS = (
     ("sgd_modes", "storage", "engines", "data", "compression"),
     ("solver",),
     ("settings",),
-    ("caffe_snapshot", "vectors_in_store"),
+    ("caffe_snapshot", "vectors_in_store", "turn_buffers"),
     (
         "books",
         "gate",
@@ -31,7 +31,7 @@ LAYERS = (
         "sharding",
         "supervision",
     ),
-    ("coordinator", "center", "roster"),
+    ("coordinator", "center", "roster", "overlap"),
     ("roles", "checkpointing"),
     ("driver",),
     ("training", "simulator", "preparation"),

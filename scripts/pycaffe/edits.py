@@ -1,4 +1,4 @@
-"""Edits Caffe's source tree, as of 2018, for what Debian 12 and today's Python bring.
+"""Edits Caffe's source tree, as of 2018: for what Debian 12 and today's Python bring, and for threads beside it.
 
     python edits.py CAFFE_SOURCE
 
@@ -79,6 +79,68 @@ EDITS = (
         1,
         "        resized_im = zoom(",
         "        from scipy.ndimage import zoom\n\n        resized_im = zoom(",
+    ),
+    # Other Python threads run while Caffe computes: they may fetch and publish. What calls Python in the midst
+    # of it, Python layers and callbacks, takes the interpreter for that long.
+    Edit(
+        "python/caffe/_caffe.cpp",
+        1,
+        "template<typename Dtype>\nclass NetCallback: public Net<Dtype>::Callback {",
+        "class WithoutInterpreter {\n"
+        " public:\n"
+        "  WithoutInterpreter() : state_(PyEval_SaveThread()) {}\n"
+        "  ~WithoutInterpreter() { PyEval_RestoreThread(state_); }\n"
+        "\n"
+        " private:\n"
+        "  PyThreadState* state_;\n"
+        "};\n"
+        "Dtype Net_forward(Net<Dtype>* net, int start, int end) {\n"
+        "  WithoutInterpreter others;\n"
+        "  return net->ForwardFromTo(start, end);\n"
+        "}\n"
+        "void Net_backward(Net<Dtype>* net, int start, int end) {\n"
+        "  WithoutInterpreter others;\n"
+        "  net->BackwardFromTo(start, end);\n"
+        "}\n"
+        "void Solver_apply_update(Solver<Dtype>* solver) {\n"
+        "  WithoutInterpreter others;\n"
+        "  solver->ApplyUpdate();\n"
+        "}\n"
+        "\n"
+        "template<typename Dtype>\nclass NetCallback: public Net<Dtype>::Callback {",
+    ),
+    Edit(
+        "python/caffe/_caffe.cpp",
+        1,
+        "  virtual void run(int layer) {\n    run_(layer);",
+        "  virtual void run(int layer) {\n    WithInterpreter own;\n    run_(layer);",
+    ),
+    Edit("python/caffe/_caffe.cpp", 1, "&Net<Dtype>::ForwardFromTo)", "&Net_forward)"),
+    Edit("python/caffe/_caffe.cpp", 1, "&Net<Dtype>::BackwardFromTo)", "&Net_backward)"),
+    Edit("python/caffe/_caffe.cpp", 1, "&Solver<Dtype>::ApplyUpdate)", "&Solver_apply_update)"),
+    Edit(
+        "include/caffe/layers/python_layer.hpp",
+        1,
+        "template <typename Dtype>\nclass PythonLayer",
+        "class WithInterpreter {\n"
+        " public:\n"
+        "  WithInterpreter() : state_(PyGILState_Ensure()) {}\n"
+        "  ~WithInterpreter() { PyGILState_Release(state_); }\n"
+        "\n"
+        " private:\n"
+        "  PyGILState_STATE state_;\n"
+        "};\n"
+        "\n"
+        "template <typename Dtype>\nclass PythonLayer",
+    ),
+    *(
+        Edit("include/caffe/layers/python_layer.hpp", 1, call, f"    WithInterpreter own;\n{call}")
+        for call in (
+            '    self_.attr("param_str") = bp::str(\n',
+            '    self_.attr("reshape")(bottom, top);\n',
+            '    self_.attr("forward")(bottom, top);\n',
+            '    self_.attr("backward")(top, propagate_down, bottom);\n',
+        )
     ),
 )
 

@@ -76,6 +76,7 @@ class WorkerChannel:
             self._socket.close()
             raise
         self._lines = self._socket.makefile("rb")
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
         return self
@@ -97,7 +98,7 @@ class WorkerChannel:
                 yield message
 
     def answer(self, message: Trained | Refused | StateSaved) -> None:
-        with suppress(ConnectionError):  # the end of the commands comes next
+        with self._lock, suppress(ConnectionError):  # the end of the commands comes next
             self._socket.sendall(pack(message))
 
 

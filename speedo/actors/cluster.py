@@ -16,6 +16,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from speedo.actors.channel import Channels, first_line, refusal
 from speedo.actors.inbox import Inbox
 from speedo.actors.version_tests import VersionTests
+from speedo.actors.worker import Ready
 from speedo.messages import (
     Command,
     Evaluate,
@@ -68,11 +69,9 @@ class RayCluster:
 
     # ------------------------------------------------------------ from anywhere
 
-    def join(
-        self, worker: int, incarnation: int, handle: Any, samples_per_step: int, near: bool = False
-    ) -> None:
-        """A worker that is ready, `near` to the master or not; one that was let go meanwhile stays out."""
-        if near and self._channels is not None:
+    def join(self, worker: int, incarnation: int, handle: Any, ready: Ready) -> None:
+        """A worker that is ready, near to the master or not; one that was let go meanwhile stays out."""
+        if ready.near and self._channels is not None:
             serving = handle.serve.remote(self._channels.folder, worker, incarnation).future()
             serving.add_done_callback(
                 lambda done: self._served(worker, incarnation, done.exception())
@@ -85,7 +84,8 @@ class RayCluster:
         if gone:
             self._hang_up(worker, incarnation)
             return
-        self._events.put(Joined(worker, incarnation, samples_per_step))
+        depth = 2 if ready.overlaps else 1
+        self._events.put(Joined(worker, incarnation, ready.samples_per_step, depth))
 
     def live(self) -> list[tuple[int, int]]:
         """Workers that joined and have not left, with their incarnations."""

@@ -54,7 +54,7 @@ class WorkerHost:
 
     def warm_up(self, count: int) -> None:
         """Begin processes for so many workers, while the master still builds its engine."""
-        self._warm += [warm() for _ in range(count)]
+        self._warm += [warm(self._settings) for _ in range(count)]
 
     def start(self, count: int) -> None:
         """Start the workers, all at once, and hand them to the master.
@@ -142,9 +142,7 @@ class WorkerHost:
             self._died(seat, first_line(error), now)
 
     def _hand_over(self, seat: Seat, ready: Ready) -> None:
-        join = self._master.join.remote(
-            seat.place, seat.actor, ready.samples_per_step, ready.layout, ready.near
-        )
+        join = self._master.join.remote(seat.place, seat.actor, ready)
         ray.get(join, timeout=ANSWER_S)
 
     def _died(self, seat: Seat, cause: str, now: float, *, for_good: bool = False) -> None:

@@ -15,6 +15,7 @@ from speedo.actors.spawn import spawn
 from speedo.actors.stores import by_shared_memory, redis_store, run_store
 from speedo.actors.supervisor import Supervisor
 from speedo.actors.tester import TesterActor
+from speedo.actors.worker import Ready
 from speedo.caffe_snapshot import SUFFIX, CaffeSnapshot, read_snapshot
 from speedo.checkpoint import Checkpoint, read_checkpoint
 from speedo.config import RunConfig
@@ -136,19 +137,17 @@ class MasterActor:
             self._training.board.expect(former, f"gone, now worker {place.worker}")
         return place
 
-    def join(
-        self, place: Assignment, handle: Any, samples_per_step: int, layout: int, near: bool
-    ) -> None:
-        """Take a worker in, `near` or not; raises `ClusterError` if its net is another."""
-        if layout != self._training.layout.digest:
+    def join(self, place: Assignment, handle: Any, ready: Ready) -> None:
+        """Take a worker in; raises `ClusterError` if its net is another."""
+        if ready.layout != self._training.layout.digest:
             self._release(place.worker, place.incarnation)
             raise ClusterError(
                 f"worker {place.worker} has built another net than the master: run the same SpeeDO and Caffe "
                 "on every node"
             )
-        if not near:
+        if not ready.near:
             self._reach_far()
-        self._cluster.join(place.worker, place.incarnation, handle, samples_per_step, near)
+        self._cluster.join(place.worker, place.incarnation, handle, ready)
 
     def lost(self, place: Assignment, cause: str, outlook: str = "") -> None:
         """A worker is gone, wherever it was moved meanwhile; `outlook` is what its host will do."""

@@ -15,6 +15,7 @@ from speedo.actors.channel import first_line
 from speedo.actors.cluster import death_cause
 from speedo.actors.deaths import cause_in, memory_kills, silent_death, size_of
 from speedo.actors.spawn import spawn
+from speedo.actors.stores import overlaps
 from speedo.actors.worker import Ready, WorkerActor, scratch_of
 from speedo.errors import EngineError, SpeedoError
 from speedo.roster import Assignment
@@ -23,6 +24,7 @@ from speedo.supervision import Restarts
 
 START_S: Final = 120.0  # building a solver may take this long
 END_S: Final = 2.0  # for a process to vanish after SIGKILL
+OVERLAP_THREADS: Final = 4  # of an actor whose turns overlap: two turns, and whoever asks meanwhile
 
 
 class Seat:
@@ -56,7 +58,7 @@ class Seat:
         self.log = logs / f"worker-{place.worker}.log"
         self._scratch = scratch_of(self.log, place, settings.epoch)
         self._log_begin, self._kills = size_of(self.log), memory_kills()
-        self.actor = actor or spawn(WorkerActor)
+        self.actor = actor or _spawn(settings)
         self._who = self.actor.process.remote()
         self.starting = self.actor.start.remote(settings, place, self.log, data_root)
 
@@ -104,11 +106,15 @@ class Seat:
         self.place = self.actor = self.starting = self._process = self._who = None
 
 
-def warm() -> Any:
+def warm(settings: RunSettings) -> Any:
     """A process that gets ready for any place, for `Seat.begin`."""
-    actor = spawn(WorkerActor)
+    actor = _spawn(settings)
     actor.warm_up.remote()
     return actor
+
+
+def _spawn(settings: RunSettings) -> Any:
+    return spawn(WorkerActor, threads=OVERLAP_THREADS if overlaps(settings) else 1)
 
 
 def _process(number: int) -> psutil.Process | None:

@@ -32,6 +32,11 @@ def is_near(near: Near) -> bool:
     return bool(places) and all(os.access(place, os.R_OK | os.W_OK) for place in places)
 
 
+def overlaps(settings: RunSettings) -> bool:
+    """Whether a worker in this process is given its next turn ahead."""
+    return settings.overlap == "all" or (settings.overlap == "far" and not is_near(settings.near))
+
+
 def _tell(trouble: str | None) -> None:
     print("the store is back" if trouble is None else f"waiting: {trouble}", file=sys.stderr)
 

@@ -170,6 +170,6 @@ class Supervisor:
         except SpeedoError as error:
             cause = first_line(error)
         else:
-            self._cluster.join(worker, incarnation, actor, ready.samples_per_step, ready.near)
+            self._cluster.join(worker, incarnation, actor, ready)
             return
         self._cluster.lost(worker, incarnation, cause)

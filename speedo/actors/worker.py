@@ -6,12 +6,17 @@ import faulthandler
 import os
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from speedo import failpoints
 from speedo.actors.channel import WorkerChannel, first_line, refusal
+from speedo.actors.turn_pipeline import TurnPipeline
 from speedo.engines.base import Engine
 from speedo.engines.fatal import capture_stderr
 from speedo.errors import MissingKeyError, PayloadError, SpeedoError
@@ -20,19 +25,30 @@ from speedo.roster import Assignment
 from speedo.settings import RunSettings
 from speedo.storage.base import Store
 
+Argument = TypeVar("Argument")
+Answer = TypeVar("Answer")
+
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A worker that can train; `layout` is the digest of its parameters' layout."""
+    """A worker that can train; `layout` is the digest of its parameters' layout, `near` and `overlaps` are its ways."""
 
     process: int
     samples_per_step: int
     layout: int
     near: bool
+    overlaps: bool = False
 
 
 class WorkerActor:
-    """A thin shell around `speedo.worker.Worker`; one thread, because Caffe's settings belong to threads."""
+    """A thin shell around `speedo.worker.Worker`.
+
+    One thread has all to do with the solver, because Caffe's settings belong to threads: the actor's own or, where
+    turns overlap, the pipeline's `engine`. Such an actor has several threads.
+    """
+
+    _pipeline: TurnPipeline | None = None
+    _engine_thread: ThreadPoolExecutor | None = None
 
     def warm_up(self) -> None:
         """Load what every worker needs, before it is known which one this will be."""
@@ -49,25 +65,45 @@ class WorkerActor:
         self, settings: RunSettings, place: Assignment, log: Path, data_root: Path | None
     ) -> Ready:
         """Build the solver and connect to the store."""
+        from speedo.actors.stores import overlaps
+
         capture_stderr(log)
         failpoints.i_am_worker(place.worker)
         faulthandler.enable()  # a segmentation fault leaves its name in the log
         self._settings, self._data_root = settings, data_root
         self._scratch = scratch_of(log, place, settings.epoch)
         self._scratch.mkdir(exist_ok=True)
+        if overlaps(settings):
+            self._engine_thread = ThreadPoolExecutor(1, "engine")
+        return self._by_engine(self._start, place)
+
+    def _by_engine(self, do: Callable[[Argument], Answer], argument: Argument) -> Answer:
+        """Do it in the thread that the solver belongs to."""
+        if self._engine_thread is None:
+            return do(argument)
+        return self._engine_thread.submit(do, argument).result()
+
+    def _start(self, place: Assignment) -> Ready:
         return self._ready(self._begin(place))
 
     def _ready(self, engine: Engine) -> Ready:
         from speedo.actors.stores import is_near
 
         near = is_near(self._settings.near)
-        return Ready(os.getpid(), engine.samples_per_step, engine.layout.digest, near)
+        overlaps = self._pipeline is not None
+        return Ready(os.getpid(), engine.samples_per_step, engine.layout.digest, near, overlaps)
 
     def rebuild(self, place: Assignment) -> Ready:
         """Take another place with the engine built anew, all but its history."""
+        if self._pipeline is not None:
+            self._pipeline.close()
+        return self._by_engine(self._rebuild, place)
+
+    def _rebuild(self, place: Assignment) -> Ready:
         history = self._worker.engine.history()
         self._worker.engine.close()  # before the next is built: memory may not hold both
-        self._worker.store.close()
+        for store in filter(None, (self._worker.store, self._worker.outgoing)):
+            store.close()
         engine = self._begin(place)
         engine.load_history(history)
         return self._ready(engine)
@@ -75,6 +111,7 @@ class WorkerActor:
     def _begin(self, place: Assignment) -> Engine:
         from speedo.actors.stores import run_store
         from speedo.engines.pycaffe import PycaffeEngine
+        from speedo.overlap import OverlappingWorker
         from speedo.solver import Draws, solver_for_worker
         from speedo.worker import Worker
 
@@ -102,7 +139,8 @@ class WorkerActor:
         store = run_store(place.redis_url, settings)
         if place.history is not None:
             _take_over(engine, store, settings.keyspace, place)
-        self._worker = Worker(
+        kind = Worker if self._engine_thread is None else OverlappingWorker
+        self._worker = kind(
             settings.keyspace,
             place.worker,
             place.incarnation,
@@ -111,16 +149,23 @@ class WorkerActor:
             time.monotonic,
             settings.epoch,
             compression=settings.compression,
+            outgoing=None if kind is Worker else run_store(place.redis_url, settings),
         )
+        if self._engine_thread is not None and isinstance(self._worker, OverlappingWorker):
+            self._pipeline = TurnPipeline(self._worker, self._engine_thread)
         self._place = place
         return engine
 
     def turn(self, command: Train) -> Trained:
+        if self._pipeline is not None:
+            return self._pipeline.submit(command).result()
         return self._worker.turn(command)
 
     def serve(self, folder: str, worker: int, incarnation: int) -> None:
         """Do turns as the channel tells, until the master closes it."""
         with WorkerChannel(folder, worker, incarnation) as channel:
+            if self._pipeline is not None:
+                return self._serve_overlapping(channel, self._pipeline)
             for command in channel.commands():
                 if isinstance(command, Train):
                     try:
@@ -130,20 +175,45 @@ class WorkerActor:
                 else:
                     channel.answer(self._try_to_save(command))
 
+    def _serve_overlapping(self, channel: WorkerChannel, pipeline: TurnPipeline) -> None:
+        assert self._engine_thread is not None
+
+        def answer(command: Train, done: Future[Trained]) -> None:
+            error = done.exception()
+            channel.answer(done.result() if error is None else refusal(command, error))
+
+        for command in channel.commands():
+            if isinstance(command, Train):
+                pipeline.submit(command).add_done_callback(partial(answer, command))
+            else:
+                saved = self._engine_thread.submit(self._try_to_save, command)
+                saved.add_done_callback(lambda done: channel.answer(done.result()))
+        pipeline.drain()
+
     def _try_to_save(self, command: SaveState) -> StateSaved:
         try:
-            return self.save_state(command)
+            return self._save_state(command)
         except Exception as error:
             place = (command.worker, command.incarnation, command.version)
             return StateSaved(*place, problem=first_line(error))
 
     def save_state(self, command: SaveState) -> StateSaved:
         """Lay the solver's history into the store, for a checkpoint, and say how far the data was read."""
+        return self._by_engine(self._save_state, command)
+
+    def _save_state(self, command: SaveState) -> StateSaved:
         from speedo.history_transfer import put_history
 
         worker, place = self._worker, self._place
         history = worker.engine.history()
-        put_history(worker.store, self._settings.keyspace, place.worker, command.version, history)
+        store = worker.outgoing or worker.store
+        put = partial(
+            put_history, store, self._settings.keyspace, place.worker, command.version, history
+        )
+        if self._pipeline is None:
+            put()
+        else:
+            self._pipeline.publish(put)
         batches = place.skip + worker.samples // place.batch_size
         return StateSaved(
             place.worker,

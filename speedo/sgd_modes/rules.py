@@ -62,7 +62,7 @@ def _blocks(size: int) -> Iterator[slice]:
         yield slice(start, min(start + BLOCK, size))
 
 
-def _add_scaled(center: Vector, vector: Vector, factor: float) -> None:
+def add_scaled(center: Vector, vector: Vector, factor: float) -> None:
     """center += factor * vector."""
     if factor == 1.0:
         center += vector
@@ -115,7 +115,7 @@ class AddDelta:
         self, center: Vector, contributions: Sequence[Contribution], rate: float, iteration: int
     ) -> None:
         for contribution in contributions:
-            _add_scaled(center, contribution.vector, rate)
+            add_scaled(center, contribution.vector, rate)
 
 
 @dataclass(frozen=True)
@@ -173,13 +173,18 @@ def pull_towards(local: Vector, center: Vector, alpha: float) -> None:
     Only the center after the merge travels. As center' = center + alpha (x_w - center), the distance before
     was x_w - center = (x_w - center') / (1 - alpha), so alpha must lie below 1.
     """
-    factor = np.float32(alpha / (1.0 - alpha))
+    approach(local, center, alpha / (1.0 - alpha))
+
+
+def approach(local: Vector, center: Vector, factor: float) -> None:
+    """local -= factor * (local - center), in place."""
+    share = np.float32(factor)
     with _scratch(1) as (scratch,):
         for block in _blocks(local.size):
-            pull = scratch[: block.stop - block.start]
-            np.subtract(local[block], center[block], out=pull)
-            pull *= factor
-            local[block] -= pull
+            way = scratch[: block.stop - block.start]
+            np.subtract(local[block], center[block], out=way)
+            way *= share
+            local[block] -= way
 
 
 @dataclass(frozen=True)

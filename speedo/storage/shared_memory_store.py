@@ -34,6 +34,7 @@ _NEVER: Final = float("inf")
 _PASSING: Final = "."  # begins the name of a file that is not whole yet
 _LONG: Final = 64 * 1024  # bodies of so many bytes are mapped, and their files used again
 _SWEEP_EVERY: Final = 1024  # writes
+_NUMBERS: Final = itertools.count(1)  # in one process passing names must differ
 
 
 class SharedMemoryStore:
@@ -44,7 +45,6 @@ class SharedMemoryStore:
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._clock = str(folder), clock
-        self._numbers = itertools.count(1)
         self._files = MappedFiles(self._folder)
         self._placed: tuple[str, str, memoryview] | None = None  # kind, passing name, whole file
 
@@ -85,7 +85,7 @@ class SharedMemoryStore:
                 return self.write(key, head, body, expire_s=expire_s)
             raise self._error(f"writing {key}", error) from None
         self._placed = None
-        if next(self._numbers) % _SWEEP_EVERY == 0:
+        if next(_NUMBERS) % _SWEEP_EVERY == 0:
             self._sweep()
 
     def read_head(self, key: str) -> tuple[bytes, int]:
@@ -232,7 +232,7 @@ class SharedMemoryStore:
         return passing
 
     def _passing(self) -> str:
-        return f"{self._folder}/{_PASSING}{os.getpid()}.{next(self._numbers)}"
+        return f"{self._folder}/{_PASSING}{os.getpid()}.{next(_NUMBERS)}"
 
     def _path(self, key: str) -> str:
         name = quote(key, safe=":")

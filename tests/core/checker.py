@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from speedo.driver import Observer
@@ -46,6 +47,8 @@ class Checker:
         self.rules, self.next, self.now = rules, None, 0.0
         self.members: dict[int, Joined] = {}
         self.turns: dict[int, Turn] = {}
+        self.ahead: dict[int, Turn] = {}  # given to a worker behind the one in `turns`
+        self.latest: dict[int, int] = {}  # the ticket that a worker was given last
         self.held: dict[tuple[int, int, int], Part] = {}
         self.replica = Replica(self)
         self.strikes: dict[int, int] = {}
@@ -131,6 +134,7 @@ class Checker:
     def _forget(self, worker: int) -> None:
         del self.members[worker]
         self.turns.pop(worker, None)
+        self.ahead.pop(worker, None)
         self.own_merge.pop(worker, None)
         self.merged_last.discard(worker)
         self.mode.gone(worker)
@@ -138,19 +142,21 @@ class Checker:
     def _result(self, event: Trained | Refused) -> None:
         worker, ticket = event.worker, event.ticket
         self.told.add((worker, ticket))
-        turn = self.turns.get(worker)
         expected = self.finish is None and self._is(worker, event.incarnation)
-        if not expected or turn is None or turn.train.ticket != ticket:
+        first = self.turns.get(worker)
+        turn = self._take_turn(worker, ticket) if expected else None
+        if turn is None:
             self.owed = ("late", worker, event.incarnation, ticket)
             return
-        if isinstance(event, Trained):
+        if isinstance(event, Trained) and turn is first:
             self.patience[worker] = 1
-        del self.turns[worker]
         self.own_merge.pop(worker, None)
         self.merged_last.discard(worker)
         if isinstance(event, Refused) or not self.replica.receive(event, turn):
             self.owed = ("refused", worker, event.incarnation, ticket)
             self.strikes[worker] += 1
+            self.turns.pop(worker, None)  # what was given ahead begins with what is refused
+            self.ahead.pop(worker, None)
             self.mode.gone(worker)
             return
         self.strikes[worker] = 0
@@ -159,6 +165,25 @@ class Checker:
         key = (worker, event.incarnation, ticket)
         self.held[key] = Part(*key, turn.samples, staleness, event.loss)
         self.mode.accepted(worker)
+
+    def _take_turn(self, worker: int, ticket: int) -> Turn | None:
+        """The turn of this ticket, which ends; the worker's other one, if any, is no staler, and the first now."""
+        found = next((one for one in self._turns_of(worker) if one.train.ticket == ticket), None)
+        if found is None:
+            return None
+        left = [one for one in self._turns_of(worker) if one is not found]
+        self.turns.pop(worker)
+        self.ahead.pop(worker, None)
+        for one in left:
+            one = replace(one, accepted_before=one.accepted_before + 1)
+            if found.train.ticket < one.train.ticket:
+                one = replace(one, issued=self.now, patience=1)
+            self.turns[worker] = one
+        return found
+
+    def _turns_of(self, worker: int) -> list[Turn]:
+        found = (self.turns.get(worker), self.ahead.get(worker))
+        return [turn for turn in found if turn is not None]
 
     # ------------------------------------------------------------ actions
 
@@ -170,27 +195,45 @@ class Checker:
             self.started = True
             self.require(len(self.members) >= rules.workers, "begun before all were there")
         self.require(self._is(worker, train.incarnation), "its worker is not there", train)
-        self.require(worker not in self.turns, "its worker has a turn already", train)
+        former = self.turns.get(worker)
+        room = former is None or (self.members[worker].depth == 2 and worker not in self.ahead)
+        self.require(room, "its worker has a turn already", train)
+        after = 0 if former is None else former.train.ticket
+        self.require(train.after == after, "follows another", after, train)
+        in_order = former is None or self.latest[worker] == after
+        self.require(in_order, "follows one that a later one has overtaken", train)
         self.require(len(self.members) >= rules.min_workers, "below min_workers", train)
         self.require(train.ticket > self.ticket, "a ticket twice", train)
         self.require(train.version == self.version, "not the newest version", train)
         self.require(
             train.version in self.replica.published(), "its center is not published", train
         )
-        self.require(train.iteration == self.samples // rules.batch, "wrong iteration", train)
+        own_samples = 0 if former is None else former.samples
+        iteration = (self.samples + own_samples) // rules.batch
+        self.require(train.iteration == iteration, "wrong iteration", train)
         self.require(1 <= train.steps <= options.get("local_steps", 1), "wrong length", train)
         self.require(train.payload == KINDS[kind_of(options)], "wrong payload", train)
-        ahead = self.samples + sum(turn.samples for turn in self.turns.values())
+        under_way = [*self.turns.values(), *self.ahead.values()]
+        ahead = self.samples + sum(turn.samples for turn in under_way)
         self.require(ahead < rules.batch * rules.max_iter, "beyond the work", train)
         own = self.own_merge.pop(worker, None)
         elastic = kind_of(options) == "WEIGHTS"
         expected = own[1] if elastic and own is not None and own[0] == self.version else None
+        carries = worker in self.merged_last
+        if former is not None:
+            rate = rate_of(options, len(self.members))
+            expected, carries = (rate if elastic else None), True
+            self.require(train.after_rate == rate, "another rate than its result's", rate, train)
         self.require(train.moving_rate == expected, "wrong moving rate", expected, train)
-        self.require(train.carry_over == (worker in self.merged_last), "carries over", train)
+        self.require(train.carry_over == carries, "carries over", train)
         self.mode.training(worker)
         self.ticket = train.ticket
         samples = train.steps * self.members[worker].samples_per_step
-        self.turns[worker] = Turn(train, samples, self.accepted, self.now, self.events)
+        self.latest[worker] = train.ticket
+        turns = self.turns if former is None else self.ahead
+        turns[worker] = Turn(
+            train, samples, self.accepted, self.now, self.events, self.patience[worker]
+        )
 
     def _merge(self, merge: Merge) -> None:
         self.require(merge.version == self.version + 1, "wrong version", merge)
@@ -267,7 +310,7 @@ class Checker:
         self.mode.event_ends()
         rules = self.rules
         for turn in self.turns.values():
-            longest = rules.longest_turn_s * self.patience[turn.train.worker]
+            longest = rules.longest_turn_s * turn.patience
             self.require(self.now - turn.issued <= longest, "overdue", turn)
         if len(self.members) >= (rules.min_workers if self.started else rules.workers):
             self.short_since = None

@@ -24,6 +24,7 @@ class Turn:
     accepted_before: int
     issued: float
     event: int
+    patience: int = 1
 
 
 @dataclass(frozen=True)

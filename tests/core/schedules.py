@@ -44,6 +44,7 @@ class Schedule:
     momentum: float
     seed: int
     compression: Compression = NO_COMPRESSION
+    overlap: frozenset[int] = frozenset()
 
 
 def make_schedule(mode: str, chance: random.Random) -> Schedule:
@@ -57,6 +58,8 @@ def make_schedule(mode: str, chance: random.Random) -> Schedule:
         ]
         options = {"mode": "hybrid", "phases": phases}
     options["workers"] = workers
+    overlaps = mode in ("async", "easgd") and not options.get("server_gradient")
+    overlaps = overlaps and chance.random() < 0.5
     batch = chance.choice((4, 6, 12))
     share = chance.choice((batch, max(1, batch // workers)))
     longest = max(part.get("local_steps", 1) for part in options.get("phases") or [options])
@@ -70,6 +73,7 @@ def make_schedule(mode: str, chance: random.Random) -> Schedule:
         test_initialization=chance.random() < 0.3,
         snapshot=chance.choice((0, 5)),
     )
+    overlap = {slot for slot in range(workers + 2) if overlaps and chance.random() < 0.8}
     return Schedule(
         options,
         plan,
@@ -82,6 +86,7 @@ def make_schedule(mode: str, chance: random.Random) -> Schedule:
         momentum=chance.choice((0.0, 0.9)),
         seed=chance.randrange(16),
         compression=_compression(options, chance),
+        overlap=frozenset(overlap),
     )
 
 
@@ -193,6 +198,7 @@ def run(schedule: Schedule, trace: Trace | None = None) -> Checker:
         script=script,
         observer=lambda unused: checker.follow(trace or unused),
         limits=LIMITS,
+        overlap=schedule.overlap,
     )
     checker.ended(simulation)
     return checker

@@ -80,14 +80,13 @@ def releases_all(self: Partial, first: int = -1) -> tuple[int, ...]:
     return free
 
 
-def keeps_own_rate(self: Coordinator, member: Any, rule: Any) -> float | None:
+def keeps_own_rate(self: Coordinator, member: Any, rule: Any, rate: float) -> float | None:
     return 0.3 if rule.payload == 3 and member.merged is not None else None
 
 
-def takes_late(self: Coordinator, event: Any) -> str | None:
+def takes_late(self: Member, ticket: int) -> Turn | None:
     """Whatever comes from a worker that trains is its result."""
-    member = self.members.get(event.worker)
-    return None if member is not None and member.turn is not None else "nothing is outstanding"
+    return self.turns[0] if self.turns else None
 
 
 def counts_twice(self: Coordinator, *unused: object) -> None:
@@ -110,11 +109,10 @@ def forgets_turns(self: Driver, *unused: object) -> None:
     self._deadlines._pending.clear()
 
 
-def carries_over_what_was_refused(self: Coordinator, member: Member) -> Turn:
-    merged, turn = member.merged, member.turn or Turn(0, 0, 0, self.strategy.rule)
-    self._samples_in_flight -= turn.samples
-    member.turn, member.merged = None, merged
-    return turn
+def carries_over_what_was_refused(self: Member) -> int:
+    samples = sum(turn.samples for turn in self.turns)
+    self.turns.clear()
+    return samples
 
 
 BREAKS: dict[str, tuple[str, str, Break]] = {
@@ -165,15 +163,19 @@ BREAKS: dict[str, tuple[str, str, Break]] = {
     ),
     "a late result is taken": (
         "async",
-        "another record is owed",
-        replace(Coordinator, "_refusal", takes_late),
+        "another record is owed|nobody sent it|follows another",
+        replace(Member, "turn", takes_late),
     ),
     "NaN is let in": (
         "async",
         "nobody sent it",
         lambda patch: patch.setattr(center, "squared_norm", lambda vector: 1.0),
     ),
-    "another rate": ("async", "wrong rate", replace(AddDelta, "rate", lambda self, workers: 1.0)),
+    "another rate": (
+        "async",
+        "wrong rate|another rate",
+        replace(AddDelta, "rate", lambda self, workers: 1.0),
+    ),
     "a part is left out": (
         "sync",
         "not its replay",
@@ -193,7 +195,7 @@ BREAKS: dict[str, tuple[str, str, Break]] = {
     "a refused payload's loss is carried over": (
         "async",
         "carries over",
-        replace(Coordinator, "_end_turn", carries_over_what_was_refused),
+        replace(Member, "end_all", carries_over_what_was_refused),
     ),
     "nobody counts the time without workers": (
         "sync",
@@ -203,7 +205,7 @@ BREAKS: dict[str, tuple[str, str, Break]] = {
     "a lost turn is waited for": (
         "sync",
         "overdue|does not end",
-        after(Driver, "_train", forgets_turns),
+        after(Driver, "_take", forgets_turns),
     ),
 }
 
