@@ -3,7 +3,8 @@
     python -m bench.accuracy [--workers 2 4] [--modes sync easgd ...] [--compress none int8 topk:0.01 int8/bfloat16 ...]
 
 Prints a line per run; ends with status 1 if a run is below its bar or the two accuracies differ. What is compressed is
-what `--compress` of speedo takes, and after a slash what `--compress-center` takes. With `--repeats`, each run once for
+what `--compress` of speedo takes, after a slash what `--compress-center` takes, and after `@` one option more, as in
+`none@overlap=all`. With `--repeats`, each run once for
 every seed, the lines after them have medians; the last column is the median of the points that a run with
 compression lacks of the one without, of the same seed.
 """
@@ -18,6 +19,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from bench.wire import codec_options
 
 EPOCH = 938  # iterations of 64 samples: 60,000 records
 BARS = {
@@ -75,15 +78,13 @@ def train(mode: str, workers: int, run_dir: Path, *options: str) -> dict[str, ob
 
 def options_of(compress: str, seed: int) -> list[str]:
     """The options of `speedo train` for a compression as it is written here."""
-    payload, _, center = compress.partition("/")
-    return [
-        "--compress", payload, "--compress-center", center or "none", "--seed", str(seed),
-    ]  # fmt: skip
+    return [*codec_options(compress), "--seed", str(seed)]
 
 
-def elastic_with_topk(mode: str, compress: str) -> bool:
+def is_refused(mode: str, compress: str) -> bool:
     """What speedo refuses."""
-    return mode == "easgd" and compress.startswith("topk")
+    overlaps = "@overlap" in compress and mode not in ("async", "easgd")
+    return overlaps or (mode == "easgd" and compress.startswith("topk"))
 
 
 def points_lost(plain: list[float], compressed: list[float]) -> float:
@@ -109,7 +110,7 @@ def main() -> None:
         for workers in arguments.workers:
             for mode in arguments.modes:
                 for compress in arguments.compress:
-                    if not elastic_with_topk(mode, compress):
+                    if not is_refused(mode, compress):
                         accuracy, good = measure(mode, workers, compress, seed)
                         found.setdefault((mode, workers, compress), []).append(accuracy)
                         failed |= not good

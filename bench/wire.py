@@ -4,12 +4,12 @@
 
 As root. A master and the workers are hosts of their own, network namespaces joined by a bridge; the cable of each,
 the master's too, carries so much each way (`tc ... tbf`). A codec is what `--compress` of speedo takes, and after a
-slash what `--compress-center` takes; with `@no-pace` behind it all workers fetch at once. The bytes are those on the
-master's cable, with all headers.
+slash what `--compress-center` takes; with `@no-pace` behind it all workers fetch at once, with `@overlap=none` each
+waits for the master between its turns. The bytes are those on the master's cable, with all headers.
 
-The wire's limit is what could be had for these bytes if nothing but compute and transfer took time, one after
-the other in each worker's turn; compute is a step of plain Caffe beside as many others, in the same round. Prints
-medians and ratios taken within a round. Status 1 if a measurement failed.
+The wire's limit is what could be had for these bytes if nothing but compute and transfer took time: side by side where
+turns overlap, else one after the other. Compute is a step of plain Caffe beside as many others, in the same round.
+Prints medians and ratios taken within a round. Status 1 if a measurement failed.
 """
 
 from __future__ import annotations
@@ -50,17 +50,26 @@ class Traffic:
 
 
 def wire_limit(
-    mode: str, workers: int, batch: int, step_s: float, traffic: Traffic, bytes_per_s: float
+    mode: str,
+    workers: int,
+    batch: int,
+    step_s: float,
+    traffic: Traffic,
+    bytes_per_s: float,
+    *,
+    overlap: bool,
 ) -> float:
     """Images/s if only the steps and the bytes took time, on a master's cable that all share.
 
     Workers take turns with the cable at best. In sync the round ends with the last one: n times down one after
-    another, or n times up, whichever is longer, and once the other way. Elsewhere until it is full in one direction.
+    another, or n times up, whichever is longer, and once the other way. Elsewhere until it is full in one direction;
+    with `overlap` a worker computes all the time until then.
     """
     up, down = traffic.up / bytes_per_s, traffic.down / bytes_per_s
     if mode == "sync":
         return workers * batch / (step_s + up + down + (workers - 1) * max(up, down))
-    return min(workers * batch / (step_s + up + down), batch / max(up, down))
+    turn_s = step_s if overlap else step_s + up + down
+    return min(workers * batch / turn_s, batch / max(up, down))
 
 
 def name_of(mode: str, codec: str) -> str:
@@ -72,12 +81,18 @@ def codec_options(codec: str) -> list[str]:
     payload, _, center = vectors.partition("/")
     options = [] if payload == "none" else ["--compress", payload]
     options += ["--compress-center", center] if center else []
-    return [*options, f"--{way}"] if way else options
+    return [*options, *f"--{way}".split("=")] if way else options
 
 
-def sends_weights(mode: str, codec: str) -> bool:
-    """Whether SpeeDO refuses this: a few of the values of a delta make a delta, of weights no model."""
-    return mode == "easgd" and codec.startswith("topk")
+def overlaps(mode: str, name: str) -> bool:
+    """Whether turns overlap: by default, wherever the mode lets them."""
+    return mode != "sync" and not name.endswith("@overlap=none")
+
+
+def is_refused(mode: str, codec: str) -> bool:
+    """Whether it makes no sense: a few of the values of weights are no model, and turns of sync never overlap."""
+    elastic = mode == "easgd" and codec.startswith("topk")
+    return elastic or (mode == "sync" and codec.endswith("@overlap=none"))
 
 
 # ---------------------------------------------------------------- one run
@@ -143,7 +158,15 @@ def limits_of(
             step_s = one[free].parts["turn"] / 1000
             count = len(row.batches)
             assert row.mode is not None
-            top = wire_limit(row.mode, count, row.batches[0], step_s, traffic, bytes_per_s)
+            top = wire_limit(
+                row.mode,
+                count,
+                row.batches[0],
+                step_s,
+                traffic,
+                bytes_per_s,
+                overlap=overlaps(row.mode, row.name),
+            )
             found.append((top, one[row.name].images_per_s))
     return found
 
@@ -213,7 +236,7 @@ def main() -> int:
     parser.add_argument("--net", choices=list(SHAPES), default="lenet")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument(
-        "--codecs", nargs="+", default=list(CODECS), metavar="PAYLOAD[/CENTER][@no-pace]"
+        "--codecs", nargs="+", default=list(CODECS), metavar="PAYLOAD[/CENTER][@OPTION]"
     )
     parser.add_argument("--workers", type=whole, default=2, metavar="N")
     parser.add_argument(
@@ -244,7 +267,7 @@ def main() -> int:
         options: dict[str, list[str]] = {}
         for mode in asked.modes:
             for codec in asked.codecs:
-                if not sends_weights(mode, codec):
+                if not is_refused(mode, codec):
                     name = name_of(mode, codec)
                     options[name] = codec_options(codec)
                     rows.append(Row(name, batches, mode))

@@ -24,9 +24,7 @@ def test_a_compression_is_payload_and_center() -> None:
     assert options_of("int8/bfloat16", 3) == [
         "--compress", "int8", "--compress-center", "bfloat16", "--seed", "3",
     ]  # fmt: skip
-    assert options_of("topk:0.01", 1)[:4] == [
-        "--compress", "topk:0.01", "--compress-center", "none",
-    ]  # fmt: skip
+    assert options_of("none@overlap=all", 1) == ["--overlap", "all", "--seed", "1"]
 
 
 def test_points_are_lost_pair_by_pair(capsys: pytest.CaptureFixture[str]) -> None:
