@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Final, TypeVar
+from typing import Final
 
 from speedo.errors import PayloadError
 from speedo.messages import Train, Trained
 from speedo.overlap import OverlappingWorker
 
-Answer = TypeVar("Answer")
 ORDER_S: Final = 30.0  # within which a turn that was sent before another must have come, too
 
 
@@ -41,10 +39,6 @@ class TurnPipeline:
             self._latest = command.ticket
             self._changed.notify_all()
             return self._last
-
-    def publish(self, send: Callable[[], Answer]) -> Answer:
-        """Have something else written to the store, behind the results that are computed."""
-        return self._publishing.submit(send).result()
 
     def drain(self) -> None:
         """Wait for the turns that were submitted."""

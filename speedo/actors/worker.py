@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -202,18 +202,16 @@ class WorkerActor:
         return self._by_engine(self._save_state, command)
 
     def _save_state(self, command: SaveState) -> StateSaved:
+        from speedo.actors.stores import run_store
         from speedo.history_transfer import put_history
 
-        worker, place = self._worker, self._place
+        worker, place, settings = self._worker, self._place, self._settings
         history = worker.engine.history()
-        store = worker.outgoing or worker.store
-        put = partial(
-            put_history, store, self._settings.keyspace, place.worker, command.version, history
-        )
         if self._pipeline is None:
-            put()
-        else:
-            self._pipeline.publish(put)
+            put_history(worker.store, settings.keyspace, place.worker, command.version, history)
+        else:  # its stores are other threads'
+            with closing(run_store(place.redis_url, settings)) as store:
+                put_history(store, settings.keyspace, place.worker, command.version, history)
         batches = place.skip + worker.samples // place.batch_size
         return StateSaved(
             place.worker,
