@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from speedo.config import MODES, make_config
+from speedo.config import MODES, Overlap, make_config
 from speedo.config_file import parse_compression
 from speedo.errors import ConfigError
 
@@ -89,6 +90,13 @@ PLAIN: Final = tuple(mode for mode in MODES if mode != "hybrid")
     help="What workers fetch.",
 )
 @click.option(
+    "--overlap",
+    type=click.Choice(["far", "all", "none"]),
+    default="far",
+    show_default=True,
+    help="async, easgd: workers that get their next turn ahead, as `speedo train` has it.",
+)
+@click.option(
     "--split-batch/--whole-batch",
     "split",
     default=None,
@@ -129,6 +137,7 @@ def plan(
     local_steps: str,
     compress: str,
     compress_center: str,
+    overlap: Overlap,
     split: bool | None,
     source: Path | None,
     seconds: float,
@@ -183,6 +192,7 @@ def plan(
 
         write_calibration(calibration, save)
     site = Site(here) if bits is None else Site(here, bits, round_trip, per_machine)
+    site = replace(site, overlap=overlap)
     if not any(shares_of(calibration, mode, n, split) for mode in wish.modes for n in counts):
         raise ConfigError(
             f"batch_size {calibration.batch_size} cannot be divided over {min(counts)} workers or more; "

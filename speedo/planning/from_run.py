@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from speedo.config import OVERLAPPING
 from speedo.config_file import read_options
 from speedo.errors import ConfigError
 from speedo.planning.calibration import (
@@ -186,7 +187,13 @@ def _options(folder: Path) -> Mapping[str, Any]:
         raise ConfigError(
             f"{folder} is no run directory: it has no {METRICS} and {CONFIG}; give one that a run left"
         )
-    return read_options(folder / CONFIG)
+    options = read_options(folder / CONFIG)
+    overlap = options.get("overlap") or ("far" if _mode(options) in OVERLAPPING else "none")
+    if overlap == "all" or (overlap == "far" and _was_far(options)):
+        raise ConfigError(
+            f"{folder} is a run whose turns overlapped, so their parts do not add up; give one of --overlap none"
+        )
+    return options
 
 
 def _turns(folder: Path) -> list[_Worker]:

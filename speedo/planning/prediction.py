@@ -162,7 +162,8 @@ def _simulate(
 
     store = MemoryStore(clock=lambda: cluster.now)
     spread = 0.0 if mode in IN_STEP else _cycle(calibration, site, shares, local_steps)
-    cluster = TimedCluster(calibration, site, store, engine, seed + part[0], spread, part)
+    overlap = range(workers) if site.overlaps(mode) else ()
+    cluster = TimedCluster(calibration, site, store, engine, seed + part[0], spread, part, overlap)
     for worker in range(workers):
         cluster.join(worker)
     layout = engine(0).layout

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from speedo.config import OVERLAPPING, Overlap
+
 # Of a link's bits what is left for the bytes of a TCP stream: 1448 of 1538 on Ethernet with its usual frames.
 PAYLOAD_SHARE: Final = 0.94
 
@@ -15,7 +17,7 @@ class Site:
 
     With it the master and Redis have a machine of their own and every `per_machine` workers another, of `cores` cores
     each; `round_trip` is what ping shows between them, in seconds. `one_processor` says that those machines are
-    but namespaces of a single one; `same_node` and `pace` are the options of a run.
+    but namespaces of a single one; `same_node`, `pace` and `overlap` are the options of a run.
     """
 
     cores: int
@@ -25,11 +27,17 @@ class Site:
     one_processor: bool = False
     same_node: str = "shared-memory"
     pace: bool = True
+    overlap: Overlap = "far"
 
     @property
     def bytes_per_s(self) -> float | None:
         """What a link carries of the model, each way."""
         return None if self.link is None else self.link * PAYLOAD_SHARE / 8.0
+
+    def overlaps(self, mode: str) -> bool:
+        """Whether the workers of this mode are given their next turns ahead."""
+        far = self.link is not None
+        return mode in OVERLAPPING and (self.overlap == "all" or (self.overlap == "far" and far))
 
     def machine_of(self, worker: int) -> int:
         """0 is the master's."""

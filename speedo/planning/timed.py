@@ -8,8 +8,8 @@ reaches it meanwhile waits.
 from __future__ import annotations
 
 import heapq
-from collections import deque
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Callable, Container
 
 from speedo.center import Center
 from speedo.engines.quadratic import QuadraticEngine
@@ -38,11 +38,13 @@ class TimedCluster(SimulatedCluster):
         seed: int,
         spread: float = 0.0,
         part: tuple[int, int] = (0, 1),
+        overlap: Container[int] = (),
     ) -> None:
         """`spread` is the longest, in seconds, that a worker waits before its first step, each another time: workers
         that began all at once come out of step by and by, and this saves simulating it. In the k-th of n runs
         (`part`) they wait a time out of the n-th parts of it that follow one another, a worker's own each."""
-        super().__init__(World(), store, "planned", engine, seed)
+        super().__init__(World(), store, "planned", engine, seed, overlap)
+        self._engines: defaultdict[int, Queue] = defaultdict(lambda: Queue(self))
         self.calibration, self.site = calibration, site
         self._spread, self._part, self._begun = spread, part, set[int]()
         shared = calibration.shared_memory if site.same_node == "shared-memory" else None
@@ -209,12 +211,14 @@ class TimedCluster(SimulatedCluster):
             return
         machine, costs = self.site.machine_of(command.worker), self.calibration
         own = costs.load + (costs.pull if command.moving_rate is not None else 0.0)
+        train = chain(self.compute_on(machine, own), self._steps(worker, command, machine))
+        if command.worker in self.overlap:
+            train = self._engines[command.worker].job(train)
         chain(
             pause(self, self._pace.start(self.now) - self.now),
             self._message(0, machine),
             self.read(self.workers_store, machine, costs.center_bytes),
-            self.compute_on(machine, own),
-            self._steps(worker, command, machine),
+            train,
             self.compute_on(machine, costs.seal),
             self.write(self.workers_store, machine, costs.payload_bytes),
             self._message(machine, 0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -13,7 +14,7 @@ from speedo.planning.site import PAYLOAD_SHARE, Site
 from tests.planning.times import calibration, passage
 
 ONE = Site(cores=8)
-GBIT = Site(cores=8, link=1e9 / PAYLOAD_SHARE)  # 12.5 MB take a tenth of a second
+GBIT = Site(cores=8, link=1e9 / PAYLOAD_SHARE, overlap="none")  # 12.5 MB take a tenth of a second
 JITTER = shape_of([0.8, 0.9, 1.0, 1.0, 1.1, 1.2])
 REAL = calibration(
     shape=JITTER,
@@ -78,6 +79,22 @@ def test_a_link_carries_each_model_in_its_time() -> None:
     assert one.shares["link"] == pytest.approx(1 / 3)
 
 
+def test_turns_that_overlap_follow_each_other_in_half_of_what_one_takes() -> None:
+    """Two are under way, each a tenth of a second in each of its stages; of two workers the link has two to carry."""
+    ahead = replace(GBIT, overlap="far")
+    assert predict(calibration(), ahead, "async", 1, 1).images_per_s == pytest.approx(
+        10 / 0.15, rel=0.02
+    )
+    assert predict(calibration(), ahead, "sync", 1, 1).images_per_s == pytest.approx(10 / 0.3)
+    many = predict(calibration(), ahead, "easgd", 32, 1)
+    assert 92.0 < many.images_per_s <= 104.0
+    long = predict(calibration(), ahead, "async", 1, 10)
+    assert long.images_per_s == pytest.approx(100.0, rel=1e-3)
+    here = replace(ahead, link=None)
+    assert not here.overlaps("async")
+    assert replace(here, overlap="all").overlaps("async")
+
+
 def test_a_compressed_payload_takes_its_share_of_the_link() -> None:
     """A tenth of a second for the center, a hundredth for the payload."""
     one = predict(calibration(payload_bytes=1_250_000), GBIT, "async", 1, 1)
@@ -108,7 +125,7 @@ def test_a_full_link_of_the_master_is_the_limit() -> None:
 
 def test_a_round_trip_is_paid_for_messages_and_for_the_store() -> None:
     """A command and a result half of it each; a model of several chunks two on its way in and two on its way out."""
-    far = Site(cores=8, link=1e15, round_trip=0.010)
+    far = Site(cores=8, link=1e15, round_trip=0.010, overlap="none")
     one = predict(calibration(), far, "async", 1, 1)
     assert one.images_per_s == pytest.approx(10 / 0.15, rel=1e-4)
 
