@@ -98,7 +98,7 @@ class Bed:
             return calibration
         far = scratch / "far"
         far.mkdir()
-        self._between_hosts("async", 1, (*WHOLE, "--overlap", "none"), far)
+        self._between_hosts("async", 1, WHOLE, far)
         return with_run(far / "run", calibration)
 
     def expect(self, case: Case, calibration: Calibration) -> float:

@@ -4,8 +4,8 @@
 
 As root. A master and the workers are hosts of their own, network namespaces joined by a bridge; the cable of each,
 the master's too, carries so much each way (`tc ... tbf`). A codec is what `--compress` of speedo takes, and after a
-slash what `--compress-center` takes; with `@no-pace` behind it all workers fetch at once, with `@overlap=none` each
-waits for the master between its turns. The bytes are those on the master's cable, with all headers.
+slash what `--compress-center` takes; with `@no-pace` behind it all workers fetch at once, with `@overlap=far` each
+has its next turn ahead. The bytes are those on the master's cable, with all headers.
 
 The wire's limit is what could be had for these bytes if nothing but compute and transfer took time: side by side where
 turns overlap, else one after the other. Compute is a step of plain Caffe beside as many others, in the same round.
@@ -84,15 +84,15 @@ def codec_options(codec: str) -> list[str]:
     return [*options, *f"--{way}".split("=")] if way else options
 
 
-def overlaps(mode: str, name: str) -> bool:
-    """Whether turns overlap: by default, wherever the mode lets them."""
-    return mode != "sync" and not name.endswith("@overlap=none")
+def overlaps(name: str) -> bool:
+    """Whether turns overlap."""
+    return name.endswith("@overlap=far")
 
 
 def is_refused(mode: str, codec: str) -> bool:
     """Whether it makes no sense: a few of the values of weights are no model, and turns of sync never overlap."""
     elastic = mode == "easgd" and codec.startswith("topk")
-    return elastic or (mode == "sync" and codec.endswith("@overlap=none"))
+    return elastic or (mode == "sync" and overlaps(codec))
 
 
 # ---------------------------------------------------------------- one run
@@ -165,7 +165,7 @@ def limits_of(
                 step_s,
                 traffic,
                 bytes_per_s,
-                overlap=overlaps(row.mode, row.name),
+                overlap=overlaps(row.name),
             )
             found.append((top, one[row.name].images_per_s))
     return found

@@ -58,7 +58,7 @@ class RunConfig(ModeOptions):
     redis_tls: bool = False
     same_node: Literal["shared-memory", "redis"] = "shared-memory"
     pace: bool = True
-    overlap: Overlap | None = None
+    overlap: Overlap = "none"
     timeout: float = 120.0
     join_timeout: float | None = None
     min_workers: int = 1
@@ -77,13 +77,6 @@ class RunConfig(ModeOptions):
         if self.split_batch is not None:
             return self.split_batch
         return self.mode == "sync" or any(phase.mode == "sync" for phase in self.phases)
-
-    @property
-    def overlaps(self) -> Overlap:
-        """Which workers are given their next turn ahead: by default those on other machines, in modes that allow it."""
-        if self.overlap is not None:
-            return self.overlap
-        return "far" if self.mode in OVERLAPPING and not self.server_gradient else "none"
 
     @property
     def seconds_to_join(self) -> float:
@@ -167,7 +160,7 @@ class RunConfig(ModeOptions):
         return found
 
     def _problems_of_overlap(self) -> list[str]:
-        if self.overlap in (None, "none"):
+        if self.overlap == "none":
             return []
         if self.mode not in OVERLAPPING:
             problem = (

@@ -92,9 +92,9 @@ PLAIN: Final = tuple(mode for mode in MODES if mode != "hybrid")
 @click.option(
     "--overlap",
     type=click.Choice(["far", "all", "none"]),
-    default="far",
+    default="none",
     show_default=True,
-    help="async, easgd: workers that get their next turn ahead, as `speedo train` has it.",
+    help="async, easgd: workers that get their next turn ahead; far: those on other machines.",
 )
 @click.option(
     "--split-batch/--whole-batch",

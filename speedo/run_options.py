@@ -164,7 +164,7 @@ run_options = _options(
     _under(
         _RUN, "--overlap", type=click.Choice(["far", "all", "none"]),
         help="async, easgd: workers that get their next turn ahead, so that they fetch and publish while they compute; "
-        "far: those on other machines.  [default: far]",
+        "far: those on other machines.  [default: none]",
     ),
     _under(
         _RUN, "--timeout", type=float, metavar="S",

@@ -78,7 +78,7 @@ class RunSettings:
             config.redis is None,
             near or Near(),
             Compression(config.compress, config.compress_center),
-            config.overlaps,
+            config.overlap,
         )
 
     @property

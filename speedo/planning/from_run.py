@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from speedo.config import OVERLAPPING
 from speedo.config_file import read_options
 from speedo.errors import ConfigError
 from speedo.planning.calibration import (
@@ -188,7 +187,7 @@ def _options(folder: Path) -> Mapping[str, Any]:
             f"{folder} is no run directory: it has no {METRICS} and {CONFIG}; give one that a run left"
         )
     options = read_options(folder / CONFIG)
-    overlap = options.get("overlap") or ("far" if _mode(options) in OVERLAPPING else "none")
+    overlap = options.get("overlap", "none")
     if overlap == "all" or (overlap == "far" and _was_far(options)):
         raise ConfigError(
             f"{folder} is a run whose turns overlapped, so their parts do not add up; give one of --overlap none"

@@ -27,7 +27,7 @@ class Site:
     one_processor: bool = False
     same_node: str = "shared-memory"
     pace: bool = True
-    overlap: Overlap = "far"
+    overlap: Overlap = "none"
 
     @property
     def bytes_per_s(self) -> float | None:

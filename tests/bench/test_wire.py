@@ -33,7 +33,7 @@ def test_a_codec_names_what_workers_send_and_what_they_fetch() -> None:
     assert codec_options("none") == []
     assert codec_options("topk:0.01") == ["--compress", "topk:0.01"]
     assert codec_options("none@no-pace") == ["--no-pace"]
-    assert codec_options("none@overlap=none") == ["--overlap", "none"]
+    assert codec_options("none@overlap=far") == ["--overlap", "far"]
     assert codec_options("none/bfloat16") == ["--compress-center", "bfloat16"]
     assert codec_options("int8/bfloat16") == ["--compress", "int8", "--compress-center", "bfloat16"]
 
@@ -42,22 +42,24 @@ def test_what_speedo_refuses_is_not_tried() -> None:
     assert is_refused("easgd", "topk:0.01")
     assert not is_refused("async", "topk:0.01")
     assert not is_refused("easgd", "int8")
+    assert is_refused("sync", "none@overlap=far")
+    assert not is_refused("easgd", "int8@overlap=far")
 
 
 def test_each_round_is_held_against_the_limit_of_its_own_compute() -> None:
-    rows = [Row("2 free-running", (64, 64)), Row("async, none@overlap=none", (64, 64), "async")]
+    rows = [Row("2 free-running", (64, 64)), Row("async, none", (64, 64), "async")]
     rows.append(Row("easgd, none", (64, 64), "easgd"))
     rounds = [
         {
             "2 free-running": Measured(8000.0, {"turn": 10.0}),
-            "async, none@overlap=none": Measured(2560.0, {"turn": 50.0}),
+            "async, none": Measured(2560.0, {"turn": 50.0}),
         },
         {
             "2 free-running": Measured(4000.0, {"turn": 35.0}),
-            "async, none@overlap=none": Measured(2304.0, {"turn": 50.0}),
+            "async, none": Measured(2304.0, {"turn": 50.0}),
         },
     ]
-    traffic = {"async, none@overlap=none": [Traffic(1.25e6, 0.625e6)] * 2}
+    traffic = {"async, none": [Traffic(1.25e6, 0.625e6)] * 2}
     lines = report(rows, rounds, traffic, GIGABIT)
     assert lines[2][1:5] == ["2,432", "1,250", "625", "50.0"]
     assert lines[2][5:] == ["3,840", "70.0%", "50.0% to 90.0%"]

@@ -54,6 +54,13 @@ def test_nothing_given_is_a_synchronous_run_of_two_workers() -> None:
         ({"mode": "async", "max_advance": 2},
          ("max_advance is 2, but mode async has no bound; use --mode partial, or leave max_advance "
          "out")),
+        ({"mode": "sync", "overlap": "all"},
+         ("overlap is all, but in mode sync turns wait for others' results; use --mode async or easgd, or "
+         "leave overlap out")),
+        ({"mode": "async", "overlap": "far", "server_gradient": True},
+         ("overlap is far together with server_gradient, whose updates only the master can make; leave one of the "
+         "two out")),
+        ({"overlap": "near"}, "overlap is 'near'; use one of 'far', 'all' or 'none'"),
         ({"mode": "partial", "max_advance": 0},
          "max_advance is 0: every worker would wait for ever; use 1 or more"),
         ({"mode": "partial", "window": 3},

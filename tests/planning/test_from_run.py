@@ -110,7 +110,7 @@ def test_where_each_figure_comes_from_is_told(tmp_path: Path) -> None:
     [
         ({"mode": "hybrid"}, "a run of mode hybrid, whose turns are of several kinds; give one"),
         (
-            {"host": "10.0.0.5", "mode": "sync"},
+            {"host": "10.0.0.5"},
             "a run over a network, whose time lies in its turns; give one",
         ),
         (
@@ -141,17 +141,17 @@ def test_messages_are_what_a_run_has_beyond_what_was_measured(tmp_path: Path) ->
     assert with_run(run, measured).message == pytest.approx(0.003)
     redis = write_run(tmp_path / "redis", same_node="redis")
     assert with_run(redis, measured).message == pytest.approx(0.001)
-    far = write_run(tmp_path / "far", host="10.0.0.5", overlap="none")
+    far = write_run(tmp_path / "far", host="10.0.0.5")
     # There the master reads payloads out of Redis and writes centers into both.
     told = with_run(far, measured)
     assert (told.message, told.far_message) == (0.0, pytest.approx(0.0005))
 
 
-@pytest.mark.parametrize("options", [{"host": "10.0.0.5"}, {"overlap": "all"}])
+@pytest.mark.parametrize("options", [{"host": "10.0.0.5", "overlap": "far"}, {"overlap": "all"}])
 def test_turns_that_overlapped_tell_nothing(tmp_path: Path, options: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=r"turns overlapped.* give one of --overlap none"):
         check_run(write_run(tmp_path / "run", **options))
-    check_run(write_run(tmp_path / "sync", mode="sync", host="10.0.0.5"))
+    check_run(write_run(tmp_path / "here", overlap="far"))
 
 
 def test_a_lone_worker_tells_what_its_turns_take_beyond_their_parts(tmp_path: Path) -> None:

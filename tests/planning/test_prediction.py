@@ -14,7 +14,7 @@ from speedo.planning.site import PAYLOAD_SHARE, Site
 from tests.planning.times import calibration, passage
 
 ONE = Site(cores=8)
-GBIT = Site(cores=8, link=1e9 / PAYLOAD_SHARE, overlap="none")  # 12.5 MB take a tenth of a second
+GBIT = Site(cores=8, link=1e9 / PAYLOAD_SHARE)  # 12.5 MB take a tenth of a second
 JITTER = shape_of([0.8, 0.9, 1.0, 1.0, 1.1, 1.2])
 REAL = calibration(
     shape=JITTER,
@@ -125,7 +125,7 @@ def test_a_full_link_of_the_master_is_the_limit() -> None:
 
 def test_a_round_trip_is_paid_for_messages_and_for_the_store() -> None:
     """A command and a result half of it each; a model of several chunks two on its way in and two on its way out."""
-    far = Site(cores=8, link=1e15, round_trip=0.010, overlap="none")
+    far = Site(cores=8, link=1e15, round_trip=0.010)
     one = predict(calibration(), far, "async", 1, 1)
     assert one.images_per_s == pytest.approx(10 / 0.15, rel=1e-4)
 
