@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import psutil
+
 from bench.figures import MeasureError
 from tests.hosts.network import Host, ip
 
@@ -15,6 +17,8 @@ BURST = "64kb"  # what a link lets through at once before it counts
 HANDED = "32768"
 QUEUE = "50ms"
 PORT = 34567
+LINK_BYTES = (20_000_000, 220_000_000)  # of the two transfers that are compared
+LOOPBACK_BYTES = (100_000_000, 2_100_000_000)
 
 # One end counts what the other sends; each is a process on its host.
 RECEIVE = """
@@ -74,6 +78,30 @@ def megabits_between(sender: Host, receiver: Host, size: int = 50_000_000) -> fl
             raise MeasureError(f"the link carries nothing: {error}") from None
         finally:
             process.kill()
+
+
+def packet_work(sender: Host, receiver: Host) -> float:
+    """Seconds of processor that a byte costs on this way beyond what it costs within a host.
+
+    Between namespaces this machine does all that a network card, a switch and another machine's kernel would do.
+    """
+    link = _work(sender, receiver, LINK_BYTES)
+    return max(0.0, link - _work(receiver, receiver, LOOPBACK_BYTES))
+
+
+def _work(sender: Host, receiver: Host, sizes: tuple[int, int]) -> float:
+    """Seconds of processor for a byte; two sizes, because starting sender and receiver costs something, too."""
+    busy = []
+    for size in sizes:
+        before = _busy()
+        megabits_between(sender, receiver, size)
+        busy.append(_busy() - before)
+    return (busy[1] - busy[0]) / (sizes[1] - sizes[0])
+
+
+def _busy() -> float:
+    times = psutil.cpu_times()
+    return float(times.user + times.system + times.softirq + times.irq)
 
 
 def _bytes(namespace: str, device: str) -> int:

@@ -6,7 +6,7 @@ Each round calibrates anew: Caffe, the store and the merge alone, and runs of on
 this machine and between hosts. Then every mode runs with 1 and 2 workers: on this machine through shared memory
 (`here`) and through Redis (`redis`), and with master and workers on hosts of their own, whose cables carry so many
 megabits each way (`link`). Those hosts are network namespaces, so this needs root, and they share the cores of this
-machine, which the prediction knows.
+machine, which the prediction knows; what their packets cost its processor is measured first.
 
 A line has the medians over the rounds of what was predicted and measured, and of the error of each round. Status 1 if
 a measurement failed or an error is above 10 %.
@@ -27,7 +27,7 @@ from pathlib import Path
 from bench import table
 from bench.arguments import parser_for, rounds, seconds, whole
 from bench.figures import MeasureError
-from bench.link import limit
+from bench.link import limit, packet_work
 from bench.machine import heading
 from bench.nets import SHAPES, Bench
 from bench.processes import end_by_signals
@@ -86,6 +86,7 @@ class Bed:
     net: Bench
     seconds: float
     megabits: float
+    packet_work: float = 0.0
 
     def calibrate(self, scratch: Path, say: Say, *, over_link: bool) -> Calibration:
         """Caffe, store and merge measured alone; the messages from runs of one worker, here and on another host."""
@@ -104,7 +105,13 @@ class Bed:
     def expect(self, case: Case, calibration: Calibration) -> float:
         """Images/s by the simulator."""
         if case.place == "link":
-            site = Site(cores(), 1e6 * self.megabits, ROUND_TRIP_S, one_processor=True)
+            site = Site(
+                cores(),
+                1e6 * self.megabits,
+                ROUND_TRIP_S,
+                one_processor=True,
+                packet_work=self.packet_work,
+            )
         else:
             same_node = "redis" if case.place == "redis" else "shared-memory"
             site = Site(cores(), same_node=same_node)
@@ -137,6 +144,16 @@ class Bed:
                 limit(host, self.megabits)
             members = Hosts(hosts, self.net, scratch, self.seconds)
             return members.train(mode, options, scratch)[0].images_per_s
+
+
+def work_of_packets(megabits: float, say: Say) -> float:
+    """What carrying a byte from one namespace to another costs this machine, in seconds of processor."""
+    with network(2) as hosts:
+        for host in hosts:
+            limit(host, megabits)
+        work = packet_work(*hosts)
+    say(f"the links take {1e9 * work:.2f} ms of processor for each MB")
+    return work
 
 
 def measure_round(bed: Bed, cases: Sequence[Case], say: Say) -> dict[Case, Figure]:
@@ -213,7 +230,9 @@ def main() -> int:
     ]
     measured = []
     with tempfile.TemporaryDirectory(prefix="speedo-bench-") as folder:
-        bed = Bed(Bench.make(asked.net, Path(folder) / asked.net), asked.seconds, asked.megabits)
+        work = work_of_packets(asked.megabits, say) if "link" in asked.places else 0.0
+        net = Bench.make(asked.net, Path(folder) / asked.net)
+        bed = Bed(net, asked.seconds, asked.megabits, work)
         for _ in range(asked.rounds):
             measured.append(measure_round(bed, cases, say))
     write = table.markdown if asked.markdown else table.text

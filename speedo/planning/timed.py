@@ -181,7 +181,8 @@ class TimedCluster(SimulatedCluster):
         trips = 2 if nbytes > RECORD_BYTES else 1  # Redis is asked twice for a longer one
         ways = ((0, "out"), (machine, "in")) if out else ((machine, "out"), (0, "in"))
         travel = together(*(self._port(way).job(nbytes / bytes_per_s) for way in ways))
-        return chain(pause(self, trips * self.site.round_trip), together(job, travel))
+        packets = self.compute_on(0, self.site.packet_work * nbytes)
+        return chain(pause(self, trips * self.site.round_trip), together(job, travel, packets))
 
     def _transfer(self) -> float:
         """How long a worker's fetch keeps the master's cable busy, if that is worth a wait for others."""

@@ -95,6 +95,14 @@ def test_turns_that_overlap_follow_each_other_in_half_of_what_one_takes() -> Non
     assert replace(here, overlap="all").overlaps("async")
 
 
+def test_links_within_one_machine_cost_its_processor() -> None:
+    """12.5 MB and 8 ms for each MB make 0.1 s, as long as the transfer; at 16 ms the core is the longer."""
+    one = replace(GBIT, cores=1, one_processor=True, packet_work=8e-9)
+    assert predict(calibration(), one, "async", 1, 1).images_per_s == pytest.approx(10 / 0.3)
+    dear = replace(one, packet_work=16e-9)
+    assert predict(calibration(), dear, "async", 1, 1).images_per_s == pytest.approx(10 / 0.5)
+
+
 def test_a_compressed_payload_takes_its_share_of_the_link() -> None:
     """A tenth of a second for the center, a hundredth for the payload."""
     one = predict(calibration(payload_bytes=1_250_000), GBIT, "async", 1, 1)
