@@ -24,7 +24,9 @@ def master(host: Host, run: str, iterations: int, mode: str = "sync") -> tuple[s
 
 
 def endless(host: Host, run: str, problem: Path) -> tuple[str, ...]:
-    return (*master(host, run, 1_000_000, "async"), str(problem))
+    """With turns that overlap, and a rate at which their stale results do not diverge."""
+    options = ("--overlap", "far", "--lr", "0.0002", str(problem))
+    return (*master(host, run, 1_000_000, "async"), *options)
 
 
 def worker(chief: Host, *options: str) -> tuple[str, ...]:
