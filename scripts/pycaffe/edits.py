@@ -80,16 +80,21 @@ EDITS = (
         "        resized_im = zoom(",
         "        from scipy.ndimage import zoom\n\n        resized_im = zoom(",
     ),
-    # Other Python threads run while Caffe computes: they may fetch and publish. What calls Python in the midst
-    # of it, Python layers and callbacks, takes the interpreter for that long.
+    # After `let_others_run(True)` other Python threads run while Caffe computes: they may fetch and publish. What calls
+    # Python in the midst of it, Python layers and callbacks, takes the interpreter for that long.
     Edit(
         "python/caffe/_caffe.cpp",
         1,
         "template<typename Dtype>\nclass NetCallback: public Net<Dtype>::Callback {",
+        "bool others_run = false;\n"
+        "void let_others_run(bool value) { others_run = value; }\n"
+        "\n"
         "class WithoutInterpreter {\n"
         " public:\n"
-        "  WithoutInterpreter() : state_(PyEval_SaveThread()) {}\n"
-        "  ~WithoutInterpreter() { PyEval_RestoreThread(state_); }\n"
+        "  WithoutInterpreter() : state_(others_run ? PyEval_SaveThread() : NULL) {}\n"
+        "  ~WithoutInterpreter() {\n"
+        "    if (state_ != NULL) PyEval_RestoreThread(state_);\n"
+        "  }\n"
         "\n"
         " private:\n"
         "  PyThreadState* state_;\n"
@@ -114,6 +119,13 @@ EDITS = (
         1,
         "  virtual void run(int layer) {\n    run_(layer);",
         "  virtual void run(int layer) {\n    WithInterpreter own;\n    run_(layer);",
+    ),
+    Edit(
+        "python/caffe/_caffe.cpp",
+        1,
+        '  bp::def("set_random_seed", &set_random_seed);\n',
+        '  bp::def("set_random_seed", &set_random_seed);\n'
+        '  bp::def("let_others_run", &let_others_run);\n',
     ),
     Edit("python/caffe/_caffe.cpp", 1, "&Net<Dtype>::ForwardFromTo)", "&Net_forward)"),
     Edit("python/caffe/_caffe.cpp", 1, "&Net<Dtype>::BackwardFromTo)", "&Net_backward)"),

@@ -110,6 +110,7 @@ class WorkerActor:
 
     def _begin(self, place: Assignment) -> Engine:
         from speedo.actors.stores import run_store
+        from speedo.engines.caffe_import import let_others_run
         from speedo.engines.pycaffe import PycaffeEngine
         from speedo.overlap import OverlappingWorker
         from speedo.solver import Draws, solver_for_worker
@@ -126,6 +127,7 @@ class WorkerActor:
             scratch=self._scratch,
             draws=Draws.NONE,
         )
+        let_others_run(self._engine_thread is not None)
         engine = PycaffeEngine(
             text,
             lr_policy=spec.lr_policy,

@@ -49,3 +49,10 @@ def load_caffe() -> Any:
 def is_cpu_only() -> bool:
     """Whether this Caffe was built without CUDA: only a GPU build gives blobs a device pointer."""
     return not hasattr(load_caffe()._caffe.Blob, "_gpu_data_ptr")
+
+
+def let_others_run(value: bool) -> None:
+    """Whether other Python threads run while Caffe computes; in a pycaffe of the user's own they never do."""
+    native = load_caffe()._caffe
+    if hasattr(native, "let_others_run"):
+        native.let_others_run(value)

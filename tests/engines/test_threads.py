@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from speedo.engines.caffe_import import let_others_run
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.solver import read_solver
 from tests.engines.nets import LENET, SMOOTH, net_text, write_solver
 from tests.engines.solvers import weights, worker
 
-pytestmark = pytest.mark.caffe
+pytestmark = [pytest.mark.caffe, pytest.mark.usefixtures("others")]
 MOST_STEPS = 500
 COUNTING_LAYER = """
 import caffe
@@ -30,6 +31,13 @@ class Copy(caffe.Layer):
     def backward(self, top, propagate_down, bottom):
         bottom[0].diff[...] = top[0].diff
 """
+
+
+@pytest.fixture
+def others() -> Iterator[None]:
+    let_others_run(True)
+    yield
+    let_others_run(False)
 
 
 @pytest.fixture
