@@ -154,7 +154,7 @@ class Checker:
         self.merged_last.discard(worker)
         if isinstance(event, Refused) or not self.replica.receive(event, turn):
             self.owed = ("refused", worker, event.incarnation, ticket)
-            self.strikes[worker] += 1
+            self.strikes[worker] += event.blame if isinstance(event, Refused) else 1
             self.turns.pop(worker, None)  # what was given ahead begins with what is refused
             self.ahead.pop(worker, None)
             self.mode.gone(worker)

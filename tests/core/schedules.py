@@ -150,6 +150,8 @@ def run(schedule: Schedule, trace: Trace | None = None) -> Checker:
     plan, parts = schedule.plan, schedule.options.get("phases") or [schedule.options]
     steps = max(part.get("local_steps", 1) for part in parts)
     slowest = 2.0 * 0.1 * steps * max(schedule.speeds) + 1.0
+    if schedule.overlap:  # a turn may begin behind one that nobody waits for any more
+        slowest *= 2
     rules = Rules(
         schedule.options,
         plan.batch,
