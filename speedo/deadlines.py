@@ -128,12 +128,11 @@ class TurnsUnderWay:
         left = [one for one in turns if one not in over]
         if not left:
             self._turns.pop(worker, None)
-        elif left[0] is not turns[0]:
+            return [one.command for one in over]
+        if left[0] is not turns[0]:
             left[0] = TurnUnderWay(left[0].command, now)
             self.deadlines.add(left[0].command, now)
-            self._turns[worker] = left
-        else:
-            self._turns[worker] = left
+        self._turns[worker] = left
         return [one.command for one in over]
 
     def forget_all(self) -> list[Train]:

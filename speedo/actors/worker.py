@@ -178,8 +178,6 @@ class WorkerActor:
                     channel.answer(self._try_to_save(command))
 
     def _serve_overlapping(self, channel: WorkerChannel, pipeline: TurnPipeline) -> None:
-        assert self._engine_thread is not None
-
         def answer(command: Train, done: Future[Trained]) -> None:
             error = done.exception()
             channel.answer(done.result() if error is None else refusal(command, error))
@@ -188,8 +186,7 @@ class WorkerActor:
             if isinstance(command, Train):
                 pipeline.submit(command).add_done_callback(partial(answer, command))
             else:
-                saved = self._engine_thread.submit(self._try_to_save, command)
-                saved.add_done_callback(lambda done: channel.answer(done.result()))
+                channel.answer(self._by_engine(self._try_to_save, command))
         pipeline.drain()
 
     def _try_to_save(self, command: SaveState) -> StateSaved:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speedo.engines.caffe_import import let_others_run
+from speedo.engines.caffe_import import let_others_run, load_caffe
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.solver import read_solver
 from tests.engines.nets import LENET, SMOOTH, net_text, write_solver
@@ -18,7 +18,7 @@ from tests.engines.solvers import weights, worker
 
 pytestmark = [pytest.mark.caffe, pytest.mark.usefixtures("others")]
 MOST_STEPS = 500
-COUNTING_LAYER = """
+COPYING_LAYER = """
 import caffe
 
 class Copy(caffe.Layer):
@@ -65,12 +65,13 @@ def test_others_run_while_caffe_computes(home: Path) -> None:
     training.start()
     stop.set()
     training.join()
-    assert steps < MOST_STEPS
+    lets_go = hasattr(load_caffe()._caffe, "let_others_run")  # a pycaffe of one's own need not
+    assert (steps < MOST_STEPS) == lets_go
 
 
 def test_a_python_layer_is_safe_beside_another_thread(home: Path) -> None:
     """The same weights as alone, while another thread makes and drops objects all the time."""
-    (home / "copy_layer.py").write_text(COUNTING_LAYER)
+    (home / "copy_layer.py").write_text(COPYING_LAYER)
     layer = """
     layer { name: "py" type: "Python" bottom: "sig" top: "top"
       python_param { module: "copy_layer" layer: "Copy" } }
@@ -105,7 +106,7 @@ def test_a_python_layer_is_safe_beside_another_thread(home: Path) -> None:
 
 def test_an_error_of_a_python_layer_reaches_the_thread_that_trains(home: Path) -> None:
     (home / "failing_layer.py").write_text(
-        COUNTING_LAYER.replace("top[0].data[...] = bottom[0].data", "raise ValueError('no more')")
+        COPYING_LAYER.replace("top[0].data[...] = bottom[0].data", "raise ValueError('no more')")
     )
     layer = """
     layer { name: "py" type: "Python" bottom: "sig" top: "top"

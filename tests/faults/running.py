@@ -21,6 +21,9 @@ BY_REDIS = (
     "--same-node",
     "redis",
 )  # for faults of Redis, which workers on one machine could do without
+# Turns that overlap. Stale results of two workers with momentum, added whole, let this net diverge at its own rate.
+OVERLAP = ("--overlap", "all", "--lr", "0.0002")
+OVERLAPPING = ("async", "easgd")
 BEGUN = 12  # versions: enough for the gate to know what is usual
 
 

@@ -17,7 +17,7 @@ from tests.core.schedules import Schedule
 from tests.core.schedules import run as simulate
 from tests.faults.nets import BATCH, order
 from tests.faults.rows import MODES, Finding, row
-from tests.faults.running import HANG_S, Run
+from tests.faults.running import HANG_S, OVERLAP, OVERLAPPING, Run
 
 real = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 CHANGES = 1000
@@ -84,6 +84,23 @@ def scale(run: Run, workers: int) -> None:
     said = run.speedo.start("scale", str(workers))
     _, errors = said.communicate(timeout=HANG_S)
     assert said.returncode == 0, errors
+
+
+@row(15, "shards dealt out anew under turns that overlap", OVERLAPPING, "async")
+def test_workers_that_take_other_shards_between_turns_that_overlap(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    options = ("--workers", "3", "--restarts", "0", "--reshard-after", "1")
+    run = Run(speedo, problem, mode, *OVERLAP, *options)
+    run.has_begun()
+    run.workers()[1].kill()
+    finding.recovered(run.recovery(time.monotonic()))
+    run.wait_for(lambda: run.merged(0, 2) or run.merged(2, 2))
+    run.goes_on(20)
+    run.stop_and_check()
+
+
+test_workers_that_take_other_shards_between_turns_that_overlap.pytestmark += real  # type: ignore[attr-defined]
 
 
 @row(15, "`speedo scale` up and down, eight times")

@@ -10,18 +10,20 @@ import pytest
 from tests.cluster.commands import Commands
 from tests.faults.nets import order
 from tests.faults.rows import Finding, row
-from tests.faults.running import Run, stand_still
+from tests.faults.running import OVERLAP, OVERLAPPING, Run, stand_still
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 NOTICED_S = 10.0
 POINTS = {"computing": "worker-fetched", "mid-push": "worker-pushing", "pushed": "worker-pushed"}
 
 
-def killed_at(speedo: Commands, solver: Path, mode: str, point: str, finding: Finding) -> None:
+def killed_at(
+    speedo: Commands, solver: Path, mode: str, point: str, finding: Finding, *options: str
+) -> None:
     """Worker 1 is killed at a point of its 20th turn."""
     done = speedo.folder / "done"
     run = Run(
-        speedo, solver, mode,
+        speedo, solver, mode, *options,
         environment={"SPEEDO_FAILPOINT": f"{point}:1@20", "SPEEDO_FAILPOINT_DONE": str(done)},
     )  # fmt: skip
     run.wait_for(done.exists)
@@ -59,6 +61,14 @@ def test_a_worker_killed_after_its_push(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:
     killed_at(speedo, problem, mode, POINTS["pushed"], finding)
+
+
+@row(1, "worker killed in the middle of a push, with its next turn under way", OVERLAPPING, "easgd")
+def test_a_worker_killed_between_two_turns_that_overlap(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    """What it was computing is lost with what it was sending, and neither is merged."""
+    killed_at(speedo, problem, mode, POINTS["mid-push"], finding, *OVERLAP)
 
 
 @row(1, "worker killed while it waits", ("sync", "partial"))
