@@ -81,7 +81,8 @@ class Calibration(_Record):
     `near` are Redis through TCP and, on its own machine, through its socket. A worker sends `payload_bytes` and
     fetches `center_bytes`; `nbytes` are those of the model as it is.
 
-    Processor seconds: `load` and `pull` of a worker after a fetch, the elastic pull alone; `seal` before it sends;
+    Processor seconds: `load` and `pull` of a worker after a fetch, the elastic pull alone, and `far_load` in place of
+    `load` on another machine than the master's, if a run told it; `seal` before it sends;
     `check` of the master for a payload that it has read, `merge` to merge it, `publish` before it writes a version,
     `handle` for all else that a result brings. `message` and `far_message` last from one end to the other.
     """
@@ -103,6 +104,7 @@ class Calibration(_Record):
     near: Transport
     shared_memory: Transport | None = None
     load: NonNegativeFloat
+    far_load: NonNegativeFloat | None = None
     pull: NonNegativeFloat
     seal: NonNegativeFloat
     check: NonNegativeFloat

@@ -119,9 +119,9 @@ def check_run(folder: Path) -> None:
 def with_run(folder: Path, measured: Calibration) -> Calibration:
     """`measured`, with what can only be seen in a run: messages, and what a turn costs beyond its measured parts.
 
-    A run of `speedo train` tells the messages within a machine, one over a network those between machines. One worker
-    on the master's machine, whom nobody disturbs, also tells how much longer a turn takes there than its parts alone,
-    as when the caches have forgotten the model. Raises `ConfigError`.
+    A run of `speedo train` tells the messages within a machine, one over a network those between machines. One worker,
+    whom nobody disturbs, also tells how much longer a turn takes there than its parts alone: the caches have forgotten
+    the model, the more so behind a cable. Raises `ConfigError`.
     """
     options, nbytes = _options(folder), _model_bytes(folder)
     if not 0.9 < nbytes / measured.nbytes < 1.1:
@@ -146,7 +146,7 @@ def with_run(folder: Path, measured: Calibration) -> Calibration:
         "far_message" if far else "message": message,
         "origin": {**measured.origin, "messages": f"{told}; otherwise {former}"},
     }
-    if len(workers) == 1 and not far:
+    if len(workers) == 1:
         turns = workers[0].turns
         fetch, compute, publish = (
             statistics.median(getattr(turn, name) for turn in turns)
@@ -154,10 +154,15 @@ def with_run(folder: Path, measured: Calibration) -> Calibration:
         )
         steps = int(options.get("local_steps", 1))
         alone = steps * measured.step_seconds(turns[0].samples // steps)
-        read = store.of(store.read, measured.center_bytes / measured.nbytes).seconds
-        update["load"] = max(0.0, fetch - read) + max(0.0, compute - alone)
-        update["seal"] = max(0.0, publish - store.of(store.write, payload).seconds)
-        update["origin"]["turns"] = f"from {folder}: what one takes beyond its parts measured alone"
+        beyond = max(0.0, compute - alone)
+        if far:  # what its fetch and publish take is the cable's
+            update["far_load"] = beyond
+        else:
+            read = store.of(store.read, measured.center_bytes / measured.nbytes).seconds
+            update["load"] = max(0.0, fetch - read) + beyond
+            update["seal"] = max(0.0, publish - store.of(store.write, payload).seconds)
+        name = "turns between machines" if far else "turns"
+        update["origin"][name] = f"from {folder}: what one takes beyond its parts measured alone"
     return measured.model_copy(update=update)
 
 

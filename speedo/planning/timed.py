@@ -211,7 +211,9 @@ class TimedCluster(SimulatedCluster):
         if worker is None or worker.incarnation != command.incarnation:
             return
         machine, costs = self.site.machine_of(command.worker), self.calibration
-        own = costs.load + (costs.pull if command.moving_rate is not None else 0.0)
+        far = costs.far_load if self.site.link is not None else None
+        own = costs.load if far is None else far
+        own += costs.pull if command.moving_rate is not None else 0.0
         train = chain(self.compute_on(machine, own), self._steps(worker, command, machine))
         if command.worker in self.overlap:
             train = self._engines[command.worker].job(train)

@@ -79,6 +79,14 @@ def test_a_link_carries_each_model_in_its_time() -> None:
     assert one.shares["link"] == pytest.approx(1 / 3)
 
 
+def test_behind_a_link_a_turn_takes_what_a_run_there_told_beyond_its_parts() -> None:
+    told = calibration(load=0.1, far_load=0.2)
+    assert predict(told, GBIT, "async", 1, 1).images_per_s == pytest.approx(10 / 0.5)
+    assert predict(told, ONE, "async", 1, 1).images_per_s == pytest.approx(10 / 0.2)
+    unknown = calibration(load=0.1)
+    assert predict(unknown, GBIT, "async", 1, 1).images_per_s == pytest.approx(10 / 0.4)
+
+
 def test_turns_that_overlap_follow_each_other_in_half_of_what_one_takes() -> None:
     """Two are under way, each a tenth of a second in each of its stages; of two workers the link has two to carry."""
     ahead = replace(GBIT, overlap="far")
