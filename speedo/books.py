@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from speedo.messages import Drop, Part, Refused, Trained
 from speedo.sgd_modes.rules import MergeRule
+from speedo.weights import Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +38,12 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """The merge that the result of a worker's latest turn went into."""
+    """The merge that a worker's latest result went into, of ticket `ticket`."""
 
     version: int
     rule: MergeRule
     rate: float
+    ticket: int
 
 
 @dataclass(slots=True)
@@ -55,6 +57,19 @@ class Member:
     latest: int = 0  # the ticket of the turn that was issued last
     strikes: int = 0
     merged: Merged | None = None
+
+    def catch_up(self, rule: MergeRule, version: int) -> tuple[float | None, int]:
+        """Elastic averaging: `Train.moving_rate` and `Train.merged` of the turn that was just added.
+
+        A worker goes on from its own weights right after its own merge, or ahead of it.
+        """
+        merged = self.merged
+        if rule.payload is Kind.WEIGHTS:
+            if merged is not None and merged.rule is rule and merged.version == version:
+                return merged.rate, merged.ticket
+            if len(self.turns) > 1:
+                return 0.0, 0
+        return None, 0
 
     @property
     def has_room(self) -> bool:

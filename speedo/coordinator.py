@@ -43,7 +43,6 @@ from speedo.messages import (
 )
 from speedo.sgd_modes.base import Strategy
 from speedo.sgd_modes.rules import MergeRule
-from speedo.weights import Kind
 
 __all__ = ["STRIKES", "Coordinator", "Plan"]
 
@@ -213,12 +212,11 @@ class Coordinator:
         parts, rule = tuple(one.part for one in held), held[0].rule
         self.version += 1
         self.samples += sum(part.samples for part in parts)
-        rate = rule.rate(max(len(self.members), 1))
-        merged = Merged(self.version, rule, rate)
+        rate = self._rate(rule)
         actions.append(Merge(self.version, self.iteration, self.samples, rate, parts))
         for part in parts:
             if self._is_member(part.worker, part.incarnation):
-                self.members[part.worker].merged = merged
+                self.members[part.worker].merged = Merged(self.version, rule, rate, part.ticket)
         if not self.complete:  # the end has its own test and model
             if crossed(before, self.iteration, self.plan.test_interval):
                 actions.append(Evaluate(self.version, self.iteration))
@@ -244,14 +242,15 @@ class Coordinator:
     def _issue(self, worker: int, member: Member, steps: int) -> Train:
         """The next turn of this worker."""
         rule, former = self.strategy.rule, member.turns[-1] if member.turns else None
-        ahead = sum(turn.samples for turn in member.turns)
+        ahead, rate = sum(turn.samples for turn in member.turns), self._rate(rule)
         samples = steps * member.samples_per_step
         turn = Turn(self._next_ticket, samples, self.received, rule)
         member.turns.append(turn)
         member.latest = turn.ticket
         self._next_ticket += 1
         self._samples_in_flight += samples
-        rate = rule.rate(max(len(self.members), 1))
+        moving_rate, merged = member.catch_up(rule, self.version)
+        carry_over, member.merged = member.merged is not None or former is not None, None
         return Train(
             worker,
             member.incarnation,
@@ -261,21 +260,15 @@ class Coordinator:
             steps,
             max(1, self._samples_per_step // self.plan.batch),
             rule.payload,
-            self._moving_rate(member, rule, rate),
-            member.merged is not None or former is not None,
+            moving_rate,
+            merged,
+            carry_over,
             0 if former is None else former.ticket,
             rate if former is not None else 1.0,
         )
 
-    def _moving_rate(self, member: Member, rule: MergeRule, rate: float) -> float | None:
-        """Elastic averaging goes on from the worker's own weights, right after its own merge or ahead of it."""
-        merged = member.merged
-        if rule.payload is Kind.WEIGHTS and len(member.turns) > 1:
-            return rate
-        if rule.payload is not Kind.WEIGHTS or merged is None:
-            return None
-        own = merged.rule is rule and merged.version == self.version
-        return merged.rate if own else None
+    def _rate(self, rule: MergeRule) -> float:
+        return rule.rate(max(len(self.members), 1))
 
     def _park(self, worker: int, actions: list[Action]) -> None:
         self._parked.add(worker)

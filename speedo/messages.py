@@ -138,13 +138,14 @@ class Train:
     """Command to a worker: one turn of `steps` solver steps.
 
     Without `moving_rate` the turn starts from center `version`. With it the worker goes on from its own
-    weights, after it was pulled towards that center (elastic averaging). Step `k` of the turn belongs to
+    weights (elastic averaging), after its half of the merge that made this center: that of its result of ticket
+    `merged`, at this rate. Without `merged` there is none to catch up on. Step `k` of the turn belongs to
     iteration `iteration + k * stride`. With `carry_over`, because the worker's last result was merged, its payload
     makes up for what the compression of the last ones lost; without, that is forgotten.
 
     With `after` the turn was given ahead: the worker's own result of that ticket is still on its way, and not in this
-    center. Its deltas are added to the center, times `after_rate`, as the master will; its weights are pulled towards
-    the center as it is. So a worker alone trains as if it had waited.
+    center. Its deltas are added to the center, times `after_rate`, as the master will. So a worker alone trains as if
+    it had waited. Its weights are pulled a turn later, by what the merge of that result then took from them.
     """
 
     worker: int
@@ -156,6 +157,7 @@ class Train:
     stride: int
     payload: Kind
     moving_rate: float | None = None
+    merged: int = 0
     carry_over: bool = False
     after: int = 0
     after_rate: float = 1.0

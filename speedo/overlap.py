@@ -1,8 +1,9 @@
 """A worker whose turns overlap: one is fetched and another published while the solver computes a third.
 
 Such a worker is given its next turn before the result of the one it is at was merged. That turn then begins with a
-center in which the own result is still missing; so the worker puts it in itself (`Train.after`). Its three stages may
-be called from three threads, each stage of the turns in their order.
+center in which the own result is still missing; so the worker puts it in itself (`Train.after`). In elastic averaging
+it is pulled a turn later, when it has the center that its result made (`Train.merged`). Its three stages may be called
+from three threads, each stage of the turns in their order.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import numpy as np
 from speedo.errors import PayloadError
 from speedo.failpoints import reached
 from speedo.messages import Train, Trained
-from speedo.sgd_modes.rules import add_scaled, approach, pull_towards
-from speedo.turn_buffers import TurnBuffer, TurnBuffers
+from speedo.sgd_modes.rules import add_scaled
+from speedo.turn_buffers import COUNT, COUNT_KEPT, TurnBuffer, TurnBuffers
 from speedo.vectors_in_store import Seen, fetch_vector, look_at_vector
 from speedo.weights import Blob, Kind, Vector
 from speedo.worker import Worker, needs_center
@@ -45,7 +46,7 @@ class Computed:
 class OverlappingWorker(Worker):
     """A `Worker` in three stages: `fetch`, `compute`, `publish`. A failed one ends its turn, and the one after it."""
 
-    _last: tuple[int, TurnBuffer] | None = field(default=None, init=False)
+    _kept: dict[int, TurnBuffer] = field(default_factory=dict, init=False)  # results, by ticket
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,7 +60,7 @@ class OverlappingWorker(Worker):
     def fetch(self, command: Train) -> Fetched:
         """Get the turn's center out of the store, or find it there."""
         began = self.clock()
-        buffer = self._buffers.take()
+        buffer = self._buffers.take(COUNT_KEPT if command.payload is Kind.WEIGHTS else COUNT)
         try:
             key = self._center_key(self.run, command.version)
             place = (self.store, key, self.engine.layout, Kind.CENTER)
@@ -88,7 +89,7 @@ class OverlappingWorker(Worker):
         samples = command.steps * self.engine.samples_per_step
         self.samples += samples
         self._buffers.share(buffer)
-        self._last = command.ticket, buffer
+        self._kept[command.ticket] = buffer
         timings = {"fetch": fetched.seconds + loaded - began, "compute": self.clock() - loaded}
         return Computed(buffer, loss, samples, timings)
 
@@ -106,31 +107,42 @@ class OverlappingWorker(Worker):
         )
 
     def _load(self, command: Train, fetched: Fetched) -> None:
-        last, self._last = self._last, None
+        needed = 0
         try:
-            if command.after and (last is None or last[0] != command.after):
+            last = max(self._kept, default=0)
+            if command.after and last != command.after:
                 raise PayloadError(f"the turn before it, ticket {command.after}, had no result")
-            self._load_center(command, fetched, None if last is None else last[1].vector)
+            if command.moving_rate is None:
+                self._load_center(command, fetched)
+            elif command.merged:
+                self._catch_up(command, fetched, last)
+            if fetched.seen is not None:
+                fetched.seen.check()
+            if command.payload is Kind.WEIGHTS:
+                needed = command.after  # its merge is still to come
         finally:
-            if last is not None:
-                self._buffers.give_back(last[1])
+            for ticket in [one for one in self._kept if one != needed]:
+                self._buffers.give_back(self._kept.pop(ticket))
 
-    def _load_center(self, command: Train, fetched: Fetched, own: Vector | None) -> None:
+    def _load_center(self, command: Train, fetched: Fetched) -> None:
         memory, seen = fetched.buffer.vector, fetched.seen
         center = memory if seen is None else seen.vector
-        if command.moving_rate is not None:
-            self._pull(center, command.moving_rate, approach if command.after else pull_towards)
-        else:
-            if seen is not None and (command.after or needs_center(command)):
-                np.copyto(memory, center)
-                center = memory
-            if command.after:
-                assert own is not None
-                with self._statistics:
-                    add_scaled(memory, own, command.after_rate)
-            self.engine.load_weights(center)
-        if seen is not None:
-            seen.check()
+        if seen is not None and (command.after or needs_center(command)):
+            np.copyto(memory, center)
+            center = memory
+        if command.after:
+            with self._statistics:
+                add_scaled(memory, self._kept[command.after].vector, command.after_rate)
+        self.engine.load_weights(center)
+
+    def _catch_up(self, command: Train, fetched: Fetched, last: int) -> None:
+        """The worker's half of a merge, for a result that it may have gone on from."""
+        assert command.moving_rate is not None
+        center = fetched.buffer.vector if fetched.seen is None else fetched.seen.vector
+        if command.merged not in self._kept:
+            raise PayloadError(f"its result of ticket {command.merged}, now merged, is gone")
+        sent = None if command.merged == last else self._kept[command.merged].vector
+        self._pull(center, command.moving_rate, sent)
 
     def _train(self, command: Train, memory: Vector) -> float:
         """Leaves the result in `memory`, which has the turn's start if that is needed."""

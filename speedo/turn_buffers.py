@@ -10,6 +10,7 @@ from typing import Final
 from speedo.weights import Layout, Vector
 
 COUNT: Final = 2  # one turn is published, or added to the next one's center, while another is fetched or computed
+COUNT_KEPT: Final = 3  # where a result is needed until the turn after the next
 
 
 @dataclass(eq=False, slots=True)
@@ -32,9 +33,9 @@ class TurnBuffers:
     _free: SimpleQueue[TurnBuffer] = field(default_factory=SimpleQueue)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def take(self) -> TurnBuffer:
-        """A buffer for one user, as soon as there is one."""
-        if self._made < COUNT and self._free.empty():
+    def take(self, most: int = COUNT) -> TurnBuffer:
+        """A buffer for one user, as soon as there is one of so many."""
+        if self._made < most and self._free.empty():
             self._made += 1
             self._free.put(TurnBuffer(self.layout.zeros()))
         buffer = self._free.get()

@@ -84,16 +84,15 @@ class Worker:
         if command.moving_rate is None:
             self.engine.load_weights(center)
         else:
-            self._pull(center, command.moving_rate, pull_towards)
+            self._pull(center, command.moving_rate)
         if seen is not None:
             seen.check()
 
-    def _pull(
-        self, center: Vector, rate: float, by: Callable[[Vector, Vector, float], None]
-    ) -> None:
+    def _pull(self, center: Vector, rate: float, sent: Vector | None = None) -> None:
         def pull(blob: Blob, place: slice, weights: Vector) -> None:
             if not blob.statistic:
-                by(weights, center[place], rate)
+                then = None if sent is None else sent[place]
+                pull_towards(weights, center[place], rate, then)
 
         self.engine.change_weights(pull)
 

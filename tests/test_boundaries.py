@@ -52,8 +52,8 @@ ONLY: dict[str, set[str]] = {
     "data": {"errors"},
     "compression": {"config_file", "errors", "weights"},
     "solver": {"errors", "engines.caffe_import"},  # it reads prototxt with Caffe's own messages
-    "books": {"messages", "sgd_modes.rules"},
-    "coordinator": {"books", "messages", "sgd_modes.base", "sgd_modes.rules", "weights"},
+    "books": {"messages", "sgd_modes.rules", "weights"},
+    "coordinator": {"books", "messages", "sgd_modes.base", "sgd_modes.rules"},
     "gate": {"weights"},
     "divergence": {"weights"},
     "deadlines": {"messages"},

@@ -32,9 +32,7 @@ from speedo.runlog import CONFIG, METRICS
 FEWEST: Final = 5  # turns of each worker
 WARM_UP: Final = 0.2  # of the turns of each worker: not counted
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
-CHECK_BYTES_PER_S: Final = (
-    5e9  # the checksum and the norm of a payload, and the merge: each near to memory's speed
-)
+CHECK_BYTES_PER_S: Final = 5e9  # checksum and norm of a payload, and the merge: near memory's speed
 MERGE_BYTES_PER_S: Final = 5e9
 LEAST_MESSAGE_S: Final = 2e-5
 _PARTS: Final = {"fetch", "compute", "publish"}

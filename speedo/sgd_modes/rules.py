@@ -167,22 +167,18 @@ class Elastic:
                     center[block] += pull
 
 
-def pull_towards(local: Vector, center: Vector, alpha: float) -> None:
+def pull_towards(local: Vector, center: Vector, alpha: float, sent: Vector | None = None) -> None:
     """The worker's half of elastic averaging: x_w -= alpha (x_w - center before the merge), in place.
 
     Only the center after the merge travels. As center' = center + alpha (x_w - center), the distance before
-    was x_w - center = (x_w - center') / (1 - alpha), so alpha must lie below 1.
+    was x_w - center = (x_w - center') / (1 - alpha), so alpha must lie below 1. `sent` is the x_w that was merged,
+    where the worker has gone on from it meanwhile: what the center gained is what the worker loses, later or not.
     """
-    approach(local, center, alpha / (1.0 - alpha))
-
-
-def approach(local: Vector, center: Vector, factor: float) -> None:
-    """local -= factor * (local - center), in place."""
-    share = np.float32(factor)
+    share = np.float32(alpha / (1.0 - alpha))
     with _scratch(1) as (scratch,):
         for block in _blocks(local.size):
             way = scratch[: block.stop - block.start]
-            np.subtract(local[block], center[block], out=way)
+            np.subtract((local if sent is None else sent)[block], center[block], out=way)
             way *= share
             local[block] -= way
 

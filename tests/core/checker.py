@@ -52,7 +52,7 @@ class Checker:
         self.held: dict[tuple[int, int, int], Part] = {}
         self.replica = Replica(self)
         self.strikes: dict[int, int] = {}
-        self.own_merge: dict[int, tuple[int, float]] = {}
+        self.own_merge: dict[int, tuple[int, float, int]] = {}  # version, rate, ticket
         self.merged_last: set[int] = set()
         self.owed: tuple[str, int, int, int] | None = None
         self.told: set[tuple[int, int]] = set()
@@ -218,13 +218,15 @@ class Checker:
         self.require(ahead < rules.batch * rules.max_iter, "beyond the work", train)
         own = self.own_merge.pop(worker, None)
         elastic = kind_of(options) == "WEIGHTS"
-        expected = own[1] if elastic and own is not None and own[0] == self.version else None
+        pulls = elastic and own is not None and own[0] == self.version
+        expected: tuple[float | None, int] = own[1:] if own is not None and pulls else (None, 0)
         carries = worker in self.merged_last
         if former is not None:
             rate = rate_of(options, len(self.members))
-            expected, carries = (rate if elastic else None), True
+            expected, carries = ((0.0, 0) if elastic and not pulls else expected), True
             self.require(train.after_rate == rate, "another rate than its result's", rate, train)
-        self.require(train.moving_rate == expected, "wrong moving rate", expected, train)
+        pull = train.moving_rate, train.merged
+        self.require(pull == expected, "wrong moving rate", expected, train)
         self.require(train.carry_over == carries, "carries over", train)
         self.mode.training(worker)
         self.ticket = train.ticket
@@ -260,7 +262,7 @@ class Checker:
         self.require(merge.iteration == self.samples // self.rules.batch, "iteration", merge)
         for part in merge.parts:
             if self._is(part.worker, part.incarnation):
-                self.own_merge[part.worker] = (self.version, merge.rate)
+                self.own_merge[part.worker] = (self.version, merge.rate, part.ticket)
                 self.merged_last.add(part.worker)
 
     def _drop(self, drop: Drop) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from speedo import center
-from speedo.books import Member, Turn
+from speedo.books import Member, Merged, Turn
 from speedo.center import Center
 from speedo.compression.int8 import Int8
 from speedo.coordinator import Coordinator
@@ -80,8 +80,9 @@ def releases_all(self: Partial, first: int = -1) -> tuple[int, ...]:
     return free
 
 
-def keeps_own_rate(self: Coordinator, member: Any, rule: Any, rate: float) -> float | None:
-    return 0.3 if rule.payload == 3 and member.merged is not None else None
+def keeps_own_rate(self: Member, rule: Any, version: int) -> tuple[float | None, int]:
+    merged = self.merged
+    return (0.3, merged.ticket) if rule.payload == 3 and merged is not None else (None, 0)
 
 
 def takes_late(self: Member, ticket: int) -> Turn | None:
@@ -111,6 +112,8 @@ def forgets_turns(self: Driver, *unused: object) -> None:
 
 def carries_over_what_was_refused(self: Member) -> int:
     samples = sum(turn.samples for turn in self.turns)
+    if self.turns:
+        self.merged = Merged(0, self.turns[0].rule, 1.0, self.turns[0].ticket)
     self.turns.clear()
     return samples
 
@@ -150,7 +153,7 @@ BREAKS: dict[str, tuple[str, str, Break]] = {
     "own weights after another's merge": (
         "easgd",
         "wrong moving rate",
-        replace(Coordinator, "_moving_rate", keeps_own_rate),
+        replace(Member, "catch_up", keeps_own_rate),
     ),
     "staleness is miscounted": ("async", "wrong books", after(Coordinator, "_train", counts_twice)),
     "a version is left out": ("async", "version", after(Coordinator, "_train", skips_a_version)),

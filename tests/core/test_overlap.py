@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from speedo.compression import NO_COMPRESSION, Compression
+from speedo.compression import Compression
 from speedo.coordinator import Coordinator, Plan
 from speedo.deadlines import FEWEST_TURNS, HEARTBEAT_S, TurnDeadlines, TurnsUnderWay, TurnUnderWay
-from speedo.engines.quadratic import QuadraticEngine
-from speedo.errors import PayloadError
 from speedo.messages import Action, Event, Joined, Left, Merge, Refused, Train, Trained
-from speedo.overlap import OverlappingWorker
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.base import Strategy
 from speedo.sgd_modes.easgd import easgd
 from speedo.sgd_modes.rules import AddDelta
 from speedo.simulator import SimulatedCluster, World, simulate
-from speedo.storage import keys
-from speedo.storage.base import Store
-from speedo.storage.memory_store import MemoryStore
-from speedo.storage.shared_memory_store import SharedMemoryStore
-from speedo.vectors_in_store import fetch_vector
-from speedo.weights import Blob, Kind, Layout, Vector, as_bytes, header_for
+from speedo.weights import Kind
 
 BATCH = 10
 
@@ -117,11 +107,22 @@ def test_a_worker_that_left_owes_nothing() -> None:
     assert [(one.worker, one.ticket) for one in books.issued[4:]] == [(1, 5)]
 
 
-def test_in_easgd_each_turn_ahead_is_pulled_by_the_present_rate() -> None:
+def test_in_easgd_each_merge_is_caught_up_on_in_the_next_turn_that_is_given() -> None:
+    """Its first two turns have nothing to catch up on; the third does, a turn behind the result that was merged."""
     books = Books(easgd(0.3))
-    assert [one.moving_rate for one in books.issued] == [None, None, 0.3, 0.3]
+    found = [(one.moving_rate, one.merged) for one in books.issued]
+    assert found == [(None, 0), (None, 0), (0.0, 0), (0.0, 0)]
     (train,) = trains(books.finish(1))
-    assert (train.moving_rate, train.after, train.carry_over) == (0.3, 3, True)
+    assert (train.moving_rate, train.merged, train.after) == (0.3, 1, 3)
+    assert train.carry_over
+
+
+def test_in_easgd_no_merge_is_caught_up_on_twice() -> None:
+    """Two turns after a result that was overtaken: the first catches up, the second has nothing left."""
+    books = Books(easgd(0.3))
+    assert trains(books.finish(3)) == []
+    found = [(one.ticket, one.moving_rate, one.merged) for one in trains(books.finish(1))]
+    assert found == [(5, 0.3, 1), (6, 0.0, 0)]
 
 
 # ---------------------------------------------------------------- deadlines
@@ -147,123 +148,6 @@ def test_the_clock_of_a_turn_given_ahead_begins_when_the_one_before_it_ends() ->
     outstanding.clear()
     assert turns.settle(0, 6.0) == [second]
     assert not turns
-
-
-# ---------------------------------------------------------------- the worker
-
-
-class HalfStatistics(QuadraticEngine):
-    """Says that the second half of its weights are BatchNorm's."""
-
-    def __init__(self) -> None:
-        super().__init__(4, batch=BATCH, momentum=0.9)
-        self._layout = Layout((Blob("w/0", (2,)), Blob("w/1", (2,), True)))
-
-    def change_weights(self, change: Callable[[Blob, slice, Vector], None]) -> None:
-        for blob, place in self._layout.slices():
-            change(blob, place, self._weights[place])
-
-
-def worker_of(
-    store: Store, compression: Compression = NO_COMPRESSION, engine: QuadraticEngine | None = None
-) -> OverlappingWorker:
-    engine = engine or QuadraticEngine(4, batch=BATCH, momentum=0.9)
-    worker = OverlappingWorker(
-        "run", 0, 1, engine, store, lambda: 0.0, compression=compression, outgoing=store
-    )
-    publish(worker, np.zeros(4, np.float32), 0)
-    return worker
-
-
-def publish(worker: OverlappingWorker, center: Vector, version: int) -> None:
-    body = as_bytes(center)
-    header = header_for(body, worker.engine.layout, Kind.CENTER, version=version)
-    worker.store.write(keys.center("run", version), header.pack(), body)
-
-
-def result(worker: OverlappingWorker, ticket: int, kind: Kind = Kind.DELTA) -> Vector:
-    vector = worker.engine.layout.zeros()
-    fetch_vector(worker.store, keys.payload("run", 0, ticket), worker.engine.layout, kind, vector)
-    return vector
-
-
-def train(ticket: int, **change: object) -> Train:
-    return replace(Train(0, 1, ticket, 0, 0, 1, 1, Kind.DELTA), **change)  # type: ignore[arg-type]
-
-
-@pytest.fixture(params=["views", "copies"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    if request.param == "copies":
-        return MemoryStore(clock=lambda: 0.0)
-    monkeypatch.setattr("speedo.storage.shared_memory_store._LONG", 1)
-    return SharedMemoryStore(tmp_path)
-
-
-@pytest.mark.parametrize("steps", [1, 3])
-def test_a_turn_begins_where_the_center_will_be_with_its_own_result(
-    store: Store, steps: int
-) -> None:
-    worker, waits = worker_of(store), QuadraticEngine(4, batch=BATCH, momentum=0.9)
-    worker.turn(train(1, steps=steps))
-    waits.step(steps)
-    first = result(worker, 1)
-    worker.turn(train(2, steps=steps, after=1, after_rate=0.5))
-    waits.load_weights(np.float32(0.5) * first)
-    expected = np.empty(4, np.float32)
-    before = np.float32(0.5) * first
-    waits.step(steps, expected)
-    if steps > 1:
-        waits.read_weights(expected)
-        expected -= before
-    np.testing.assert_array_equal(result(worker, 2), expected)
-
-
-def test_weights_are_pulled_towards_a_center_that_does_not_know_them(store: Store) -> None:
-    """Zhang et al. 2015, eq. 2: x -= alpha (x - center). The worker's half of a merge that is still to come."""
-    worker, engine = worker_of(store), QuadraticEngine(4, batch=BATCH, momentum=0.9)
-    worker.turn(train(1, payload=Kind.WEIGHTS))
-    engine.step(1)
-    own, center = result(worker, 1, Kind.WEIGHTS), np.full(4, 2.0, np.float32)
-    publish(worker, center, 1)
-    worker.turn(train(2, payload=Kind.WEIGHTS, version=1, moving_rate=0.25, after=1))
-    engine.load_weights(own - np.float32(0.25) * (own - center))
-    engine.step(1)
-    engine.read_weights(own)
-    np.testing.assert_allclose(result(worker, 2, Kind.WEIGHTS), own, rtol=1e-6)
-
-
-def test_without_the_result_before_it_a_turn_fails_and_the_next_begins_anew(store: Store) -> None:
-    worker = worker_of(store)
-    worker.turn(train(1))
-    for ticket in range(3, 13, 2):
-        with pytest.raises(PayloadError, match=f"before it, ticket {ticket - 1}, had no result"):
-            worker.turn(train(ticket, after=ticket - 1))
-        store.write(keys.center("run", 8), *as_written(worker, 7))
-        with pytest.raises(PayloadError, match="holds version 7"):
-            worker.turn(train(ticket + 1, version=8))
-    worker.turn(train(20))
-    worker.turn(train(21, after=20))
-    assert np.any(result(worker, 21))
-
-
-def as_written(worker: OverlappingWorker, version: int) -> tuple[bytes, memoryview]:
-    """A center of this version, head and body."""
-    body = as_bytes(np.zeros(4, np.float32))
-    return header_for(body, worker.engine.layout, Kind.CENTER, version=version).pack(), body
-
-
-def test_statistics_of_a_compressed_result_are_added_whole(store: Store) -> None:
-    """A codec sends BatchNorm's sums beside the rest, and its encoding must leave the own result as it was."""
-    worker = worker_of(store, Compression("int8"), HalfStatistics())
-    worker.turn(train(1))
-    exact = worker_of(MemoryStore(clock=lambda: 0.0), engine=HalfStatistics())
-    exact.turn(train(1))
-    for one in (worker, exact):
-        one.turn(train(2, after=1))
-    found, expected = (one.engine.layout.zeros() for one in (worker, exact))
-    worker.engine.read_weights(found)
-    exact.engine.read_weights(expected)
-    np.testing.assert_array_equal(found, expected)
 
 
 # ---------------------------------------------------------------- whole runs

@@ -1,0 +1,156 @@
+"""A worker whose turns overlap, alone: what it begins with, what it sends, and what becomes of its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from speedo.compression import NO_COMPRESSION, Compression
+from speedo.engines.quadratic import QuadraticEngine
+from speedo.errors import PayloadError
+from speedo.messages import Train
+from speedo.overlap import OverlappingWorker
+from speedo.storage import keys
+from speedo.storage.base import Store
+from speedo.storage.memory_store import MemoryStore
+from speedo.storage.shared_memory_store import SharedMemoryStore
+from speedo.vectors_in_store import fetch_vector
+from speedo.weights import Blob, Kind, Layout, Vector, as_bytes, header_for
+
+BATCH = 10
+
+
+class HalfStatistics(QuadraticEngine):
+    """Says that the second half of its weights are BatchNorm's."""
+
+    def __init__(self) -> None:
+        super().__init__(4, batch=BATCH, momentum=0.9)
+        self._layout = Layout((Blob("w/0", (2,)), Blob("w/1", (2,), True)))
+
+    def change_weights(self, change: Callable[[Blob, slice, Vector], None]) -> None:
+        for blob, place in self._layout.slices():
+            change(blob, place, self._weights[place])
+
+
+def worker_of(
+    store: Store, compression: Compression = NO_COMPRESSION, engine: QuadraticEngine | None = None
+) -> OverlappingWorker:
+    engine = engine or QuadraticEngine(4, batch=BATCH, momentum=0.9)
+    worker = OverlappingWorker(
+        "run", 0, 1, engine, store, lambda: 0.0, compression=compression, outgoing=store
+    )
+    publish(worker, np.zeros(4, np.float32), 0)
+    return worker
+
+
+def publish(worker: OverlappingWorker, center: Vector, version: int) -> None:
+    body = as_bytes(center)
+    header = header_for(body, worker.engine.layout, Kind.CENTER, version=version)
+    worker.store.write(keys.center("run", version), header.pack(), body)
+
+
+def result(worker: OverlappingWorker, ticket: int, kind: Kind = Kind.DELTA) -> Vector:
+    vector = worker.engine.layout.zeros()
+    fetch_vector(worker.store, keys.payload("run", 0, ticket), worker.engine.layout, kind, vector)
+    return vector
+
+
+def train(ticket: int, **change: object) -> Train:
+    return replace(Train(0, 1, ticket, 0, 0, 1, 1, Kind.DELTA), **change)  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=["views", "copies"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    if request.param == "copies":
+        return MemoryStore(clock=lambda: 0.0)
+    monkeypatch.setattr("speedo.storage.shared_memory_store._LONG", 1)
+    return SharedMemoryStore(tmp_path)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_turn_begins_where_the_center_will_be_with_its_own_result(
+    store: Store, steps: int
+) -> None:
+    worker, waits = worker_of(store), QuadraticEngine(4, batch=BATCH, momentum=0.9)
+    worker.turn(train(1, steps=steps))
+    waits.step(steps)
+    first = result(worker, 1)
+    worker.turn(train(2, steps=steps, after=1, after_rate=0.5))
+    waits.load_weights(np.float32(0.5) * first)
+    expected = np.empty(4, np.float32)
+    before = np.float32(0.5) * first
+    waits.step(steps, expected)
+    if steps > 1:
+        waits.read_weights(expected)
+        expected -= before
+    np.testing.assert_array_equal(result(worker, 2), expected)
+
+
+def test_weights_are_pulled_a_turn_later_by_what_the_center_gained(store: Store) -> None:
+    """Zhang et al. 2015, eq. 5 and 6: what the center gains by the first result the worker loses, two turns on."""
+    worker, engine = worker_of(store), QuadraticEngine(4, batch=BATCH, momentum=0.9)
+    worker.turn(train(1, payload=Kind.WEIGHTS))
+    sent, before = result(worker, 1, Kind.WEIGHTS), np.full(4, 2.0, np.float32)
+    gained = np.float32(0.25) * (sent - before)
+    publish(worker, before + gained, 1)
+    worker.turn(train(2, payload=Kind.WEIGHTS, moving_rate=0.0, after=1))
+    worker.turn(train(3, payload=Kind.WEIGHTS, version=1, moving_rate=0.25, merged=1, after=2))
+    engine.step(2)
+    own = engine.layout.zeros()
+    engine.read_weights(own)
+    np.testing.assert_array_equal(result(worker, 2, Kind.WEIGHTS), own)
+    engine.load_weights(own - gained)
+    engine.step(1)
+    engine.read_weights(own)
+    np.testing.assert_allclose(result(worker, 3, Kind.WEIGHTS), own, rtol=1e-5)
+
+
+def test_a_result_that_nobody_waits_for_any_more_gives_its_memory_back(store: Store) -> None:
+    worker = worker_of(store)
+    for ticket in range(1, 40, 4):
+        worker.turn(train(ticket, payload=Kind.WEIGHTS))
+        worker.turn(train(ticket + 1, payload=Kind.WEIGHTS, moving_rate=0.0, after=ticket))
+        with pytest.raises(PayloadError, match=f"ticket {ticket + 90}, now merged, is gone"):
+            worker.turn(
+                train(ticket + 2, payload=Kind.WEIGHTS, moving_rate=0.3, merged=ticket + 90)
+            )
+        worker.turn(train(ticket + 3, payload=Kind.WEIGHTS))
+    assert np.any(result(worker, 40, Kind.WEIGHTS))
+
+
+def test_without_the_result_before_it_a_turn_fails_and_the_next_begins_anew(store: Store) -> None:
+    worker = worker_of(store)
+    worker.turn(train(1))
+    for ticket in range(3, 13, 2):
+        with pytest.raises(PayloadError, match=f"before it, ticket {ticket - 1}, had no result"):
+            worker.turn(train(ticket, after=ticket - 1))
+        store.write(keys.center("run", 8), *as_written(worker, 7))
+        with pytest.raises(PayloadError, match="holds version 7"):
+            worker.turn(train(ticket + 1, version=8))
+    worker.turn(train(20))
+    worker.turn(train(21, after=20))
+    assert np.any(result(worker, 21))
+
+
+def as_written(worker: OverlappingWorker, version: int) -> tuple[bytes, memoryview]:
+    """A center of this version, head and body."""
+    body = as_bytes(np.zeros(4, np.float32))
+    return header_for(body, worker.engine.layout, Kind.CENTER, version=version).pack(), body
+
+
+def test_statistics_of_a_compressed_result_are_added_whole(store: Store) -> None:
+    """A codec sends BatchNorm's sums beside the rest, and its encoding must leave the own result as it was."""
+    worker = worker_of(store, Compression("int8"), HalfStatistics())
+    worker.turn(train(1))
+    exact = worker_of(MemoryStore(clock=lambda: 0.0), engine=HalfStatistics())
+    exact.turn(train(1))
+    for one in (worker, exact):
+        one.turn(train(2, after=1))
+    found, expected = (one.engine.layout.zeros() for one in (worker, exact))
+    worker.engine.read_weights(found)
+    exact.engine.read_weights(expected)
+    np.testing.assert_array_equal(found, expected)
