@@ -43,7 +43,8 @@ class Center:
     """The center vector of a run at `version`, owned by the master; published from the start.
 
     `fence` raises `FencedError` once another master has taken the run over. Where `compression` rounds centers, a
-    version lies in the store twice: as it is, for the tester, and in the form that workers fetch.
+    version lies in the store twice: as it is, for the tester, and in the form that workers fetch. Where these are
+    pulled towards centers, they would come to rest where these round to: each makes up for what the last one lost.
     """
 
     run: str
@@ -61,6 +62,7 @@ class Center:
     _spare: list[Vector] = field(default_factory=list)
     _uses: Counter[int] = field(default_factory=Counter)
     _published: set[int] = field(default_factory=set)
+    _lost: Vector | None = None
 
     def __post_init__(self) -> None:
         self._codec = make_codec(self.compression.payload, self.layout)
@@ -148,6 +150,10 @@ class Center:
         began = self.clock()
         taken[0].rule.merge(self.vector, contributions, action.rate, iteration_before)
         merged = self.clock()
+        if len(self._forms) == 1 or taken[0].rule.payload is not Kind.WEIGHTS:
+            self._lost = None
+        elif self._lost is None:
+            self._lost = self.layout.zeros()
         for held in taken:
             self._let_go(held)
         previous, self.version = self.version, action.version
@@ -176,7 +182,7 @@ class Center:
         self.fence()
         for form, codec in self._forms:
             key = form(self.run, self.version)
-            body = codec.encode(self.vector)
+            body = codec.encode(self.vector, None if codec.is_exact else self._lost)
             place = self.store.place(key, len(body))
             if place is not None:
                 place[:] = (

@@ -281,6 +281,26 @@ def test_where_workers_fetch_rounded_centers_the_exact_one_lies_beside_them() ->
     assert found.tobytes() == ones().tobytes()
 
 
+@pytest.mark.parametrize("elastic", [True, False])
+def test_rounded_centers_that_workers_are_pulled_towards_are_right_in_the_mean(
+    elastic: bool,
+) -> None:
+    """A center that stays at 1.001, a quarter of a step of bfloat16 above 1."""
+    center = make_center(compression=ROUNDED)
+    center.vector.fill(1.001)
+    rule, kind = (Elastic(0.5), Kind.WEIGHTS) if elastic else (AddDelta(1.0), Kind.DELTA)
+    payload = center.vector.copy() if elastic else LAYOUT.zeros()
+    codec, found, total = make_codec("bfloat16", LAYOUT), LAYOUT.zeros(), np.zeros(4)
+    for version in range(1, 101):
+        send(center, payload, kind=kind)
+        center.receive(EVENT, rule)
+        center.merge(merge(version), 0)
+        fetch_vector(center.store, keys.rounded("run", version), LAYOUT, Kind.CENTER, found, codec)
+        total += found
+    mean = 1.001 if elastic else 1.0
+    np.testing.assert_allclose(total / 100, mean, atol=1e-4)
+
+
 @pytest.mark.parametrize("form", [keys.center, keys.rounded])
 def test_either_form_of_the_center_is_put_back_where_it_is_lost(
     form: Callable[[str, int], str],
