@@ -2,11 +2,11 @@
 
     python -m bench.plan [--net lenet] [--rounds 3] [--seconds 5] [--megabits 1000] [--modes sync async easgd]
 
-Each round calibrates anew: Caffe, the store and the merge alone, and runs of one worker for the time of messages, on
-this machine and between hosts. Then every mode runs with 1 and 2 workers: on this machine through shared memory
-(`here`) and through Redis (`redis`), and with master and workers on hosts of their own, whose cables carry so many
-megabits each way (`link`). Those hosts are network namespaces, so this needs root, and they share the cores of this
-machine, which the prediction knows; what their packets cost its processor is measured first.
+Each round calibrates anew: Caffe, the store and the merge alone, and for each place a run of one worker there, which
+tells the messages and what a turn takes beyond its parts. Then every mode runs with 1 and 2 workers: on this machine
+through shared memory (`here`) and through Redis (`redis`), and with master and workers on hosts of their own, whose
+cables carry so many megabits each way (`link`). Those hosts are network namespaces, so this needs root, and they share
+the cores of this machine, which the prediction knows; what their packets cost its processor is measured first.
 
 A line has the medians over the rounds of what was predicted and measured, and of the error of each round. Status 1 if
 a measurement failed or an error is above 10 %.
@@ -47,6 +47,11 @@ GOOD = 0.10
 Say = Callable[[str], None]
 
 
+def options_at(place: str) -> list[str]:
+    """Of every run at this place."""
+    return [*WHOLE, *(["--same-node", "redis"] if place == "redis" else [])]
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """One thing that is predicted and measured."""
@@ -63,8 +68,7 @@ class Case:
 
     @property
     def options(self) -> list[str]:
-        redis = ["--same-node", "redis"] if self.place == "redis" else []
-        return [*WHOLE, "--local-steps", str(self.local_steps), *redis]
+        return [*options_at(self.place), "--local-steps", str(self.local_steps)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +92,22 @@ class Bed:
     megabits: float
     packet_work: float = 0.0
 
-    def calibrate(self, scratch: Path, say: Say, *, over_link: bool) -> Calibration:
-        """Caffe, store and merge measured alone; the messages from runs of one worker, here and on another host."""
+    def calibrate(self, places: Sequence[str], scratch: Path, say: Say) -> dict[str, Calibration]:
+        """Caffe, store and merge measured alone, with what a run of one worker tells of each place."""
         solver = self.net.solver(self.net.batch)
         alone = measure_solver(solver, ("async",), (1,), False, self.seconds, say)
         iterations = iterations_for(self.seconds, alone.images_per_s, self.net.batch, 1, 1, 40)
-        train(self.net, "async", 1, iterations, WHOLE, scratch, seconds=self.seconds)
-        calibration = with_run(scratch / "run", alone)
-        if not over_link:
-            return calibration
-        far = scratch / "far"
-        far.mkdir()
-        self._between_hosts("async", 1, WHOLE, far)
-        return with_run(far / "run", calibration)
+        told = {}
+        for place in places:
+            own = scratch / place
+            own.mkdir()
+            if place == "link":
+                self._between_hosts("async", 1, WHOLE, own)
+            else:
+                options = options_at(place)
+                train(self.net, "async", 1, iterations, options, own, seconds=self.seconds)
+            told[place] = with_run(own / "run", alone)
+        return told
 
     def expect(self, case: Case, calibration: Calibration) -> float:
         """Images/s by the simulator."""
@@ -161,10 +168,12 @@ def measure_round(bed: Bed, cases: Sequence[Case], say: Say) -> dict[Case, Figur
     figures: dict[Case, Figure] = {}
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=bed.net.folder)))
-        over_link = any(case.place == "link" for case in cases)
-        calibration = bed.calibrate(scratch, say, over_link=over_link)
-        say(f"calibrated: {calibration.model_dump_json(exclude={'shape', 'origin'})}")
+        places = list(dict.fromkeys(case.place for case in cases))
+        calibrations = bed.calibrate(places, scratch, say)
+        for place, one in calibrations.items():
+            say(f"calibrated, {place}: {one.model_dump_json(exclude={'shape', 'origin'})}")
         for case in cases:
+            calibration = calibrations[case.place]
             guess = bed.expect(case, calibration)
             with tempfile.TemporaryDirectory(dir=scratch) as own:
                 try:
@@ -172,9 +181,9 @@ def measure_round(bed: Bed, cases: Sequence[Case], say: Say) -> dict[Case, Figur
                 except MeasureError as error:
                     say(f"{case.name}: failed: {error}")
                     continue
-            one = figures[case]
+            found = figures[case]
             say(
-                f"{case.name}: {one.predicted:,.0f} predicted, {one.measured:,.0f} measured, {one.error:+.1%}"
+                f"{case.name}: {found.predicted:,.0f} predicted, {found.measured:,.0f} measured, {found.error:+.1%}"
             )
     return figures
 
