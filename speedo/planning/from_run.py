@@ -154,7 +154,7 @@ def with_run(folder: Path, measured: Calibration) -> Calibration:
         alone = steps * measured.step_seconds(turns[0].samples // steps)
         beyond = max(0.0, compute - alone)
         if far:  # what its fetch and publish take is the cable's
-            update["far_load"] = beyond
+            update["far_load"] = measured.load + beyond
         else:
             read = store.of(store.read, measured.center_bytes / measured.nbytes).seconds
             update["load"] = max(0.0, fetch - read) + beyond
