@@ -69,12 +69,12 @@ def engine_of(pipeline: TurnPipeline) -> HeldEngine:
     return engine
 
 
-def results(pipeline: TurnPipeline, *tickets: int) -> list[Vector]:
+def results(pipeline: TurnPipeline, *tickets: int, kind: Kind = Kind.DELTA) -> list[Vector]:
     worker, found = pipeline.worker, []
     for ticket in tickets:
         vector = worker.engine.layout.zeros()
         key = keys.payload("run", 0, ticket)
-        fetch_vector(worker.store, key, worker.engine.layout, Kind.DELTA, vector)
+        fetch_vector(worker.store, key, worker.engine.layout, kind, vector)
         found.append(vector)
     return found
 
@@ -93,6 +93,30 @@ def test_turns_come_out_in_order_and_the_solver_knows_one_thread(pipeline: TurnP
         delta = np.empty(4, np.float32)
         alone.step(1, delta)
         np.testing.assert_array_equal(found, delta)
+
+
+def test_elastic_turns_lose_what_the_result_two_turns_before_them_gave(
+    pipeline: TurnPipeline,
+) -> None:
+    """Each is sent when that one has come, as the master does; the center stays at 0, so a result of x gives x / 4."""
+    elastic = {"payload": Kind.WEIGHTS, "moving_rate": 0.2}
+    turns = [pipeline.submit(train(1, payload=Kind.WEIGHTS))]
+    turns.append(pipeline.submit(train(2, payload=Kind.WEIGHTS, moving_rate=0.0, after=1)))
+    for ticket in range(3, 40):
+        assert turns[ticket - 3].result(WAIT_S).ticket == ticket - 2
+        turns.append(pipeline.submit(train(ticket, **elastic, merged=ticket - 2, after=ticket - 1)))
+    turns[-1].result(WAIT_S)
+    alone, sent, share = QuadraticEngine(4, batch=5, momentum=0.9), [], np.float32(0.2 / 0.8)
+    alone.load_weights(np.zeros(4, np.float32))
+    for found in results(pipeline, *range(1, 40), kind=Kind.WEIGHTS):
+        weights = np.empty(4, np.float32)
+        alone.read_weights(weights)
+        if len(sent) >= 2:
+            alone.load_weights(weights - share * sent[-2])
+        alone.step(1)
+        alone.read_weights(weights)
+        np.testing.assert_array_equal(found, weights)
+        sent.append(weights)
 
 
 def test_a_turn_is_fetched_and_the_one_before_published_while_the_solver_is_busy(
