@@ -21,8 +21,10 @@ from speedo.storage import keys
 from speedo.storage.base import MAX_HEAD_BYTES, Arrived
 from speedo.storage.resp import ProtocolError, Reply, ReplyError, RespStream, command, set_command
 
-AHEAD_BYTES: Final = 16 << 20
-"""How much is sent or asked for before its replies are read: what the server must buffer for us."""
+SENT_BYTES: Final = 16 << 20
+"""How much is sent before its replies are read."""
+ASKED_BYTES: Final = 4 << 20
+"""How much is asked for ahead. The server copies all of that before it sends any, out of its cache if it is more."""
 PIECE_BYTES: Final = 256 << 10
 """How much is read before the reader is told."""
 PAGE_KEYS: Final = 1000
@@ -110,7 +112,7 @@ class RedisBlobs:
         chunks = record.chunks(name)
         former = stream.ask(b"GETRANGE", name, 0, _PREFIX.size - 1) if chunks else None
         replaced = _leftovers(former, name)
-        self._write_chunks(chunks, body, _ahead(chunk_bytes), orphan_ms)
+        self._write_chunks(chunks, body, _ahead(SENT_BYTES, chunk_bytes), orphan_ms)
         reached("worker-pushing")
         stream.queue(command(b"MULTI"), command(b"GETRANGE", name, 0, _PREFIX.size - 1), replies=2)
         value = (record.pack(), head, body[: record.inline_bytes])
@@ -159,7 +161,7 @@ class RedisBlobs:
                 f"{key} has a body of {record.body_bytes} bytes, {len(into)} were expected"
             )
         head = stream.take(record.head_bytes)
-        chunks, ahead = record.chunks(key.encode()), _ahead(record.chunk_bytes)
+        chunks, ahead = record.chunks(key.encode()), _ahead(ASKED_BYTES, record.chunk_bytes)
         for chunk, _ in chunks[:ahead]:
             stream.queue(command(b"GET", chunk))
         stream.flush()
@@ -274,9 +276,9 @@ class RedisBlobs:
         return answers
 
 
-def _ahead(chunk_bytes: int) -> int:
+def _ahead(nbytes: int, chunk_bytes: int) -> int:
     """How many chunks may be under way at once."""
-    return max(2, min(AHEAD_BYTES // chunk_bytes, 256))
+    return max(2, min(nbytes // chunk_bytes, 256))
 
 
 def _leftovers(former: Reply, name: bytes) -> list[bytes]:

@@ -34,7 +34,7 @@ from speedo.storage.redis_errors import (
 from speedo.storage.resp import ProtocolError, Reply, ReplyError, RespStream
 
 PASSWORD_VARIABLE: Final = "SPEEDO_REDIS_PASSWORD"
-CHUNK_BYTES: Final = 1 << 20
+CHUNK_BYTES: Final = 2 << 20
 RECORD_BYTES: Final = 4 << 20  # shorter bodies go as one, which saves a round trip
 MAX_CHUNK_BYTES: Final = 256 << 20
 """Half of what Redis accepts as one value (proto-max-bulk-len, 512 MB)."""

@@ -143,3 +143,22 @@ def test_a_missing_program_is_told_with_the_remedy():
 def test_a_host_that_is_not_ours_is_told():
     with pytest.raises(StoreError, match=r"no Redis can be started on 192\.0\.2\.1"):
         PrivateRedis(host="192.0.2.1").__enter__()
+
+
+def fresh_pages(process: int) -> int:
+    """How many pages the kernel has given to this process."""
+    return int(Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[7])
+
+
+def test_the_memory_of_deleted_blobs_is_used_again():
+    body = memoryview(bytearray(128 << 20))
+    with PrivateRedis() as server, contextlib.closing(RedisStore(server.url)) as store:
+        before = []
+        for version in range(5):
+            before.append(fresh_pages(server.process_id))
+            store.write(f"run:center:{version}", b"head", body)
+            if version:
+                store.delete(f"run:center:{version - 1}")
+    pages = len(body) // os.sysconf("SC_PAGESIZE")
+    assert before[1] - before[0] > pages  # the figures are what they are taken for
+    assert before[4] - before[2] < pages / 2  # of two writes
