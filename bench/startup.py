@@ -1,14 +1,17 @@
 """Seconds from `speedo train` to the first merge, and memory per worker.
 
-    python -m bench.startup [--nets lenet alexnet] [--rounds 5] [--options "..."]
+    python -m bench.startup [--nets lenet alexnet] [--rounds 5] [--touch GB] [--options "..."]
 
 The files must have been read before, so a first start is not counted. Memory is that of a worker after a few turns,
 beside plain Caffe with the same net after as many steps: PSS, in which what processes share is divided among them, and
-RSS. The bound is plain Caffe and three models and 150 MB. Prints medians; status 1 if a measurement failed.
+RSS. The bound is plain Caffe and three models and 150 MB. A large model's start waits for memory, which a virtual
+machine may get slowly from its host: how fast is printed, too, and `--touch` has so much of it used before each start.
+Prints medians; status 1 if a measurement failed.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
 import shlex
@@ -19,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +41,7 @@ from bench.timed import Follower, endless
 PLAIN = Path(__file__).with_name("plain_caffe.py")
 TURNS = 5  # of each worker before its memory is taken
 POLL_S = 0.005
+TOUCHED_GB = 4  # to see how fast memory comes
 MODELS, EXTRA_MB = 3, 150.0
 
 
@@ -65,6 +70,19 @@ class Started:
 def bound_mb(plain: float, model_bytes: int) -> float:
     """What a worker may take where plain Caffe takes `plain` MB."""
     return plain + MODELS * model_bytes / 1e6 + EXTRA_MB
+
+
+def touch(gigabytes: int) -> float:
+    """Use so much memory and give it back; GB/s at which it came."""
+    if gigabytes * 1e9 > 0.8 * psutil.virtual_memory().available:
+        raise MeasureError(f"{gigabytes} GB of memory to touch are not free")
+    began = time.monotonic()
+    try:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
+        with mmap.mmap(-1, gigabytes * 10**9, flags):
+            return gigabytes / (time.monotonic() - began)
+    except OSError as error:
+        raise MeasureError(f"{gigabytes} GB of memory: {error.strerror}") from None
 
 
 def start(net: Bench, mode: str, workers: int, options: Sequence[str], scratch: Path) -> Started:
@@ -167,6 +185,7 @@ def measure(
     workers: int,
     options: Sequence[str],
     repeats: int,
+    touched: int,
     folder: Path,
     say: Clock,
 ) -> list[str]:
@@ -175,6 +194,8 @@ def measure(
     started: list[Started] = []
     model_bytes = 0
     for number in range(repeats + 1):
+        if touched:
+            touch(touched)
         with tempfile.TemporaryDirectory(dir=folder) as place:
             scratch = Path(place)
             one = start(net, mode, workers, options, scratch)
@@ -194,6 +215,7 @@ def main() -> int:
     parser.add_argument("--nets", nargs="+", choices=list(SHAPES), default=["lenet", "alexnet"])
     parser.add_argument("--mode", default="sync")
     parser.add_argument("--workers", type=whole, default=2, metavar="N")
+    parser.add_argument("--touch", type=whole, default=0, metavar="GB", help="before each start")
     parser.add_argument("--options", default="", help="more options of speedo train")
     asked = parser.parse_args()
     end_by_signals()
@@ -204,14 +226,15 @@ def main() -> int:
             net = Bench.make(name, Path(folder) / name)
             options = shlex.split(asked.options)
             try:
-                lines.append(
-                    measure(net, asked.mode, asked.workers, options, asked.rounds, net.folder, say)
-                )
+                how = asked.mode, asked.workers, options, asked.rounds, asked.touch
+                lines.append(measure(net, *how, net.folder, say))
             except MeasureError as error:
                 failures.append(f"{name}: {error}")
     write = table.markdown if asked.markdown else table.text
     medians = f"{asked.mode}, {asked.workers} workers: medians of {rounds(asked.rounds)}"
     print(f"\n{medians}; memory is PSS, and RSS in brackets\n\n{write(lines)}")
+    with suppress(MeasureError):
+        print(f"\nMemory that nobody had came at {touch(TOUCHED_GB):.2f} GB/s.")
     for failure in failures:
         print(f"failed: {failure}", file=sys.stderr)
     return 1 if failures else 0
