@@ -22,7 +22,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -233,8 +232,10 @@ def main() -> int:
     write = table.markdown if asked.markdown else table.text
     medians = f"{asked.mode}, {asked.workers} workers: medians of {rounds(asked.rounds)}"
     print(f"\n{medians}; memory is PSS, and RSS in brackets\n\n{write(lines)}")
-    with suppress(MeasureError):
+    try:
         print(f"\nMemory that nobody had came at {touch(TOUCHED_GB):.2f} GB/s.")
+    except MeasureError as error:
+        failures.append(str(error))
     for failure in failures:
         print(f"failed: {failure}", file=sys.stderr)
     return 1 if failures else 0
