@@ -1,21 +1,26 @@
 """What share of a core each part of a run takes, thread by thread.
 
-    python -m bench.processor [--net cifar10_full] [--mode async] [--workers 2] [--seconds 20]
+    python -m bench.processor [--net cifar10_full] [--mode async] [--options='--no-same-core']
 
 A run of the bundled net is watched for some seconds once every worker has had a few turns. The kernel counts the time
-of each thread (/proc/PID/task/TID/schedstat) and how often it went to sleep. Prints medians; status 1 if a run failed.
+of each thread (/proc/PID/task/TID/schedstat) and how often it went to sleep. `idle` is what the cores of the machine
+had no use for. Prints medians; status 1 if a run failed.
 """
 
 from __future__ import annotations
 
+import shlex
 import statistics
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from bench import table
 from bench.arguments import parser_for, rounds, seconds, whole
@@ -95,12 +100,23 @@ def shares(
     return {name: (core[name], sleeps[name]) for name in core}
 
 
+def idle_s() -> float:
+    """Seconds that all cores together have been idle up to now."""
+    times = psutil.cpu_times()
+    return float(times.idle + times.iowait)
+
+
 def watch(
-    net: Bench, mode: str, workers: int, seconds_of: float, scratch: Path
+    net: Bench,
+    mode: str,
+    workers: int,
+    seconds_of: float,
+    scratch: Path,
+    options: Sequence[str] = (),
 ) -> tuple[dict[str, tuple[float, float]], float]:
     """The shares of one run, and its results a second."""
     mark, run_dir = scratch.name, scratch / "run"
-    command = endless(net, mode, workers, run_dir)
+    command = [*endless(net, mode, workers, run_dir), *options]
     follower = Follower(run_dir / "metrics.jsonl")
     with (
         (scratch / "train.log").open("w") as log,
@@ -113,12 +129,16 @@ def watch(
             follower.read()
             time.sleep(POLL_S)
         began, first, before = time.monotonic(), follower.total(), threads(mark)
+        idle = idle_s()
         time.sleep(seconds_of)
+        idle = idle_s() - idle
         follower.read()
         lasted = time.monotonic() - began
-        found = shares(before, threads(mark), lasted), (follower.total() - first) / lasted
+        found = shares(before, threads(mark), lasted)
+        found["idle"] = (100.0 * idle / lasted, 0.0)
+        rate = (follower.total() - first) / lasted
         follower.close()
-    return found
+    return found, rate
 
 
 def main() -> int:
@@ -127,6 +147,9 @@ def main() -> int:
     parser.add_argument("--mode", default="async")
     parser.add_argument("--workers", type=whole, default=2, metavar="N")
     parser.add_argument("--seconds", type=seconds, default=20.0, metavar="S", help="of each run")
+    parser.add_argument(
+        "--options", type=shlex.split, default=[], metavar="OPTIONS", help="of speedo train"
+    )
     asked = parser.parse_args()
     end_by_signals()
     _, say = heading("bench.processor")
@@ -136,7 +159,16 @@ def main() -> int:
         for number in range(asked.rounds):
             with tempfile.TemporaryDirectory(dir=folder) as place:
                 try:
-                    found.append(watch(net, asked.mode, asked.workers, asked.seconds, Path(place)))
+                    found.append(
+                        watch(
+                            net,
+                            asked.mode,
+                            asked.workers,
+                            asked.seconds,
+                            Path(place),
+                            asked.options,
+                        )
+                    )
                 except MeasureError as error:
                     print(f"failed: {error}", file=sys.stderr)
                     return 1

@@ -58,6 +58,7 @@ class RunConfig(ModeOptions):
     redis_tls: bool = False
     same_node: Literal["shared-memory", "redis"] = "shared-memory"
     pace: bool = True
+    same_core: bool = True
     overlap: Overlap = "none"
     timeout: float = 120.0
     join_timeout: float | None = None

@@ -162,6 +162,11 @@ run_options = _options(
         "[default: --pace]",
     ),
     _under(
+        _RUN, "--same-core/--no-same-core", default=None,
+        help="Where workers on the master's machine take all its cores, merge a result on the core of its worker.  "
+        "[default: --same-core]",
+    ),
+    _under(
         _RUN, "--overlap", type=click.Choice(["far", "all", "none"]),
         help="async, easgd: workers that get their next turn ahead, so that they fetch and publish while they compute; "
         "far: those on other machines.  [default: none]",

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from speedo.actors.driver_core import Draw, DriverCore, DriverThread
 from speedo.actors.inbox import Inbox
 from speedo.errors import MissingKeyError, PayloadError, StoreUnavailableError
 from speedo.messages import Refused, SaveState, StateSaved, Train, Trained
@@ -28,8 +29,10 @@ SEND_S: Final = 5.0  # a message fits the socket's buffer, unless the other end 
 BACKLOG: Final = 128
 MOST_GREETING: Final = 100  # bytes
 
-Message = Train | SaveState | Trained | Refused | StateSaved
-_KINDS: Final = {kind.__name__: kind for kind in (Train, SaveState, Trained, Refused, StateSaved)}
+Message = Train | SaveState | Trained | Refused | StateSaved | DriverThread
+_KINDS: Final = {
+    kind.__name__: kind for kind in (Train, SaveState, Trained, Refused, StateSaved, DriverThread)
+}
 _FIELDS: Final = {kind: [one.name for one in fields(kind)] for kind in _KINDS.values()}
 
 
@@ -67,6 +70,8 @@ def first_line(error: BaseException) -> str:
 class WorkerChannel:
     """The worker's end: commands come out of it until the master closes it, or dies."""
 
+    _draw: Draw | None = None
+
     def __init__(self, folder: str, worker: int, incarnation: int) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
         try:
@@ -94,20 +99,28 @@ class WorkerChannel:
         with suppress(ConnectionError):
             for line in self._lines:
                 message = unpack(line)
+                if isinstance(message, DriverThread):
+                    self._draw = Draw(message, self._socket)
+                    continue
                 assert isinstance(message, Train | SaveState)
                 yield message
 
-    def answer(self, message: Trained | Refused | StateSaved) -> None:
+    def answer(self, message: Trained | Refused | StateSaved, *, waits: bool = False) -> None:
+        """To the last command. A worker that `waits` for the next has a core to offer until it comes."""
+        line = pack(message)
+        if waits and self._draw is not None:
+            self._draw()
         with self._lock, suppress(ConnectionError):  # the end of the commands comes next
-            self._socket.sendall(pack(message))
+            self._socket.sendall(line)
 
 
 class Channels:
-    """The master's end of all of them; answers go to `inbox`."""
+    """The master's end of all of them; answers go to `inbox`, and workers are told of the `core` of who reads it."""
 
-    def __init__(self, folder: Path, inbox: Inbox[Any]) -> None:
-        self.folder, self._inbox = str(folder), inbox
+    def __init__(self, folder: Path, inbox: Inbox[Any], core: DriverCore) -> None:
+        self.folder, self._inbox, self._core = str(folder), inbox, core
         self._open: dict[tuple[int, int], socket.socket] = {}
+        self._told: dict[tuple[int, int], DriverThread] = {}
         self._changed = threading.Condition()
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(f"{folder}/{SOCKET}")
@@ -135,15 +148,21 @@ class Channels:
 
     def send(self, command: Train | SaveState) -> bool:
         """Whether this worker has a channel; one that is broken loses the command, as its end is being told."""
-        channel = self._open.get((command.worker, command.incarnation))
+        key = (command.worker, command.incarnation)
+        channel = self._open.get(key)
         if channel is None:
             return False
+        line, driver = pack(command), self._core.for_workers(len(self._open))
+        if self._told.get(key) != driver:
+            self._told[key] = driver
+            line = pack(driver) + line
         with suppress(OSError):
-            channel.sendall(pack(command))
+            channel.sendall(line)
         return True
 
     def close(self, worker: int, incarnation: int) -> None:
         """No command will follow; what is under way is still answered."""
+        self._told.pop((worker, incarnation), None)
         channel = self._open.pop((worker, incarnation), None)
         if channel is not None:
             with suppress(OSError):

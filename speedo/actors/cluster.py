@@ -14,6 +14,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from speedo.actors.channel import Channels, first_line, refusal
+from speedo.actors.driver_core import DriverCore
 from speedo.actors.inbox import Inbox
 from speedo.actors.version_tests import VersionTests
 from speedo.actors.worker import Ready
@@ -53,13 +54,19 @@ class RayCluster:
         near_folder: Path | None = None,
         pace: Pace | None = None,
         new_tester: Callable[[], Any] | None = None,
+        *,
+        same_core: bool = False,
     ) -> None:
         """`near_folder` takes the socket of the channels to workers on this machine; `pace` is that of all others.
 
-        `new_tester` starts a tester; without it there are no tests.
+        `new_tester` starts a tester; without it there are no tests. With `same_core` workers on this machine may draw
+        the driver to their own core.
         """
         self._events: Inbox[Event] = Inbox()
-        self._channels = None if near_folder is None else Channels(near_folder, self._events)
+        self._core = DriverCore(same_core)
+        self._channels = (
+            None if near_folder is None else Channels(near_folder, self._events, self._core)
+        )
         self._handles: dict[tuple[int, int], Any] = {}
         self._gone: dict[tuple[int, int], Gone] = {}
         self._lock = threading.Lock()
@@ -134,7 +141,9 @@ class RayCluster:
             self._ask_for_state(command)
 
     def next_event(self, timeout_s: float) -> Event | None:
-        return self._events.get(timeout_s)
+        event = self._events.get(timeout_s)
+        self._core.awake()
+        return event
 
     def evict(self, worker: int, incarnation: int, reason: str, *, for_good: bool = False) -> None:
         """Its host ends it for sure: a process that hangs does not hear `ray.kill`."""

@@ -56,6 +56,7 @@ class MasterActor:
             Path(settings.near.folder) if settings.near.folder else None,
             Pace() if config.pace else None,
             self._make_tester,
+            same_core=config.same_core,
         )
         self._access = Access(
             settings.redis_url,

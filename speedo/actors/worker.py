@@ -171,7 +171,7 @@ class WorkerActor:
             for command in channel.commands():
                 if isinstance(command, Train):
                     try:
-                        channel.answer(self.turn(command))
+                        channel.answer(self.turn(command), waits=True)
                     except Exception as error:
                         channel.answer(refusal(command, error))
                 else:

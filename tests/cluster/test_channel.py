@@ -17,6 +17,7 @@ from speedo.actors.channel import (
     refusal,
     unpack,
 )
+from speedo.actors.driver_core import DriverCore, DriverThread
 from speedo.actors.inbox import Inbox
 from speedo.errors import EngineError, MissingKeyError, StoreUnavailableError
 from speedo.messages import Refused, SaveState, StateSaved, Train, Trained
@@ -31,7 +32,8 @@ TRAINED = Trained(3, 2, 17, 1 / 3, 640, {"fetch": 1e-9, "compute": 0.1})
 class Master:
     def __init__(self, folder: Path) -> None:
         self.heard: Inbox[Message] = Inbox()
-        self.channels = Channels(folder, self.heard)
+        self.core = DriverCore(wanted=True)
+        self.channels = Channels(folder, self.heard, self.core)
 
 
 @pytest.fixture
@@ -58,6 +60,7 @@ def serve(folder: Path, worker: int, answers: list[Trained | Refused | StateSave
         TRAINED,
         Refused(1, 2, 3, 'a "cause"\nin two lines', False),
         StateSaved(1, 2, 3, 4, 5, 6, 7, "no room"),
+        DriverThread(100, 101, [0, 3]),
     ],
 )
 def test_a_message_arrives_as_it_was(message: Message) -> None:
