@@ -4,7 +4,7 @@
 
 Two processes train, and take turns with themselves: a window in which they run freely, one in which they meet after
 each turn, and so on, in every round once. Nothing of SpeeDO is between them but its engine and a third process that is
-no more than a loop, without Ray, Redis, tickets, checks or a log. Rows:
+no more than a loop, without Ray, Redis, tickets, checks or a log; it works on the core of who waits for it. Rows:
 
 - free-running, again: the second window of the same kind tells how far the machine itself is from steady
 - round trip: a word of ten bytes to the third process and back; nothing else. What is left is the most for `async`
@@ -16,6 +16,7 @@ Ratios are taken within a round; their median is printed with the quartiles. Sta
 
 from __future__ import annotations
 
+import os
 import random
 import select
 import socket
@@ -130,13 +131,15 @@ class Middle:
 
     def _answer(self, way: Way, end: float) -> None:
         waiting: list[int] = []
-        training = set(self._by_file)
+        training, cores = set(self._by_file), os.sched_getaffinity(0)
         needed = len(training) if way.together else 1
         with select.epoll() as ready:
             for file in training:
                 ready.register(file, select.EPOLLIN)
             while training:
-                for file, _ in ready.poll():
+                events = ready.poll()
+                os.sched_setaffinity(0, cores)
+                for file, _ in events:
                     receive(self._channels[self._by_file[file]], WORD.size)
                     waiting.append(file)
                     if len(waiting) < needed:

@@ -8,6 +8,7 @@ It speaks through the socket in the folder: `Word`s of one length, so that none 
 from __future__ import annotations
 
 import json
+import os
 import socket
 import struct
 import sys
@@ -18,6 +19,7 @@ from typing import Final
 import numpy as np
 import xxhash
 
+from speedo.actors.driver_core import Draw, DriverThread
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.solver import Draws, read_solver, solver_for_worker
 from speedo.weights import Vector, as_bytes
@@ -76,6 +78,8 @@ class Turns:
         self, engine: PycaffeEngine, channel: socket.socket, payload: Path, versions: list[Path]
     ) -> None:
         self._engine, self._channel = engine, channel
+        cores, middle = sorted(os.sched_getaffinity(0)), os.getppid()
+        self._draw = Draw(DriverThread(middle, middle, cores), channel)  # as our workers do
         shape = (engine.layout.size,)
         self._payload = np.memmap(payload, np.float32, "r+", shape=shape)
         self._centers = [np.memmap(one, np.float32, "r", shape=shape) for one in versions]
@@ -102,6 +106,7 @@ class Turns:
                     self._engine.read_weights(self._payload)
                     self._payload -= center
                 digest(self._payload)
+            self._draw()
             self._channel.sendall(WORD.pack(DONE, 0, 0.0))
             what, which, _ = WORD.unpack(receive(self._channel, WORD.size))
             if what == STOP:

@@ -8,6 +8,7 @@ one long actor call, whose end Ray reports as it reports any death.
 from __future__ import annotations
 
 import json
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from speedo.actors.driver_core import Draw, DriverCore, DriverThread
-from speedo.actors.inbox import Inbox
+from speedo.actors.inbox import READ_BYTES, Inbox
 from speedo.errors import MissingKeyError, PayloadError, StoreUnavailableError
 from speedo.messages import Refused, SaveState, StateSaved, Train, Trained
 from speedo.weights import Kind
@@ -80,7 +81,6 @@ class WorkerChannel:
         except OSError:
             self._socket.close()
             raise
-        self._lines = self._socket.makefile("rb")
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -92,18 +92,30 @@ class WorkerChannel:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._lines.close()
         self._socket.close()
 
     def commands(self) -> Iterator[Train | SaveState]:
+        for line in self._lines():
+            message = unpack(line)
+            if isinstance(message, DriverThread):
+                self._draw = Draw(message, self._socket)
+                continue
+            assert isinstance(message, Train | SaveState)
+            yield message
+
+    def _lines(self) -> Iterator[bytes]:
+        ready = select.poll()
+        ready.register(self._socket, select.POLLIN)
+        rest = b""
         with suppress(ConnectionError):
-            for line in self._lines:
-                message = unpack(line)
-                if isinstance(message, DriverThread):
-                    self._draw = Draw(message, self._socket)
-                    continue
-                assert isinstance(message, Train | SaveState)
-                yield message
+            while True:
+                # Who waits in `recv` is woken for nothing as well, once the master has taken our answer out.
+                ready.poll()
+                data = self._socket.recv(READ_BYTES)
+                if not data:
+                    return
+                *lines, rest = (rest + data).split(b"\n")
+                yield from lines
 
     def answer(self, message: Trained | Refused | StateSaved, *, waits: bool = False) -> None:
         """To the last command. A worker that `waits` for the next has a core to offer until it comes."""

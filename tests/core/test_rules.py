@@ -49,6 +49,20 @@ def test_average_deltas_weights_by_samples(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("workers", "rate"), [(2, 1.0), (2, 0.3), (3, 1.0), (4, 0.5)])
+def test_deltas_that_count_alike_are_added_and_their_sum_is_scaled(
+    size: int, workers: int, rate: float
+) -> None:
+    center, *deltas = vectors(size, workers + 1)
+    total = deltas[0].copy()
+    for delta in deltas[1:]:
+        total += delta
+    expected = center + np.float32(rate / workers) * total
+    AverageDeltas(rate).merge(center, [Contribution(delta, 7) for delta in deltas], rate, 0)
+    np.testing.assert_array_equal(center, expected)
+
+
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("alpha", [0.05, 0.225, 0.45, 0.9, 0.99])
 def test_both_halves_of_elastic_averaging_move_by_the_same_distance(
     size: int, alpha: float
