@@ -2,14 +2,16 @@
 
     python -m bench.floor [--nets lenet] [--local-steps 1 10] [--workers 2] [--rounds 40] [--seconds 1]
 
-Two processes train, and take turns with themselves: a window in which they run freely, one in which they meet after
-each turn, and so on, in every round once. Nothing of SpeeDO is between them but its engine and a third process that is
-no more than a loop, without Ray, Redis, tickets, checks or a log; it works on the core of who waits for it. Rows:
+Processes train, two by default, and take turns with themselves: a window in which they run freely, one in which they
+meet after each turn, and so on, in every round once. Nothing of SpeeDO is between them but its engine and a third
+process that is no more than a loop, without Ray, Redis, tickets or a log; it works on the core of who waits for it, as
+our master does, where none is to spare. Rows:
 
 - free-running, again: the second window of the same kind tells how far the machine itself is from steady
 - round trip: a word of ten bytes to the third process and back; nothing else. What is left is the most for `async`
 - barrier: the same, but the answer waits for all; nothing is exchanged. What is left is the most for `sync`
-- exchange, async and sync: vectors in memory that all share, each summed and checked once, merged with NumPy
+- exchange, async and sync: vectors in memory that all share, merged with NumPy; who writes and who reads one takes its
+  checksum
 
 Ratios are taken within a round; their median is printed with the quartiles. Status 1 if it failed.
 """
@@ -192,7 +194,7 @@ def training(net: Bench, workers: int, steps: int) -> Iterator[Middle]:
             stack.enter_context(child(command, log=log, environment=plain_terms()))
         try:
             yield _met(stack, listener, folder, workers)
-        except (OSError, ConnectionError):
+        except OSError:
             raise MeasureError(f"a process is gone: {last_words(log)}") from None
 
 

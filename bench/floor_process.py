@@ -79,7 +79,9 @@ class Turns:
     ) -> None:
         self._engine, self._channel = engine, channel
         cores, middle = sorted(os.sched_getaffinity(0)), os.getppid()
-        self._draw = Draw(DriverThread(middle, middle, cores), channel)  # as our workers do
+        none_to_spare = len(versions) > len(cores)  # there is one more version than processes
+        driver = DriverThread(middle, middle, cores if none_to_spare else [])
+        self._draw = Draw(driver, channel)  # as our workers do
         shape = (engine.layout.size,)
         self._payload = np.memmap(payload, np.float32, "r+", shape=shape)
         self._centers = [np.memmap(one, np.float32, "r", shape=shape) for one in versions]

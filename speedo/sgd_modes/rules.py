@@ -84,11 +84,11 @@ def _add_mean(center: Vector, contributions: Sequence[Contribution], rate: float
     """
     total = sum(contribution.samples for contribution in contributions)
     factors = [np.float32(rate * contribution.samples / total) for contribution in contributions]
-    alike = len(set(factors)) == 1
+    alike = len(contributions) > 1 and len(set(factors)) == 1
     with _scratch(2) as (mean, scratch):
         for block in _blocks(center.size):
             part = mean[: block.stop - block.start]
-            if alike and len(contributions) > 1:
+            if alike:
                 np.add(contributions[0].vector[block], contributions[1].vector[block], out=part)
                 for contribution in contributions[2:]:
                     part += contribution.vector[block]
