@@ -79,7 +79,10 @@ class Member:
 
     def turn(self, ticket: int) -> Turn | None:
         """The turn of this ticket, while its result is owed."""
-        return next((turn for turn in self.turns if turn.ticket == ticket), None)
+        for turn in self.turns:
+            if turn.ticket == ticket:
+                return turn
+        return None
 
     def end(self, ticket: int) -> Turn:
         """Its result has come. It is the worker's own, which makes no other turn of it staler."""

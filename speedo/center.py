@@ -6,9 +6,10 @@ so that a merge, once decided, is carried out.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from speedo.weights import HEADER_BYTES, Header, Kind, Layout, Vector, header_fo
 PROBE_EXPIRY_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Held:
     """A payload until it is merged: in `own` memory, which is then used again, or where it lies in the store."""
 
@@ -101,7 +102,8 @@ class Center:
         self._gate.accept(rule.payload, norm)
         if held.own:
             self._over.append(key)
-        self._received[event.worker, event.ticket] = replace(held, seconds=self.clock() - began)
+        held.seconds = self.clock() - began
+        self._received[event.worker, event.ticket] = held
         return event
 
     def _take(self, key: str, rule: MergeRule) -> Held:
@@ -123,7 +125,7 @@ class Center:
         if sender != (event.worker, event.incarnation, event.ticket, self.epoch):
             raise PayloadError(f"{held.key} was written by another turn {sender}")
         norm = squared_norm(held.vector)
-        if not (np.isfinite(event.loss) and np.isfinite(norm)):
+        if not (math.isfinite(event.loss) and math.isfinite(norm)):
             raise PayloadError(
                 "it is not finite (NaN or infinity): training diverges there; lower --lr or --momentum"
             )
@@ -162,7 +164,15 @@ class Center:
         reached("master-published")
         own = {"merge": merged - began, "publish_center": self.clock() - merged}
         self._retire(previous)
-        return replace(action, timings=tuple({"receive": held.seconds, **own} for held in taken))
+        timings = tuple({"receive": held.seconds, **own} for held in taken)
+        return Merge(
+            action.version,
+            action.iteration,
+            action.samples_seen,
+            action.rate,
+            action.parts,
+            timings,
+        )
 
     def drop(self, action: Drop) -> None:
         """Forget a result that is not merged; a late one may repeat one that is held and still counts."""

@@ -142,14 +142,14 @@ class Driver:
                 event = self.center.receive(event, rule)
         elif isinstance(event, Tested):
             self._on_tested(event)
-        if isinstance(event, StateSaved | Left) and self.checkpoints is not None:
+        if self.checkpoints is not None and isinstance(event, (StateSaved, Left)):
             self.checkpoints.saw(event)
         if isinstance(event, Refused) and not event.blame:
             self.center.restore()
         self._carry_out_all(self.coordinator.handle(event))
         if self._diverged is not None and self._finish is None:
             self._carry_out_all(self.coordinator.handle(self._diverged))
-        if not isinstance(event, Tested | StopAsked | StateSaved | Checkpointed | StoreTrouble):
+        if not isinstance(event, (Tested, StopAsked, StateSaved, Checkpointed, StoreTrouble)):
             self._release(self._turns.settle(event.worker, self.clock()))
         self.center.tidy()
         if not self.coordinator.short_of_workers:

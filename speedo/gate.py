@@ -31,7 +31,10 @@ class NormGate:
         known = self._accepted.get(kind, ())
         if len(known) < FEWEST:
             return None
-        usual, norm = statistics.median(known), math.sqrt(squared_norm)
+        norm = math.sqrt(squared_norm)
+        if norm <= LARGEST_RATIO * min(known):
+            return None  # the median, which takes longer to find, is not less
+        usual = statistics.median(known)
         if usual == 0.0 or norm <= LARGEST_RATIO * usual:
             return None
         return (

@@ -37,7 +37,7 @@ def read_run(folder: Path) -> RunTrace:
     """
     path = folder / METRICS
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_bytes().splitlines()
     except OSError as error:
         raise DataError(
             f"{folder} is no run directory: {path.name} cannot be read ({error.strerror}); give what --run-dir was"

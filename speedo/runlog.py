@@ -7,17 +7,17 @@ test, join and leave. `time` is seconds since the run began, on a clock that nev
 from __future__ import annotations
 
 import json
-import math
 import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any
 
 import yaml
 
 from speedo.checkpoint import Counters
 from speedo.errors import ConfigError
+from speedo.json_lines import line_of, plain
 from speedo.messages import (
     Action,
     Checkpointed,
@@ -74,7 +74,7 @@ def write_config(folder: Path, values: Mapping[str, Any]) -> None:
 
 def write_result(folder: Path, result: Mapping[str, Any]) -> None:
     """Keep the result as JSON, whole or not at all."""
-    write_whole(folder / RESULT, json.dumps(_plain(result), indent=2) + "\n")
+    write_whole(folder / RESULT, json.dumps(plain(result), indent=2) + "\n")
 
 
 class MetricsLog:
@@ -86,12 +86,12 @@ class MetricsLog:
 
     def __init__(self, folder: Path, start: float, *, resumed: bool = False) -> None:
         self._start = start
-        self._file: TextIO
+        self._file: IO[bytes]
         if resumed:
             self._file, seconds = _continued(folder / METRICS)
             self._start -= seconds
         else:
-            self._file = (folder / METRICS).open("w", encoding="utf-8", buffering=1)
+            self._file = (folder / METRICS).open("wb")
         self._timings: dict[tuple[int, int], Mapping[str, float]] = {}
         self._merged = (0, 0)  # the last version, and its iteration
         self._iterations: dict[int, int] = {}  # of the versions that are being tested
@@ -208,32 +208,22 @@ class MetricsLog:
         if self._file.closed:
             return
         line = {"time": round(now - self._start, 6), "event": event, **fields}
-        self._file.write(json.dumps(_plain(line)) + "\n")
+        self._file.write(line_of(line))
+        self._file.flush()
 
 
-def _continued(path: Path) -> tuple[TextIO, float]:
+def _continued(path: Path) -> tuple[IO[bytes], float]:
     """The log so far in a new file under the same name, without a torn last line; its last time in seconds."""
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        data = path.read_bytes()
     except FileNotFoundError:
-        text = ""
-    lines = text.splitlines(keepends=True)
-    if lines and not lines[-1].endswith("\n"):
+        data = b""
+    lines = data.splitlines(keepends=True)
+    if lines and not lines[-1].endswith(b"\n"):
         del lines[-1]
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    file = temporary.open("w", encoding="utf-8", buffering=1)
+    file = temporary.open("wb")
     file.writelines(lines)
     file.flush()
     temporary.replace(path)
     return file, float(json.loads(lines[-1])["time"]) if lines else 0.0
-
-
-def _plain(value: Any) -> Any:
-    """JSON knows neither NaN nor infinity: they become null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return value

@@ -49,6 +49,10 @@ class DType(enum.IntEnum):
     TOPK = 4
 
 
+_KINDS: Final = {int(kind): kind for kind in Kind}
+_DTYPES: Final = {int(dtype): dtype for dtype in DType}
+
+
 @dataclass(frozen=True, slots=True)
 class Blob:
     """One parameter blob. `statistic` marks BatchNorm's running sums: they are merged, but never
@@ -150,17 +154,17 @@ class Header:
             raise PayloadError(
                 f"the bytes begin with {magic!r}, not with {MAGIC!r}: not written by SpeeDO"
             )
-        if form != FORMAT or dtype not in tuple(DType):
+        written = _DTYPES.get(dtype)
+        if form != FORMAT or written is None:
             raise PayloadError(
                 f"format {form} with dtype {dtype} is not known here (format {FORMAT}, dtype up to {max(DType)}): "
                 "run the same version of SpeeDO on every node"
             )
-        try:
-            kind = Kind(kind)
-        except ValueError:
-            raise PayloadError(f"a vector of unknown kind {kind}") from None
+        what = _KINDS.get(kind)
+        if what is None:
+            raise PayloadError(f"a vector of unknown kind {kind}")
         return cls(
-            kind, count, layout, version, checksum, worker, incarnation, ticket, epoch, DType(dtype)
+            what, count, layout, version, checksum, worker, incarnation, ticket, epoch, written
         )
 
 

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "speedo"
 # From the ground up: a room imports from rooms below it and from itself, never from beside or above.
 LAYERS = (
     ("errors", "failpoints"),
-    ("weights", "bundled", "token", "config_file", "mode_options"),
+    ("weights", "bundled", "token", "config_file", "mode_options", "json_lines"),
     ("messages", "config", "checkpoint", "result"),
     ("status", "runlog", "trace", "control"),
     ("picture", "progress", "control_view", "resume"),
@@ -58,6 +58,7 @@ ONLY: dict[str, set[str]] = {
     "divergence": {"weights"},
     "deadlines": {"messages"},
     "pacing": set(),
+    "json_lines": set(),
     "driver": {"center", "coordinator", "deadlines", "messages", "roles"},
     "sharding": {"solver"},
     "supervision": set(),
@@ -67,6 +68,7 @@ ONLY: dict[str, set[str]] = {
 # Packages from outside that have one door.
 DOORS: dict[str, set[str]] = {
     "ray": {"actors"},
+    "orjson": {"json_lines"},
     "redis": {"storage.redis_store"},
     "caffe": {"engines.caffe_import"},
     "click": {"cli", "control_cli", "data_cli", "doctor_cli", "plan_cli", "run_options"},

@@ -8,6 +8,7 @@ one long actor call, whose end Ray reports as it reports any death.
 from __future__ import annotations
 
 import json
+import math
 import select
 import socket
 import threading
@@ -21,6 +22,7 @@ from typing import Any, Final, Self
 from speedo.actors.driver_core import Draw, DriverCore, DriverThread
 from speedo.actors.inbox import READ_BYTES, Inbox
 from speedo.errors import MissingKeyError, PayloadError, StoreUnavailableError
+from speedo.json_lines import line_of, values_of
 from speedo.messages import Refused, SaveState, StateSaved, Train, Trained
 from speedo.weights import Kind
 
@@ -39,18 +41,24 @@ _FIELDS: Final = {kind: [one.name for one in fields(kind)] for kind in _KINDS.va
 
 def pack(message: Message) -> bytes:
     """A message as a line."""
-    values = {name: getattr(message, name) for name in _FIELDS[type(message)]}
-    return json.dumps({"message": type(message).__name__, **values}).encode() + b"\n"
+    kind = type(message)
+    values = {name: getattr(message, name) for name in _FIELDS[kind]}
+    return line_of({"message": kind.__name__, **values})
 
 
 def unpack(line: bytes) -> Message:
-    """Raises `ValueError` or `TypeError` for anything that is no message."""
-    values = json.loads(line)
+    """Raises `ValueError` or `TypeError` for anything that is no message.
+
+    A loss of NaN or infinity, for which JSON has no word, arrives as NaN.
+    """
+    values = values_of(line)
     kind: Any = _KINDS.get(values.pop("message", ""))
     if kind is None:
         raise ValueError("no message of a channel")
     if "payload" in values:
         values["payload"] = Kind(values["payload"])
+    if values.get("loss", 0.0) is None:
+        values["loss"] = math.nan
     message: Message = kind(**values)
     return message
 
@@ -100,7 +108,7 @@ class WorkerChannel:
             if isinstance(message, DriverThread):
                 self._draw = Draw(message, self._socket)
                 continue
-            assert isinstance(message, Train | SaveState)
+            assert isinstance(message, (Train, SaveState))
             yield message
 
     def _lines(self) -> Iterator[bytes]:
@@ -165,7 +173,7 @@ class Channels:
         if channel is None:
             return False
         line, driver = pack(command), self._core.for_workers(len(self._open))
-        if self._told.get(key) != driver:
+        if self._told.get(key) is not driver:
             self._told[key] = driver
             line = pack(driver) + line
         with suppress(OSError):
@@ -209,7 +217,7 @@ class Channels:
 
 def _answer(line: bytes) -> Trained | Refused | StateSaved:
     message = unpack(line)
-    if not isinstance(message, Trained | Refused | StateSaved):
+    if not isinstance(message, (Trained, Refused, StateSaved)):
         raise ValueError("a worker sends answers")
     return message
 

@@ -1,9 +1,9 @@
 """The core that handles a result: that of the worker which waits for it.
 
 The kernel wakes a thread where it ran last. Of the driver's that is often the core of another worker, which then stands
-still, while the core of the one that waits has nothing to do (`bench/wakeups.py` counts it). So a worker that is about
-to wait draws the driver to its own core, and the driver, once awake, lets itself go. That is of use only while workers
-take all cores that the driver may use: on one to spare it disturbs nobody.
+still, while the core of the one that waits has nothing to do (`bench/processor.py` tells how long). So a worker that is
+about to wait draws the driver to its own core, and the driver, once awake, lets itself go. That is of use only while
+workers take all cores that the driver may use: on one to spare it disturbs nobody.
 """
 
 from __future__ import annotations
@@ -39,21 +39,24 @@ class DriverCore:
         self._cores: set[int] = set()
         self._thread = 0
         self._drawn = False
+        self._at_rest = self._drawable = DriverThread(os.getpid(), 0, [])
 
     def awake(self) -> None:
         """To be called by the driver's thread, whenever it has waited: it may run again where it might at first."""
         if not self._thread:
             self._cores = set(os.sched_getaffinity(0))
             self._thread = threading.get_native_id()
+            self._at_rest = DriverThread(os.getpid(), self._thread, [])
+            self._drawable = DriverThread(os.getpid(), self._thread, sorted(self._cores))
         elif self._drawn:
             with suppress(OSError):  # these cores may be gone
                 os.sched_setaffinity(0, self._cores)
 
     def for_workers(self, count: int) -> DriverThread:
-        """What workers are to know while there are so many on this machine."""
+        """What workers are to know while there are so many on this machine; the same object until it changes."""
         draw = self._wanted and self._thread != 0 and count >= len(self._cores)
         self._drawn = self._drawn or draw
-        return DriverThread(os.getpid(), self._thread, sorted(self._cores) if draw else [])
+        return self._drawable if draw else self._at_rest
 
 
 class Draw:

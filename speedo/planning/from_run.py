@@ -226,7 +226,7 @@ def _turns(folder: Path) -> list[_Worker]:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for text in file:
             try:
                 line = json.loads(text)

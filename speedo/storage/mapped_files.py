@@ -10,8 +10,8 @@ from __future__ import annotations
 import mmap
 import os
 from collections import OrderedDict
-from collections.abc import Iterator
 from contextlib import suppress
+from functools import lru_cache
 from typing import Final
 from urllib.parse import quote
 
@@ -21,6 +21,14 @@ MAPPED: Final = 6  # files of a kind that a process keeps mapped, at most
 FILE_MODE: Final = 0o600
 
 
+@lru_cache(maxsize=64)  # it is asked for several times in the life of a blob
+def file_name(key: str) -> str:
+    """Of the file of this blob, in its folder."""
+    name = quote(key, safe=":")
+    return f"%2E{name[1:]}" if name.startswith(".") else name
+
+
+@lru_cache(maxsize=64)
 def kind_of(key: str) -> str:
     """The key without its last number."""
     parts = key.split(":")
@@ -37,29 +45,39 @@ class MappedFiles:
         self._folder = folder
         self._maps: dict[str, OrderedDict[int, mmap.mmap]] = {}
 
+    def known(self, kind: str, status: os.stat_result) -> memoryview | None:
+        """The whole of this file, if it is mapped."""
+        files = self._maps.get(kind)
+        memory = None if files is None else files.get(status.st_ino)
+        if files is None or memory is None or len(memory) != status.st_size:
+            return None
+        files.move_to_end(status.st_ino)
+        return memoryview(memory)
+
     def memory_of(self, kind: str, file: int, status: os.stat_result) -> memoryview:
         """The whole of an open file, to read and to write. Raises `OSError`.
 
         A file that is mapped keeps its inode, even without a name, so its number is nobody else's.
         """
-        known = self._maps.setdefault(kind, OrderedDict())
-        memory = known.get(status.st_ino)
-        if memory is None or len(memory) != status.st_size:
-            populate = getattr(mmap, "MAP_POPULATE", 0)
-            try:
-                memory = mmap.mmap(file, status.st_size, mmap.MAP_SHARED | populate)
-            except ValueError as error:  # it was cut meanwhile
-                raise OSError(str(error)) from None
-            known[status.st_ino] = memory
-            while len(known) > MAPPED:
-                known.popitem(last=False)  # its memory goes with the last who looks at it
-        else:
-            known.move_to_end(status.st_ino)
+        known = self.known(kind, status)
+        if known is not None:
+            return known
+        if not status.st_size:
+            return memoryview(b"")  # what is empty cannot be mapped
+        populate = getattr(mmap, "MAP_POPULATE", 0)
+        try:
+            memory = mmap.mmap(file, status.st_size, mmap.MAP_SHARED | populate)
+        except ValueError as error:  # it was cut meanwhile
+            raise OSError(str(error)) from None
+        files = self._maps.setdefault(kind, OrderedDict())
+        files[status.st_ino] = memory
+        while len(files) > MAPPED:
+            files.popitem(last=False)  # its memory goes with the last who looks at it
         return memoryview(memory)
 
     def take(self, kind: str, size: int, path: str) -> memoryview | None:
         """A file of this size that waits, under a new name, to be filled; None if none does. Raises `OSError`."""
-        for spare in self._spares(kind):
+        for spare in _spares(self._folder, kind):
             with suppress(OSError):
                 os.rename(spare, path)
                 memory = self._open(kind, size, path)
@@ -82,7 +100,7 @@ class MappedFiles:
 
     def give_back(self, kind: str, path: str) -> None:
         """The blob of this file is deleted. Raises `OSError`."""
-        for spare in self._spares(kind):
+        for spare in _spares(self._folder, kind):
             if not os.path.exists(spare):
                 os.rename(path, spare)
                 return
@@ -112,6 +130,8 @@ class MappedFiles:
         finally:
             os.close(file)
 
-    def _spares(self, kind: str) -> Iterator[str]:
-        stem = f"{self._folder}/{SPARE}.{quote(kind, safe=':')}"
-        return (f"{stem}.{number}" for number in range(SPARES))
+
+@lru_cache(maxsize=64)
+def _spares(folder: str, kind: str) -> tuple[str, ...]:
+    stem = f"{folder}/{SPARE}.{quote(kind, safe=':')}"
+    return tuple(f"{stem}.{number}" for number in range(SPARES))

@@ -11,25 +11,29 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import struct
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
-from speedo.errors import MissingKeyError, PayloadError, StoreError, StoreUnavailableError
+from speedo.errors import MissingKeyError, StoreError, StoreUnavailableError
 from speedo.failpoints import reached
-from speedo.storage.base import MAX_HEAD_BYTES, Arrived, View, address_of, check_blob
-from speedo.storage.mapped_files import FILE_MODE, MappedFiles, kind_of
+from speedo.storage.base import Arrived, View, address_of, check_blob
+from speedo.storage.mapped_files import FILE_MODE, MappedFiles, file_name, kind_of
 from speedo.storage.shared_memory import MEMORY
+from speedo.storage.shared_prefix import (
+    BODY_AT,
+    PREFIX_BYTES,
+    TAKEN,
+    Lengths,
+    check_length,
+    has_expired,
+    look,
+    prefix_of,
+)
 
-_MAGIC: Final = b"SPM2"
-# magic, bytes of head and of body, expiry, number of the write
-_PREFIX: Final = struct.Struct("<4sIQdQ")
-_TAKEN: Final = bytes(_PREFIX.size)
-_BODY: Final = 8192  # where a body begins: on a page of its own, behind prefix and head
 _NEVER: Final = float("inf")
 _PASSING: Final = "."  # begins the name of a file that is not whole yet
 _LONG: Final = 64 * 1024  # bodies of so many bytes are mapped, and their files used again
@@ -47,6 +51,7 @@ class SharedMemoryStore:
         self._folder, self._clock = str(folder), clock
         self._files = MappedFiles(self._folder)
         self._placed: tuple[str, str, memoryview] | None = None  # kind, passing name, whole file
+        self._offered: memoryview | None = None  # the last that `place` gave
 
     def __repr__(self) -> str:
         return f"SharedMemoryStore({self.address})"
@@ -61,7 +66,8 @@ class SharedMemoryStore:
         if nbytes < _LONG:
             return None
         try:
-            return self._take(key, nbytes)[_BODY:]
+            self._offered = self._take(key, nbytes)[BODY_AT:]
+            return self._offered
         except OSError:
             return None  # `write` will say it
 
@@ -71,7 +77,7 @@ class SharedMemoryStore:
         """See `Store.write`. Raises `StoreUnavailableError` if the memory is full."""
         check_blob(key, head)
         end = _NEVER if expire_s is None else self._clock() + expire_s
-        prefix = _PREFIX.pack(_MAGIC, len(head), len(body), end, time.monotonic_ns())
+        prefix = prefix_of(len(head), len(body), end, time.monotonic_ns())
         try:
             if len(body) >= _LONG:
                 passing = self._write_mapped(key, prefix, head, body)
@@ -92,10 +98,10 @@ class SharedMemoryStore:
         """See `Store.read_head`."""
         file = self._open(key)
         try:
-            prefix, head_bytes, body_bytes, _ = self._look(key, file)
-            head = os.pread(file, head_bytes, _PREFIX.size)
-            self._look_again(key, os.pread(file, _PREFIX.size, 0), prefix)
-            return head, body_bytes
+            prefix, lengths = self._look(key, file)
+            head = os.pread(file, lengths.head, PREFIX_BYTES)
+            self._look_again(key, os.pread(file, PREFIX_BYTES, 0), prefix)
+            return head, lengths.body
         except OSError as error:
             raise self._error(f"reading {key}", error) from None
         finally:
@@ -105,22 +111,17 @@ class SharedMemoryStore:
         """See `Store.view`."""
         if nbytes < _LONG:
             return None
-        file = self._open(key)
-        try:
-            prefix, head_bytes, body_bytes, status = self._look(key, file)
-            _check_length(key, body_bytes, nbytes)
-            memory = self._files.memory_of(kind_of(key), file, status).toreadonly()
-        except OSError as error:
-            raise self._error(f"reading {key}", error) from None
-        finally:
-            os.close(file)
-        head = bytes(memory[_PREFIX.size : _PREFIX.size + head_bytes])
+        memory = self._memory(key)
+        prefix = bytes(memory[:PREFIX_BYTES])
+        lengths = look(prefix, len(memory), key, self._folder, self._clock())
+        check_length(key, lengths.body, nbytes)
+        head = bytes(memory[PREFIX_BYTES : PREFIX_BYTES + lengths.head])
 
         def check() -> None:
-            self._look_again(key, bytes(memory[: _PREFIX.size]), prefix)
+            self._look_again(key, bytes(memory[:PREFIX_BYTES]), prefix)
 
         check()  # the head is that of this blob
-        return View(head, memory[_BODY:], check)
+        return View(head, memory[BODY_AT:], check)
 
     def read(self, key: str, into: memoryview, arrived: Arrived | None = None) -> bytes:
         """See `Store.read`."""
@@ -131,11 +132,11 @@ class SharedMemoryStore:
             return view.head
         file = self._open(key)
         try:
-            prefix, head_bytes, body_bytes, _ = self._look(key, file)
-            _check_length(key, body_bytes, len(into))
-            head = os.pread(file, head_bytes, _PREFIX.size)
-            os.preadv(file, [into], _BODY)
-            self._look_again(key, os.pread(file, _PREFIX.size, 0), prefix)
+            prefix, lengths = self._look(key, file)
+            check_length(key, lengths.body, len(into))
+            head = os.pread(file, lengths.head, PREFIX_BYTES)
+            os.preadv(file, [into], BODY_AT)
+            self._look_again(key, os.pread(file, PREFIX_BYTES, 0), prefix)
             return head
         except OSError as error:
             raise self._error(f"reading {key}", error) from None
@@ -151,7 +152,7 @@ class SharedMemoryStore:
         """Delete a blob; whether there was one. Raises `StoreError`."""
         path = self._path(key)
         try:
-            if os.stat(path).st_size < _BODY + _LONG:
+            if os.stat(path).st_size < BODY_AT + _LONG:
                 os.unlink(path)
             else:
                 self._files.give_back(kind_of(key), path)
@@ -186,16 +187,16 @@ class SharedMemoryStore:
         """A file for a body of this length, not visible yet. Raises `OSError`."""
         kind = kind_of(key)
         if self._placed is not None:
-            if self._placed[0] == kind and len(self._placed[2]) == _BODY + nbytes:
+            if self._placed[0] == kind and len(self._placed[2]) == BODY_AT + nbytes:
                 return self._placed[2]
             self._discard()
         passing = self._passing()
-        memory = self._files.take(kind, _BODY + nbytes, passing)
+        memory = self._files.take(kind, BODY_AT + nbytes, passing)
         if memory is None:
             self._sweep()  # a killed writer leaves a file, and its successor needs one
-            memory = self._files.make(kind, _BODY + nbytes, passing)
-        self._placed = (kind, passing, memory)
-        memory[: _PREFIX.size] = _TAKEN
+            memory = self._files.make(kind, BODY_AT + nbytes, passing)
+        self._placed, self._offered = (kind, passing, memory), None
+        memory[:PREFIX_BYTES] = TAKEN
         return memory
 
     def _discard(self) -> None:
@@ -207,11 +208,11 @@ class SharedMemoryStore:
 
     def _write_mapped(self, key: str, prefix: bytes, head: bytes, body: memoryview) -> str:
         memory = self._take(key, len(body))
-        if address_of(body) != address_of(memory) + _BODY:
-            memory[_BODY:] = body
-        memory[_PREFIX.size : _PREFIX.size + len(head)] = head
-        memory[: _PREFIX.size] = prefix
         assert self._placed is not None
+        if body is not self._offered and address_of(body) != address_of(memory) + BODY_AT:
+            memory[BODY_AT:] = body
+        memory[PREFIX_BYTES : PREFIX_BYTES + len(head)] = head
+        memory[:PREFIX_BYTES] = prefix
         return self._placed[1]
 
     def _write_short(self, prefix: bytes, head: bytes, body: memoryview) -> str:
@@ -219,8 +220,8 @@ class SharedMemoryStore:
         try:
             file = os.open(passing, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
             try:
-                os.truncate(file, _BODY)
-                for part, place in ((body, _BODY), (prefix + head, 0)):
+                os.truncate(file, BODY_AT)
+                for part, place in ((body, BODY_AT), (prefix + head, 0)):
                     if os.pwrite(file, part, place) < len(part):
                         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             finally:
@@ -235,8 +236,7 @@ class SharedMemoryStore:
         return f"{self._folder}/{_PASSING}{os.getpid()}.{next(_NUMBERS)}"
 
     def _path(self, key: str) -> str:
-        name = quote(key, safe=":")
-        return f"{self._folder}/{'%2E' + name[1:] if name.startswith('.') else name}"
+        return f"{self._folder}/{file_name(key)}"
 
     def _open(self, key: str) -> int:
         try:
@@ -253,22 +253,27 @@ class SharedMemoryStore:
                 f"{key} in {self._folder} was replaced, deleted or expired while it was read"
             )
 
-    def _look(self, key: str, file: int) -> tuple[bytes, int, int, os.stat_result]:
-        """The prefix, the bytes of head and of body, which are there, and the file's status."""
-        prefix = os.pread(file, _PREFIX.size, 0)
-        if prefix == _TAKEN:
-            raise MissingKeyError(f"{key} is not in {self._folder}")
-        sound = len(prefix) == _PREFIX.size
-        unpacked = _PREFIX.unpack(prefix) if sound else (b"", 0, 0, 0.0, 0)
-        magic, head_bytes, body_bytes, end, _ = unpacked
-        status = os.fstat(file)
-        if magic != _MAGIC or head_bytes > MAX_HEAD_BYTES:
-            raise PayloadError(f"{key} in {self._folder} is damaged, or not of this version")
-        if status.st_size != _BODY + body_bytes:
-            raise PayloadError(f"{key} in {self._folder} is damaged: {status.st_size} bytes in all")
-        if end <= self._clock():
-            raise MissingKeyError(f"{key} is no longer in {self._folder}: it has expired")
-        return prefix, head_bytes, body_bytes, status
+    def _look(self, key: str, file: int) -> tuple[bytes, Lengths]:
+        """The prefix of this file, and what it says."""
+        prefix, size = os.pread(file, PREFIX_BYTES, 0), os.fstat(file).st_size
+        return prefix, look(prefix, size, key, self._folder, self._clock())
+
+    def _memory(self, key: str) -> memoryview:
+        """The whole file of this blob, to read; without opening it, where it is mapped already."""
+        kind, path = kind_of(key), self._path(key)
+        try:
+            memory = self._files.known(kind, os.stat(path))
+            if memory is None:
+                file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                try:
+                    memory = self._files.memory_of(kind, file, os.fstat(file))
+                finally:
+                    os.close(file)
+            return memory.toreadonly()
+        except FileNotFoundError:
+            raise MissingKeyError(f"{key} is not in {self._folder}") from None
+        except OSError as error:
+            raise self._error(f"reading {key}", error) from None
 
     def _sweep(self) -> None:
         """Remove what has expired, and what a writer that died left unfinished."""
@@ -282,8 +287,7 @@ class SharedMemoryStore:
         if entry.name.startswith(_PASSING):
             return not os.path.exists(f"/proc/{int(entry.name.split('.')[1])}")
         with open(entry.path, "rb") as file:
-            prefix = file.read(_PREFIX.size)
-        return len(prefix) == _PREFIX.size and _PREFIX.unpack(prefix)[3] <= self._clock()
+            return has_expired(file.read(PREFIX_BYTES), self._clock())
 
     def _error(self, what: str, error: OSError) -> StoreError:
         if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
@@ -293,8 +297,3 @@ class SharedMemoryStore:
         if error.errno == errno.ENOENT:
             return StoreUnavailableError(f"{self._folder} is gone ({what})")
         return StoreError(f"{self._folder}: {what}: {error.strerror or error}")
-
-
-def _check_length(key: str, found: int, expected: int) -> None:
-    if found != expected:
-        raise PayloadError(f"{key} has a body of {found} bytes, {expected} were expected")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 from pathlib import Path
@@ -49,6 +50,13 @@ def serve(folder: Path, worker: int, answers: list[Trained | Refused | StateSave
             told.append(command)
             channel.answer(answer)
     return told
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_json_has_no_word_for_arrives_as_none_that_is_finite(loss: float) -> None:
+    arrived = unpack(pack(Trained(3, 2, 17, loss, 640)))
+    assert isinstance(arrived, Trained)
+    assert math.isnan(arrived.loss)
 
 
 @pytest.mark.parametrize(

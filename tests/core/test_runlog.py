@@ -33,6 +33,17 @@ def test_a_late_repetition_does_not_take_the_timings_of_the_result(tmp_path: Pat
     assert lines[1]["timings"] == {"compute": 0.25}
 
 
+def test_what_json_has_no_word_for_does_not_end_the_run(tmp_path: Path) -> None:
+    """A loss that is not finite, and the name of a file that is not UTF-8."""
+    log = MetricsLog(tmp_path, start=0.0)
+    log.did(Drop(0, 1, 7, "refused", "no \udcff here", loss=float("nan")), 1.2)
+    log.did(Drop(0, 1, 8, "refused", "two\u2028lines", loss=float("inf")), 1.3)
+    log.close()
+    lines = [json.loads(line) for line in (tmp_path / METRICS).read_bytes().splitlines()]
+    assert [line["loss"] for line in lines] == [None, None]
+    assert [line["reason"] for line in lines] == ["no \udcff here", "two\u2028lines"]
+
+
 def test_trouble_is_told_after_what_was_done_before_it(tmp_path: Path) -> None:
     """A merge is told when the next turns are under way; what goes wrong with these comes after it in time."""
     log, store = MetricsLog(tmp_path, start=0.0), MemoryStore()

@@ -64,6 +64,13 @@ def test_a_foreign_file_is_refused(tmp_path: Path, damage: bytes) -> None:
         SharedMemoryStore(tmp_path).read("k", memoryview(bytearray(3)))
 
 
+@pytest.mark.parametrize("damage", [b"", b"x", b"nothing of ours" * 10_000])
+def test_a_foreign_file_is_not_looked_at(tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / "k").write_bytes(damage)
+    with pytest.raises(PayloadError, match=r"k in .* is damaged"):
+        SharedMemoryStore(tmp_path).view("k", 100_000)
+
+
 def test_a_cut_blob_is_refused(tmp_path: Path) -> None:
     store = SharedMemoryStore(tmp_path)
     put(store, "k", b"x" * 1000)
@@ -120,6 +127,17 @@ def test_a_body_is_made_and_looked_at_where_it_lies(tmp_path: Path) -> None:
     assert writer.place("k:10", size) is not None
     with pytest.raises(MissingKeyError, match="while it was read"):
         view.check()
+
+
+def test_a_body_that_was_written_is_copied_when_it_is_written_again(tmp_path: Path) -> None:
+    """Its memory is that of the first blob then, and not of the second."""
+    store = SharedMemoryStore(tmp_path)
+    memory = store.place("k:1", 100_000)
+    assert memory is not None
+    memory[:] = b"1" * 100_000
+    store.write("k:1", b"", memory)
+    store.write("k:2", b"", memory)
+    assert get(store, "k:1") == get(store, "k:2") == b"1" * 100_000
 
 
 def test_memory_that_was_not_used_is_given_back(tmp_path: Path) -> None:

@@ -1,0 +1,32 @@
+"""Lines of JSON, as the run log and the channels to workers have them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+
+_OPTIONS: Final = orjson.OPT_APPEND_NEWLINE
+values_of: Final = orjson.loads  # the values of a line; raises `ValueError`
+
+
+def line_of(values: dict[str, Any]) -> bytes:
+    """These values as a line. JSON knows neither NaN nor infinity: they become null."""
+    try:
+        return orjson.dumps(values, option=_OPTIONS)
+    except TypeError:  # the name of a file that is not UTF-8, say
+        return json.dumps(plain(values)).encode() + b"\n"
+
+
+def plain(value: Any) -> Any:
+    """The value as `json` takes it, with null for NaN and infinity."""
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    return value
