@@ -7,6 +7,7 @@ raises `StoreTimeoutError`. Keys come from `speedo.storage.keys` alone.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -44,7 +45,9 @@ class View:
 
 def address_of(memory: memoryview) -> int:
     """Where these bytes begin."""
-    return int(np.frombuffer(memory, np.uint8).__array_interface__["data"][0])
+    if memory.readonly or not len(memory):
+        return int(np.frombuffer(memory, np.uint8).__array_interface__["data"][0])
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
 class Store(Protocol):

@@ -51,7 +51,6 @@ class SharedMemoryStore:
         self._folder, self._clock = str(folder), clock
         self._files = MappedFiles(self._folder)
         self._placed: tuple[str, str, memoryview] | None = None  # kind, passing name, whole file
-        self._offered: memoryview | None = None  # the last that `place` gave
 
     def __repr__(self) -> str:
         return f"SharedMemoryStore({self.address})"
@@ -66,8 +65,7 @@ class SharedMemoryStore:
         if nbytes < _LONG:
             return None
         try:
-            self._offered = self._take(key, nbytes)[BODY_AT:]
-            return self._offered
+            return self._take(key, nbytes)[BODY_AT:]
         except OSError:
             return None  # `write` will say it
 
@@ -195,7 +193,7 @@ class SharedMemoryStore:
         if memory is None:
             self._sweep()  # a killed writer leaves a file, and its successor needs one
             memory = self._files.make(kind, BODY_AT + nbytes, passing)
-        self._placed, self._offered = (kind, passing, memory), None
+        self._placed = (kind, passing, memory)
         memory[:PREFIX_BYTES] = TAKEN
         return memory
 
@@ -209,7 +207,7 @@ class SharedMemoryStore:
     def _write_mapped(self, key: str, prefix: bytes, head: bytes, body: memoryview) -> str:
         memory = self._take(key, len(body))
         assert self._placed is not None
-        if body is not self._offered and address_of(body) != address_of(memory) + BODY_AT:
+        if address_of(body) != address_of(memory) + BODY_AT:
             memory[BODY_AT:] = body
         memory[PREFIX_BYTES : PREFIX_BYTES + len(head)] = head
         memory[:PREFIX_BYTES] = prefix
