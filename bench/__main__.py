@@ -51,6 +51,12 @@ def arguments() -> argparse.Namespace:
         metavar="NAME=OPTIONS",
         help="measure every mode also with these options of speedo train; may be repeated",
     )
+    parser.add_argument(
+        "--around",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="compare each mode with free-running processes right before and right after it, not once a round",
+    )
     parser.add_argument("--markdown", action="store_true", help="tables for docs/performance.md")
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write every single figure here too"
@@ -85,6 +91,7 @@ def main() -> int:
         (AS_IT_IS, *asked.variant),
         not asked.whole_only,
         asked.turns,
+        asked.around,
     )
     everything: dict[str, list[Round]] = {}
     failures: list[str] = []

@@ -25,13 +25,15 @@ class MeasureError(Exception):
 class Measured:
     """One measurement. `parts` is in ms, a median over the turns of all workers; `discarded` is a share.
 
-    `core` is the share of a core that the worst off of the plain processes got; NaN for a mode.
+    `core` is the share of a core that the worst off of the plain processes got; NaN for a mode. `beside` are the
+    images/s of what it is compared with, by name, where that was measured right before and right after it.
     """
 
     images_per_s: float
     parts: Mapping[str, float]
     discarded: float = 0.0
     core: float = math.nan
+    beside: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +148,21 @@ def _medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     }
 
 
+def mean_of(several: Sequence[Measured]) -> Measured:
+    """The same plain processes measured several times in a round, as one."""
+    return Measured(
+        statistics.fmean(one.images_per_s for one in several),
+        {part: statistics.fmean(one.parts[part] for one in several) for part in several[0].parts},
+        core=min(one.core for one in several),
+    )
+
+
 def paired_ratio(
     rounds: Sequence[Mapping[str, Measured]], name: str, baseline: str
 ) -> Ratio | None:
-    """`name` over `baseline`, taken within each round that has both."""
+    """`name` over `baseline`, taken within each round that has both, with the nearest in time."""
     ratios = [
-        one[name].images_per_s / one[baseline].images_per_s
+        one[name].images_per_s / one[name].beside.get(baseline, one[baseline].images_per_s)
         for one in rounds
         if name in one and baseline in one
     ]

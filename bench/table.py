@@ -108,6 +108,7 @@ def _fields(one: Measured) -> dict[str, object]:
         "ms": dict(one.parts),
         "discarded": one.discarded,
         "core": None if math.isnan(one.core) else one.core,
+        "beside": dict(one.beside),
     }
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.figures import Measured, MeasureError
+from bench.figures import Measured, MeasureError, mean_of
 from bench.nets import Bench
 from bench.runs import LEAST_TURNS, free_running, iterations_for, plain_caffe, train
 from speedo.solver import split_batch
@@ -23,6 +23,7 @@ CYCLES = 4  # of hybrid's two phases in a run
 
 Round = dict[str, Measured]
 Measure = Callable[["Row", Round, Path], Measured]  # a row, the round so far, a folder of its own
+Attempt = Callable[["Row"], Measured | None]  # none if it failed, which has been told then
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class Settings:
     variants: tuple[Variant, ...] = (AS_IT_IS,)
     split: bool = True
     turns: int = LEAST_TURNS
+    around: bool = True
 
 
 def rows_of(batch: int, settings: Settings) -> list[Row]:
@@ -117,31 +119,81 @@ def measure_net(
             raise MeasureError("the length of the run cannot be told without sequential Caffe")
         return _mode(net, row, settings, done[SEQUENTIAL], scratch)
 
-    return rounds_of(net.name, rows_of(net.batch, settings), settings.repeats, measure, say)
+    rows = rows_of(net.batch, settings)
+    return rounds_of(net.name, rows, settings.repeats, measure, say, around=settings.around)
 
 
 def rounds_of(
-    title: str, rows: Sequence[Row], repeats: int, measure: Measure, say: Callable[[str], None]
+    title: str,
+    rows: Sequence[Row],
+    repeats: int,
+    measure: Measure,
+    say: Callable[[str], None],
+    *,
+    around: bool = False,
 ) -> tuple[list[Round], list[str]]:
-    """Every row in every round, in an order that turns; and what failed, a sentence each."""
+    """Every row in every round, in an order that turns; and what failed, a sentence each.
+
+    With `around` what a row is compared with is measured right before it and right after it.
+    """
     rounds: list[Round] = []
     failures: list[str] = []
+
+    def attempt(row: Row, number: int, done: Round) -> Measured | None:
+        label = f"{title}, round {number + 1} of {repeats}, {row.name}"
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="speedo-bench-") as scratch:
+            try:
+                measured = measure(row, done, Path(scratch))
+            except MeasureError as error:
+                failures.append(f"{label}: {error}")
+                say(failures[-1])
+                return None
+        took = time.monotonic() - began
+        say(f"{label}: {measured.images_per_s:,.0f} images/s ({took:.0f} s)")
+        return measured
+
     for number in range(repeats):
         done: Round = {}
         rounds.append(done)
-        for row in turned(rows, number):
-            label = f"{title}, round {number + 1} of {repeats}, {row.name}"
-            began = time.monotonic()
-            with tempfile.TemporaryDirectory(prefix="speedo-bench-") as scratch:
-                try:
-                    done[row.name] = measure(row, done, Path(scratch))
-                except MeasureError as error:
-                    failures.append(f"{label}: {error}")
-                    say(failures[-1])
-                    continue
-            took = time.monotonic() - began
-            say(f"{label}: {done[row.name].images_per_s:,.0f} images/s ({took:.0f} s)")
+        ordered = turned(rows, number)
+        for row, measured in (_around if around else _each)(
+            ordered, lambda row, number=number, done=done: attempt(row, number, done)
+        ):
+            done[row.name] = measured
     return rounds, failures
+
+
+def _each(rows: Sequence[Row], attempt: Attempt) -> Iterator[tuple[Row, Measured]]:
+    for row in rows:
+        measured = attempt(row)
+        if measured is not None:
+            yield row, measured
+
+
+def _around(rows: Sequence[Row], attempt: Attempt) -> Iterator[tuple[Row, Measured]]:
+    """Each row with a baseline between two measurements of that; of all of these the mean stands in the round."""
+    several: dict[str, list[Measured]] = {row.baseline: [] for row in rows if row.baseline}
+    by_name = {row.name: row for row in rows}
+    latest: tuple[str, Measured | None] = ("", None)
+    for row in rows:
+        if row.baseline is None:
+            if row.name not in several:
+                yield from _each([row], attempt)
+            continue
+        if latest[0] != row.baseline:
+            latest = (row.baseline, attempt(by_name[row.baseline]))
+            several[row.baseline] += filter(None, [latest[1]])
+        measured, before = attempt(row), latest[1]
+        latest = (row.baseline, attempt(by_name[row.baseline]))
+        several[row.baseline] += filter(None, [latest[1]])
+        beside = list(filter(None, [before, latest[1]]))
+        if measured is not None and beside:
+            rate = mean_of(beside).images_per_s
+            yield row, replace(measured, beside={row.baseline: rate})
+    for name, found in several.items():
+        if found:
+            yield by_name[name], mean_of(found)
 
 
 def _mode(

@@ -16,7 +16,17 @@ from bench.figures import (
     steps_measured,
     window_of,
 )
-from bench.throughput import AS_IT_IS, SEQUENTIAL, Row, Settings, Variant, rows_of, turned
+from bench.throughput import (
+    AS_IT_IS,
+    SEQUENTIAL,
+    Round,
+    Row,
+    Settings,
+    Variant,
+    rounds_of,
+    rows_of,
+    turned,
+)
 from speedo.messages import Drop, Finish, Left, Merge, Part, Trained
 from speedo.runlog import METRICS, MetricsLog
 
@@ -89,8 +99,8 @@ def test_a_run_is_read_from_the_log_that_the_product_writes(tmp_path: Path) -> N
 
 
 def test_other_timings_of_a_run_stand_behind_the_rest_that_they_split(tmp_path: Path) -> None:
-    line = '"publish": 0.005'
-    log = [one.replace(line, f'{line}, "merge": 0.002') for one in log_of(tmp_path)]
+    line = '"publish":0.005'
+    log = [one.replace(line, f'{line},"merge":0.002') for one in log_of(tmp_path)]
     parts = run_measured(log, 2).parts
     assert list(parts) == ["turn", "fetch", "compute", "publish", "rest", "merge"]
     assert (parts["rest"], parts["merge"]) == pytest.approx((15, 2))
@@ -129,6 +139,31 @@ ROUNDS = [
 def test_ratios_are_taken_within_a_round() -> None:
     assert paired_ratio(ROUNDS, "sync", "2 free-running") == Ratio(0.9, 0.8, 1.0)
     assert paired_ratio(ROUNDS, "easgd", "2 free-running") is None
+
+
+def test_a_mode_is_compared_with_what_was_measured_right_before_and_after_it() -> None:
+    """A machine that slows down in a round must not look like the cost of the mode that came last."""
+    order: list[str] = []
+
+    def measure(row: Row, done: Round, scratch: Path) -> Measured:
+        order.append(row.name)
+        speed = 2.0 - 0.1 * len(order)
+        if row.mode == "async" and len(order) > 6:
+            raise MeasureError("it failed")
+        return measured(1000 * speed * (0.5 if row.mode else 1.0))
+
+    free = "2 free-running"
+    rows = rows_of(64, Settings(2, 8.0, 1, (1,), ("sync", "async"), split=False))
+    rounds, failures = rounds_of("lenet", rows, 2, measure, print, around=True)
+    assert order[:6] == [SEQUENTIAL, free, "sync", free, "async", free]
+    for mode in ("sync", "async"):
+        ratio = paired_ratio(rounds[:1], mode, free)
+        assert ratio is not None
+        assert ratio.median == pytest.approx(0.5)
+    assert rounds[0][free].images_per_s == pytest.approx(1000 * (1.8 + 1.6 + 1.4) / 3)
+    assert len(failures) == 1
+    assert "async" not in rounds[1]
+    assert "sync" in rounds[1]
 
 
 def test_the_tables_say_what_failed_and_compare_like_with_like() -> None:

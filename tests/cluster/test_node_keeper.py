@@ -91,7 +91,7 @@ def test_nothing_of_a_node_outlives_those_that_were_killed(
     run = speedo.start(
         "train", str(problem), "--max-iter", "1000000", "--test-interval", "0", "--run-dir", "run"
     )
-    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version": 10,', 90)
+    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":10,', 90)
     (raylet,) = (one for one in speedo.left() if one.name() == "raylet")
     files = (str(link.readlink()) for link in Path(f"/proc/{raylet.pid}/fd").iterdir())
     folder = next(name for name in files if "/speedo-ray-" in name).split("/session_")[0]

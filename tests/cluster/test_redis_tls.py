@@ -23,7 +23,7 @@ def test_a_run_over_tls_trains_and_shows_no_secret(
         "--max-iter", "120", "--test-interval", "100", "--redis-tls", "--run-dir", "run",
     )  # fmt: skip
     worker = speedo.start("worker", "--master", f"127.0.0.1:{port}")
-    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version": 10,', 90)
+    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":10,', 90)
     shown = []
     for process in speedo.left():
         try:

@@ -25,7 +25,7 @@ class Running:
     def __init__(self, speedo: Commands, solver: Path, *options: str) -> None:
         self.speedo, self.run = speedo, speedo.folder / "run"
         self.process = speedo.start("train", str(solver), *ENDLESS, *options)
-        wait_for_line(self.run / "metrics.jsonl", '"version": 10,', WAIT_S)
+        wait_for_line(self.run / "metrics.jsonl", '"version":10,', WAIT_S)
 
     def lines(self, *events: str) -> list[dict[str, Any]]:
         text = (self.run / "metrics.jsonl").read_text()

@@ -20,7 +20,7 @@ def test_a_tester_that_is_killed_is_replaced_and_the_last_version_is_tested(
     process = speedo.start(
         "train", str(problem), "--max-iter", "200", "--test-interval", "50", "--run-dir", str(run)
     )  # fmt: skip
-    wait_for_line(run / "metrics.jsonl", '"event": "test"', 60)
+    wait_for_line(run / "metrics.jsonl", '"event":"test"', 60)
     testers = [one for one in speedo.left() if "TesterActor" in " ".join(one.cmdline())]
     assert len(testers) == 1
     testers[0].kill()

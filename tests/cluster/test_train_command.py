@@ -57,7 +57,7 @@ def test_a_run_leaves_configuration_metrics_result_and_model(
 
 def test_ctrl_c_stops_cleanly_and_exports(speedo: Commands, problem: Path, tmp_path: Path) -> None:
     process = speedo.start(*long(problem))
-    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version": 10,', 90)
+    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":10,', 90)
     interrupt(process)
     out, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
@@ -74,11 +74,11 @@ def test_a_killed_worker_is_told_and_the_others_go_on(
 ) -> None:
     process = speedo.start(*long(problem, 400))
     metrics = tmp_path / "run" / "metrics.jsonl"
-    wait_for_line(metrics, '"version": 10,', 90)
+    wait_for_line(metrics, '"version":10,', 90)
     victim = actors(speedo, "WorkerActor")[0]
     killed = time.monotonic()
     victim.kill()
-    wait_for_line(metrics, '"event": "left"', 10)
+    wait_for_line(metrics, '"event":"left"', 10)
     assert time.monotonic() - killed < 10
     _, errors = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0, errors
@@ -95,7 +95,7 @@ def test_when_every_worker_dies_the_run_ends_with_the_cause(
     speedo: Commands, problem: Path, tmp_path: Path
 ) -> None:
     process = speedo.start(*long(problem), "--restarts", "0")
-    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version": 10,', 90)
+    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":10,', 90)
     for victim in actors(speedo, "WorkerActor"):
         victim.kill()
     _, errors = process.communicate(timeout=60)
@@ -106,7 +106,7 @@ def test_when_every_worker_dies_the_run_ends_with_the_cause(
 
 def test_nothing_outlives_a_killed_command(speedo: Commands, problem: Path, tmp_path: Path) -> None:
     process = speedo.start(*long(problem))
-    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version": 10,', 90)
+    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":10,', 90)
     assert len(speedo.left()) > 5
     os.kill(process.pid, signal.SIGKILL)
     process.wait()

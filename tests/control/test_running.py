@@ -34,7 +34,7 @@ def only_run(speedo: Commands) -> dict[str, Any]:
 def started(speedo: Commands, problem: Path, folder: Path) -> subprocess.Popen[str]:
     process = speedo.start("train", str(problem), *LONG)
     metrics, deadline = folder / "run" / "metrics.jsonl", time.monotonic() + 90
-    while not (metrics.exists() and '"version": 10,' in metrics.read_text()):
+    while not (metrics.exists() and '"version":10,' in metrics.read_text()):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline, "nothing was merged within 90 s"
         time.sleep(0.1)

@@ -39,7 +39,7 @@ def test_a_worker_host_outlives_its_master_and_joins_the_next(
     chief, other, _ = hosts
     first = speedo.start(*endless(chief, "first", problem), inside=chief.inside)
     members = speedo.start(*worker(chief, "--workers", "2"), inside=other.inside)
-    wait_for_line(tmp_path / "first" / "metrics.jsonl", '"version": 10,', 90)
+    wait_for_line(tmp_path / "first" / "metrics.jsonl", '"version":10,', 90)
     first.kill()
     second = speedo.start(*master(chief, "second", 40), str(problem), inside=chief.inside)
     for process in (second, members):
@@ -57,7 +57,7 @@ def test_a_worker_host_whose_network_breaks_ends_its_workers_and_says_so(
     chief, other, _ = hosts
     speedo.start(*endless(chief, "run", problem), inside=chief.inside)
     members = speedo.start(*worker(chief, "--workers", "2", "--timeout", "5"), inside=other.inside)
-    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version": 10,', 90)
+    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":10,', 90)
     chief.pull_the_cable()
     pulled = time.monotonic()
     assert members.stderr is not None
@@ -82,7 +82,7 @@ def test_nothing_outlives_a_killed_worker_command(
     chief, other, _ = hosts
     run = speedo.start(*endless(chief, "run", problem), inside=chief.inside)
     members = speedo.start(*worker(chief, "--workers", "2"), inside=other.inside)
-    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version": 10,', 90)
+    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":10,', 90)
     members.kill()
     members.wait()
     deadline = time.monotonic() + 30

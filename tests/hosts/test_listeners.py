@@ -40,7 +40,7 @@ class Cluster:
             environment=secret,
             inside=self.member.inside,
         )
-        wait_for_line(speedo.folder / "run" / "metrics.jsonl", '"version": 3,', 90)
+        wait_for_line(speedo.folder / "run" / "metrics.jsonl", '"version":3,', 90)
 
     def ports(self, host: Host) -> list[int]:
         if host.name not in self._ports:
@@ -120,7 +120,7 @@ def test_a_second_worker_command_of_a_host_takes_the_next_hundred(cluster: Clust
         environment={"SPEEDO_TOKEN": TOKEN},
         inside=cluster.member.inside,
     )
-    wait_for_line(cluster.speedo.folder / "run" / "metrics.jsonl", '"joined", "worker": 1', 60)
+    wait_for_line(cluster.speedo.folder / "run" / "metrics.jsonl", '"joined","worker":1', 60)
     said = json.loads(cluster.stranger.python("tests.hosts.scan", cluster.member.address))
     second = set(said) - set(BLOCK)
     assert {56227, 56228} <= second <= set(range(56226, 56326)), sorted(second)
@@ -135,7 +135,7 @@ def test_train_listens_on_loopback_alone(tmp_path: Path) -> None:
         speedo.start(
             *("train", problem, "--workers", "1", *LONG), environment=CARELESS, inside=here.inside
         )
-        wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version": 3,', 90)
+        wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":3,', 90)
         assert len(json.loads(here.python("tests.hosts.scan", "127.0.0.1"))) >= 8
         assert json.loads(there.python("tests.hosts.scan", here.address)) == []
         speedo.stop_all()
