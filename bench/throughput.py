@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from bench.figures import Measured, MeasureError, mean_of
@@ -139,7 +140,7 @@ def rounds_of(
     rounds: list[Round] = []
     failures: list[str] = []
 
-    def attempt(row: Row, number: int, done: Round) -> Measured | None:
+    def attempt(number: int, done: Round, row: Row) -> Measured | None:
         label = f"{title}, round {number + 1} of {repeats}, {row.name}"
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="speedo-bench-") as scratch:
@@ -156,10 +157,8 @@ def rounds_of(
     for number in range(repeats):
         done: Round = {}
         rounds.append(done)
-        ordered = turned(rows, number)
-        for row, measured in (_around if around else _each)(
-            ordered, lambda row, number=number, done=done: attempt(row, number, done)
-        ):
+        walk = _around if around else _each
+        for row, measured in walk(turned(rows, number), partial(attempt, number, done)):
             done[row.name] = measured
     return rounds, failures
 
@@ -175,21 +174,25 @@ def _around(rows: Sequence[Row], attempt: Attempt) -> Iterator[tuple[Row, Measur
     """Each row with a baseline between two measurements of that; of all of these the mean stands in the round."""
     several: dict[str, list[Measured]] = {row.baseline: [] for row in rows if row.baseline}
     by_name = {row.name: row for row in rows}
+
+    def beside(name: str) -> Measured | None:
+        measured = attempt(by_name[name])
+        if measured is not None:
+            several[name].append(measured)
+        return measured
+
     latest: tuple[str, Measured | None] = ("", None)
     for row in rows:
         if row.baseline is None:
             if row.name not in several:
                 yield from _each([row], attempt)
             continue
-        if latest[0] != row.baseline:
-            latest = (row.baseline, attempt(by_name[row.baseline]))
-            several[row.baseline] += filter(None, [latest[1]])
-        measured, before = attempt(row), latest[1]
-        latest = (row.baseline, attempt(by_name[row.baseline]))
-        several[row.baseline] += filter(None, [latest[1]])
-        beside = list(filter(None, [before, latest[1]]))
-        if measured is not None and beside:
-            rate = mean_of(beside).images_per_s
+        before = latest[1] if latest[0] == row.baseline else beside(row.baseline)
+        measured, after = attempt(row), beside(row.baseline)
+        latest = (row.baseline, after)
+        near = [one for one in (before, after) if one is not None]
+        if measured is not None and near:
+            rate = mean_of(near).images_per_s
             yield row, replace(measured, beside={row.baseline: rate})
     for name, found in several.items():
         if found:

@@ -10,7 +10,6 @@ from typing import Any, Final
 import orjson
 
 _OPTIONS: Final = orjson.OPT_APPEND_NEWLINE
-values_of: Final = orjson.loads  # the values of a line; raises `ValueError`
 
 
 def line_of(values: dict[str, Any]) -> bytes:
@@ -19,6 +18,14 @@ def line_of(values: dict[str, Any]) -> bytes:
         return orjson.dumps(values, option=_OPTIONS)
     except TypeError:  # the name of a file that is not UTF-8, say
         return json.dumps(plain(values)).encode() + b"\n"
+
+
+def values_of(line: bytes) -> Any:
+    """What `line_of` made a line of; raises `ValueError` for what is no JSON."""
+    try:
+        return orjson.loads(line)
+    except ValueError:  # what is not UTF-8 is not JSON for orjson, either
+        return json.loads(line)
 
 
 def plain(value: Any) -> Any:

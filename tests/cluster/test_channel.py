@@ -62,6 +62,7 @@ def test_a_loss_that_json_has_no_word_for_arrives_as_none_that_is_finite(loss: f
 @pytest.mark.parametrize(
     "message",
     [
+        Refused(3, 2, 17, "the file no \udcff here is not UTF-8", blame=False),
         TRAIN,
         Train(0, 1, 1, 0, 0, 1, 1, Kind.GRADIENT),
         SaveState(1, 2, 3),
