@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -24,6 +24,15 @@ from speedo.run_options import FILE, FOLDER, GroupedCommand, master_options, run
 
 if TYPE_CHECKING:  # what a run needs takes a second to import, and a mistake is told before
     from speedo.result import RunResult
+
+
+_NOBODY_READS: Final = (errno.EPIPE, errno.EIO)  # `| head`, a closed terminal
+# 128 and the number of the signal, as shells have it
+_STATUS_OF_SIGNAL: Final = {
+    "stopped by Ctrl-C": 130,
+    "stopped by SIGTERM": 143,
+    "stopped by SIGHUP": 129,
+}
 
 
 class Commands(click.Group):
@@ -58,7 +67,7 @@ class Commands(click.Group):
             if error.errno == errno.ENOSPC:
                 _complain(f"{error.filename or 'standard output'} is full: make room and try again")
                 sys.exit(1)
-            if error.errno != errno.EPIPE:  # whoever read our pages has seen enough
+            if error.errno not in _NOBODY_READS:  # whoever read our pages has seen enough
                 raise
 
 
@@ -193,10 +202,12 @@ def _run(launch: Callable[[RunConfig, Progress], RunResult], options: dict[str, 
             f"{accuracy} after {result.iteration} iterations, {result.images_per_s:,.0f} images/s, "
             f"{result.seconds:.1f} s of training\n{result.model}"
         )
-    except BrokenPipeError:
+    except OSError as error:
         unread(1)  # result.json holds it too, and the status still counts
+        if error.errno not in _NOBODY_READS:
+            raise
     if not result.complete:
-        sys.exit({"stopped by Ctrl-C": 130, "stopped by SIGTERM": 143}.get(result.reason, 3))
+        sys.exit(_STATUS_OF_SIGNAL.get(result.reason, 3))
 
 
 def _usage(error: click.ClickException) -> str:
@@ -211,7 +222,7 @@ def _complain(*problems: str) -> None:
     try:
         for problem in problems:
             click.echo(f"speedo: {problem}", err=True)
-    except BrokenPipeError:
+    except OSError:
         unread(2)
 
 

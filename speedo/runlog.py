@@ -45,7 +45,7 @@ MOST_TIMINGS = 20_000  # of results whose fate is not known yet; late ones leave
 def create_run_dir(folder: Path) -> Path:
     """Make an empty run directory; raises `ConfigError` if it holds a run already or cannot be made."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_own_folders(folder)
         if (folder / METRICS).exists() or (folder / RESULT).exists():
             raise ConfigError(
                 f"run_dir {folder} already holds a run; give another, or remove that one"
@@ -58,6 +58,16 @@ def create_run_dir(folder: Path) -> Path:
             f"run_dir {folder} cannot be written: {error.strerror}; give another with --run-dir"
         ) from None
     return folder.resolve()
+
+
+def make_own_folders(folder: Path) -> None:
+    """Make the folder and those above it that are missing, for this user alone; those that are there stay as they are.
+
+    Models, logs and options are nobody else's business unless their owner says so. Raises `OSError`.
+    """
+    for missing in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
+    folder.mkdir(exist_ok=True)  # what is there and is no folder is an error
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -18,15 +18,14 @@ from typing import Final
 import psutil
 
 import speedo
-from speedo.actors.session import OBJECT_STORE_BYTES
+from speedo.actors.session import OBJECT_STORE_BYTES, RAY_FOLDER, STORE_SOCKET
 from speedo.doctor.base import Finding, Request, fail, ok, size, warn
+from speedo.private_folders import unsafe
 
 PYTHONS: Final = ((3, 11), (3, 12))  # pyproject.toml: requires-python
 LEAST_REDIS: Final = 6  # speedo.storage.redis_store
-# The longest name that Ray 2.60 gives a socket under the temporary folder, and what a socket's name may have.
-RAY_SOCKET: Final = (
-    "/speedo-ray-12345678/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store"
-)
+# The longest name of a socket under the temporary folder, and what a socket's name may have.
+RAY_SOCKET: Final = f"/speedo-ray-12345678/{RAY_FOLDER}/{STORE_SOCKET}"
 LONGEST_SOCKET: Final = 107
 TEMPORARY_BYTES: Final = 200_000_000  # logs and scratch folders of Ray and the engines
 FILES: Final = 1024  # sockets and logs of a run with some ten workers; grows with them
@@ -96,7 +95,10 @@ def temporary(request: Request) -> Iterator[Finding]:
     folder = Path(tempfile.gettempdir())
     longest = len(os.fsencode(folder)) + len(RAY_SOCKET)
     room = shutil.disk_usage(folder).free
-    if longest > LONGEST_SOCKET:
+    danger = unsafe(folder)
+    if danger is not None:
+        yield fail("temporary", danger, "")
+    elif longest > LONGEST_SOCKET:
         yield fail(
             "temporary", f"{folder} is too long a name for Ray's sockets by {longest - LONGEST_SOCKET} characters",
             "set TMPDIR to a folder with a shorter name, as in TMPDIR=/tmp",
