@@ -31,6 +31,7 @@ LONGEST_SOCKET: Final = 107
 TEMPORARY_BYTES: Final = 200_000_000  # logs and scratch folders of Ray and the engines
 FILES: Final = 1024  # sockets and logs of a run with some ten workers; grows with them
 FILES_PER_WORKER: Final = 32
+REDIS_FILES: Final = 32  # that Redis keeps for itself: CONFIG_MIN_RESERVED_FDS of its source
 SHARED: Final = Path("/dev/shm")
 
 
@@ -117,12 +118,27 @@ def temporary(request: Request) -> Iterator[Finding]:
         )  # fmt: skip
     else:
         yield ok("shared-memory", f"{size(shared)} free in {SHARED}")
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield open_files(request)
+
+
+def open_files(request: Request) -> Finding:
+    """The limit of open files against the workers.
+
+    The Redis of a master raises its own limit as far as it may, and takes as many clients fewer as it still lacks.
+    """
+    usual, most = (
+        sys.maxsize if limit == resource.RLIM_INFINITY else limit
+        for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    text = "no limit of open files" if usual == sys.maxsize else f"{usual} open files allowed"
     needed = max(FILES, FILES_PER_WORKER * request.workers)
-    if files != resource.RLIM_INFINITY and files < needed:
-        yield warn("files", f"{files} open files allowed", f"raise the limit: ulimit -n {needed}")
-    else:
-        yield ok("files", f"{files} open files allowed" if files > 0 else "no limit of open files")
+    if usual >= needed:
+        return ok("files", text)
+    text += f", {request.workers} workers and Ray may want {needed}"
+    clients = max(most - REDIS_FILES, 0)
+    if request.master is None and request.redis is None and most < needed:
+        text += f"; the master's Redis would take {clients} connections, strangers' included"
+    return warn("files", text, f"raise the limit: ulimit -n {needed}")
 
 
 def usable_cores() -> float:

@@ -26,6 +26,7 @@ _OVERSEE: Final = (
     "+acl|users",
     "+acl|save",
 )
+_KEEP_DOOR: Final = ("+client|list", "+client|kill")  # speedo.storage.redis_strangers
 
 
 def secret(password: str) -> str:
@@ -53,7 +54,7 @@ def reader_rules(keyspace: str) -> tuple[str, ...]:
 
 def acl_file(password: str) -> str:
     """The users of a server of our own when it first starts: the master, and nobody by default."""
-    rules = " ".join(("-@all", *_CALL, *_READ, *_WRITE, *_OVERSEE))
+    rules = " ".join(("-@all", *_CALL, *_READ, *_WRITE, *_OVERSEE, *_KEEP_DOOR))
     return (
         "user default off resetpass resetkeys -@all\n"
         f"user {MASTER} on {secret(password)} ~* {rules}\n"
