@@ -27,7 +27,7 @@ from speedo.storage.access import Access
 from speedo.storage.redis_errors import clients_of
 from speedo.storage.redis_server import MAX_CLIENTS, PrivateRedis
 from speedo.storage.redis_store import RedisStore
-from speedo.storage.redis_url import url_by_socket, url_with_password
+from speedo.storage.redis_url import url_with_password
 from speedo.storage.shared_memory import MEMORY, SharedMemory, room_for
 from speedo.token import how_to_join, load_token, new_token
 
@@ -143,6 +143,7 @@ def _redis(
 ) -> tuple[str, str, str]:
     """The master's URL for the user's own server or a private one, the authority of its TLS, and its unix socket."""
     config = prepared.config
+    clients = clients_of(config.workers)
     if config.redis is None:
         server = stack.enter_context(
             PrivateRedis(
@@ -150,26 +151,23 @@ def _redis(
                 port=port,
                 tls=config.redis_tls,
                 unix_socket=True,
-                max_clients=max(MAX_CLIENTS, 2 * clients_of(config.workers)),
+                max_clients=max(MAX_CLIENTS, 2 * clients),
                 tell=watch.note,
             )
         )
-        room = RedisStore(url_by_socket(server.url, server.socket_path))
-        for warning in room.check_server(clients=clients_of(config.workers)):
-            watch.note(f"warning: {warning}")
-        room.close()
-        return server.url, server.ca_pem, server.socket_path
-    url = url_with_password(config.redis)
-    store = RedisStore(url)
-    for warning in store.check_server(clients=clients_of(config.workers)):
+        url, ca_pem, socket = server.url, server.ca_pem, server.socket_path
+    else:
+        url, ca_pem, socket = url_with_password(config.redis), "", ""
+    store = RedisStore(url, ca_pem=ca_pem)
+    for warning in store.check_server(clients=clients):
         watch.note(f"warning: {warning}")
     store.close()
-    access = Access(url, prepared.run)
+    access = Access(url, prepared.run, ca_pem=ca_pem)
     problem = access.problem()
     access.close()
     if problem is not None:
         watch.note(f"warning: {problem}")
-    return url, "", ""
+    return url, ca_pem, socket
 
 
 def _spawn_master(prepared: Prepared, settings: RunSettings) -> Any:

@@ -23,6 +23,7 @@ from speedo.doctor.base import Finding, Request, fail, ok, size, warn
 
 PYTHONS: Final = ((3, 11), (3, 12))  # pyproject.toml: requires-python
 LEAST_REDIS: Final = 6  # speedo.storage.redis_store
+REDIS_WITH_USERS: Final = 7  # speedo.storage.acl
 # The longest name that Ray 2.60 gives a socket under the temporary folder, and what a socket's name may have.
 RAY_SOCKET: Final = (
     "/speedo-ray-12345678/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store"
@@ -75,7 +76,12 @@ def redis(request: Request) -> Finding:
         )
     text = f"{version[1]}.{version[2]} at {program}"
     if int(version[1]) < LEAST_REDIS:
-        return fail("redis", text, f"install Redis {LEAST_REDIS} or later")
+        return fail("redis", text, f"install Redis {LEAST_REDIS}.0 or later")
+    if needed and int(version[1]) < REDIS_WITH_USERS:
+        return warn(
+            "redis", f"{text}: workers would all share the master's password",
+            f"install Redis {REDIS_WITH_USERS}.0 or later, for a user per worker",
+        )  # fmt: skip
     return ok("redis", text)
 
 
@@ -124,7 +130,8 @@ def temporary(request: Request) -> Iterator[Finding]:
 def open_files(request: Request) -> Finding:
     """The limit of open files against the workers.
 
-    The Redis of a master raises its own limit as far as it may, and takes as many clients fewer as it still lacks.
+    The Redis of a master raises its own limit as far as it may (root's without bound), and takes as many clients fewer
+    as it still lacks.
     """
     usual, most = (
         sys.maxsize if limit == resource.RLIM_INFINITY else limit
@@ -136,8 +143,9 @@ def open_files(request: Request) -> Finding:
         return ok("files", text)
     text += f", {request.workers} workers and Ray may want {needed}"
     clients = max(most - REDIS_FILES, 0)
-    if request.master is None and request.redis is None and most < needed:
-        text += f"; the master's Redis would take {clients} connections, strangers' included"
+    starts_redis = request.master is None and request.redis is None
+    if starts_redis and most < needed and os.geteuid() != 0:
+        text += f"; the master's Redis would take {clients} connections"
     return warn("files", text, f"raise the limit: ulimit -n {needed}")
 
 

@@ -155,7 +155,7 @@ class Access:
                     raise
                 self._problem = (
                     f"{self._store.address} makes no users for workers: all of them use the password given. "
-                    "Use Redis 7, and a user who may ACL SETUSER, DELUSER and USERS"
+                    "Use Redis 7.0 or later, and a user who may ACL SETUSER, DELUSER and USERS"
                 )
             self._has_begun = True
         return self._problem

@@ -1,7 +1,7 @@
 """Who may do what in Redis: the rules of each role, as `ACL SETUSER` and an ACL file take them.
 
 A worker reads centers and writes under its own prefixes; a reader reads centers; nobody but the
-master lists keys or makes users. Rules of a key apart for reading (`%R~`) need Redis 7.
+master lists keys or makes users. Rules of a key apart for reading (`%R~`) need Redis 7.0.
 
 Source: https://redis.io/docs/latest/operate/oss_and_stack/management/security/acl/
 """

@@ -108,7 +108,9 @@ def server_problems(facts: Mapping[str, str], address: str) -> list[str]:
     problems = []
     version = facts.get("redis_version", "0")
     if int(version.split(".")[0]) < 6:
-        problems.append(f"{address} is Redis {version}: use 6.0 or later")
+        problems.append(
+            f"{address} is Redis {version}: use 6.0 or later, or 7.0 for a user per worker"
+        )
     policy = facts.get("maxmemory_policy", "noeviction")
     if facts.get("maxmemory", "0") != "0" and policy != "noeviction":
         problems.append(

@@ -45,7 +45,7 @@ _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
 
 class RedisStore:
-    """Blobs in a Redis server, version 6.0 or later.
+    """Blobs in a Redis server, version 6.0 or later; users of `access`, one per worker, need 7.0.
 
     `timeout_s` bounds connecting, every wait for the server and, with the bytes' own time, the
     whole call. A connection on which a call failed is dropped, and the next call opens a new one,

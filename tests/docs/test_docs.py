@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from speedo.cli import main
 from speedo.config import RunConfig, make_config
 from speedo.config_file import parse_phase
 from speedo.original_options import NAMES
+from speedo.status import Status, WorkerStatus
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -227,6 +229,23 @@ def test_no_machine_is_named(page: Path) -> None:
     """Paths and servers of one machine are of no use to a reader of another."""
     text = page.read_text(encoding="utf-8")
     assert not re.search(r"/(work|root|home|tmp)/|https?://", text)
+
+
+def fields_of_status() -> tuple[set[str], set[str]]:
+    """The fields of `speedo status --json` that running.md names: of a run, and of each of its workers."""
+    text = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
+    table = text.partition("`speedo status --json` prints")[2].partition("| field | meaning |")[2]
+    rows = [row.strip("|").split("|") for row in table.partition("\n\n")[0].splitlines()[2:]]
+    named = {name for row in rows for name in SPAN.findall(row[0])}
+    (workers,) = (row[1] for row in rows if row[0].strip() == "`workers`")
+    return named, set(SPAN.findall(workers.partition(";")[0]))
+
+
+def test_the_fields_of_a_status_are_in_the_table() -> None:
+    """tests/control holds the table and the output of a run together; this finds a new field without a run."""
+    run, worker = fields_of_status()
+    assert {one.name for one in dataclasses.fields(Status)} <= run
+    assert worker == {one.name for one in dataclasses.fields(WorkerStatus)} | {"away"}
 
 
 def test_the_pages_are_found() -> None:
