@@ -20,7 +20,14 @@ from speedo.doctor_cli import doctor, with_port
 from speedo.errors import ConfigError, SpeedoError
 from speedo.plan_cli import plan
 from speedo.progress import ErrorConsole, Progress, unread
-from speedo.run_options import FILE, FOLDER, GroupedCommand, master_options, run_options
+from speedo.run_options import (
+    FILE,
+    FOLDER,
+    GroupedCommand,
+    WorkerCommand,
+    master_options,
+    run_options,
+)
 
 if TYPE_CHECKING:  # what a run needs takes a second to import, and a mistake is told before
     from speedo.result import RunResult
@@ -123,7 +130,7 @@ def master(token_file: Path | None, **options: Any) -> None:
     _run(launch, options)
 
 
-@main.command(short_help="Join a master with workers of this machine.")
+@main.command(cls=WorkerCommand, short_help="Join a master with workers of this machine.")
 @click.option(
     "--master", "address", required=True, metavar="HOST[:PORT]", help="Where the master runs."
 )

@@ -15,7 +15,7 @@ TOLD: Final = frozenset(
         "run", "run_dir", "address", "pid", "speedo", "solver", "expected_workers", "min_workers", "remaining_s",
         "state", "mode", "iteration", "max_iter", "epoch", "version", "loss", "images_per_s", "seconds",
         "tested_iteration", "metrics", "dropped", "workers", "over", "wanted", "checkpoint_iteration",
-        "checkpoint_problem", "store_trouble",
+        "checkpoint_problem", "store_trouble", "notices", "noticed",
     )
 )  # fmt: skip
 

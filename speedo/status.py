@@ -30,7 +30,10 @@ RECENT_S = 10.0  # images/s and losses are means over so many of the latest seco
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """One worker as people see it; `state` is training, waiting, or how it came to be away, with the cause."""
+    """One worker as people see it; `state` is training, waiting, or how it came to be away, with the cause.
+
+    Of one that waits for the store, it is what is wrong there.
+    """
 
     worker: int
     host: str
@@ -81,6 +84,7 @@ class _Line:
     host: str = ""
     state: str = "waiting"
     outlook: str = ""
+    trouble: str = ""
     merged: int = 0
     dropped: int = 0
     loss: float = float("nan")
@@ -88,8 +92,10 @@ class _Line:
 
     @property
     def seen(self) -> str:
-        """The state as people see it: of a death, what comes after it."""
+        """The state as people see it: of a death, what comes after it; of a wait for the store, why."""
         kind, _, cause = self.state.partition(": ")
+        if self.trouble and kind != "gone":
+            return f"waiting for the store: {self.trouble}"
         return f"{self.outlook}: {cause}" if kind == "gone" and self.outlook else self.state
 
 
@@ -141,6 +147,16 @@ class StatusBoard:
         self._note(self.store_trouble, problem, "the store is back: training goes on")
         self.store_trouble = problem
 
+    def trouble_of_worker(self, worker: int, problem: str) -> None:
+        """Why this worker waits for the store; empty if it does not. Of several that do, the first is noted."""
+        before = self._any_worker_waits()
+        self._lines.setdefault(worker, _Line()).trouble = problem
+        now = f"worker {worker} waits for the store: {problem}" if self._any_worker_waits() else ""
+        self._note(before, now, "no worker waits for the store any more")
+
+    def _any_worker_waits(self) -> str:
+        return "".join(line.trouble for line in tuple(self._lines.values()))
+
     def trouble_with_checkpoint(self, problem: str) -> None:
         """What kept the latest checkpoint from the disk, or out of it; empty if nothing did."""
         self._note(self.checkpoint_problem, problem, "checkpoints are written again")
@@ -161,9 +177,10 @@ class StatusBoard:
         match event:
             case Joined():
                 line = self._lines.setdefault(event.worker, _Line())
-                line.state, line.outlook = "waiting", ""
+                line.state, line.outlook, line.trouble = "waiting", "", ""
             case Left() if not self.over:  # then they are let go
-                self._lines.setdefault(event.worker, _Line()).state = f"gone: {event.cause}"
+                line = self._lines.setdefault(event.worker, _Line())
+                line.state, line.trouble = f"gone: {event.cause}", ""
             case Trained():
                 self.results += 1
             case Tested() if not event.problem:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,8 +24,10 @@ from speedo.result import RunResult
 from speedo.resume import CHECKPOINTS, Resumed, claim, epoch_of, owned
 from speedo.settings import Near, RunSettings
 from speedo.storage.access import Access
-from speedo.storage.redis_server import PrivateRedis
-from speedo.storage.redis_store import RedisStore, url_with_password
+from speedo.storage.redis_errors import clients_of
+from speedo.storage.redis_server import MAX_CLIENTS, PrivateRedis
+from speedo.storage.redis_store import RedisStore
+from speedo.storage.redis_url import url_with_password
 from speedo.storage.shared_memory import SharedMemory, room_for
 from speedo.token import how_to_join, load_token, new_token
 
@@ -47,15 +49,15 @@ def train(config: RunConfig, watch: Watch) -> RunResult:
         from speedo.actors.host import WorkerHost
 
         master = _spawn_master(prepared, settings)
-        host = WorkerHost(
-            master, settings.for_others(), "here", prepared.run_dir / "logs", prepared.data_root
-        )
+        logs, root = prepared.run_dir / "logs", prepared.data_root
+        host = WorkerHost(master, settings.for_others(), "here", logs, root, watch.note)
         stack.callback(host.stop, "the run is over")  # it must not outlive Ray
         # They take a while to load, and the master to draw its weights.
         host.warm_up(config.workers)
         run = _begin_run(master, prepared)
         stack.enter_context(under_control(master, prepared, watch))
-        host.start(config.workers)
+        with _told_of(prepared):
+            host.start(config.workers)
         tester = _start_tester(master, prepared)  # beside the first turns: nobody waits for it yet
         result = _follow(master, run, prepared, dead, watch, tester, host)
         host.stop("the run is over")
@@ -140,22 +142,31 @@ def _redis(
 ) -> tuple[str, str, str]:
     """The master's URL for the user's own server or a private one, the authority of its TLS, and its unix socket."""
     config = prepared.config
+    clients = clients_of(config.workers)
     if config.redis is None:
         server = stack.enter_context(
-            PrivateRedis(host=config.host, port=port, tls=config.redis_tls, unix_socket=True)
+            PrivateRedis(
+                host=config.host,
+                port=port,
+                tls=config.redis_tls,
+                unix_socket=True,
+                max_clients=max(MAX_CLIENTS, 2 * clients),
+                tell=watch.note,
+            )
         )
-        return server.url, server.ca_pem, server.socket_path
-    url = url_with_password(config.redis)
-    store = RedisStore(url)
-    for warning in store.check_server():
+        url, ca_pem, socket = server.url, server.ca_pem, server.socket_path
+    else:
+        url, ca_pem, socket = url_with_password(config.redis), "", ""
+    store = RedisStore(url, ca_pem=ca_pem)
+    for warning in store.check_server(clients=clients):
         watch.note(f"warning: {warning}")
     store.close()
-    access = Access(url, prepared.run)
+    access = Access(url, prepared.run, ca_pem=ca_pem)
     problem = access.problem()
     access.close()
     if problem is not None:
         watch.note(f"warning: {problem}")
-    return url, "", ""
+    return url, ca_pem, socket
 
 
 def _spawn_master(prepared: Prepared, settings: RunSettings) -> Any:
@@ -203,14 +214,11 @@ def _follow(
     ends it with an error, and so does a `tester` whose start fails.
     """
     import ray
-    from ray.exceptions import GetTimeoutError, RayError, RayTaskError
-
-    from speedo.actors.host import cause_in
 
     with stop_signals() as stopped:
         told = False
         next_status = 0.0
-        try:
+        with _told_of(prepared):
             while not ray.wait([run], timeout=LOOK_S)[0]:
                 if stopped and not told:
                     watch.note(f"{stopped[0]}: stopping; the model so far is tested and exported")
@@ -232,19 +240,30 @@ def _follow(
             watch.show(ray.get(master.status.remote(), timeout=ANSWER_S))
             result: RunResult = ray.get(run)
             return result
-        except RayTaskError as error:
-            if isinstance(error.cause, SpeedoError):
-                raise error.cause from None
-            raise
-        except GetTimeoutError:
-            raise EngineError(
-                f"the master's process did not answer for {ANSWER_S:.0f} s{_way_on(prepared)}"
-            ) from None
-        except RayError:  # its process is gone, whatever the kind
-            log = prepared.run_dir / "logs" / "master.log"
-            raise EngineError(
-                f"the master's process died: {cause_in(log) or 'killed'}; see {log}{_way_on(prepared)}"
-            ) from None
+
+
+@contextmanager
+def _told_of(prepared: Prepared) -> Iterator[None]:
+    """Ray's errors about the master's process as errors of ours."""
+    from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+
+    from speedo.actors.host import cause_in
+
+    try:
+        yield
+    except RayTaskError as error:
+        if isinstance(error.cause, SpeedoError):
+            raise error.cause from None
+        raise
+    except GetTimeoutError:
+        raise EngineError(
+            f"the master's process did not answer for {ANSWER_S:.0f} s{_way_on(prepared)}"
+        ) from None
+    except RayError:  # its process is gone, whatever the kind
+        log = prepared.run_dir / "logs" / "master.log"
+        raise EngineError(
+            f"the master's process died: {cause_in(log) or 'killed'}; see {log}{_way_on(prepared)}"
+        ) from None
 
 
 def _way_on(prepared: Prepared) -> str:

@@ -64,7 +64,10 @@ class MasterActor:
             ca_pem=settings.redis_ca,
             saved=settings.redis_is_ours,
             patience_s=settings.timeout_s,
+            on_trouble=self._trouble_with_users,
         )
+        self._troubles: dict[str, str] = {}
+        self._troubling = threading.Lock()
         self._store = run_store(settings.redis_url, settings, self._store_trouble)
         self._all_near, self._reaching = True, threading.Lock()
         self._training = Training(
@@ -190,8 +193,24 @@ class MasterActor:
         return tester
 
     def _store_trouble(self, problem: str | None) -> None:
-        self._training.board.trouble_with_store(problem or "")
-        self._training.tell(StoreTrouble(problem or ""))
+        worst = self._worst("vectors", problem)
+        self._training.board.trouble_with_store(worst)
+        self._training.tell(StoreTrouble(worst))
+
+    def _trouble_with_users(self, problem: str | None) -> None:
+        """The same of the connection that makes users, in whatever thread wants one."""
+        self._training.board.trouble_with_store(self._worst("users", problem))
+
+    def _worst(self, connection: str, problem: str | None) -> str:
+        """What is wrong with any of the master's connections, after this news of one of them."""
+        with self._troubling:
+            self._troubles[connection] = problem or ""
+            return next(filter(None, self._troubles.values()), "")
+
+    def store_trouble_of(self, worker: int, incarnation: int, problem: str) -> None:
+        """Why a worker waits for the store; empty once it does not."""
+        if place := self._training.roster.now_at(worker, incarnation):
+            self._training.board.trouble_of_worker(place.worker, problem)
 
     def _admitted(self, place: Assignment) -> Assignment:
         """The place with a user of its own in the store; former users of its slot are shut out."""

@@ -52,6 +52,7 @@ class Seat:
         data_root: Path | None,
         now: float,
         actor: Any = None,
+        master: Any = None,
     ) -> None:
         """Start a process for this place, or take one that `warm` began; it is ready once `answer` says so."""
         self.place, self.former, self.since = place, place.worker, now
@@ -60,7 +61,7 @@ class Seat:
         self._log_begin, self._kills = size_of(self.log), memory_kills()
         self.actor = actor or _spawn(settings)
         self._who = self.actor.process.remote()
-        self.starting = self.actor.start.remote(settings, place, self.log, data_root)
+        self.starting = self.actor.start.remote(settings, place, self.log, data_root, master)
 
     def wait(self, now: float, timeout_s: float = START_S) -> Ready:
         """Wait until it is ready. Raises `SpeedoError` with what kept it from starting."""

@@ -24,12 +24,14 @@ from speedo.private_folders import unsafe
 
 PYTHONS: Final = ((3, 11), (3, 12))  # pyproject.toml: requires-python
 LEAST_REDIS: Final = 6  # speedo.storage.redis_store
+REDIS_WITH_USERS: Final = 7  # speedo.storage.acl
 # The longest name of a socket under the temporary folder, and what a socket's name may have.
 RAY_SOCKET: Final = f"/speedo-ray-12345678/{RAY_FOLDER}/{STORE_SOCKET}"
 LONGEST_SOCKET: Final = 107
 TEMPORARY_BYTES: Final = 200_000_000  # logs and scratch folders of Ray and the engines
 FILES: Final = 1024  # sockets and logs of a run with some ten workers; grows with them
 FILES_PER_WORKER: Final = 32
+REDIS_FILES: Final = 32  # that Redis keeps for itself: CONFIG_MIN_RESERVED_FDS of its source
 SHARED: Final = Path("/dev/shm")
 
 
@@ -73,7 +75,12 @@ def redis(request: Request) -> Finding:
         )
     text = f"{version[1]}.{version[2]} at {program}"
     if int(version[1]) < LEAST_REDIS:
-        return fail("redis", text, f"install Redis {LEAST_REDIS} or later")
+        return fail("redis", text, f"install Redis {LEAST_REDIS}.0 or later")
+    if needed and int(version[1]) < REDIS_WITH_USERS:
+        return warn(
+            "redis", f"{text}: workers would all share the master's password",
+            f"install Redis {REDIS_WITH_USERS}.0 or later, for a user per worker",
+        )  # fmt: skip
     return ok("redis", text)
 
 
@@ -119,12 +126,29 @@ def temporary(request: Request) -> Iterator[Finding]:
         )  # fmt: skip
     else:
         yield ok("shared-memory", f"{size(shared)} free in {SHARED}")
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield open_files(request)
+
+
+def open_files(request: Request) -> Finding:
+    """The limit of open files against the workers.
+
+    The Redis of a master raises its own limit as far as it may (root's without bound), and takes as many clients fewer
+    as it still lacks.
+    """
+    usual, most = (
+        sys.maxsize if limit == resource.RLIM_INFINITY else limit
+        for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    text = "no limit of open files" if usual == sys.maxsize else f"{usual} open files allowed"
     needed = max(FILES, FILES_PER_WORKER * request.workers)
-    if files != resource.RLIM_INFINITY and files < needed:
-        yield warn("files", f"{files} open files allowed", f"raise the limit: ulimit -n {needed}")
-    else:
-        yield ok("files", f"{files} open files allowed" if files > 0 else "no limit of open files")
+    if usual >= needed:
+        return ok("files", text)
+    text += f", {request.workers} workers and Ray may want {needed}"
+    clients = max(most - REDIS_FILES, 0)
+    starts_redis = request.master is None and request.redis is None
+    if starts_redis and most < needed and os.geteuid() != 0:
+        text += f"; the master's Redis would take {clients} connections"
+    return warn("files", text, f"raise the limit: ulimit -n {needed}")
 
 
 def usable_cores() -> float:
