@@ -55,9 +55,11 @@ def test_a_worker_says_that_nobody_answers_behind_an_open_port(
     notes: list[str] = []
     port = free_port()
     address = f"127.0.0.1:{port}"
-    with socket.create_server(("127.0.0.1", port)):
-        with pytest.raises(ClusterError, match="is no SpeeDO"):
-            meeting.wait_for_master(address, "0" * 64, 1.2, notes.append)
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(ClusterError, match="is no SpeeDO"),
+    ):
+        meeting.wait_for_master(address, "0" * 64, 1.2, notes.append)
     assert notes == [
         f"{address} takes the connection, but no master answers there yet; waiting up to 1 s"
     ]
