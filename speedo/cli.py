@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -21,6 +21,10 @@ from speedo.errors import ConfigError, SpeedoError
 from speedo.plan_cli import plan
 from speedo.progress import ErrorConsole, Progress, unread
 from speedo.run_options import FILE, FOLDER, GroupedCommand, master_options, run_options
+
+NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+NO_FILES: Final = (errno.EMFILE, errno.ENFILE)
+MISPLACED: Final = 4  # the status of a run whose outputs are not all in its directory
 
 if TYPE_CHECKING:  # what a run needs takes a second to import, and a mistake is told before
     from speedo.result import RunResult
@@ -55,8 +59,14 @@ class Commands(click.Group):
             sys.exit(error.exit_code)
         except OSError as error:
             unread(1)
-            if error.errno == errno.ENOSPC:
-                _complain(f"{error.filename or 'standard output'} is full: make room and try again")
+            if error.errno in NO_ROOM:
+                _complain(
+                    f"{error.filename or 'standard output'} cannot be written: {error.strerror}; make room or make "
+                    "it writable, and try again"
+                )
+                sys.exit(1)
+            if error.errno in NO_FILES:
+                _complain(f"{error.strerror}: raise the limit with `ulimit -n` and try again")
                 sys.exit(1)
             if error.errno != errno.EPIPE:  # whoever read our pages has seen enough
                 raise
@@ -195,6 +205,9 @@ def _run(launch: Callable[[RunConfig, Progress], RunResult], options: dict[str, 
         )
     except BrokenPipeError:
         unread(1)  # result.json holds it too, and the status still counts
+    _complain(*result.problems)
+    if result.problems:
+        sys.exit(MISPLACED)
     if not result.complete:
         sys.exit({"stopped by Ctrl-C": 130, "stopped by SIGTERM": 143}.get(result.reason, 3))
 

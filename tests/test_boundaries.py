@@ -11,14 +11,15 @@ PACKAGE = Path(__file__).parents[1] / "speedo"
 
 # From the ground up: a room imports from rooms below it and from itself, never from beside or above.
 LAYERS = (
-    ("errors", "failpoints"),
+    ("errors", "failpoints", "line_file"),
     ("weights", "bundled", "token", "config_file", "mode_options", "json_lines"),
     ("messages", "config", "checkpoint", "result"),
     ("status", "runlog", "trace", "control"),
     ("picture", "progress", "control_view", "resume"),
+    ("run_dir",),
     ("sgd_modes", "storage", "engines", "data", "compression"),
     ("solver",),
-    ("settings",),
+    ("settings", "scratch", "rescue"),
     ("caffe_snapshot", "vectors_in_store", "turn_buffers"),
     (
         "books",
@@ -33,7 +34,7 @@ LAYERS = (
     ),
     ("coordinator", "center", "roster", "overlap"),
     ("roles", "checkpointing"),
-    ("driver",),
+    ("driver", "outputs"),
     ("training", "simulator", "preparation"),
     ("actors", "planning"),
     ("speedo",),  # the public names
@@ -59,6 +60,7 @@ ONLY: dict[str, set[str]] = {
     "deadlines": {"messages"},
     "pacing": set(),
     "json_lines": set(),
+    "line_file": set(),
     "driver": {"center", "coordinator", "deadlines", "messages", "roles"},
     "sharding": {"solver"},
     "supervision": set(),

@@ -30,18 +30,24 @@ AGAIN_S: Final = 1.0  # before a master that did not answer is asked for a place
 
 
 class WorkerHost:
-    """Workers of one run on this node; their own words go to files in `logs`.
+    """Workers of one run on this node; their own words go to files in `logs`, their small files to `scratch`.
 
     Those that die are started again, with growing pauses. `last_died`, once set, is the cause of the last death:
     nobody is left here, and nobody will be started.
     """
 
     def __init__(
-        self, master: Any, settings: RunSettings, name: str, logs: Path, data_root: Path | None
+        self,
+        master: Any,
+        settings: RunSettings,
+        name: str,
+        logs: Path,
+        scratch: Path,
+        data_root: Path | None,
     ) -> None:
         self.last_died: str | None = None
         self._master, self._settings, self._name = master, settings, name
-        self._logs, self._data_root = logs, data_root
+        self._folders = (logs, scratch, data_root)
         self._seats: list[Seat] = []
         self._warm: list[Any] = []
         self._restarts = 0
@@ -68,9 +74,7 @@ class WorkerHost:
                 seat = Seat(self._restarts)
                 place: Assignment = ray.get(self._master.assign.remote(self._name))
                 actor = self._warm.pop() if self._warm else None
-                seat.begin(
-                    self._settings, place, self._logs, self._data_root, time.monotonic(), actor
-                )
+                seat.begin(self._settings, place, *self._folders, time.monotonic(), actor)
                 self._seats.append(seat)
             for seat in self._seats:
                 self._hand_over(seat, seat.wait(time.monotonic()))
@@ -129,7 +133,7 @@ class WorkerHost:
             place = ray.get(self._master.assign.remote(self._name, seat.former), timeout=ANSWER_S)
         except (RayTaskError, GetTimeoutError):  # its store or itself is busy or away
             return
-        seat.begin(self._settings, place, self._logs, self._data_root, now)
+        seat.begin(self._settings, place, *self._folders, now)
 
     def _look_at_start(self, seat: Seat, now: float) -> None:
         try:
