@@ -30,6 +30,15 @@ if TYPE_CHECKING:  # what a run needs takes a second to import, and a mistake is
     from speedo.result import RunResult
 
 
+_NOBODY_READS: Final = (errno.EPIPE, errno.EIO)  # `| head`, a closed terminal
+# 128 and the number of the signal, as shells have it
+_STATUS_OF_SIGNAL: Final = {
+    "stopped by Ctrl-C": 130,
+    "stopped by SIGTERM": 143,
+    "stopped by SIGHUP": 129,
+}
+
+
 class Commands(click.Group):
     """Ends with one clear message for every mistake that a user can mend."""
 
@@ -68,7 +77,7 @@ class Commands(click.Group):
             if error.errno in NO_FILES:
                 _complain(f"{error.strerror}: raise the limit with `ulimit -n` and try again")
                 sys.exit(1)
-            if error.errno != errno.EPIPE:  # whoever read our pages has seen enough
+            if error.errno not in _NOBODY_READS:  # whoever read our pages has seen enough
                 raise
 
 
@@ -155,7 +164,10 @@ def worker(
 ) -> None:
     """Join a master with one or more workers, and leave when its run ends."""
     from speedo.actors.membership import serve_worker
+    from speedo.doctor import Request, require
 
+    request = Request(master=with_port(address), workers=workers)
+    require(request)
     with Progress(ErrorConsole()) as watch:
         status = serve_worker(
             with_port(address),
@@ -186,11 +198,14 @@ def plot(runs: tuple[Path, ...], output: Path | None) -> None:
 
 def _run(launch: Callable[[RunConfig, Progress], RunResult], options: dict[str, Any]) -> None:
     """Make the configuration, run, and print what came out."""
+    from speedo.doctor import require_for
+
     file = options.pop("config_file")
     phases = options.pop("phases")
     if phases:
         options["phases"] = [parse_phase(text) for text in phases]
     config = make_config(options, file=file)
+    require_for(config)
     with Progress(ErrorConsole()) as watch:
         result = launch(config, watch)
     accuracy = "no test net" if result.accuracy is None else f"test accuracy {result.accuracy:.4f}"
@@ -203,13 +218,15 @@ def _run(launch: Callable[[RunConfig, Progress], RunResult], options: dict[str, 
             f"{accuracy} after {result.iteration} iterations, {result.images_per_s:,.0f} images/s, "
             f"{result.seconds:.1f} s of training\n{result.model}"
         )
-    except BrokenPipeError:
+    except OSError as error:
         unread(1)  # result.json holds it too, and the status still counts
+        if error.errno not in _NOBODY_READS:
+            raise
     _complain(*result.problems)
     if result.problems:
         sys.exit(MISPLACED)
     if not result.complete:
-        sys.exit({"stopped by Ctrl-C": 130, "stopped by SIGTERM": 143}.get(result.reason, 3))
+        sys.exit(_STATUS_OF_SIGNAL.get(result.reason, 3))
 
 
 def _usage(error: click.ClickException) -> str:
@@ -224,7 +241,7 @@ def _complain(*problems: str) -> None:
     try:
         for problem in problems:
             click.echo(f"speedo: {problem}", err=True)
-    except BrokenPipeError:
+    except OSError:
         unread(2)
 
 

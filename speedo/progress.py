@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Any, Final, Protocol, Self, TextIO, cast
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -35,14 +36,33 @@ class Watch(Protocol):
 
 
 class ErrorConsole(Console):
-    """Standard error; once nobody reads it any more (`| head`), the command goes on unseen."""
+    """Standard error; once it cannot be written any more (`| head`, a closed terminal), the command goes on unseen."""
 
     def __init__(self) -> None:
-        super().__init__(stderr=True)
+        super().__init__(file=cast(TextIO, _Lasting(sys.stderr)))
 
-    def on_broken_pipe(self) -> None:
-        self.quiet = True
-        unread(2)
+
+class _Lasting:
+    """A stream that swallows what cannot be written any more; all else is the stream's own."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError:
+            unread(2)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError:
+            unread(2)
 
 
 def unread(descriptor: int) -> None:

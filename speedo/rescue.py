@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from speedo.errors import EngineError, SpeedoError
+from speedo.private_folders import make_private_folder
 
 LAST_PLACES: Final = (Path("/var/tmp"), Path("/dev/shm"))
 
@@ -79,8 +80,8 @@ class Rescue:
             yield self._folder
         for place in _places():
             try:
-                folder = Path(tempfile.mkdtemp(prefix=f"speedo-{self._run_dir.name}-", dir=place))
-            except OSError as error:
+                folder = make_private_folder(f"speedo-{self._run_dir.name}-", place)
+            except (OSError, SpeedoError) as error:
                 tried.append(f"{place} ({_reason(error)})")
                 continue
             yield folder

@@ -32,13 +32,23 @@ def create_run_dir(folder: Path, snapshots: str = "") -> Path:
     """Make an empty run directory, checked as by `check_run_dir`; raises `ConfigError` if it cannot be written."""
     check_run_dir(folder, snapshots)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_own_folders(folder)
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             os.posix_fallocate(file.fileno(), 0, 4096)
         (folder / LOGS).mkdir(exist_ok=True)
     except OSError as error:
         raise _unfit(folder, error) from None
     return folder.resolve()
+
+
+def make_own_folders(folder: Path) -> None:
+    """Make the folder and those above it that are missing, for this user alone; those that are there stay as they are.
+
+    Models, logs and options are nobody else's business unless their owner says so. Raises `OSError`.
+    """
+    for missing in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
+    folder.mkdir(exist_ok=True)  # what is there and is no folder is an error
 
 
 def discard_run_dir(folder: Path) -> None:

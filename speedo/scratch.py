@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -27,13 +26,11 @@ def scratch_folder() -> Iterator[Path]:
     Raises `EngineError` if no place has any.
     """
     with ExitStack() as stack:
+        problems = []
         for place in scratch_places():
-            folder = stack.enter_context(SharedMemory(ROOM_BYTES, place)).path
-            if folder is not None and os.access(folder, os.W_OK):
-                yield folder
+            folder = stack.enter_context(SharedMemory(ROOM_BYTES, place))
+            if folder.path is not None:
+                yield folder.path
                 return
-        places = ", ".join(map(str, scratch_places()))
-        raise EngineError(
-            f"no room for Caffe's small files in any of {places}: make room in one, or set TMPDIR to a folder "
-            f"with {ROOM_BYTES >> 20} MB free"
-        )
+            problems.append(folder.problem)
+        raise EngineError(f"no room for Caffe's small files: {'; '.join(problems)}")

@@ -12,7 +12,16 @@ PACKAGE = Path(__file__).parents[1] / "speedo"
 # From the ground up: a room imports from rooms below it and from itself, never from beside or above.
 LAYERS = (
     ("errors", "failpoints", "line_file"),
-    ("weights", "bundled", "token", "config_file", "mode_options", "json_lines"),
+    (
+        "weights",
+        "bundled",
+        "token",
+        "config_file",
+        "mode_options",
+        "json_lines",
+        "private_folders",
+        "background_process",
+    ),
     ("messages", "config", "checkpoint", "result"),
     ("status", "runlog", "trace", "control"),
     ("picture", "progress", "control_view", "resume"),
@@ -37,8 +46,8 @@ LAYERS = (
     ("driver", "outputs"),
     ("training", "simulator", "preparation"),
     ("actors", "planning"),
-    ("speedo",),  # the public names
     ("doctor",),
+    ("speedo",),  # the public names
     ("run_options", "data_cli", "control_cli", "doctor_cli", "plan_cli"),
     ("cli",),
     ("__main__",),
@@ -48,7 +57,7 @@ LAYERS = (
 ONLY: dict[str, set[str]] = {
     "messages": {"weights"},
     "sgd_modes": {"messages", "weights", "config", "mode_options"},
-    "storage": {"errors", "failpoints"},
+    "storage": {"background_process", "errors", "failpoints", "private_folders"},
     "engines": {"errors", "weights"},
     "data": {"errors"},
     "compression": {"config_file", "errors", "weights"},

@@ -27,7 +27,7 @@ from speedo.settings import Near, RunSettings
 from speedo.storage.access import Access
 from speedo.storage.redis_server import PrivateRedis
 from speedo.storage.redis_store import RedisStore, url_with_password
-from speedo.storage.shared_memory import MEMORY, SharedMemory, room_for
+from speedo.storage.shared_memory import SharedMemory, room_for
 from speedo.token import how_to_join, load_token, new_token
 
 if TYPE_CHECKING:
@@ -128,11 +128,10 @@ def _near(config: RunConfig, model_bytes: int, socket: str, watch: Watch, stack:
     path = None
     if config.same_node == "shared-memory":
         room = room_for(config.workers, model_bytes)
-        path = stack.enter_context(SharedMemory(room)).path
+        memory = stack.enter_context(SharedMemory(room))
+        path = memory.path
         if path is None:
-            watch.note(
-                f"{MEMORY} has less than {room / 1e6:.0f} MB to spare: vectors go through Redis on this machine too"
-            )
+            watch.note(f"{memory.problem}: vectors go through Redis on this machine too")
     by_memory = path is not None
     if path is None:
         path = stack.enter_context(SharedMemory(0, Path(tempfile.gettempdir()))).path

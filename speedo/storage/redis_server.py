@@ -1,7 +1,7 @@
 """A Redis server of our own, which lives exactly as long as the process that started it.
 
 `redis_keeper.KEEPER` stands between, and starts the server again when it dies before us. Both are
-in a session of their own, so Ctrl-C does not reach the server before the run has exported.
+in a session of their own, so Ctrl-C, SIGTERM and SIGHUP do not reach the server before the run has exported.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from speedo.background_process import start_in_background
 from speedo.errors import StoreError
+from speedo.private_folders import make_private_folder
 from speedo.storage.acl import MASTER
 from speedo.storage.certificate import make_certificate, trusting
 from speedo.storage.redis_keeper import KEEPER, write_config
@@ -169,7 +170,7 @@ class PrivateRedis:
     def _start(self, program: str, deadline: float) -> bool:
         """Whether the server answers; False if another program took the port first."""
         self._port = self._given_port or _free_port(self._host)
-        self._directory = Path(tempfile.mkdtemp(prefix="speedo-redis-"))
+        self._directory = make_private_folder("speedo-redis-")
         if self._tls:
             self._ca_pem = make_certificate(self._directory, self._host)
         write_config(
@@ -181,12 +182,11 @@ class PrivateRedis:
             tls=self._tls,
             unix_socket=self._with_socket,
         )
-        self._keeper = subprocess.Popen(
+        self._keeper = start_in_background(
             ["/bin/sh", "-c", KEEPER, "speedo-redis", program, str(self._directory)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,
             env={"MALLOC_CONF": _KEEP_MEMORY, "JE_MALLOC_CONF": _KEEP_MEMORY, **os.environ},
         )
         while True:
