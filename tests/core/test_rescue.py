@@ -51,8 +51,7 @@ def test_the_first_place_with_room_takes_all_that_follows(places: dict[str, Path
 
 
 def test_a_full_place_is_passed_over_and_left_clean(places: dict[str, Path]) -> None:
-    (places["run"] / "disk").mkdir()
-    with small_disk(places["home"] / "disk", "64k") as _, read_only(places["run"]):
+    with small_disk(places["home"] / "disk", "64k"), read_only(places["run"]):
         home = places["home"] / "disk"
         fill(home)
         with pytest.MonkeyPatch.context() as patch:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,3 +63,25 @@ def test_a_directory_on_a_full_disk_is_refused(tmp_path: Path) -> None:
         fill(tmp_path / "disk")
         with pytest.raises(ConfigError, match="No space left on device; make room there"):
             create_run_dir(tmp_path / "disk")
+
+
+@pytest.mark.caffe
+def test_the_command_refuses_before_anything_starts(problem: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "model.caffemodel").write_text("mine")
+    ended = subprocess.run(
+        [sys.executable, "-m", "speedo", "train", str(problem), "--max-iter", "20", "--run-dir", str(folder)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )  # fmt: skip
+    assert (folder / "model.caffemodel").read_text() == "mine"
+    assert ended.returncode == 2
+    assert ended.stderr == (
+        f"speedo: run_dir {folder} holds model.caffemodel, which the run would write over; give another directory "
+        "with --run-dir, or move that away\n"
+    )
+    assert [path.name for path in folder.iterdir()] == ["model.caffemodel"]

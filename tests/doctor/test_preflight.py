@@ -78,7 +78,7 @@ def test_a_temporary_folder_with_too_little_room_is_told(tmp_path: Path) -> None
 def test_a_full_disk_where_the_run_would_go_is_told(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "64k"):
         fill(tmp_path / "disk")
-        with pytest.raises(MachineError, match="disk: 0.0 kB free in .*give another --run-dir"):
+        with pytest.raises(MachineError, match=r"disk: 0\.0 kB free in .*give another --run-dir"):
             require(Request(run_dir=tmp_path / "disk" / "run"))
 
 
