@@ -29,6 +29,10 @@ from speedo.run_options import (
     run_options,
 )
 
+NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+NO_FILES: Final = (errno.EMFILE, errno.ENFILE)
+MISPLACED: Final = 4  # the status of a run whose outputs are not all in its directory
+
 if TYPE_CHECKING:  # what a run needs takes a second to import, and a mistake is told before
     from speedo.result import RunResult
 
@@ -71,8 +75,14 @@ class Commands(click.Group):
             sys.exit(error.exit_code)
         except OSError as error:
             unread(1)
-            if error.errno == errno.ENOSPC:
-                _complain(f"{error.filename or 'standard output'} is full: make room and try again")
+            if error.errno in NO_ROOM:
+                _complain(
+                    f"{error.filename or 'standard output'} cannot be written: {error.strerror}; make room or make "
+                    "it writable, and try again"
+                )
+                sys.exit(1)
+            if error.errno in NO_FILES:
+                _complain(f"{error.strerror}: raise the limit with `ulimit -n` and try again")
                 sys.exit(1)
             if error.errno not in _NOBODY_READS:  # whoever read our pages has seen enough
                 raise
@@ -161,7 +171,10 @@ def worker(
 ) -> None:
     """Join a master with one or more workers, and leave when its run ends."""
     from speedo.actors.membership import serve_worker
+    from speedo.doctor import Request, require
 
+    request = Request(master=with_port(address), workers=workers)
+    require(request)
     with Progress(ErrorConsole()) as watch:
         status = serve_worker(
             with_port(address),
@@ -192,11 +205,14 @@ def plot(runs: tuple[Path, ...], output: Path | None) -> None:
 
 def _run(launch: Callable[[RunConfig, Progress], RunResult], options: dict[str, Any]) -> None:
     """Make the configuration, run, and print what came out."""
+    from speedo.doctor import require_for
+
     file = options.pop("config_file")
     phases = options.pop("phases")
     if phases:
         options["phases"] = [parse_phase(text) for text in phases]
     config = make_config(options, file=file)
+    require_for(config)
     with Progress(ErrorConsole()) as watch:
         result = launch(config, watch)
     accuracy = "no test net" if result.accuracy is None else f"test accuracy {result.accuracy:.4f}"
@@ -213,6 +229,9 @@ def _run(launch: Callable[[RunConfig, Progress], RunResult], options: dict[str, 
         unread(1)  # result.json holds it too, and the status still counts
         if error.errno not in _NOBODY_READS:
             raise
+    _complain(*result.problems)
+    if result.problems:
+        sys.exit(MISPLACED)
     if not result.complete:
         sys.exit(_STATUS_OF_SIGNAL.get(result.reason, 3))
 

@@ -77,6 +77,7 @@ class Status:
     store_trouble: str = ""
     notices: tuple[str, ...] = ()
     noticed: int = 0
+    log_problem: str = ""
 
 
 @dataclass(slots=True)
@@ -120,6 +121,7 @@ class StatusBoard:
     checkpoint_iteration: int = 0
     checkpoint_problem: str = ""
     store_trouble: str = ""
+    log_problem: str = ""
     turns: int = 0
     results: int = 0
     _notices: deque[str] = field(default_factory=lambda: deque(maxlen=NOTICES))
@@ -162,10 +164,21 @@ class StatusBoard:
         self._note(self.checkpoint_problem, problem, "checkpoints are written again")
         self.checkpoint_problem = problem
 
+    def trouble_with_log(self, problem: str) -> None:
+        """Why lines of the run log wait to be written; empty if none does."""
+        self._note(
+            self.log_problem, problem, "the run log is written again, with every line that waited"
+        )
+        self.log_problem = problem
+
+    def notice(self, text: str) -> None:
+        """A line for people, shown once."""
+        self._notices.append(text)
+        self._noticed += 1
+
     def _note(self, before: str, now: str, over: str) -> None:
         if bool(before) != bool(now):
-            self._notices.append(f"warning: {now}" if now else over)
-            self._noticed += 1
+            self.notice(f"warning: {now}" if now else over)
 
     def resume(self, counters: Counters) -> None:
         """Go on from a checkpoint's figures."""
@@ -275,4 +288,5 @@ class StatusBoard:
             self.store_trouble,
             tuple(self._notices),
             self._noticed,
+            self.log_problem,
         )

@@ -32,7 +32,7 @@ AGAIN_S: Final = 1.0  # before a master that did not answer is asked for a place
 
 
 class WorkerHost:
-    """Workers of one run on this node; their own words go to files in `logs`.
+    """Workers of one run on this node; their own words go to files in `logs`, their small files to `scratch`.
 
     Those that die are started again, with growing pauses. `last_died`, once set, is the cause of the last death:
     nobody is left here, and nobody will be started. `note` is told what a slow start waits for.
@@ -44,12 +44,13 @@ class WorkerHost:
         settings: RunSettings,
         name: str,
         logs: Path,
+        scratch: Path,
         data_root: Path | None,
         note: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.last_died: str | None = None
         self._master, self._settings, self._name = master, settings, name
-        self._logs, self._data_root, self._note = logs, data_root, note
+        self._folders, self._note = (logs, scratch, data_root), note
         self._seats: list[Seat] = []
         self._warm: list[Any] = []
         self._restarts = 0
@@ -149,7 +150,7 @@ class WorkerHost:
         self._begin_at(seat, place, now)
 
     def _begin_at(self, seat: Seat, place: Assignment, now: float, actor: Any = None) -> None:
-        seat.begin(self._settings, place, self._logs, self._data_root, now, actor, self._master)
+        seat.begin(self._settings, place, *self._folders, now, actor, self._master)
 
     def _look_at_start(self, seat: Seat, now: float) -> None:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -18,10 +17,12 @@ from speedo.actors.stores import this_machine
 from speedo.checkpoint import checkpoints_in
 from speedo.config import RunConfig
 from speedo.errors import EngineError, SpeedoError, StoreError
-from speedo.preparation import Prepared, check_nets, discard, prepare
+from speedo.preparation import Prepared, check_nets, prepare
 from speedo.progress import Watch
 from speedo.result import RunResult
-from speedo.resume import CHECKPOINTS, Resumed, claim, epoch_of, owned
+from speedo.resume import CHECKPOINTS, Resumed, claim, owned
+from speedo.run_dir import LOGS, discard_run_dir
+from speedo.scratch import scratch_folder
 from speedo.settings import Near, RunSettings
 from speedo.storage.access import Access
 from speedo.storage.redis_errors import clients_of
@@ -44,13 +45,13 @@ ANSWER_S: Final = 60.0
 def train(config: RunConfig, watch: Watch) -> RunResult:
     """Train on this machine with `config.workers` workers. Raises `SpeedoError`."""
     with ExitStack() as stack:
-        prepared, settings, dead = _start(config, watch, stack, new_token(), port=None)
+        prepared, settings, dead, scratch = _start(config, watch, stack, new_token(), port=None)
         from speedo.actors.control import under_control
         from speedo.actors.host import WorkerHost
 
-        master = _spawn_master(prepared, settings)
-        logs, root = prepared.run_dir / "logs", prepared.data_root
-        host = WorkerHost(master, settings.for_others(), "here", logs, root, watch.note)
+        master = _spawn_master(prepared, settings, scratch)
+        folders = (prepared.run_dir / LOGS, scratch, prepared.data_root)
+        host = WorkerHost(master, settings.for_others(), "here", *folders, watch.note)
         stack.callback(host.stop, "the run is over")  # it must not outlive Ray
         # They take a while to load, and the master to draw its weights.
         host.warm_up(config.workers)
@@ -70,10 +71,10 @@ def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> Ru
     token = load_token(token_file, create=True)
     require_free_port(config.host, config.port)
     with ExitStack() as stack:
-        prepared, settings, dead = _start(config, watch, stack, token, port=config.port)
+        prepared, settings, dead, scratch = _start(config, watch, stack, token, port=config.port)
         from speedo.actors.control import under_control
 
-        master = _spawn_master(prepared, settings)
+        master = _spawn_master(prepared, settings, scratch)
         run = _begin_run(master, prepared)
         address = f"{config.host}:{config.port}"
         stack.enter_context(under_control(master, prepared, watch, address))
@@ -92,18 +93,20 @@ def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> Ru
 
 def _start(
     config: RunConfig, watch: Watch, stack: ExitStack, token: str, port: int | None
-) -> tuple[Prepared, RunSettings, Dead]:
-    """Prepare, then start Redis and Ray while Caffe builds the nets once in a child."""
+) -> tuple[Prepared, RunSettings, Dead, Path]:
+    """Prepare, then start Redis and Ray while Caffe builds the nets once in a child.
+
+    The path is that of a folder for small files, which goes with the command.
+    """
     prepared = prepare(config, watch.note)
     stack.enter_context(owned(prepared.run_dir, take_over=config.take_over))
-    own_epoch = epoch_of(prepared.run_dir) + isinstance(prepared.resumed, Resumed)
-    stack.callback(_sweep, prepared.run_dir, own_epoch)
     watch.begin(prepared.run_dir)
     try:
+        scratch = stack.enter_context(scratch_folder())
         for line in prepared.headline():
             watch.note(line)
         with ExitStack() as node, ThreadPoolExecutor(1) as pool:
-            checking = pool.submit(check_nets, prepared)
+            checking = pool.submit(check_nets, prepared, scratch)
             redis_url, redis_ca, socket = _redis(
                 prepared, watch, stack, redis_port(config.host, port)
             )
@@ -113,13 +116,14 @@ def _start(
             near = _near(config, facts.nbytes, socket, watch, stack)
             stack.push(node.pop_all())  # ends before what its processes use
     except SpeedoError:
-        discard(prepared)
+        if not isinstance(prepared.resumed, Resumed):
+            discard_run_dir(prepared.run_dir)
         raise
     epoch = claim(prepared.run_dir) if isinstance(prepared.resumed, Resumed) else 0
     settings = RunSettings.make(
         config, prepared.spec, prepared.run, redis_url, redis_ca, epoch, near
     )
-    return prepared, settings, dead
+    return prepared, settings, dead, scratch
 
 
 def _near(config: RunConfig, model_bytes: int, socket: str, watch: Watch, stack: ExitStack) -> Near:
@@ -169,7 +173,7 @@ def _redis(
     return url, ca_pem, socket
 
 
-def _spawn_master(prepared: Prepared, settings: RunSettings) -> Any:
+def _spawn_master(prepared: Prepared, settings: RunSettings, scratch: Path) -> Any:
     """The master actor, which begins to build its engine."""
     from speedo.actors.master import NAME, MasterActor
     from speedo.actors.spawn import spawn
@@ -179,6 +183,7 @@ def _spawn_master(prepared: Prepared, settings: RunSettings) -> Any:
         prepared.config,
         settings,
         prepared.run_dir,
+        scratch,
         prepared.records,
         None if prepared.resumed is None else prepared.resumed.path,
         name=NAME,
@@ -190,7 +195,7 @@ def _begin_run(master: Any, prepared: Prepared) -> Any:
     """The reference of its run, once its engine is built."""
     from speedo.actors.host import started
 
-    started(master.ready.remote(), prepared.run_dir / "logs" / "master.log", "the master")
+    started(master.ready.remote(), prepared.run_dir / LOGS / "master.log", "the master")
     return master.run.remote()
 
 
@@ -260,7 +265,7 @@ def _told_of(prepared: Prepared) -> Iterator[None]:
             f"the master's process did not answer for {ANSWER_S:.0f} s{_way_on(prepared)}"
         ) from None
     except RayError:  # its process is gone, whatever the kind
-        log = prepared.run_dir / "logs" / "master.log"
+        log = prepared.run_dir / LOGS / "master.log"
         raise EngineError(
             f"the master's process died: {cause_in(log) or 'killed'}; see {log}{_way_on(prepared)}"
         ) from None
@@ -281,14 +286,3 @@ def _let_go(master: Any) -> None:
         ray.get(master.clean_store.remote(), timeout=ANSWER_S)
     except (RayError, StoreError):
         return  # master or store are gone: there is nothing left to tidy
-
-
-def _sweep(run_dir: Path, epoch: int) -> None:
-    """Remove the engines' scratch folders: their actors were ended, not closed.
-
-    Not if another master has taken the run over: its engines are there then.
-    """
-    if epoch_of(run_dir) > epoch:
-        return
-    for folder in (run_dir / "logs").glob("speedo-engine-*"):
-        shutil.rmtree(folder, ignore_errors=True)

@@ -24,6 +24,7 @@ from speedo.messages import StoreTrouble
 from speedo.pacing import Pace
 from speedo.result import RunResult
 from speedo.roster import Assignment
+from speedo.run_dir import LOGS
 from speedo.settings import RunSettings
 from speedo.status import Status
 from speedo.storage import keys
@@ -41,14 +42,16 @@ class MasterActor:
         config: RunConfig,
         settings: RunSettings,
         run_dir: Path,
+        scratch: Path,
         records: int | None,
         checkpoint: Path | None,
     ) -> None:
+        """`scratch` takes small files, of the tester too, and is not ours to remove."""
         from speedo.engines.fatal import capture_stderr
         from speedo.storage.access import Access
 
-        capture_stderr(run_dir / "logs" / "master.log")
-        self._settings, self._run_dir = settings, run_dir
+        capture_stderr(run_dir / LOGS / "master.log")
+        self._settings, self._run_dir, self._scratch = settings, run_dir, scratch
         self._hosts: set[str] = set()
         self._places: dict[str, list[Assignment]] = {}
         self._cluster = RayCluster(
@@ -77,6 +80,7 @@ class MasterActor:
             self._store,
             self._cluster,
             records,
+            scratch=scratch,
             resume=None if checkpoint is None else _read(checkpoint),
             open_store=lambda: by_shared_memory(
                 redis_store(settings.redis_url, settings), settings.near
@@ -186,8 +190,8 @@ class MasterActor:
 
     def _make_tester(self) -> Any:
         """A tester, the first or one in the place of another. Raises `EngineError`, `StoreError`."""
-        log = self._run_dir / "logs" / "tester.log"
-        tester = spawn(TesterActor, self._settings.for_others(), log)
+        log = self._run_dir / LOGS / "tester.log"
+        tester = spawn(TesterActor, self._settings.for_others(), log, self._scratch)
         started(tester.start.remote(), log, "the tester")
         tester.connect.remote(self._access.admit_reader())
         return tester

@@ -28,6 +28,7 @@ from speedo.actors import session
 from speedo.actors.lifeline import Lifeline
 from speedo.errors import ClusterError, EngineError, SpeedoError
 from speedo.preparation import make_dataset, preparable_dataset
+from speedo.scratch import scratch_folder
 from speedo.status import Status
 
 if TYPE_CHECKING:
@@ -124,7 +125,10 @@ class Stay:
 
     def _visit(self, lifeline: Lifeline) -> Status:
         request = self._request
-        with session.member(request.token, request.address, str(request.folder)) as self._node:
+        with (
+            scratch_folder() as scratch,
+            session.member(request.token, request.address, str(request.folder)) as self._node,
+        ):
             lifeline.start()
             from speedo.actors.host import WorkerHost
 
@@ -135,7 +139,8 @@ class Stay:
                 missing = preparable_dataset(settings.spec.on_node(root))
                 if missing is not None:
                     make_dataset(root, missing, self.note)
-                host = WorkerHost(master, settings, request.name, request.logs, root, self.note)
+                folders = (request.logs, scratch, root)
+                host = WorkerHost(master, settings, request.name, *folders, self.note)
                 try:
                     host.start(request.count)
                     workers = f"{request.count} worker{'s' if request.count > 1 else ''}"

@@ -66,17 +66,21 @@ class WorkerActor:
         settings: RunSettings,
         place: Assignment,
         log: Path,
+        scratch: Path,
         data_root: Path | None,
         master: Any = None,
     ) -> Ready:
-        """Build the solver and connect to the store; `master` is told when that is waited for."""
+        """Build the solver, with its small files in the folder `scratch`, and connect to the store.
+
+        `master` is told when the store is waited for.
+        """
         from speedo.actors.stores import overlaps
 
         capture_stderr(log)
         failpoints.i_am_worker(place.worker)
         faulthandler.enable()  # a segmentation fault leaves its name in the log
         self._settings, self._data_root, self._master = settings, data_root, master
-        self._scratch = scratch_of(log, place, settings.epoch)
+        self._scratch = scratch
         self._scratch.mkdir(exist_ok=True)
         if overlaps(settings):
             self._engine_thread = ThreadPoolExecutor(1, "engine")
@@ -252,6 +256,6 @@ def _take_over(engine: Engine, store: Store, keyspace: str, place: Assignment) -
         print(f"the solver history of the checkpoint is lost: {error}", file=sys.stderr)
 
 
-def scratch_of(log: Path, place: Assignment, epoch: int) -> Path:
-    """The folder of one process for its small files; its host removes it after a death."""
-    return log.parent / f"speedo-engine-{epoch}.{place.worker}.{place.incarnation}"
+def scratch_of(folder: Path, place: Assignment, epoch: int) -> Path:
+    """The folder of one process for its small files, in that of its host, which removes it after a death."""
+    return folder / f"worker-{epoch}.{place.worker}.{place.incarnation}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -28,10 +27,10 @@ REDIS_WITH_USERS: Final = 7  # speedo.storage.acl
 # The longest name of a socket under the temporary folder, and what a socket's name may have.
 RAY_SOCKET: Final = f"/speedo-ray-12345678/{RAY_FOLDER}/{STORE_SOCKET}"
 LONGEST_SOCKET: Final = 107
-TEMPORARY_BYTES: Final = 200_000_000  # logs and scratch folders of Ray and the engines
-FILES: Final = 1024  # sockets and logs of a run with some ten workers; grows with them
-FILES_PER_WORKER: Final = 32
-REDIS_FILES: Final = 32  # that Redis keeps for itself: CONFIG_MIN_RESERVED_FDS of its source
+LEAST_TEMPORARY_BYTES: Final = (
+    10_000_000  # of a short run: 0.3 MB for logs and small files, and some to spare
+)
+TEMPORARY_BYTES: Final = 200_000_000  # with the logs of Ray and Redis in a run of weeks
 SHARED: Final = Path("/dev/shm")
 
 
@@ -99,7 +98,12 @@ def cores(request: Request) -> Finding:
 
 def temporary(request: Request) -> Iterator[Finding]:
     """Room and names for Ray's session, which lies in the temporary folder and in shared memory."""
-    folder = Path(tempfile.gettempdir())
+    try:
+        folder = Path(tempfile.gettempdir())
+    except FileNotFoundError:
+        text = "no folder takes temporary files: TMPDIR, /tmp and /var/tmp are full, read-only or missing"
+        yield fail("temporary", text, "make room, or set TMPDIR to a folder that has room")
+        return
     longest = len(os.fsencode(folder)) + len(RAY_SOCKET)
     room = shutil.disk_usage(folder).free
     danger = unsafe(folder)
@@ -111,8 +115,10 @@ def temporary(request: Request) -> Iterator[Finding]:
             "set TMPDIR to a folder with a shorter name, as in TMPDIR=/tmp",
         )  # fmt: skip
     elif room < TEMPORARY_BYTES:
-        yield fail(
-            "temporary", f"{size(room)} free in {folder}, Ray's session needs some {size(TEMPORARY_BYTES)}",
+        too_little = room < LEAST_TEMPORARY_BYTES
+        need = LEAST_TEMPORARY_BYTES if too_little else TEMPORARY_BYTES
+        yield (fail if too_little else warn)(
+            "temporary", f"{size(room)} free in {folder}, a {'' if too_little else 'long '}run needs some {size(need)}",
             "make room, or set TMPDIR to a folder with more",
         )  # fmt: skip
     else:
@@ -126,29 +132,6 @@ def temporary(request: Request) -> Iterator[Finding]:
         )  # fmt: skip
     else:
         yield ok("shared-memory", f"{size(shared)} free in {SHARED}")
-    yield open_files(request)
-
-
-def open_files(request: Request) -> Finding:
-    """The limit of open files against the workers.
-
-    The Redis of a master raises its own limit as far as it may (root's without bound), and takes as many clients fewer
-    as it still lacks.
-    """
-    usual, most = (
-        sys.maxsize if limit == resource.RLIM_INFINITY else limit
-        for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
-    )
-    text = "no limit of open files" if usual == sys.maxsize else f"{usual} open files allowed"
-    needed = max(FILES, FILES_PER_WORKER * request.workers)
-    if usual >= needed:
-        return ok("files", text)
-    text += f", {request.workers} workers and Ray may want {needed}"
-    clients = max(most - REDIS_FILES, 0)
-    starts_redis = request.master is None and request.redis is None
-    if starts_redis and most < needed and os.geteuid() != 0:
-        text += f"; the master's Redis would take {clients} connections"
-    return warn("files", text, f"raise the limit: ulimit -n {needed}")
 
 
 def usable_cores() -> float:

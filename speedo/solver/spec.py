@@ -97,6 +97,11 @@ class SolverSpec:
         return self.type in ("SGD", "Nesterov") and (clip is None or float(clip[1]) <= 0)
 
     @property
+    def snapshot_stem(self) -> str:
+        """What the names of snapshots begin with: the last part of Caffe's prefix."""
+        return Path(self.snapshot_prefix or self.net_name or "model").name
+
+    @property
     def has_test(self) -> bool:
         """Whether there is a test net."""
         return bool(self.test_iter)
