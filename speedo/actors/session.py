@@ -17,8 +17,8 @@ from speedo.private_folders import make_private_folder
 
 OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024  # Ray's least: nothing of ours travels through it
 NAMESPACE: Final = "speedo"
-STORE_SOCKET: Final = "plasma_store"
-RAY_FOLDER: Final = "ray"  # in a private folder: Ray makes its own one writable for everybody
+STORE_SOCKET: Final = "plasma"  # no shorter than that of the raylet
+RAY_FOLDER: Final = "r"  # in a private folder: Ray makes its own one writable for everybody
 # What Ray looks after many times a second, by default, for services that we do not use: on a machine whose cores all
 # train, workers have less for it. Deaths and joins are told by other ways.
 _RARELY: Final = {
