@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -65,6 +66,20 @@ def write_whole(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
+
+
+def link_or_copy(file: Path, other: Path) -> None:
+    """Give a file a second name, or a copy where the file system has no links; whole or not at all."""
+    temporary = other.with_name(f".{other.name}.{os.getpid()}")
+    try:
+        temporary.unlink(missing_ok=True)
+        try:
+            os.link(file, temporary)
+        except OSError:
+            shutil.copyfile(file, temporary)
+        temporary.replace(other)
+    finally:
+        temporary.unlink(missing_ok=True)  # renaming a file onto itself leaves both names
 
 
 def write_config(folder: Path, values: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,7 @@ class Training:
             self._fence.require()
             model = self.run_dir / runlog.MODEL
             self._export(model)
+            self._last_snapshot(model, outcome.iteration)
             result = self._result(outcome, model)
             runlog.write_result(self.run_dir, result_fields(result))
             return result
@@ -261,14 +263,19 @@ class Training:
 
     def _snapshot(self, version: int, iteration: int) -> None:
         """Named as Caffe names its own; a snapshot that cannot be written does not end the run."""
-        prefix = Path(
-            self.settings.spec.snapshot_prefix or self.settings.spec.net_name or "model"
-        ).name
         self._fence.require()
         try:
-            self._export(self.run_dir / f"{prefix}_iter_{iteration}.caffemodel")
+            self._export(self.run_dir / self.settings.spec.snapshot_name(iteration))
         except EngineError as error:
             self.board.state = f"no snapshot at iteration {iteration}: {error}"
+
+    def _last_snapshot(self, model: Path, iteration: int) -> None:
+        """The model under the name that Caffe gives the snapshot at the end, where it would leave one."""
+        spec = self.settings.spec
+        iteration = min(iteration, spec.max_iter)  # the last merge may go beyond it
+        if spec.ends_with_snapshot(iteration):
+            with suppress(OSError):  # the model itself is there
+                runlog.link_or_copy(model, self.run_dir / spec.snapshot_name(iteration))
 
     def _update(self, gradient: Vector, center: Vector, iteration: int) -> None:
         """The solver's own update of the center by a raw gradient."""

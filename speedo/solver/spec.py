@@ -61,6 +61,7 @@ class SolverSpec:
     train_source: str | None
     layer_types: tuple[str, ...]
     python_layers: tuple[str, ...] = ()
+    snapshot_after_train: bool = True
 
     @property
     def folder(self) -> Path:
@@ -81,6 +82,15 @@ class SolverSpec:
         """The layers of the train net."""
         parameter = parse_text(self.text, caffe_proto().SolverParameter())
         return [str(layer.name) for layer in parameter.train_net_param.layer]
+
+    def ends_with_snapshot(self, iteration: int) -> bool:
+        """Whether Caffe leaves a snapshot of a run that ends there (Caffe: solver.cpp, Step and Solve)."""
+        return self.snapshot_after_train or (self.snapshot > 0 and iteration % self.snapshot == 0)
+
+    def snapshot_name(self, iteration: int) -> str:
+        """As Caffe names the weights of a snapshot, without a folder."""
+        prefix = Path(self.snapshot_prefix or self.net_name or "model").name
+        return f"{prefix}_iter_{iteration}.caffemodel"
 
     def on_node(self, data_root: Path | None) -> SolverSpec:
         """The same solver on this node: paths are tried from its own working directory and data root."""
