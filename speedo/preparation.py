@@ -31,6 +31,7 @@ from speedo.solver import (
     solver_for_worker,
     split_batch,
 )
+from speedo.solver.conversion import convert_databases
 from speedo.solver.records import count_records
 from speedo.storage.redis_store import RedisStore
 
@@ -123,6 +124,7 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
     if dataset is not None:
         make_dataset(data_root, dataset, note)
     check_solver(spec, workers=config.workers, split=config.splits_batch)
+    convert_databases(spec, note)
     config = _with_whole_gradient(config, spec)
     records = count_records(spec)
     if resumed is not None:

@@ -66,7 +66,7 @@ def prepare_folder(
     folder = folder.expanduser().absolute()
     if not force and (found := _complete(folder, request)):
         return found.prepared(folder, built=False)
-    with _errors_named(folder):
+    with errors_named(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with locked(folder, wait_seconds):
             # The process that held the lock before may have made what we came for.
@@ -175,30 +175,32 @@ def _move(path: Path, target: Path) -> None:
 
 
 @contextlib.contextmanager
-def _errors_named(folder: Path) -> Iterator[None]:
+def errors_named(
+    folder: Path, how: str = "with SPEEDO_DATA or as the argument"
+) -> Iterator[None]:
+    """Let errors of LMDB and of the disk become DataError; `how` says how another folder is chosen."""
     try:
         yield
     except lmdb.DiskError as error:
-        raise _no_space(folder) from error
+        raise _no_space(folder, how) from error
     except lmdb.Error as error:
         raise DataError(f"LMDB could not write {folder}: {error}") from error
     except OSError as error:
         if error.errno in _NO_SPACE:
-            raise _no_space(folder) from error
+            raise _no_space(folder, how) from error
         raise DataError(
             f"{folder} could not be prepared: {error.strerror or error} "
-            f"({error.filename or folder}): choose a folder that can be written, "
-            "with SPEEDO_DATA or as the argument"
+            f"({error.filename or folder}): choose a folder that can be written, {how}"
         ) from error
 
 
-def _no_space(folder: Path) -> DataError:
+def _no_space(folder: Path, how: str) -> DataError:
     free = ""
     with contextlib.suppress(OSError):
         free = f" ({shutil.disk_usage(folder.parent).free >> 20} MiB free now)"
     return DataError(
         f"no space is left for {folder}{free}: free some, or choose another disk "
-        "with SPEEDO_DATA or as the argument; nothing half-written was kept"
+        f"{how}; nothing half-written was kept"
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from speedo.errors import SolverError
+from speedo.solver.conversion import read_conversion
 from speedo.solver.data_layers import SOURCES, set_net_batch
 from speedo.solver.fillers import Draws, keep_fillers
 from speedo.solver.paths import SearchPath
@@ -149,6 +150,7 @@ def _resolve_layer(layer: Any, search: SearchPath, lists: _Lists) -> None:
         return
     source = getattr(layer, SOURCES[layer.type])
     source.source = str(search.require(source.source, f"{owner} reads its records from"))
+    read_conversion(layer)
     if layer.type == "HDF5Data":
         _resolve_hdf5(source, search, lists, owner)
     elif layer.type == "ImageData":
