@@ -175,9 +175,7 @@ def _move(path: Path, target: Path) -> None:
 
 
 @contextlib.contextmanager
-def errors_named(
-    folder: Path, how: str = "with SPEEDO_DATA or as the argument"
-) -> Iterator[None]:
+def errors_named(folder: Path, how: str = "with SPEEDO_DATA or as the argument") -> Iterator[None]:
     """Let errors of LMDB and of the disk become DataError; `how` says how another folder is chosen."""
     try:
         yield

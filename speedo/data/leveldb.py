@@ -29,7 +29,9 @@ ORIGIN: Final = "converted-from.json"
 _TABLES: Final = (".ldb", ".sst")
 _LONGEST_KEY: Final = 511  # bytes that LMDB takes
 _UNUSED_S: Final = 30 * 86400.0  # after which a conversion makes room
-_OUTDATED_S: Final = 86400.0  # the same for one whose database has changed since: a run may still read it
+_OUTDATED_S: Final = (
+    86400.0  # the same for one whose database has changed since: a run may still read it
+)
 _REMEDY: Final = "make it anew, or give an LMDB"
 
 

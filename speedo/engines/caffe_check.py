@@ -22,6 +22,7 @@ from google.protobuf import text_format
 from speedo.engines.caffe_import import load_caffe, prepare_environment
 from speedo.engines.fatal import describe_death, describe_exception
 from speedo.engines.label_check import label_problems
+from speedo.engines.weights_check import check_start
 from speedo.errors import EngineError, SolverError, SpeedoError
 
 _MARK: Final = "speedo-check: "
@@ -150,8 +151,8 @@ def _build(request: dict[str, Any]) -> dict[str, Any]:
         python_layers=allowed,
     )
     train = _solver(request["worker"]).train_net_param
-    if request["weights"] is not None:
-        worker.copy_from(Path(request["weights"]))
+    weights = None if request["weights"] is None else Path(request["weights"])
+    check_start(worker._net, weights, worker.copy_from)
     tests: list[Any] = []
     loss = worker.step(1) if request["step"] else None
     outputs: tuple[str, ...] = ()
