@@ -17,6 +17,7 @@ from speedo.caffe_snapshot import CaffeSnapshot, read_snapshot
 from speedo.compression import bytes_of
 from speedo.config import ModeOptions, RunConfig
 from speedo.data import default_data_root, ensure_bundled
+from speedo.data.roots import cache_root
 from speedo.engines.caffe_check import CaffeFacts, check_in_subprocess
 from speedo.engines.weights_check import check_weights
 from speedo.errors import ConfigError, StoreError
@@ -27,6 +28,7 @@ from speedo.solver import (
     SolverSpec,
     check_solver,
     read_solver,
+    solver_for_records,
     solver_for_tester,
     solver_for_worker,
     split_batch,
@@ -241,6 +243,7 @@ def check_nets(prepared: Prepared) -> CaffeFacts:
     tester = None
     if spec.has_test:  # what a filler is, the worker's net shows
         tester = solver_for_tester(spec, seed=1, scratch=scratch, draws=Draws.NONE)
+    records = solver_for_records(spec, batch_size=prepared.batch_sizes[0], scratch=scratch)
     return check_in_subprocess(
         worker,
         tester,
@@ -250,7 +253,14 @@ def check_nets(prepared: Prepared) -> CaffeFacts:
         weights=_weights_to_try(prepared),
         timeout=prepared.config.timeout,
         origin=spec.net_files[0],
+        records=records,
+        cache=checked_records(),
     )
+
+
+def checked_records() -> Path:
+    """Where is kept which databases were found good."""
+    return cache_root() / "checked"
 
 
 def _weights_to_try(prepared: Prepared) -> Path | None:

@@ -17,8 +17,9 @@ from speedo.actors.signals import stop_signals
 from speedo.actors.stores import this_machine
 from speedo.checkpoint import checkpoints_in
 from speedo.config import RunConfig
+from speedo.engines.record_watch import RecordWatch
 from speedo.errors import EngineError, SpeedoError, StoreError
-from speedo.preparation import Prepared, check_nets, discard, prepare
+from speedo.preparation import Prepared, check_nets, checked_records, discard, prepare
 from speedo.progress import Watch
 from speedo.result import RunResult
 from speedo.resume import CHECKPOINTS, Resumed, claim, epoch_of, owned
@@ -42,7 +43,7 @@ ANSWER_S: Final = 60.0
 def train(config: RunConfig, watch: Watch) -> RunResult:
     """Train on this machine with `config.workers` workers. Raises `SpeedoError`."""
     with ExitStack() as stack:
-        prepared, settings, dead = _start(config, watch, stack, new_token(), port=None)
+        prepared, settings, dead, records = _start(config, watch, stack, new_token(), port=None)
         from speedo.actors.control import under_control
         from speedo.actors.host import WorkerHost
 
@@ -57,7 +58,7 @@ def train(config: RunConfig, watch: Watch) -> RunResult:
         stack.enter_context(under_control(master, prepared, watch))
         host.start(config.workers)
         tester = _start_tester(master, prepared)  # beside the first turns: nobody waits for it yet
-        result = _follow(master, run, prepared, dead, watch, tester, host)
+        result = _follow(master, run, prepared, dead, watch, records, tester, host)
         host.stop("the run is over")
         _let_go(master)
         return result
@@ -68,7 +69,7 @@ def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> Ru
     token = load_token(token_file, create=True)
     require_free_port(config.host, config.port)
     with ExitStack() as stack:
-        prepared, settings, dead = _start(config, watch, stack, token, port=config.port)
+        prepared, settings, dead, records = _start(config, watch, stack, token, port=config.port)
         from speedo.actors.control import under_control
 
         master = _spawn_master(prepared, settings)
@@ -80,7 +81,8 @@ def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> Ru
             + how_to_join(address, token_file)
         )
         try:
-            return _follow(master, run, prepared, dead, watch, _start_tester(master, prepared))
+            tester = _start_tester(master, prepared)
+            return _follow(master, run, prepared, dead, watch, records, tester)
         finally:
             _let_go(master)
 
@@ -90,7 +92,7 @@ def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> Ru
 
 def _start(
     config: RunConfig, watch: Watch, stack: ExitStack, token: str, port: int | None
-) -> tuple[Prepared, RunSettings, Dead]:
+) -> tuple[Prepared, RunSettings, Dead, RecordWatch]:
     """Prepare, then start Redis and Ray while Caffe builds the nets once in a child."""
     prepared = prepare(config, watch.note)
     stack.enter_context(owned(prepared.run_dir, take_over=config.take_over))
@@ -108,6 +110,8 @@ def _start(
             dead = node.enter_context(session.head(token, config.host, port))
             facts = checking.result()
             watch.note(prepared.exchange(facts))
+            records = RecordWatch(facts.unchecked, checked_records())
+            stack.callback(records.close)
             near = _near(config, facts.nbytes, socket, watch, stack)
             stack.push(node.pop_all())  # ends before what its processes use
     except SpeedoError:
@@ -117,7 +121,7 @@ def _start(
     settings = RunSettings.make(
         config, prepared.spec, prepared.run, redis_url, redis_ca, epoch, near
     )
-    return prepared, settings, dead
+    return prepared, settings, dead, records
 
 
 def _near(config: RunConfig, model_bytes: int, socket: str, watch: Watch, stack: ExitStack) -> Near:
@@ -195,13 +199,14 @@ def _follow(
     prepared: Prepared,
     dead: Dead,
     watch: Watch,
+    records: RecordWatch,
     tester: Any = None,
     host: WorkerHost | None = None,
 ) -> RunResult:
     """Show how it goes until the run is over; Ctrl-C or SIGTERM lets it end early, exported all the same.
 
     So does the death of the last worker of `host`, where no other can come. A death among Ray's own processes
-    ends it with an error, and so does a `tester` whose start fails.
+    ends it with an error, and so does a `tester` whose start fails. A bad record ends it early, with its name.
     """
     import ray
     from ray.exceptions import GetTimeoutError, RayError, RayTaskError
@@ -219,6 +224,9 @@ def _follow(
                     told = True
                 if host is not None and host.last_died is not None and not told:
                     master.stop.remote(f"every worker died, the last: {host.last_died}")
+                    told = True
+                if (bad := records.problem()) is not None and not told:
+                    master.stop.remote(bad)
                     told = True
                 if tester is not None and ray.wait([tester], timeout=0)[0]:
                     ray.get(tester)
