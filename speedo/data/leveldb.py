@@ -14,7 +14,6 @@ import json
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -125,9 +124,11 @@ def _is_whole(folder: Path) -> bool:
 
 def _make_room(place: Path, path_digest: str) -> None:
     """Remove what killed conversions of this database left, and conversions that nobody uses any more."""
+    os.utime(place)
+    now = place.stat().st_mtime  # by the clock that the entries' times are from
     for entry in place.iterdir():
         with contextlib.suppress(OSError):
-            age = time.time() - entry.stat().st_mtime
+            age = now - entry.stat().st_mtime
             partial = entry.name.startswith(f".partial-{path_digest}-")
             outdated = f"-{path_digest}-" in entry.name and age > _OUTDATED_S
             if entry.is_dir() and (partial or outdated or age > _UNUSED_S):
