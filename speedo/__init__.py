@@ -27,9 +27,12 @@ def train(
     """
     from speedo.actors.launcher import train as launch
     from speedo.config import make_config
+    from speedo.doctor import require_for
     from speedo.progress import Quiet
 
     given = {"mode": mode, "workers": workers, **options}
     if solver is not None:
         given["solver"] = Path(solver)
-    return launch(make_config(given), Quiet())
+    config = make_config(given)
+    require_for(config)
+    return launch(config, Quiet())

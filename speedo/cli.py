@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -20,10 +20,30 @@ from speedo.doctor_cli import doctor, with_port
 from speedo.errors import ConfigError, SpeedoError
 from speedo.plan_cli import plan
 from speedo.progress import ErrorConsole, Progress, unread
-from speedo.run_options import FILE, FOLDER, GroupedCommand, master_options, run_options
+from speedo.run_options import (
+    FILE,
+    FOLDER,
+    GroupedCommand,
+    WorkerCommand,
+    master_options,
+    run_options,
+)
+
+NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+NO_FILES: Final = (errno.EMFILE, errno.ENFILE)
+MISPLACED: Final = 4  # the status of a run whose outputs are not all in its directory
 
 if TYPE_CHECKING:  # what a run needs takes a second to import, and a mistake is told before
     from speedo.result import RunResult
+
+
+_NOBODY_READS: Final = (errno.EPIPE, errno.EIO)  # `| head`, a closed terminal
+# 128 and the number of the signal, as shells have it
+_STATUS_OF_SIGNAL: Final = {
+    "stopped by Ctrl-C": 130,
+    "stopped by SIGTERM": 143,
+    "stopped by SIGHUP": 129,
+}
 
 
 class Commands(click.Group):
@@ -55,10 +75,16 @@ class Commands(click.Group):
             sys.exit(error.exit_code)
         except OSError as error:
             unread(1)
-            if error.errno == errno.ENOSPC:
-                _complain(f"{error.filename or 'standard output'} is full: make room and try again")
+            if error.errno in NO_ROOM:
+                _complain(
+                    f"{error.filename or 'standard output'} cannot be written: {error.strerror}; make room or make "
+                    "it writable, and try again"
+                )
                 sys.exit(1)
-            if error.errno != errno.EPIPE:  # whoever read our pages has seen enough
+            if error.errno in NO_FILES:
+                _complain(f"{error.strerror}: raise the limit with `ulimit -n` and try again")
+                sys.exit(1)
+            if error.errno not in _NOBODY_READS:  # whoever read our pages has seen enough
                 raise
 
 
@@ -114,7 +140,7 @@ def master(token_file: Path | None, **options: Any) -> None:
     _run(launch, options)
 
 
-@main.command(short_help="Join a master with workers of this machine.")
+@main.command(cls=WorkerCommand, short_help="Join a master with workers of this machine.")
 @click.option(
     "--master", "address", required=True, metavar="HOST[:PORT]", help="Where the master runs."
 )
@@ -145,7 +171,10 @@ def worker(
 ) -> None:
     """Join a master with one or more workers, and leave when its run ends."""
     from speedo.actors.membership import serve_worker
+    from speedo.doctor import Request, require
 
+    request = Request(master=with_port(address), workers=workers)
+    require(request)
     with Progress(ErrorConsole()) as watch:
         status = serve_worker(
             with_port(address),
@@ -176,11 +205,14 @@ def plot(runs: tuple[Path, ...], output: Path | None) -> None:
 
 def _run(launch: Callable[[RunConfig, Progress], RunResult], options: dict[str, Any]) -> None:
     """Make the configuration, run, and print what came out."""
+    from speedo.doctor import require_for
+
     file = options.pop("config_file")
     phases = options.pop("phases")
     if phases:
         options["phases"] = [parse_phase(text) for text in phases]
     config = make_config(options, file=file)
+    require_for(config)
     with Progress(ErrorConsole()) as watch:
         result = launch(config, watch)
     accuracy = "no test net" if result.accuracy is None else f"test accuracy {result.accuracy:.4f}"
@@ -193,10 +225,15 @@ def _run(launch: Callable[[RunConfig, Progress], RunResult], options: dict[str, 
             f"{accuracy} after {result.iteration} iterations, {result.images_per_s:,.0f} images/s, "
             f"{result.seconds:.1f} s of training\n{result.model}"
         )
-    except BrokenPipeError:
+    except OSError as error:
         unread(1)  # result.json holds it too, and the status still counts
+        if error.errno not in _NOBODY_READS:
+            raise
+    _complain(*result.problems)
+    if result.problems:
+        sys.exit(MISPLACED)
     if not result.complete:
-        sys.exit({"stopped by Ctrl-C": 130, "stopped by SIGTERM": 143}.get(result.reason, 3))
+        sys.exit(_STATUS_OF_SIGNAL.get(result.reason, 3))
 
 
 def _usage(error: click.ClickException) -> str:
@@ -211,7 +248,7 @@ def _complain(*problems: str) -> None:
     try:
         for problem in problems:
             click.echo(f"speedo: {problem}", err=True)
-    except BrokenPipeError:
+    except OSError:
         unread(2)
 
 

@@ -15,7 +15,7 @@ TOLD: Final = frozenset(
         "run", "run_dir", "address", "pid", "speedo", "solver", "expected_workers", "min_workers", "remaining_s",
         "state", "mode", "iteration", "max_iter", "epoch", "version", "loss", "images_per_s", "seconds",
         "tested_iteration", "metrics", "dropped", "workers", "over", "wanted", "checkpoint_iteration",
-        "checkpoint_problem", "store_trouble",
+        "checkpoint_problem", "store_trouble", "log_problem", "notices", "noticed",
     )
 )  # fmt: skip
 
@@ -47,7 +47,9 @@ def lines_of(run: Mapping[str, Any]) -> list[str]:
     if run["checkpoint_iteration"]:
         lines.append(f"  checkpoint at {run['checkpoint_iteration']}")
     lines += [
-        f"  trouble    {run[name]}" for name in ("store_trouble", "checkpoint_problem") if run[name]
+        f"  trouble    {run[name]}"
+        for name in ("store_trouble", "checkpoint_problem", "log_problem")
+        if run.get(name)
     ]
     for name, value in run.items():
         if name not in TOLD and value not in (None, "", [], {}, False):

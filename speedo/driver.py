@@ -7,7 +7,7 @@ one. Every wait has a deadline; what misses it becomes an event with its cause.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from speedo.center import Center
 from speedo.coordinator import Coordinator
@@ -42,7 +42,8 @@ MOST_TESTS = 4  # tests under way or waiting; each keeps a version in the store
 
 @dataclass
 class Driver:
-    """Runs one coordinator to its end. `snapshot(version, iteration)` writes the center as a model file.
+    """Runs one coordinator to its end. `snapshot(version, iteration)` writes the center as a model file, and answers
+    with the problem if it cannot.
 
     `diverged(loss, samples)` is told every merged result and answers with the reason to stop, if there is one.
     `outages()` counts the times that the store did not answer: turns are then given their time anew.
@@ -55,7 +56,7 @@ class Driver:
     clock: Callable[[], float]
     limits: Limits = field(default_factory=Limits)
     has_tester: bool = False
-    snapshot: Callable[[int, int], None] = lambda version, iteration: None
+    snapshot: Callable[[int, int], str] = lambda version, iteration: ""
     checkpoints: Checkpoints | None = None
     diverged: Callable[[float, int], str | None] = lambda loss, samples: None
     outages: Callable[[], int] = lambda: 0
@@ -202,7 +203,8 @@ class Driver:
             case Evaluate():
                 self._test(action)
             case Snapshot():
-                self.snapshot(action.version, action.iteration)
+                problem = self.snapshot(action.version, action.iteration)
+                action = replace(action, problem=problem)
             case SetAside():
                 self.cluster.evict(action.worker, action.incarnation, action.reason, for_good=True)
             case Finish():

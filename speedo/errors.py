@@ -32,6 +32,12 @@ class SolverError(ConfigError):
     """A solver or net prototxt, or the data it names, that Caffe would not train from."""
 
 
+class MachineError(ConfigError):
+    """This machine lacks what a run needs, in the words of `speedo doctor`."""
+
+    exit_code = 1
+
+
 class DataError(SpeedoError):
     """A dataset that is missing, damaged or not of the form that it claims."""
 

@@ -233,10 +233,11 @@ class SaveState:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Write the center of this version as a `.caffemodel`."""
+    """Write the center of this version as a `.caffemodel`; `problem` is what kept it from the disk."""
 
     version: int
     iteration: int
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)

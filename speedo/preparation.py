@@ -10,7 +10,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from speedo import runlog
 from speedo.bundled import bundled_solver
 from speedo.caffe_snapshot import SUFFIX as CAFFE_SUFFIX
 from speedo.caffe_snapshot import CaffeSnapshot, read_snapshot
@@ -21,7 +20,8 @@ from speedo.data.roots import cache_root
 from speedo.engines.caffe_check import CaffeFacts, check_in_subprocess
 from speedo.engines.weights_check import check_weights
 from speedo.errors import ConfigError, StoreError
-from speedo.resume import LOCK, Resumed, find_run
+from speedo.resume import Resumed, find_run
+from speedo.run_dir import check_run_dir, create_run_dir
 from speedo.solver import (
     Draws,
     SolverOverrides,
@@ -122,6 +122,9 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
     )
     spec = read_solver(path, overrides=overrides, data_root=data_root)
     spec = replace(spec, python_layers=config.python_modules)
+    snapshots = spec.snapshot_stem if spec.snapshot > 0 or spec.snapshot_after_train else ""
+    if config.run_dir is not None and not isinstance(resumed, Resumed):
+        check_run_dir(config.run_dir, snapshots)  # before data are made, which may take long
     dataset = preparable_dataset(spec)
     if dataset is not None:
         make_dataset(data_root, dataset, note)
@@ -139,7 +142,8 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
     run = secrets.token_hex(6)
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     run_dir = config.run_dir or Path("runs") / f"{stamp}-{config.mode}-{run[:4]}"
-    return Prepared(config, spec, run, runlog.create_run_dir(run_dir), data_root, records, resumed)
+    run_dir = create_run_dir(run_dir, snapshots)
+    return Prepared(config, spec, run, run_dir, data_root, records, resumed)
 
 
 def _resumed(config: RunConfig) -> Resumed | CaffeSnapshot | None:
@@ -156,18 +160,6 @@ def _check_there_is_more(resumed: Resumed | CaffeSnapshot, spec: SolverSpec) -> 
             f"{resumed.path} has come to iteration {resumed.iteration} of {spec.max_iter}, the end; give a larger "
             "--max-iter to go on"
         )
-
-
-def discard(prepared: Prepared) -> None:
-    """Take away the directory of a run that never began, unless some process left its words there."""
-    logs = prepared.run_dir / "logs"
-    ours = [prepared.run_dir / "train.log", prepared.run_dir / LOCK, *logs.glob("list-*.txt")]
-    left = set(prepared.run_dir.iterdir()) | set(logs.iterdir())
-    if left <= {logs, *ours}:
-        for file in ours:
-            file.unlink(missing_ok=True)
-        logs.rmdir()
-        prepared.run_dir.rmdir()
 
 
 def _with_whole_gradient(config: RunConfig, spec: SolverSpec) -> RunConfig:
@@ -228,9 +220,12 @@ def make_dataset(data_root: Path, name: str, note: Callable[[str], None]) -> Non
     ensure_bundled(data_root, name, progress=progress)
 
 
-def check_nets(prepared: Prepared) -> CaffeFacts:
-    """Build every net once in a child process; raises `SolverError` with Caffe's own words."""
-    spec, scratch = prepared.spec, prepared.run_dir / "logs"
+def check_nets(prepared: Prepared, scratch: Path) -> CaffeFacts:
+    """Build every net once in a child process; raises `SolverError` with Caffe's own words.
+
+    Lists of records that the nets need go to `scratch`.
+    """
+    spec = prepared.spec
     worker = solver_for_worker(
         spec,
         rank=0,

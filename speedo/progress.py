@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Protocol, Self, TextIO
+from typing import Any, Final, Protocol, Self, TextIO, cast
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -15,11 +16,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from speedo.line_file import LineFile
 from speedo.status import Status, WorkerStatus
 
 LINE_S: Final = 5.0  # seconds between plain lines
 SAME_LINE_S: Final = 30.0  # seconds until a line is said again that has not changed
 LOG: Final = "train.log"
+KEPT_BYTES: Final = 1 << 20  # of lines that the disk does not take, at most
 
 
 class Watch(Protocol):
@@ -33,14 +36,33 @@ class Watch(Protocol):
 
 
 class ErrorConsole(Console):
-    """Standard error; once nobody reads it any more (`| head`), the command goes on unseen."""
+    """Standard error; once it cannot be written any more (`| head`, a closed terminal), the command goes on unseen."""
 
     def __init__(self) -> None:
-        super().__init__(stderr=True)
+        super().__init__(file=cast(TextIO, _Lasting(sys.stderr)))
 
-    def on_broken_pipe(self) -> None:
-        self.quiet = True
-        unread(2)
+
+class _Lasting:
+    """A stream that swallows what cannot be written any more; all else is the stream's own."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError:
+            unread(2)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError:
+            unread(2)
 
 
 def unread(descriptor: int) -> None:
@@ -69,7 +91,7 @@ class Progress:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live: Live | None = None
-        self._log: TextIO | None = None
+        self._log: LineFile | None = None
         self._kept: list[str] = []
         self._next_line = 0.0
         self._said = ("", -SAME_LINE_S)  # the last line, and when
@@ -88,13 +110,19 @@ class Progress:
     ) -> None:
         self._end_live()
         if self._log is not None:
-            self._log.close()
-            self._log = None
+            log, self._log = self._log, None
+            rest = log.close()
+            lost = log.lines_lost + rest.count(b"\n")
+            if lost:
+                self.note(
+                    f"warning: {lost} lines of {log.path} could not be written: {log.problem}"
+                )
 
     def begin(self, run_dir: Path) -> None:
         """From now on everything is logged in this directory too."""
-        self._log = (run_dir / LOG).open("a", encoding="utf-8", buffering=1)
-        for text in self._kept:
+        self._log = LineFile(run_dir / LOG, kept_bytes=KEPT_BYTES, lost=_gap)
+        kept, self._kept = self._kept, []
+        for text in kept:
             self._write(text)
 
     def note(self, text: str) -> None:
@@ -159,7 +187,13 @@ class Progress:
         if self._log is None:
             self._kept.append(text)
         else:
-            self._log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+            self._log.write(
+                f"{time.strftime('%H:%M:%S')} {text}\n".encode(errors="surrogateescape")
+            )
+
+
+def _gap(lines: int) -> bytes:
+    return f"{time.strftime('%H:%M:%S')} ({lines} lines are missing here: the disk was full)\n".encode()
 
 
 def plain_line(status: Status) -> str:

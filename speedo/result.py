@@ -12,7 +12,8 @@ class RunResult:
     """What a run came to. `accuracy` is the test net's, of the very weights in `model`; None without one.
 
     `images_per_s` counts samples merged over the seconds from the first turn to the last merge. `bytes_pushed` and
-    `bytes_pulled` are those of the vectors that workers sent and fetched, since the last resume.
+    `bytes_pulled` are those of the vectors that workers sent and fetched, since the last resume. `log_lines_lost`
+    counts lines of the run log that no disk took; `problems` tells of outputs that are not in `run_dir`.
     """
 
     mode: str
@@ -32,6 +33,8 @@ class RunResult:
     run_dir: str
     bytes_pushed: int = 0
     bytes_pulled: int = 0
+    log_lines_lost: int = 0
+    problems: tuple[str, ...] = ()
 
 
 def accuracy_of(metrics: Mapping[str, float]) -> float | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -83,22 +83,29 @@ def owned(run_dir: Path, *, take_over: bool) -> Iterator[None]:
 
     Raises `ConfigError` if a living process holds it, unless `take_over`.
     """
-    with (run_dir / LOCK).open("a+", encoding="ascii") as lock:
+    try:
+        lock = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise ConfigError(
+            f"{run_dir / LOCK} cannot be written: {error.strerror}; make room there or make it writable"
+        ) from None
+    try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            lock.seek(0)
-            holder = lock.read().strip() or "?"
+            holder = os.pread(lock, 32, 0).decode("ascii", "replace").strip() or "?"
             if not take_over:
                 raise ConfigError(
                     f"{run_dir} is still being trained by process {holder}; `speedo stop` ends it, and if it "
                     "hangs, --take-over shuts it out"
                 ) from None
         else:
-            lock.truncate(0)
-            lock.write(f"{os.getpid()}\n")
-            lock.flush()
+            with suppress(OSError):  # the lock itself is what counts
+                os.ftruncate(lock, 0)
+                os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
         yield
+    finally:
+        os.close(lock)
 
 
 def epoch_of(run_dir: Path) -> int:

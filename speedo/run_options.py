@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from speedo import original_options
 from speedo.config import DEFAULT_PORT, MODES
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -24,7 +25,25 @@ class GroupedOption(click.Option):
         self.heading = heading
 
 
-class GroupedCommand(click.Command):
+class RunCommand(click.Command):
+    """A command that also takes the original SpeeDO's options, and says what they are called here."""
+
+    translate = staticmethod(original_options.for_a_run)
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        words, notes = self.translate(args)
+        for note in notes:
+            click.echo(f"speedo: {note}", err=True)
+        return super().parse_args(context, words)
+
+
+class WorkerCommand(RunCommand):
+    """The same for the command of a node with workers."""
+
+    translate = staticmethod(original_options.for_a_worker)
+
+
+class GroupedCommand(RunCommand):
     """A command whose help lists its options under their headings."""
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:

@@ -9,16 +9,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import yaml
 
 from speedo.checkpoint import Counters
-from speedo.errors import ConfigError
 from speedo.json_lines import line_of, plain
+from speedo.line_file import LineFile
 from speedo.messages import (
     Action,
     Checkpointed,
@@ -43,29 +43,16 @@ MODEL = "model.caffemodel"
 MOST_TIMINGS = 20_000  # of results whose fate is not known yet; late ones leave theirs behind
 
 
-def create_run_dir(folder: Path) -> Path:
-    """Make an empty run directory; raises `ConfigError` if it holds a run already or cannot be made."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if (folder / METRICS).exists() or (folder / RESULT).exists():
-            raise ConfigError(
-                f"run_dir {folder} already holds a run; give another, or remove that one"
-            )
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-        (folder / "logs").mkdir(exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"run_dir {folder} cannot be written: {error.strerror}; give another with --run-dir"
-        ) from None
-    return folder.resolve()
-
-
 def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
+    """Write a file whole or not at all; raises `OSError`, and leaves nothing else behind."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def link_or_copy(file: Path, other: Path) -> None:
@@ -83,12 +70,12 @@ def link_or_copy(file: Path, other: Path) -> None:
 
 
 def write_config(folder: Path, values: Mapping[str, Any]) -> None:
-    """Keep the configuration in the form that `--config` reads; secrets must be gone from it."""
+    """Keep the configuration in the form that `--config` reads; secrets must be gone from it. Raises `OSError`."""
     write_whole(folder / CONFIG, yaml.safe_dump(dict(values), sort_keys=False))
 
 
 def write_result(folder: Path, result: Mapping[str, Any]) -> None:
-    """Keep the result as JSON, whole or not at all."""
+    """Keep the result as JSON, whole or not at all; raises `OSError`."""
     write_whole(folder / RESULT, json.dumps(plain(result), indent=2) + "\n")
 
 
@@ -97,16 +84,29 @@ class MetricsLog:
 
     With `resumed` it goes on from the lines of the former master, in a copy that takes the place of the file:
     should that master come back, what it writes goes nowhere. Times go on from the last line's.
+
+    Lines that the disk does not take wait in memory until it does; `tell` hears what is wrong with it, and an empty
+    text once they are all written.
     """
 
-    def __init__(self, folder: Path, start: float, *, resumed: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        start: float,
+        *,
+        resumed: bool = False,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        """Raises `OSError` if the lines of the former master cannot be copied."""
         self._start = start
-        self._file: IO[bytes]
+        self._tell, self._told = tell, ""
+        self._last = 0.0  # the time of the last line
+        file = None
         if resumed:
-            self._file, seconds = _continued(folder / METRICS)
-            self._start -= seconds
-        else:
-            self._file = (folder / METRICS).open("wb")
+            file, self._last = _continued(folder / METRICS)
+            self._start -= self._last
+        self._file = LineFile(folder / METRICS, descriptor=file, lost=self._lost)
+        self._file.flush()  # from now on the file is there
         self._timings: dict[tuple[int, int], Mapping[str, float]] = {}
         self._merged = (0, 0)  # the last version, and its iteration
         self._iterations: dict[int, int] = {}  # of the versions that are being tested
@@ -125,7 +125,17 @@ class MetricsLog:
 
     def disown(self) -> None:
         """Write nothing more: the file is another master's."""
-        self._file.close()
+        self._file.disown()
+
+    @property
+    def lines_lost(self) -> int:
+        """Lines that are in no file and will be in none."""
+        return self._file.lines_lost
+
+    @property
+    def problem(self) -> str:
+        """Why lines wait to be written; empty if none does."""
+        return self._file.problem
 
     def saw(self, event: Event, now: float) -> None:
         match event:
@@ -210,24 +220,38 @@ class MetricsLog:
             case SetAside():
                 self._write(now, "set-aside", worker=action.worker, reason=action.reason)
             case Snapshot():
-                self._write(now, "snapshot", version=action.version, iteration=action.iteration)
+                self._write(
+                    now,
+                    "snapshot",
+                    version=action.version,
+                    iteration=action.iteration,
+                    problem=action.problem or None,
+                )
             case Finish():
                 self._write(now, "finish", complete=action.complete, reason=action.reason)
             case _:
                 pass
 
-    def close(self) -> None:
-        self._file.close()
+    def close(self) -> bytes:
+        """Try once more what waits, and close; the lines that could not be written."""
+        return self._file.close()
 
     def _write(self, now: float, event: str, **fields: Any) -> None:
-        if self._file.closed:
-            return
-        line = {"time": round(now - self._start, 6), "event": event, **fields}
-        self._file.write(line_of(line))
-        self._file.flush()
+        self._last = round(now - self._start, 6)
+        self._file.write(line_of({"time": self._last, "event": event, **fields}))
+        if bool(self._file.problem) != bool(self._told):
+            self._told = self._file.problem and (
+                f"{self._file.path} cannot be written ({self._file.problem}): its lines wait in memory; make room "
+                "there or make it writable"
+            )
+            if self._tell is not None:
+                self._tell(self._told)
+
+    def _lost(self, lines: int) -> bytes:
+        return line_of({"time": self._last, "event": "lost", "lines": lines})
 
 
-def _continued(path: Path) -> tuple[IO[bytes], float]:
+def _continued(path: Path) -> tuple[int, float]:
     """The log so far in a new file under the same name, without a torn last line; its last time in seconds."""
     try:
         data = path.read_bytes()
@@ -237,8 +261,13 @@ def _continued(path: Path) -> tuple[IO[bytes], float]:
     if lines and not lines[-1].endswith(b"\n"):
         del lines[-1]
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    file = temporary.open("wb")
-    file.writelines(lines)
-    file.flush()
-    temporary.replace(path)
-    return file, float(json.loads(lines[-1])["time"]) if lines else 0.0
+    try:
+        with temporary.open("wb") as file:
+            file.writelines(lines)
+        temporary.replace(path)
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    return descriptor, float(json.loads(lines[-1])["time"]) if lines else 0.0

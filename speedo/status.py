@@ -30,7 +30,10 @@ RECENT_S = 10.0  # images/s and losses are means over so many of the latest seco
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """One worker as people see it; `state` is training, waiting, or how it came to be away, with the cause."""
+    """One worker as people see it; `state` is training, waiting, or how it came to be away, with the cause.
+
+    Of one that waits for the store, it is what is wrong there.
+    """
 
     worker: int
     host: str
@@ -74,6 +77,7 @@ class Status:
     store_trouble: str = ""
     notices: tuple[str, ...] = ()
     noticed: int = 0
+    log_problem: str = ""
 
 
 @dataclass(slots=True)
@@ -81,6 +85,7 @@ class _Line:
     host: str = ""
     state: str = "waiting"
     outlook: str = ""
+    trouble: str = ""
     merged: int = 0
     dropped: int = 0
     loss: float = float("nan")
@@ -88,8 +93,10 @@ class _Line:
 
     @property
     def seen(self) -> str:
-        """The state as people see it: of a death, what comes after it."""
+        """The state as people see it: of a death, what comes after it; of a wait for the store, why."""
         kind, _, cause = self.state.partition(": ")
+        if self.trouble and kind != "gone":
+            return f"waiting for the store: {self.trouble}"
         return f"{self.outlook}: {cause}" if kind == "gone" and self.outlook else self.state
 
 
@@ -114,6 +121,7 @@ class StatusBoard:
     checkpoint_iteration: int = 0
     checkpoint_problem: str = ""
     store_trouble: str = ""
+    log_problem: str = ""
     turns: int = 0
     results: int = 0
     _notices: deque[str] = field(default_factory=lambda: deque(maxlen=NOTICES))
@@ -141,15 +149,36 @@ class StatusBoard:
         self._note(self.store_trouble, problem, "the store is back: training goes on")
         self.store_trouble = problem
 
+    def trouble_of_worker(self, worker: int, problem: str) -> None:
+        """Why this worker waits for the store; empty if it does not. Of several that do, the first is noted."""
+        before = self._any_worker_waits()
+        self._lines.setdefault(worker, _Line()).trouble = problem
+        now = f"worker {worker} waits for the store: {problem}" if self._any_worker_waits() else ""
+        self._note(before, now, "no worker waits for the store any more")
+
+    def _any_worker_waits(self) -> str:
+        return "".join(line.trouble for line in tuple(self._lines.values()))
+
     def trouble_with_checkpoint(self, problem: str) -> None:
         """What kept the latest checkpoint from the disk, or out of it; empty if nothing did."""
         self._note(self.checkpoint_problem, problem, "checkpoints are written again")
         self.checkpoint_problem = problem
 
+    def trouble_with_log(self, problem: str) -> None:
+        """Why lines of the run log wait to be written; empty if none does."""
+        self._note(
+            self.log_problem, problem, "the run log is written again, with every line that waited"
+        )
+        self.log_problem = problem
+
+    def notice(self, text: str) -> None:
+        """A line for people, shown once."""
+        self._notices.append(text)
+        self._noticed += 1
+
     def _note(self, before: str, now: str, over: str) -> None:
         if bool(before) != bool(now):
-            self._notices.append(f"warning: {now}" if now else over)
-            self._noticed += 1
+            self.notice(f"warning: {now}" if now else over)
 
     def resume(self, counters: Counters) -> None:
         """Go on from a checkpoint's figures."""
@@ -161,9 +190,10 @@ class StatusBoard:
         match event:
             case Joined():
                 line = self._lines.setdefault(event.worker, _Line())
-                line.state, line.outlook = "waiting", ""
+                line.state, line.outlook, line.trouble = "waiting", "", ""
             case Left() if not self.over:  # then they are let go
-                self._lines.setdefault(event.worker, _Line()).state = f"gone: {event.cause}"
+                line = self._lines.setdefault(event.worker, _Line())
+                line.state, line.trouble = f"gone: {event.cause}", ""
             case Trained():
                 self.results += 1
             case Tested() if not event.problem:
@@ -258,4 +288,5 @@ class StatusBoard:
             self.store_trouble,
             tuple(self._notices),
             self._noticed,
+            self.log_problem,
         )

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -26,13 +24,14 @@ from speedo.engines.pycaffe import PycaffeEngine
 from speedo.errors import CheckpointError, EngineError, FencedError, StoreError, TrainingStopped
 from speedo.history_transfer import put_history
 from speedo.messages import Event
-from speedo.result import RunResult, accuracy_of, result_fields
+from speedo.outputs import config_for_people, hand_over
+from speedo.result import RunResult, accuracy_of
 from speedo.resume import CHECKPOINTS, Fence
 from speedo.roles import Observers
 from speedo.roster import Roster
 from speedo.settings import RunSettings
 from speedo.sgd_modes.registry import make_strategy, needs_update
-from speedo.solver import SolverSpec, solver_for_server
+from speedo.solver import solver_for_server
 from speedo.status import Status, StatusBoard
 from speedo.storage import keys
 from speedo.storage.base import Store
@@ -53,21 +52,24 @@ class Training:
         cluster: Cluster,
         records: int | None,
         *,
+        scratch: Path | None = None,
         resume: Checkpoint | CaffeSnapshot | None = None,
         open_store: Callable[[], Store] | None = None,
     ) -> None:
-        """`open_store` makes a further connection, for a thread of its own; without it there are no checkpoints.
+        """`scratch` takes the engine's small files; without it the temporary folder does.
+
+        `open_store` makes a further connection, for a thread of its own; without it there are no checkpoints.
 
         Raises `CheckpointError` if `resume` is not of this net.
         """
         spec = settings.spec
         self.config, self.settings, self.run_dir = config, settings, run_dir
         self._engine = PycaffeEngine(
-            solver_for_server(spec, seed=settings.seed, scratch=run_dir / "logs"),
+            solver_for_server(spec, seed=settings.seed, scratch=scratch),
             lr_policy=spec.lr_policy,
             folder=spec.folder,
             python_layers=spec.python_layers,
-            scratch=run_dir / "logs",
+            scratch=scratch,
         )
         self.layout = self._engine.layout
         if isinstance(resume, CaffeSnapshot):
@@ -86,7 +88,7 @@ class Training:
             compression=settings.compression,
         )
         self.board = StatusBoard(config.mode, spec.max_iter, spec.batch, records)
-        self._log = runlog.MetricsLog(run_dir, time.monotonic(), resumed=settings.epoch > 0)
+        self._log = _run_log(run_dir, self.board, resumed=settings.epoch > 0)
         self._seconds_before = 0.0
         coordinator = self._coordinator(resume)
         if resume is not None:
@@ -117,10 +119,14 @@ class Training:
         )
         self._keeper_or_none, self._store = keeper, store
         self.histories = dict(resume.histories) if resume else {}  # by slot, of the checkpoint
-        runlog.write_config(run_dir, _for_people(config, spec, settings.seed))
+        self._config_values = config_for_people(config, spec.path, settings.seed)
+        try:
+            runlog.write_config(run_dir, self._config_values)
+        except OSError as error:  # tried again at the end
+            self.board.notice(f"warning: no {runlog.CONFIG} in {run_dir}: {error.strerror}")
 
     def run(self) -> RunResult:
-        """Train, test the last version, export it, and write the result.
+        """Train, test the last version, export it, and write the result; elsewhere if `run_dir` has no room.
 
         A store that stays away ends the run with `StoreError`, after a checkpoint.
         """
@@ -130,12 +136,9 @@ class Training:
             if not outcome.complete and outcome.samples == 0:
                 raise TrainingStopped(f"nothing was trained: {outcome.reason}")
             self._fence.require()
-            model = self.run_dir / runlog.MODEL
-            self._export(model)
-            self._last_snapshot(model, outcome.iteration)
-            result = self._result(outcome, model)
-            runlog.write_result(self.run_dir, result_fields(result))
-            return result
+            last = self.settings.spec.last_snapshot(outcome.iteration)
+            result, config = self._result(outcome), self._config_values
+            return hand_over(result, self.run_dir, self._log, config, self._export, last)
         except FencedError:
             self._log.disown()
             raise
@@ -235,7 +238,7 @@ class Training:
     def close(self) -> None:
         self._engine.close()
 
-    def _result(self, outcome: Outcome, model: Path) -> RunResult:
+    def _result(self, outcome: Outcome) -> RunResult:
         seconds = self._seconds_before + outcome.seconds
         return RunResult(
             self.config.mode,
@@ -251,7 +254,7 @@ class Training:
             seconds,
             outcome.samples,
             dict(self.board.dropped),
-            str(model),
+            str(self.run_dir / runlog.MODEL),
             str(self.run_dir),
             self.board.results * self.center.payload_bytes,
             self.board.turns * self.center.center_bytes,
@@ -261,21 +264,15 @@ class Training:
         self._engine.load_weights(self.center.vector)
         self._engine.save(path)
 
-    def _snapshot(self, version: int, iteration: int) -> None:
-        """Named as Caffe names its own; a snapshot that cannot be written does not end the run."""
+    def _snapshot(self, version: int, iteration: int) -> str:
+        """Named as Caffe names its own; one that cannot be written is told, and does not end the run."""
         self._fence.require()
         try:
             self._export(self.run_dir / self.settings.spec.snapshot_name(iteration))
         except EngineError as error:
-            self.board.state = f"no snapshot at iteration {iteration}: {error}"
-
-    def _last_snapshot(self, model: Path, iteration: int) -> None:
-        """The model under the name that Caffe gives the snapshot at the end, where it would leave one."""
-        spec = self.settings.spec
-        iteration = min(iteration, spec.max_iter)  # the last merge may go beyond it
-        if spec.ends_with_snapshot(iteration):
-            with suppress(OSError):  # the model itself is there
-                runlog.link_or_copy(model, self.run_dir / spec.snapshot_name(iteration))
+            self.board.notice(f"warning: no snapshot at iteration {iteration}: {error}")
+            return str(error)
+        return ""
 
     def _update(self, gradient: Vector, center: Vector, iteration: int) -> None:
         """The solver's own update of the center by a raw gradient."""
@@ -291,9 +288,11 @@ class Training:
         np.copyto(center, updated)
 
 
-def _for_people(config: RunConfig, spec: SolverSpec, seed: int) -> dict[str, Any]:
-    """What `--config` takes to do the same again, in a directory of its own; without secrets."""
-    values = config.model_dump(
-        mode="json", exclude_none=True, exclude={"redis", "run_dir", "resume"}
-    )
-    return {**values, "solver": str(spec.path), "seed": seed}
+def _run_log(run_dir: Path, board: StatusBoard, *, resumed: bool) -> runlog.MetricsLog:
+    try:
+        return runlog.MetricsLog(
+            run_dir, time.monotonic(), resumed=resumed, tell=board.trouble_with_log
+        )
+    except OSError as error:
+        what = f"{run_dir / runlog.METRICS} cannot be copied to go on with"
+        raise CheckpointError(f"{what}: {error.strerror}; make room or make it writable") from None

@@ -11,14 +11,25 @@ PACKAGE = Path(__file__).parents[1] / "speedo"
 
 # From the ground up: a room imports from rooms below it and from itself, never from beside or above.
 LAYERS = (
-    ("errors", "failpoints"),
-    ("weights", "bundled", "token", "config_file", "mode_options", "json_lines"),
+    ("errors", "failpoints", "line_file"),
+    (
+        "weights",
+        "bundled",
+        "token",
+        "config_file",
+        "mode_options",
+        "json_lines",
+        "original_options",
+        "private_folders",
+        "background_process",
+    ),
     ("messages", "config", "checkpoint", "result"),
     ("status", "runlog", "trace", "control"),
     ("picture", "progress", "control_view", "resume"),
+    ("run_dir",),
     ("sgd_modes", "storage", "engines", "data", "compression"),
     ("solver",),
-    ("settings",),
+    ("settings", "scratch", "rescue"),
     ("caffe_snapshot", "vectors_in_store", "turn_buffers"),
     (
         "books",
@@ -33,11 +44,11 @@ LAYERS = (
     ),
     ("coordinator", "center", "roster", "overlap"),
     ("roles", "checkpointing"),
-    ("driver",),
+    ("driver", "outputs"),
     ("training", "simulator", "preparation"),
     ("actors", "planning"),
-    ("speedo",),  # the public names
     ("doctor",),
+    ("speedo",),  # the public names
     ("run_options", "data_cli", "control_cli", "doctor_cli", "plan_cli"),
     ("cli",),
     ("__main__",),
@@ -47,7 +58,7 @@ LAYERS = (
 ONLY: dict[str, set[str]] = {
     "messages": {"weights"},
     "sgd_modes": {"messages", "weights", "config", "mode_options"},
-    "storage": {"errors", "failpoints"},
+    "storage": {"background_process", "errors", "failpoints", "private_folders"},
     "engines": {"errors", "weights"},
     "data": {"errors"},
     "compression": {"config_file", "errors", "weights"},
@@ -60,6 +71,7 @@ ONLY: dict[str, set[str]] = {
     "deadlines": {"messages"},
     "pacing": set(),
     "json_lines": set(),
+    "line_file": set(),
     "driver": {"center", "coordinator", "deadlines", "messages", "roles"},
     "sharding": {"solver"},
     "supervision": set(),

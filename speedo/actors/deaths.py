@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import re
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Final
 
-from speedo.engines.fatal import fatal_line
+from speedo.engines.fatal import fatal_line, signal_hint
 
-_COUNTERS: Final = (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events"))
+SILENT: Final = f"died without a word, as by SIGKILL ({signal_hint('SIGKILL')})"
 _TAIL_BYTES: Final = 20_000
+_WORD_BYTES: Final = 4096
+# Of Python's fault handler (CPython: Modules/faulthandler.c); Ray says the name itself.
+_FAULTS: Final = {
+    "Bus error": "SIGBUS",
+    "Segmentation fault": "SIGSEGV",
+    "Illegal instruction": "SIGILL",
+    "Floating point exception": "SIGFPE",
+    "Floating-point exception": "SIGFPE",
+}
 # Python's fault handler, and Ray's, name the signal that they caught; nobody catches signal 9.
 _CAUGHT: Final = re.compile(r"^Fatal Python error: (.+)$|^\*\*\* (SIG\w+) received", re.MULTILINE)
 
@@ -27,7 +39,18 @@ def cause_in(log: Path, begin: int = 0) -> str | None:
     if fatal is not None:
         return fatal
     caught = _CAUGHT.findall(text)
-    return f"native code failed: {caught[-1][0] or caught[-1][1]}; see {log}" if caught else None
+    return (
+        f"native code failed: {_named(caught[-1][0] or caught[-1][1])}; see {log}"
+        if caught
+        else None
+    )
+
+
+def _named(fault: str) -> str:
+    """The fault as it was told, with what may be behind it."""
+    name = _FAULTS.get(fault, fault)
+    hint = signal_hint(name)
+    return f"{name} ({hint})" if hint else fault
 
 
 def size_of(log: Path) -> int:
@@ -41,7 +64,7 @@ def size_of(log: Path) -> int:
 def memory_kills() -> int:
     """How many processes the kernel has ended so far because memory ran out, on this machine or in this container."""
     total = 0
-    for file in _COUNTERS:
+    for file in _counters():
         try:
             lines = file.read_text().splitlines()
         except OSError:
@@ -50,8 +73,40 @@ def memory_kills() -> int:
     return total
 
 
-def silent_death(kills_before: int) -> str:
-    """The cause of a death without a word; `kills_before` is `memory_kills()` of earlier."""
+def silent_death(kills_before: int, log: Path) -> str:
+    """The cause of a death without a word in its log; `kills_before` is `memory_kills()` of when it still lived.
+
+    Only what the kernel says is said to be so; all else are possibilities.
+    """
     if memory_kills() > kills_before:
-        return "killed because memory ran out: use a smaller batch, or fewer workers on this node"
-    return "killed by signal 9 (out of memory?)"
+        return "killed by the kernel because memory ran out: use a smaller batch, or fewer workers on this node"
+    full = _refusal(log)
+    if full:
+        return f"died, and left no word, for {log} cannot be written ({full}): make room there"
+    return SILENT
+
+
+def _refusal(log: Path) -> str:
+    """Why nothing can be written at the end of the log now; empty if it can."""
+    try:
+        with log.open("ab", buffering=0) as file:
+            end = file.tell()
+            os.posix_fallocate(file.fileno(), end, _WORD_BYTES)
+            os.ftruncate(file.fileno(), end)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+@cache
+def _counters() -> tuple[Path, ...]:
+    """Where the kernel counts: for the machine, for this process's control group (v2 or v1), for the container."""
+    found = [Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events")]
+    with suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, group = line.split(":", 2)
+            if not controllers:
+                found.append(Path(f"/sys/fs/cgroup{group}/memory.events"))
+            elif "memory" in controllers.split(","):
+                found.append(Path(f"/sys/fs/cgroup/memory{group}/memory.oom_control"))
+    return tuple(dict.fromkeys(path.resolve() for path in found))

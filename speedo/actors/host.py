@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -26,22 +27,30 @@ WATCH_S: Final = 0.25  # how often the workers' processes are looked at
 SOON_S: Final = 0.05  # the same while one of them starts, or is to be started
 ATTEND_S: Final = 1.0  # how often the master is asked for orders
 ANSWER_S: Final = 20.0
+SLOW_S: Final = 3.0  # a start that waits longer for the master says why
 AGAIN_S: Final = 1.0  # before a master that did not answer is asked for a place again
 
 
 class WorkerHost:
-    """Workers of one run on this node; their own words go to files in `logs`.
+    """Workers of one run on this node; their own words go to files in `logs`, their small files to `scratch`.
 
     Those that die are started again, with growing pauses. `last_died`, once set, is the cause of the last death:
-    nobody is left here, and nobody will be started.
+    nobody is left here, and nobody will be started. `note` is told what a slow start waits for.
     """
 
     def __init__(
-        self, master: Any, settings: RunSettings, name: str, logs: Path, data_root: Path | None
+        self,
+        master: Any,
+        settings: RunSettings,
+        name: str,
+        logs: Path,
+        scratch: Path,
+        data_root: Path | None,
+        note: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.last_died: str | None = None
         self._master, self._settings, self._name = master, settings, name
-        self._logs, self._data_root = logs, data_root
+        self._folders, self._note = (logs, scratch, data_root), note
         self._seats: list[Seat] = []
         self._warm: list[Any] = []
         self._restarts = 0
@@ -62,25 +71,34 @@ class WorkerHost:
         Raises what kept one of them from starting, after the others were ended.
         """
         cores = len(os.sched_getaffinity(0))
-        self._restarts = ray.get(self._master.enlist.remote(self._name, count, cores))
+        self._restarts = self._patiently(self._master.enlist.remote(self._name, count, cores))
         try:
             for _ in range(count):
                 seat = Seat(self._restarts)
-                place: Assignment = ray.get(self._master.assign.remote(self._name))
+                place: Assignment = self._patiently(self._master.assign.remote(self._name))
                 actor = self._warm.pop() if self._warm else None
-                seat.begin(
-                    self._settings, place, self._logs, self._data_root, time.monotonic(), actor
-                )
+                self._begin_at(seat, place, time.monotonic(), actor)
                 self._seats.append(seat)
             for seat in self._seats:
                 self._hand_over(seat, seat.wait(time.monotonic()))
         except RayTaskError as error:
             self._leave(self._seats, "it did not start")
             raise error.cause from None
-        except SpeedoError:
+        except (SpeedoError, RayError):
             self._leave(self._seats, "it did not start")
             raise
         self._watcher.start()
+
+    def _patiently(self, answer: Any) -> Any:
+        """The master's answer; if it takes long, why is noted, each time that it changes."""
+        said = ""
+        while not ray.wait([answer], timeout=SLOW_S)[0]:
+            status = ray.get(self._master.status.remote(), timeout=ANSWER_S)
+            why = status.store_trouble or "it has much to do"
+            if why != said:
+                self._note(f"waiting for the master to give workers their places: {why}")
+                said = why
+        return ray.get(answer)
 
     def stop(self, cause: str) -> None:
         """End the workers; the master hears of it. May be called twice."""
@@ -129,7 +147,10 @@ class WorkerHost:
             place = ray.get(self._master.assign.remote(self._name, seat.former), timeout=ANSWER_S)
         except (RayTaskError, GetTimeoutError):  # its store or itself is busy or away
             return
-        seat.begin(self._settings, place, self._logs, self._data_root, now)
+        self._begin_at(seat, place, now)
+
+    def _begin_at(self, seat: Seat, place: Assignment, now: float, actor: Any = None) -> None:
+        seat.begin(self._settings, place, *self._folders, now, actor, self._master)
 
     def _look_at_start(self, seat: Seat, now: float) -> None:
         try:

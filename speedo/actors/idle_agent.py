@@ -18,9 +18,10 @@ _AGENTS: Final = (
     ray_constants.PROCESS_TYPE_DASHBOARD_AGENT,
     ray_constants.PROCESS_TYPE_RUNTIME_ENV_AGENT,
 )
-# Called as the agents are: the program's file, then options as --NAME=VALUE. Ctrl-C in a terminal reaches it too.
+# Called as the agents are: the program's file, then options as --NAME=VALUE. A shell unblocks signals; so it ignores
+# those that are sent to all processes of a run.
 _SCRIPT: Final = """
-trap '' HUP INT QUIT
+trap '' HUP INT QUIT TERM
 for option; do
     case $option in
     --node-id=*) node=${option#*=} ;;

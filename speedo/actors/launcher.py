@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,15 +18,19 @@ from speedo.checkpoint import checkpoints_in
 from speedo.config import RunConfig
 from speedo.engines.record_watch import RecordWatch
 from speedo.errors import EngineError, SpeedoError, StoreError
-from speedo.preparation import Prepared, check_nets, checked_records, discard, prepare
+from speedo.preparation import Prepared, check_nets, checked_records, prepare
 from speedo.progress import Watch
 from speedo.result import RunResult
-from speedo.resume import CHECKPOINTS, Resumed, claim, epoch_of, owned
+from speedo.resume import CHECKPOINTS, Resumed, claim, owned
+from speedo.run_dir import LOGS, discard_run_dir
+from speedo.scratch import scratch_folder
 from speedo.settings import Near, RunSettings
 from speedo.storage.access import Access
-from speedo.storage.redis_server import PrivateRedis
-from speedo.storage.redis_store import RedisStore, url_with_password
-from speedo.storage.shared_memory import MEMORY, SharedMemory, room_for
+from speedo.storage.redis_errors import clients_of
+from speedo.storage.redis_server import MAX_CLIENTS, PrivateRedis
+from speedo.storage.redis_store import RedisStore
+from speedo.storage.redis_url import url_with_password
+from speedo.storage.shared_memory import SharedMemory, room_for
 from speedo.token import how_to_join, load_token, new_token
 
 if TYPE_CHECKING:
@@ -43,20 +46,22 @@ ANSWER_S: Final = 60.0
 def train(config: RunConfig, watch: Watch) -> RunResult:
     """Train on this machine with `config.workers` workers. Raises `SpeedoError`."""
     with ExitStack() as stack:
-        prepared, settings, dead, records = _start(config, watch, stack, new_token(), port=None)
+        prepared, settings, dead, scratch, records = _start(
+            config, watch, stack, new_token(), port=None
+        )
         from speedo.actors.control import under_control
         from speedo.actors.host import WorkerHost
 
-        master = _spawn_master(prepared, settings)
-        host = WorkerHost(
-            master, settings.for_others(), "here", prepared.run_dir / "logs", prepared.data_root
-        )
+        master = _spawn_master(prepared, settings, scratch)
+        folders = (prepared.run_dir / LOGS, scratch, prepared.data_root)
+        host = WorkerHost(master, settings.for_others(), "here", *folders, watch.note)
         stack.callback(host.stop, "the run is over")  # it must not outlive Ray
         # They take a while to load, and the master to draw its weights.
         host.warm_up(config.workers)
         run = _begin_run(master, prepared)
         stack.enter_context(under_control(master, prepared, watch))
-        host.start(config.workers)
+        with _told_of(prepared):
+            host.start(config.workers)
         tester = _start_tester(master, prepared)  # beside the first turns: nobody waits for it yet
         result = _follow(master, run, prepared, dead, watch, records, tester, host)
         host.stop("the run is over")
@@ -69,10 +74,12 @@ def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> Ru
     token = load_token(token_file, create=True)
     require_free_port(config.host, config.port)
     with ExitStack() as stack:
-        prepared, settings, dead, records = _start(config, watch, stack, token, port=config.port)
+        prepared, settings, dead, scratch, records = _start(
+            config, watch, stack, token, port=config.port
+        )
         from speedo.actors.control import under_control
 
-        master = _spawn_master(prepared, settings)
+        master = _spawn_master(prepared, settings, scratch)
         run = _begin_run(master, prepared)
         address = f"{config.host}:{config.port}"
         stack.enter_context(under_control(master, prepared, watch, address))
@@ -92,18 +99,20 @@ def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> Ru
 
 def _start(
     config: RunConfig, watch: Watch, stack: ExitStack, token: str, port: int | None
-) -> tuple[Prepared, RunSettings, Dead, RecordWatch]:
-    """Prepare, then start Redis and Ray while Caffe builds the nets once in a child."""
+) -> tuple[Prepared, RunSettings, Dead, Path, RecordWatch]:
+    """Prepare, then start Redis and Ray while Caffe builds the nets once in a child.
+
+    The path is that of a folder for small files, which goes with the command.
+    """
     prepared = prepare(config, watch.note)
     stack.enter_context(owned(prepared.run_dir, take_over=config.take_over))
-    own_epoch = epoch_of(prepared.run_dir) + isinstance(prepared.resumed, Resumed)
-    stack.callback(_sweep, prepared.run_dir, own_epoch)
     watch.begin(prepared.run_dir)
     try:
+        scratch = stack.enter_context(scratch_folder())
         for line in prepared.headline():
             watch.note(line)
         with ExitStack() as node, ThreadPoolExecutor(1) as pool:
-            checking = pool.submit(check_nets, prepared)
+            checking = pool.submit(check_nets, prepared, scratch)
             redis_url, redis_ca, socket = _redis(
                 prepared, watch, stack, redis_port(config.host, port)
             )
@@ -115,13 +124,14 @@ def _start(
             near = _near(config, facts.nbytes, socket, watch, stack)
             stack.push(node.pop_all())  # ends before what its processes use
     except SpeedoError:
-        discard(prepared)
+        if not isinstance(prepared.resumed, Resumed):
+            discard_run_dir(prepared.run_dir)
         raise
     epoch = claim(prepared.run_dir) if isinstance(prepared.resumed, Resumed) else 0
     settings = RunSettings.make(
         config, prepared.spec, prepared.run, redis_url, redis_ca, epoch, near
     )
-    return prepared, settings, dead, records
+    return prepared, settings, dead, scratch, records
 
 
 def _near(config: RunConfig, model_bytes: int, socket: str, watch: Watch, stack: ExitStack) -> Near:
@@ -129,11 +139,10 @@ def _near(config: RunConfig, model_bytes: int, socket: str, watch: Watch, stack:
     path = None
     if config.same_node == "shared-memory":
         room = room_for(config.workers, model_bytes)
-        path = stack.enter_context(SharedMemory(room)).path
+        memory = stack.enter_context(SharedMemory(room))
+        path = memory.path
         if path is None:
-            watch.note(
-                f"{MEMORY} has less than {room / 1e6:.0f} MB to spare: vectors go through Redis on this machine too"
-            )
+            watch.note(f"{memory.problem}: vectors go through Redis on this machine too")
     by_memory = path is not None
     if path is None:
         path = stack.enter_context(SharedMemory(0, Path(tempfile.gettempdir()))).path
@@ -145,25 +154,34 @@ def _redis(
 ) -> tuple[str, str, str]:
     """The master's URL for the user's own server or a private one, the authority of its TLS, and its unix socket."""
     config = prepared.config
+    clients = clients_of(config.workers)
     if config.redis is None:
         server = stack.enter_context(
-            PrivateRedis(host=config.host, port=port, tls=config.redis_tls, unix_socket=True)
+            PrivateRedis(
+                host=config.host,
+                port=port,
+                tls=config.redis_tls,
+                unix_socket=True,
+                max_clients=max(MAX_CLIENTS, 2 * clients),
+                tell=watch.note,
+            )
         )
-        return server.url, server.ca_pem, server.socket_path
-    url = url_with_password(config.redis)
-    store = RedisStore(url)
-    for warning in store.check_server():
+        url, ca_pem, socket = server.url, server.ca_pem, server.socket_path
+    else:
+        url, ca_pem, socket = url_with_password(config.redis), "", ""
+    store = RedisStore(url, ca_pem=ca_pem)
+    for warning in store.check_server(clients=clients):
         watch.note(f"warning: {warning}")
     store.close()
-    access = Access(url, prepared.run)
+    access = Access(url, prepared.run, ca_pem=ca_pem)
     problem = access.problem()
     access.close()
     if problem is not None:
         watch.note(f"warning: {problem}")
-    return url, "", ""
+    return url, ca_pem, socket
 
 
-def _spawn_master(prepared: Prepared, settings: RunSettings) -> Any:
+def _spawn_master(prepared: Prepared, settings: RunSettings, scratch: Path) -> Any:
     """The master actor, which begins to build its engine."""
     from speedo.actors.master import NAME, MasterActor
     from speedo.actors.spawn import spawn
@@ -173,6 +191,7 @@ def _spawn_master(prepared: Prepared, settings: RunSettings) -> Any:
         prepared.config,
         settings,
         prepared.run_dir,
+        scratch,
         prepared.records,
         None if prepared.resumed is None else prepared.resumed.path,
         name=NAME,
@@ -184,7 +203,7 @@ def _begin_run(master: Any, prepared: Prepared) -> Any:
     """The reference of its run, once its engine is built."""
     from speedo.actors.host import started
 
-    started(master.ready.remote(), prepared.run_dir / "logs" / "master.log", "the master")
+    started(master.ready.remote(), prepared.run_dir / LOGS / "master.log", "the master")
     return master.run.remote()
 
 
@@ -209,14 +228,11 @@ def _follow(
     ends it with an error, and so does a `tester` whose start fails. A bad record ends it early, with its name.
     """
     import ray
-    from ray.exceptions import GetTimeoutError, RayError, RayTaskError
-
-    from speedo.actors.host import cause_in
 
     with stop_signals() as stopped:
         told = False
         next_status = 0.0
-        try:
+        with _told_of(prepared):
             while not ray.wait([run], timeout=LOOK_S)[0]:
                 if stopped and not told:
                     watch.note(f"{stopped[0]}: stopping; the model so far is tested and exported")
@@ -241,19 +257,30 @@ def _follow(
             watch.show(ray.get(master.status.remote(), timeout=ANSWER_S))
             result: RunResult = ray.get(run)
             return result
-        except RayTaskError as error:
-            if isinstance(error.cause, SpeedoError):
-                raise error.cause from None
-            raise
-        except GetTimeoutError:
-            raise EngineError(
-                f"the master's process did not answer for {ANSWER_S:.0f} s{_way_on(prepared)}"
-            ) from None
-        except RayError:  # its process is gone, whatever the kind
-            log = prepared.run_dir / "logs" / "master.log"
-            raise EngineError(
-                f"the master's process died: {cause_in(log) or 'killed'}; see {log}{_way_on(prepared)}"
-            ) from None
+
+
+@contextmanager
+def _told_of(prepared: Prepared) -> Iterator[None]:
+    """Ray's errors about the master's process as errors of ours."""
+    from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+
+    from speedo.actors.host import cause_in
+
+    try:
+        yield
+    except RayTaskError as error:
+        if isinstance(error.cause, SpeedoError):
+            raise error.cause from None
+        raise
+    except GetTimeoutError:
+        raise EngineError(
+            f"the master's process did not answer for {ANSWER_S:.0f} s{_way_on(prepared)}"
+        ) from None
+    except RayError:  # its process is gone, whatever the kind
+        log = prepared.run_dir / LOGS / "master.log"
+        raise EngineError(
+            f"the master's process died: {cause_in(log) or 'killed'}; see {log}{_way_on(prepared)}"
+        ) from None
 
 
 def _way_on(prepared: Prepared) -> str:
@@ -271,14 +298,3 @@ def _let_go(master: Any) -> None:
         ray.get(master.clean_store.remote(), timeout=ANSWER_S)
     except (RayError, StoreError):
         return  # master or store are gone: there is nothing left to tidy
-
-
-def _sweep(run_dir: Path, epoch: int) -> None:
-    """Remove the engines' scratch folders: their actors were ended, not closed.
-
-    Not if another master has taken the run over: its engines are there then.
-    """
-    if epoch_of(run_dir) > epoch:
-        return
-    for folder in (run_dir / "logs").glob("speedo-engine-*"):
-        shutil.rmtree(folder, ignore_errors=True)

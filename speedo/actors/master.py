@@ -24,6 +24,7 @@ from speedo.messages import StoreTrouble
 from speedo.pacing import Pace
 from speedo.result import RunResult
 from speedo.roster import Assignment
+from speedo.run_dir import LOGS
 from speedo.settings import RunSettings
 from speedo.status import Status
 from speedo.storage import keys
@@ -41,14 +42,16 @@ class MasterActor:
         config: RunConfig,
         settings: RunSettings,
         run_dir: Path,
+        scratch: Path,
         records: int | None,
         checkpoint: Path | None,
     ) -> None:
+        """`scratch` takes small files, of the tester too, and is not ours to remove."""
         from speedo.engines.fatal import capture_stderr
         from speedo.storage.access import Access
 
-        capture_stderr(run_dir / "logs" / "master.log")
-        self._settings, self._run_dir = settings, run_dir
+        capture_stderr(run_dir / LOGS / "master.log")
+        self._settings, self._run_dir, self._scratch = settings, run_dir, scratch
         self._hosts: set[str] = set()
         self._places: dict[str, list[Assignment]] = {}
         self._cluster = RayCluster(
@@ -64,7 +67,10 @@ class MasterActor:
             ca_pem=settings.redis_ca,
             saved=settings.redis_is_ours,
             patience_s=settings.timeout_s,
+            on_trouble=self._trouble_with_users,
         )
+        self._troubles: dict[str, str] = {}
+        self._troubling = threading.Lock()
         self._store = run_store(settings.redis_url, settings, self._store_trouble)
         self._all_near, self._reaching = True, threading.Lock()
         self._training = Training(
@@ -74,6 +80,7 @@ class MasterActor:
             self._store,
             self._cluster,
             records,
+            scratch=scratch,
             resume=None if checkpoint is None else _read(checkpoint),
             open_store=lambda: by_shared_memory(
                 redis_store(settings.redis_url, settings), settings.near
@@ -183,15 +190,31 @@ class MasterActor:
 
     def _make_tester(self) -> Any:
         """A tester, the first or one in the place of another. Raises `EngineError`, `StoreError`."""
-        log = self._run_dir / "logs" / "tester.log"
-        tester = spawn(TesterActor, self._settings.for_others(), log)
+        log = self._run_dir / LOGS / "tester.log"
+        tester = spawn(TesterActor, self._settings.for_others(), log, self._scratch)
         started(tester.start.remote(), log, "the tester")
         tester.connect.remote(self._access.admit_reader())
         return tester
 
     def _store_trouble(self, problem: str | None) -> None:
-        self._training.board.trouble_with_store(problem or "")
-        self._training.tell(StoreTrouble(problem or ""))
+        worst = self._worst("vectors", problem)
+        self._training.board.trouble_with_store(worst)
+        self._training.tell(StoreTrouble(worst))
+
+    def _trouble_with_users(self, problem: str | None) -> None:
+        """The same of the connection that makes users, in whatever thread wants one."""
+        self._training.board.trouble_with_store(self._worst("users", problem))
+
+    def _worst(self, connection: str, problem: str | None) -> str:
+        """What is wrong with any of the master's connections, after this news of one of them."""
+        with self._troubling:
+            self._troubles[connection] = problem or ""
+            return next(filter(None, self._troubles.values()), "")
+
+    def store_trouble_of(self, worker: int, incarnation: int, problem: str) -> None:
+        """Why a worker waits for the store; empty once it does not."""
+        if place := self._training.roster.now_at(worker, incarnation):
+            self._training.board.trouble_of_worker(place.worker, problem)
 
     def _admitted(self, place: Assignment) -> Assignment:
         """The place with a user of its own in the store; former users of its slot are shut out."""

@@ -47,7 +47,7 @@ def wait_for_master(
                 note(f"waiting for a master at {address}, up to {timeout_s:.0f} s")
                 said = True
             time.sleep(LOOK_S)
-    _check_peer(address, token, deadline)
+    _check_peer(address, token, timeout_s, deadline, note)
 
 
 def connection_to(address: str, timeout_s: float) -> socket.socket:
@@ -68,8 +68,11 @@ def _missing(host: str, port: str, timeout_s: float, returning: bool) -> str:
     )
 
 
-def _check_peer(address: str, token: str, deadline: float) -> None:
+def _check_peer(
+    address: str, token: str, timeout_s: float, deadline: float, note: Callable[[str], None]
+) -> None:
     """Compare versions and token with the master's, in a child, because Ray retries and logs natively."""
+    said = False
     while True:
         answer, words = _probe(address, token)
         if "InvalidAuthToken" in words or "Unauthenticated" in words:
@@ -84,6 +87,12 @@ def _check_peer(address: str, token: str, deadline: float) -> None:
                 f"what listens at {address} is no SpeeDO master, or it does not answer: "
                 "correct --master"
             )
+        if not said:
+            note(
+                f"{address} takes the connection, but no master answers there yet; "
+                f"waiting up to {timeout_s:.0f} s"
+            )
+            said = True
         time.sleep(0.5)
     ours = answer["ours"]
     for what, remedy in (("Ray", "pip install ray=={}"), ("Python", "use Python {} on this node")):
@@ -102,7 +111,7 @@ def _minor(version: str) -> list[str]:
 
 def _probe(address: str, token: str) -> tuple[dict[str, Any] | None, str]:
     child = subprocess.Popen(
-        [sys.executable, "-m", "speedo.actors.probe", address],
+        [sys.executable, "-P", "-m", "speedo.actors.probe", address],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,8 +20,10 @@ from typing import Final
 from speedo.actors.meeting import wait_for_master
 from speedo.actors.signals import stop_signals
 from speedo.actors.stay import LEAVE_S, Crashed, Ending, Failed, Lost, Over, Request, Stopped
+from speedo.background_process import start_in_background
 from speedo.data import default_data_root
 from speedo.errors import ClusterError, EngineError
+from speedo.private_folders import make_private_folder
 from speedo.progress import Watch
 from speedo.status import Status
 from speedo.token import load_token
@@ -45,7 +46,7 @@ def serve_worker(
 
     A master that is lost is waited for, `timeout_s` each time, and joined again.
     """
-    logs = Path(tempfile.mkdtemp(prefix="speedo-worker-"))
+    logs = make_private_folder("speedo-worker-")
     root = (data_root or default_data_root()).absolute()
     name = f"{socket.gethostname()}:{secrets.token_hex(2)}"
     stays = crashes = 0
@@ -65,7 +66,7 @@ def serve_worker(
             timeout_s,
             name=name,
             logs=logs / f"stay-{stays}",
-            folder=Path(tempfile.mkdtemp(prefix="speedo-ray-")),
+            folder=make_private_folder("speedo-ray-"),
             data_root=root,
         )
         began = time.monotonic()
@@ -97,13 +98,12 @@ def _stay(request: Request, watch: Watch) -> Over | Lost | Failed | str:
     ours, theirs = Pipe()
     with stop_signals() as stopped, ours, open(request.logs / "host.log", "wb") as log:
         with theirs:
-            child = subprocess.Popen(
-                [sys.executable, "-m", "speedo.actors.stay", str(theirs.fileno())],
+            child = start_in_background(
+                [sys.executable, "-P", "-m", "speedo.actors.stay", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C reaches this process alone, which hands it on
             )
         try:
             ours.send(request)
@@ -115,9 +115,9 @@ def _stay(request: Request, watch: Watch) -> Over | Lost | Failed | str:
             _end(child)
             shutil.rmtree(request.folder, ignore_errors=True)
     if stopped:
-        if stopped[0] == "SIGTERM":
-            raise SystemExit(143)
-        raise KeyboardInterrupt
+        if stopped[0] == "Ctrl-C":
+            raise KeyboardInterrupt
+        raise SystemExit(128 + signal.Signals[stopped[0]])
     if isinstance(ending, Crashed):
         return ending.why
     if ending is None or isinstance(ending, Stopped):

@@ -8,17 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from ray._private import services
 from ray._private.node import Node
 from ray._private.parameter import RayParams
+from ray.job_config import JobConfig
 
 from speedo.actors.idle_agent import idle_agents
 from speedo.actors.node_keeper import kept
 from speedo.actors.ports import Ports
-from speedo.actors.session import OBJECT_STORE_BYTES
+from speedo.actors.session import OBJECT_STORE_BYTES, RAY_FOLDER, STORE_SOCKET
+from speedo.background_process import deaf_children
 from speedo.errors import ClusterError
+
+
+class OwnCodeOnly(JobConfig):
+    """Actors import what this installation has: Ray would have them look into our working directory first."""
+
+    def _runtime_env_has_working_dir(self) -> bool:
+        return True  # so Ray adds no folder of this process to those that actors import from
 
 
 class _PlainNode(Node):
@@ -32,12 +42,16 @@ def ray_node(
 ) -> Iterator[Node]:
     """Run a node at `address` (an IP address of this machine), a head unless there is the `master` (host:port).
 
+    Ray lets every user write to its own folder and all below, so that lies in `folder`, which must be private; what is
+    executed lies beside it.
+
     All its processes end with this one, however that ends. Raises `ClusterError` if it does not start.
     """
     take_addresses_literally()
     # Ray's annotations are wrong here: it wants a text with commas, and a truth value.
     processes: Any = None if ports.processes is None else ",".join(map(str, ports.processes))
     log_monitor: Any = False
+    inner = f"{folder}/{RAY_FOLDER}"
     settings = RayParams(
         node_ip_address=address,
         gcs_address=master,
@@ -49,11 +63,14 @@ def ray_node(
         object_store_memory=OBJECT_STORE_BYTES,
         include_log_monitor=log_monitor,
         no_monitor=True,
-        temp_dir=folder,
+        temp_dir=inner,
+        # Named by Ray they would be some 60 characters longer, where 107 are all that a socket may have.
+        raylet_socket_name=f"{inner}/raylet",
+        plasma_store_socket_name=f"{inner}/{STORE_SOCKET}",
     )
     with kept(folder):
         try:
-            with idle_agents(folder):
+            with idle_agents(folder), _in_own_sessions(), deaf_children():
                 node = _PlainNode(
                     settings, head=master is None, shutdown_at_exit=False, spawn_reaper=True
                 )
@@ -62,7 +79,19 @@ def ray_node(
         try:
             yield node
         finally:
-            node.kill_all_processes(check_alive=False, allow_graceful=True, wait=True)
+            node.kill_all_processes(check_alive=False, wait=True)  # SIGTERM is not heard
+
+
+@contextmanager
+def _in_own_sessions() -> Iterator[None]:
+    """Ray's processes that are started in here have sessions of their own: a signal to our group is not for them."""
+    theirs: Any = services
+    usual = theirs.ConsolePopen
+    theirs.ConsolePopen = partial(usual, start_new_session=True)
+    try:
+        yield
+    finally:
+        theirs.ConsolePopen = usual
 
 
 def dead_process(node: Any) -> str | None:

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
+from speedo.background_process import start_in_background
+
 _WAIT_S: Final = 15.0
 # A node whose process was killed has 2 s to end by itself; one that was stopped has had its time. What no signal
 # ends, as a process that waits for a broken disk, is left after 8 s more. $PPID is the process that started us.
@@ -35,12 +37,11 @@ exec rm -rf -- "$1"
 @contextmanager
 def kept(folder: str) -> Iterator[None]:
     """At the end of this context nobody but this process holds a file in the folder open, and it is gone."""
-    keeper = subprocess.Popen(
+    keeper = start_in_background(
         ["/bin/sh", "-c", _KEEPER, "speedo-ray", os.path.realpath(folder)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,
     )
     try:
         yield

@@ -49,18 +49,22 @@ class Seat:
         settings: RunSettings,
         place: Assignment,
         logs: Path,
+        scratch: Path,
         data_root: Path | None,
         now: float,
         actor: Any = None,
+        master: Any = None,
     ) -> None:
         """Start a process for this place, or take one that `warm` began; it is ready once `answer` says so."""
         self.place, self.former, self.since = place, place.worker, now
         self.log = logs / f"worker-{place.worker}.log"
-        self._scratch = scratch_of(self.log, place, settings.epoch)
+        self._scratch = scratch_of(scratch, place, settings.epoch)
         self._log_begin, self._kills = size_of(self.log), memory_kills()
         self.actor = actor or _spawn(settings)
         self._who = self.actor.process.remote()
-        self.starting = self.actor.start.remote(settings, place, self.log, data_root)
+        self.starting = self.actor.start.remote(
+            settings, place, self.log, self._scratch, data_root, master
+        )
 
     def wait(self, now: float, timeout_s: float = START_S) -> Ready:
         """Wait until it is ready. Raises `SpeedoError` with what kept it from starting."""
@@ -81,14 +85,18 @@ class Seat:
         """Whether it had been ready, and its process is no more."""
         if self.starting is not None:
             return False  # its answer tells
+        kills = memory_kills()
         try:
-            return self._process is None or self._process.status() == psutil.STATUS_ZOMBIE
+            if self._process is not None and self._process.status() != psutil.STATUS_ZOMBIE:
+                self._kills = kills  # those that it outlived
+                return False
         except psutil.NoSuchProcess:
-            return True
+            pass
+        return True
 
     def cause(self) -> str:
         """Why the process died."""
-        return cause_in(self.log, self._log_begin) or silent_death(self._kills)
+        return cause_in(self.log, self._log_begin) or silent_death(self._kills, self.log)
 
     def end(self, *, wait: bool = True) -> None:
         """End the process for sure, even one that hangs or is stopped; the seat is empty then."""

@@ -6,7 +6,6 @@ import importlib
 import logging
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -14,9 +13,12 @@ from typing import Final
 
 from speedo.actors import ports
 from speedo.errors import ClusterError
+from speedo.private_folders import make_private_folder
 
 OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024  # Ray's least: nothing of ours travels through it
 NAMESPACE: Final = "speedo"
+STORE_SOCKET: Final = "plasma_store"
+RAY_FOLDER: Final = "ray"  # in a private folder: Ray makes its own one writable for everybody
 # What Ray looks after many times a second, by default, for services that we do not use: on a machine whose cores all
 # train, workers have less for it. Deaths and joins are told by other ways.
 _RARELY: Final = {
@@ -128,12 +130,13 @@ def _connected(gcs: str, address: str) -> Iterator[None]:
     import ray
     from ray._private import worker
 
-    from speedo.actors.node import take_addresses_literally
+    from speedo.actors.node import OwnCodeOnly, take_addresses_literally
 
     take_addresses_literally()
     ray.init(
         address=gcs,
         namespace=NAMESPACE,
+        job_config=OwnCodeOnly(),
         log_to_driver=False,
         logging_level=logging.CRITICAL,
         _node_ip_address=address,
@@ -158,6 +161,6 @@ def _require_authentication(host: str) -> None:
 
 
 def _ray_folder(stack: ExitStack) -> str:
-    folder = tempfile.mkdtemp(prefix="speedo-ray-")
+    folder = make_private_folder("speedo-ray-")
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+    return str(folder)

@@ -1,28 +1,44 @@
-"""Ctrl-C and SIGTERM as a wish to stop, not as an exception in the middle of something."""
+"""Ctrl-C, SIGTERM and SIGHUP as a wish to stop, not as an exception in the middle of something."""
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
+
+_NAMES: Final = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
+_SAME_WISH_S: Final = (
+    0.5  # `timeout` and some shells send a signal to the process, then to its group
+)
 
 
 @contextmanager
 def stop_signals() -> Iterator[list[str]]:
-    """Names of the signals that asked for an end; a second Ctrl-C interrupts at once."""
+    """Names of the signals that asked for an end; a second Ctrl-C interrupts at once.
+
+    A SIGHUP that was ignored when the program started, as under `nohup`, stays ignored.
+    """
     received: list[str] = []
+    first = 0.0
 
     def on_signal(number: int, frame: object) -> None:
-        if received:
+        nonlocal first
+        if not received:
+            first = time.monotonic()
+            received.append(_NAMES[signal.Signals(number)])
+        elif number == signal.SIGINT and time.monotonic() > first + _SAME_WISH_S:
             raise KeyboardInterrupt
-        received.append("Ctrl-C" if number == signal.SIGINT else "SIGTERM")
 
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
     former = {
-        number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)
+        number: signal.signal(number, on_signal)
+        for number in _NAMES
+        if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
         yield received

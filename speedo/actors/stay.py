@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -27,11 +28,13 @@ from speedo.actors import session
 from speedo.actors.lifeline import Lifeline
 from speedo.errors import ClusterError, EngineError, SpeedoError
 from speedo.preparation import make_dataset, preparable_dataset
+from speedo.scratch import scratch_folder
 from speedo.status import Status
 
 if TYPE_CHECKING:
     from speedo.actors.host import WorkerHost
 
+SLOW_S: Final = 5.0  # a start that waits longer for the master says so
 STATUS_S: Final = 0.5
 ANSWER_S: Final = 60.0
 FAREWELL_S: Final = 5.0
@@ -110,7 +113,9 @@ class Stay:
             ending = Stopped()
         except SpeedoError as error:
             ending = Failed(error)
-        except Exception:
+        except Exception as error:
+            if why := _ray_lost_the_master(error):
+                self._abandon(why)
             ending = Failed(None, traceback.format_exc())
         lifeline.close()
         self._tell(ending)  # a second ending is not heard
@@ -120,18 +125,22 @@ class Stay:
 
     def _visit(self, lifeline: Lifeline) -> Status:
         request = self._request
-        with session.member(request.token, request.address, str(request.folder)) as self._node:
+        with (
+            scratch_folder() as scratch,
+            session.member(request.token, request.address, str(request.folder)) as self._node,
+        ):
             lifeline.start()
             from speedo.actors.host import WorkerHost
 
-            master = _find_master(request.address, request.timeout_s)
+            master = _find_master(request.address, request.timeout_s, self.note)
             try:
                 settings = _settings(master, request.name, request.address)
                 root = request.data_root
                 missing = preparable_dataset(settings.spec.on_node(root))
                 if missing is not None:
                     make_dataset(root, missing, self.note)
-                host = WorkerHost(master, settings, request.name, request.logs, root)
+                folders = (request.logs, scratch, root)
+                host = WorkerHost(master, settings, request.name, *folders, self.note)
                 try:
                     host.start(request.count)
                     workers = f"{request.count} worker{'s' if request.count > 1 else ''}"
@@ -212,20 +221,35 @@ class Stay:
         os._exit(0)
 
 
-def _find_master(address: str, timeout_s: float) -> Any:
+def _ray_lost_the_master(error: Exception) -> str:
+    """Which of Ray's errors says that the master died or does not answer; empty for any other."""
+    from ray.exceptions import RayError, RayTaskError
+
+    lost = isinstance(error, RayError) and not isinstance(error, RayTaskError)
+    return type(error).__name__ if lost else ""
+
+
+def _find_master(address: str, timeout_s: float, note: Callable[[str], None]) -> Any:
     import ray
 
     from speedo.actors.master import NAME
 
-    deadline = time.monotonic() + timeout_s
+    began, said = time.monotonic(), False
     while True:
         try:
             return ray.get_actor(NAME, namespace=session.NAMESPACE)
         except ValueError:
-            if time.monotonic() >= deadline:
+            waited = time.monotonic() - began
+            if waited >= timeout_s:
                 raise ClusterError(
                     f"there is no SpeeDO master in the Ray cluster at {address}: correct --master"
                 ) from None
+            if waited >= SLOW_S and not said:
+                note(
+                    f"Ray answers at {address}; waiting up to {timeout_s:.0f} s for the master itself, "
+                    "which may still be starting"
+                )
+                said = True
             time.sleep(0.2)
 
 

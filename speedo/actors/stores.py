@@ -12,7 +12,8 @@ from speedo.settings import Near, RunSettings
 from speedo.storage.base import Store
 from speedo.storage.near_first_store import NearFirstStore
 from speedo.storage.patient_store import PatientStore
-from speedo.storage.redis_store import RedisStore, url_by_socket
+from speedo.storage.redis_store import RedisStore
+from speedo.storage.redis_url import url_by_socket
 from speedo.storage.shared_memory_store import SharedMemoryStore
 
 AStore = TypeVar("AStore", bound=Store)
@@ -37,7 +38,8 @@ def overlaps(settings: RunSettings) -> bool:
     return settings.overlap == "all" or (settings.overlap == "far" and not is_near(settings.near))
 
 
-def _tell(trouble: str | None) -> None:
+def log_trouble(trouble: str | None) -> None:
+    """Say in this process's log that the store is waited for, or that it is back."""
     print("the store is back" if trouble is None else f"waiting: {trouble}", file=sys.stderr)
 
 
@@ -50,7 +52,7 @@ def redis_store(url: str, settings: RunSettings) -> RedisStore:
 
 
 def run_store(
-    url: str, settings: RunSettings, on_trouble: Callable[[str | None], None] = _tell
+    url: str, settings: RunSettings, on_trouble: Callable[[str | None], None] = log_trouble
 ) -> PatientStore | NearFirstStore:
     """The store of a run at a user's own URL of Redis, with the patience of the run's timeout."""
     far = PatientStore(

@@ -14,9 +14,9 @@ from speedo.settings import RunSettings
 class TesterActor:
     """Holds the test nets of a run."""
 
-    def __init__(self, settings: RunSettings, log: Path) -> None:
+    def __init__(self, settings: RunSettings, log: Path, scratch: Path) -> None:
         capture_stderr(log)
-        self._settings, self._log = settings, log
+        self._settings, self._scratch = settings, scratch
 
     def start(self) -> int:
         """Build the nets; returns the process id."""
@@ -26,14 +26,14 @@ class TesterActor:
 
         spec = self._settings.spec
         text = solver_for_tester(
-            spec, seed=self._settings.seed, scratch=self._log.parent, draws=Draws.NONE
+            spec, seed=self._settings.seed, scratch=self._scratch, draws=Draws.NONE
         )
         self._engine = PycaffeEngine(
             text,
             lr_policy=spec.lr_policy,
             folder=spec.folder,
             python_layers=spec.python_layers,
-            scratch=self._log.parent,
+            scratch=self._scratch,
         )
         self._vector = self._engine.layout.zeros()
         return os.getpid()

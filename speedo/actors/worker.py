@@ -12,7 +12,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from speedo import failpoints
 from speedo.actors.channel import WorkerChannel, first_line, refusal
@@ -62,16 +62,25 @@ class WorkerActor:
         return os.getpid()
 
     def start(
-        self, settings: RunSettings, place: Assignment, log: Path, data_root: Path | None
+        self,
+        settings: RunSettings,
+        place: Assignment,
+        log: Path,
+        scratch: Path,
+        data_root: Path | None,
+        master: Any = None,
     ) -> Ready:
-        """Build the solver and connect to the store."""
+        """Build the solver, with its small files in the folder `scratch`, and connect to the store.
+
+        `master` is told when the store is waited for.
+        """
         from speedo.actors.stores import overlaps
 
         capture_stderr(log)
         failpoints.i_am_worker(place.worker)
         faulthandler.enable()  # a segmentation fault leaves its name in the log
-        self._settings, self._data_root = settings, data_root
-        self._scratch = scratch_of(log, place, settings.epoch)
+        self._settings, self._data_root, self._master = settings, data_root, master
+        self._scratch = scratch
         self._scratch.mkdir(exist_ok=True)
         if overlaps(settings):
             self._engine_thread = ThreadPoolExecutor(1, "engine")
@@ -138,7 +147,8 @@ class WorkerActor:
             scratch=self._scratch,
         )
         engine.advance(place.skip)
-        store = run_store(place.redis_url, settings)
+        self._place = place
+        store = run_store(place.redis_url, settings, self._store_trouble)
         if place.history is not None:
             _take_over(engine, store, settings.keyspace, place)
         kind = Worker if self._engine_thread is None else OverlappingWorker
@@ -151,12 +161,24 @@ class WorkerActor:
             time.monotonic,
             settings.epoch,
             compression=settings.compression,
-            outgoing=None if kind is Worker else run_store(place.redis_url, settings),
+            outgoing=None
+            if kind is Worker
+            else run_store(place.redis_url, settings, self._store_trouble),
         )
         if self._engine_thread is not None and isinstance(self._worker, OverlappingWorker):
             self._pipeline = TurnPipeline(self._worker, self._engine_thread)
-        self._place = place
         return engine
+
+    def _store_trouble(self, trouble: str | None) -> None:
+        """Say in the own log, and to the master without waiting for it, why the store is waited for."""
+        from speedo.actors.stores import log_trouble
+
+        log_trouble(trouble)
+        if self._master is not None:
+            with suppress(Exception):  # a master that cannot be told is noticed by the host
+                self._master.store_trouble_of.remote(
+                    self._place.worker, self._place.incarnation, trouble or ""
+                )
 
     def turn(self, command: Train) -> Trained:
         if self._pipeline is not None:
@@ -234,6 +256,6 @@ def _take_over(engine: Engine, store: Store, keyspace: str, place: Assignment) -
         print(f"the solver history of the checkpoint is lost: {error}", file=sys.stderr)
 
 
-def scratch_of(log: Path, place: Assignment, epoch: int) -> Path:
-    """The folder of one process for its small files; its host removes it after a death."""
-    return log.parent / f"speedo-engine-{epoch}.{place.worker}.{place.incarnation}"
+def scratch_of(folder: Path, place: Assignment, epoch: int) -> Path:
+    """The folder of one process for its small files, in that of its host, which removes it after a death."""
+    return folder / f"worker-{epoch}.{place.worker}.{place.incarnation}"

@@ -1,48 +1,15 @@
-"""Checks a node before a run and says what to do; `examine` asks every check that applies."""
+"""Checks a node before a run and says what to do; `examine` asks every check that applies, `require` the quick ones."""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 from speedo.doctor.base import Finding, Request
-from speedo.doctor.caffe import pycaffe
-from speedo.doctor.cluster import examine_master, free_ports, own_redis, token
-from speedo.doctor.machine import cores, python, ray, redis, temporary
-from speedo.doctor.resources import disk, exchange, memory
-from speedo.doctor.solver import examine_solver
+from speedo.doctor.preflight import require, require_for
 
-__all__ = ["Finding", "Request", "examine"]
+__all__ = ["Finding", "Request", "examine", "require", "require_for"]
 
 
 def examine(request: Request) -> list[Finding]:
-    """Every finding, in the order in which a run would meet them. Prepares nothing and leaves nothing behind.
+    """See `speedo.doctor.examination.examine`, which takes a while to import."""
+    from speedo.doctor import examination
 
-    The master is asked while Caffe is tried, each in a process of its own: both take seconds.
-    """
-    with ThreadPoolExecutor(2) as pool:
-        trying = pool.submit(pycaffe)
-        found_token, secret = token(request)
-        asking = pool.submit(examine_master, request, secret)
-        installed = [python(), ray(), redis(request)]
-        room = [cores(request), *temporary(request)]
-        caffe = trying.result()
-        answers, facts = asking.result()
-    findings = [
-        *installed,
-        caffe,
-        *found_token,
-        *answers,
-        *free_ports(request),
-        *own_redis(request),
-    ]
-    net = None
-    if caffe.level != "fail":  # whatever reads a prototxt needs Caffe's own definitions
-        about_solver, net = examine_solver(request, facts)
-        findings += about_solver
-    return [
-        *findings,
-        *room,
-        *memory(request, net),
-        *exchange(request, net),
-        *disk(request, net),
-    ]
+    return examination.examine(request)

@@ -29,7 +29,7 @@ def pycaffe() -> Finding:
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     try:
         child = subprocess.run(
-            [sys.executable, "-m", "speedo.doctor.caffe"],
+            [sys.executable, "-P", "-m", "speedo.doctor.caffe"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -18,19 +17,20 @@ from typing import Final
 import psutil
 
 import speedo
-from speedo.actors.session import OBJECT_STORE_BYTES
+from speedo.actors.session import OBJECT_STORE_BYTES, RAY_FOLDER, STORE_SOCKET
 from speedo.doctor.base import Finding, Request, fail, ok, size, warn
+from speedo.private_folders import unsafe
 
 PYTHONS: Final = ((3, 11), (3, 12))  # pyproject.toml: requires-python
 LEAST_REDIS: Final = 6  # speedo.storage.redis_store
-# The longest name that Ray 2.60 gives a socket under the temporary folder, and what a socket's name may have.
-RAY_SOCKET: Final = (
-    "/speedo-ray-12345678/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store"
-)
+REDIS_WITH_USERS: Final = 7  # speedo.storage.acl
+# The longest name of a socket under the temporary folder, and what a socket's name may have.
+RAY_SOCKET: Final = f"/speedo-ray-12345678/{RAY_FOLDER}/{STORE_SOCKET}"
 LONGEST_SOCKET: Final = 107
-TEMPORARY_BYTES: Final = 200_000_000  # logs and scratch folders of Ray and the engines
-FILES: Final = 1024  # sockets and logs of a run with some ten workers; grows with them
-FILES_PER_WORKER: Final = 32
+LEAST_TEMPORARY_BYTES: Final = (
+    10_000_000  # of a short run: 0.3 MB for logs and small files, and some to spare
+)
+TEMPORARY_BYTES: Final = 200_000_000  # with the logs of Ray and Redis in a run of weeks
 SHARED: Final = Path("/dev/shm")
 
 
@@ -74,7 +74,12 @@ def redis(request: Request) -> Finding:
         )
     text = f"{version[1]}.{version[2]} at {program}"
     if int(version[1]) < LEAST_REDIS:
-        return fail("redis", text, f"install Redis {LEAST_REDIS} or later")
+        return fail("redis", text, f"install Redis {LEAST_REDIS}.0 or later")
+    if needed and int(version[1]) < REDIS_WITH_USERS:
+        return warn(
+            "redis", f"{text}: workers would all share the master's password",
+            f"install Redis {REDIS_WITH_USERS}.0 or later, for a user per worker",
+        )  # fmt: skip
     return ok("redis", text)
 
 
@@ -93,17 +98,27 @@ def cores(request: Request) -> Finding:
 
 def temporary(request: Request) -> Iterator[Finding]:
     """Room and names for Ray's session, which lies in the temporary folder and in shared memory."""
-    folder = Path(tempfile.gettempdir())
+    try:
+        folder = Path(tempfile.gettempdir())
+    except FileNotFoundError:
+        text = "no folder takes temporary files: TMPDIR, /tmp and /var/tmp are full, read-only or missing"
+        yield fail("temporary", text, "make room, or set TMPDIR to a folder that has room")
+        return
     longest = len(os.fsencode(folder)) + len(RAY_SOCKET)
     room = shutil.disk_usage(folder).free
-    if longest > LONGEST_SOCKET:
+    danger = unsafe(folder)
+    if danger is not None:
+        yield fail("temporary", danger, "")
+    elif longest > LONGEST_SOCKET:
         yield fail(
             "temporary", f"{folder} is too long a name for Ray's sockets by {longest - LONGEST_SOCKET} characters",
             "set TMPDIR to a folder with a shorter name, as in TMPDIR=/tmp",
         )  # fmt: skip
     elif room < TEMPORARY_BYTES:
-        yield fail(
-            "temporary", f"{size(room)} free in {folder}, Ray's session needs some {size(TEMPORARY_BYTES)}",
+        too_little = room < LEAST_TEMPORARY_BYTES
+        need = LEAST_TEMPORARY_BYTES if too_little else TEMPORARY_BYTES
+        yield (fail if too_little else warn)(
+            "temporary", f"{size(room)} free in {folder}, a {'' if too_little else 'long '}run needs some {size(need)}",
             "make room, or set TMPDIR to a folder with more",
         )  # fmt: skip
     else:
@@ -117,12 +132,6 @@ def temporary(request: Request) -> Iterator[Finding]:
         )  # fmt: skip
     else:
         yield ok("shared-memory", f"{size(shared)} free in {SHARED}")
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = max(FILES, FILES_PER_WORKER * request.workers)
-    if files != resource.RLIM_INFINITY and files < needed:
-        yield warn("files", f"{files} open files allowed", f"raise the limit: ulimit -n {needed}")
-    else:
-        yield ok("files", f"{files} open files allowed" if files > 0 else "no limit of open files")
 
 
 def usable_cores() -> float:

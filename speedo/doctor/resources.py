@@ -19,7 +19,8 @@ CAFFE_MODELS: Final = 3  # weights, gradients and the solver's history
 OWN_MODELS: Final = 3  # the center as fetched, the payload, and what was trained from
 STORED_MODELS: Final = 2  # the center's present version and the next, while both are read
 TIGHT: Final = 0.8
-LEAST_DISK_BYTES: Final = 50_000_000  # logs and metrics
+LEAST_DISK_BYTES: Final = 1_000_000  # to begin with
+DISK_BYTES: Final = 50_000_000  # logs and metrics of some hours
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +86,12 @@ def disk(request: Request, net: Net | None) -> Iterator[Finding]:
         return
     free = shutil.disk_usage(place).free
     models = 2 + (net.snapshots if net else 0)  # one is written beside the one that it replaces
-    need = LEAST_DISK_BYTES + models * (net.nbytes if net else 0)
+    outputs = models * (net.nbytes if net else 0)
+    need = DISK_BYTES + outputs
     text = f"{size(free)} free in {place}, the run leaves about {size(need)}"
-    if free < need:
+    if free < LEAST_DISK_BYTES + outputs:
         yield fail("disk", text, "make room, or give another --run-dir")
+    elif free < need:
+        yield warn("disk", text, "make room, or give another --run-dir")
     else:
         yield ok("disk", text)

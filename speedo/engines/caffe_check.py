@@ -98,7 +98,7 @@ def check_in_subprocess(
         # An abort leaves the engines' scratch folders: they lie in one that we remove.
         with tempfile.TemporaryDirectory(prefix="speedo-check-") as scratch:
             child = subprocess.run(
-                [sys.executable, "-m", "speedo.engines.caffe_check"],
+                [sys.executable, "-P", "-m", "speedo.engines.caffe_check"],
                 input=json.dumps(request),
                 capture_output=True,
                 text=True,

@@ -7,22 +7,28 @@ it dead reads it.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import signal
 import sys
 import traceback
+from contextlib import suppress
+from io import FileIO, TextIOWrapper
 from pathlib import Path
-from typing import Final
+from typing import Any, BinaryIO, Final, cast
 
 # "F1121 12:00:00.123456 4711 net.cpp:12] text"; since glog 0.6 the date carries the year.
 _FATAL: Final = re.compile(r"^F\d{4,8} [\d:.]+\s+\d+ (?P<where>[^\]]+)\] ?(?P<text>.*)$")
 _LOG_LINE: Final = re.compile(r"^[IWEF]\d{4,8} [\d:.]+\s+\d+ ")
+LAST_WORDS_BYTES: Final = 64 << 10
+_KEEP_SIZE: Final = 1  # linux/falloc.h: FALLOC_FL_KEEP_SIZE
 _SIGNALS: Final = {
-    signal.SIGKILL: "perhaps out of memory: use a smaller batch or fewer workers on this node",
+    signal.SIGKILL: "possible causes: a kill by hand, a batch system, lack of memory",
     signal.SIGSEGV: "a segmentation fault in native code: a native layer or library is at fault",
     signal.SIGABRT: "native code gave up: its last words are in the worker's stderr file",
-    signal.SIGBUS: "a bus error: the disk or shared memory is full, or a mapped file was cut short",
+    signal.SIGBUS: "a bus error; possible causes: a full disk or full shared memory under a mapped file, or "
+    "a mapped file that was cut short",
     signal.SIGILL: "an illegal instruction: Caffe or its BLAS was built for another processor",
     signal.SIGFPE: "an arithmetic fault in native code, such as an integer division by zero",
     signal.SIGTERM: "someone or something asked it to stop",
@@ -30,18 +36,53 @@ _SIGNALS: Final = {
 
 
 def capture_stderr(path: Path) -> int:
-    """Append file descriptor 2 of this process to `path`; returns a duplicate of the former one."""
+    """Append file descriptor 2 of this process to `path`; returns a duplicate of the former one.
+
+    Room for last words is set aside, in case that the disk is full when they come. Where there is none the
+    descriptor stays as it was, and from now on what Python prints there raises nothing for the disk's sake.
+    """
     sys.stderr.flush()
     former = os.dup(2)
-    target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(target, 2)
-    os.close(target)
+    try:
+        target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError as error:
+        print(f"{path} cannot be written: {error.strerror}", file=sys.stderr)
+    else:
+        os.dup2(target, 2)
+        os.close(target)
+        _set_aside(2)
+    sys.stderr = TextIOWrapper(
+        cast(BinaryIO, _Patient(2, "wb", closefd=False)),
+        line_buffering=True,
+        errors="backslashreplace",
+    )
     return former
+
+
+class _Patient(FileIO):
+    """A file that takes everything; what the disk refuses is lost."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
+
+
+def _set_aside(descriptor: int) -> None:
+    """Keep blocks of the disk behind the end of this file, where the file system can."""
+    end = os.fstat(descriptor).st_size
+    with suppress(AttributeError, OSError):
+        allocate = ctypes.CDLL(None, use_errno=True).fallocate64
+        allocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+        allocate(descriptor, _KEEP_SIZE, end, LAST_WORDS_BYTES)
 
 
 def restore_stderr(former: int) -> None:
     """Undo `capture_stderr`."""
     sys.stderr.flush()
+    if isinstance(getattr(sys.stderr, "buffer", None), _Patient):
+        sys.stderr = sys.__stderr__
     os.dup2(former, 2)
     os.close(former)
 
@@ -61,6 +102,12 @@ def fatal_line(text: str) -> str | None:
             message.append(following.strip())
         found = f"Caffe stopped at {match['where']}: {' '.join(message).strip()}"
     return found
+
+
+def signal_hint(name: str) -> str:
+    """What a signal of this name means or may come from; empty if nothing is known of it."""
+    number = getattr(signal, name, None)
+    return _SIGNALS.get(number, "") if isinstance(number, signal.Signals) else ""
 
 
 def describe_exit(returncode: int) -> str:

@@ -12,8 +12,6 @@ failing native CHECK aborts the process (`speedo.engines.fatal`). Native calls h
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +23,7 @@ from speedo.engines import data_position
 from speedo.engines.caffe_import import is_cpu_only, load_caffe, prepare_environment
 from speedo.engines.evaluation import TestNets
 from speedo.engines.fatal import describe_exception
+from speedo.engines.files import folder_in, memory_file, write_out
 from speedo.engines.parameters import Parameters
 from speedo.engines.python_layers import import_python_layers
 from speedo.engines.solver_history import PREFIX, history_from, restore_history, save_history
@@ -45,8 +44,8 @@ class PycaffeEngine:
 
     `rank` and `count` choose the shard of `Data` and `HDF5Data` layers. Test nets in the text are
     built at the first `evaluate`. `folder` is where the modules of Python layers are found, and
-    `python_layers` names those that may come from elsewhere. `scratch` takes small files (and the
-    model's size at each `history`). `threads` counts only in a process that has no pycaffe yet.
+    `python_layers` names those that may come from elsewhere. `scratch` takes small files.
+    `threads` counts only in a process that has no pycaffe yet.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class PycaffeEngine:
         self._schedule = lr_policy
         self._iteration = 0
         self._closed = False
-        self._temporary = tempfile.TemporaryDirectory(prefix="speedo-engine-", dir=scratch)
+        self._temporary = folder_in(scratch)
         self._scratch = Path(self._temporary.name)
         parameter = self._caffe.proto.caffe_pb2.SolverParameter()
         text_format.Parse(solver_text, parameter)
@@ -195,21 +194,15 @@ class PycaffeEngine:
 
     def save(self, path: Path) -> None:
         """Write the `.caffemodel`, in place by renaming; `EngineError` if it cannot be."""
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            # Opened here first: Caffe aborts the process where it cannot write.
-            temporary.touch()
+        with memory_file() as (file, name):
             with self._native():
-                self._net.save(str(temporary))
-            with temporary.open("rb") as written:
-                os.fsync(written.fileno())
-            temporary.replace(path)
-        except OSError as error:
-            raise EngineError(
-                f"cannot write the model {path}: {error.strerror or error}"
-            ) from error
-        finally:
-            temporary.unlink(missing_ok=True)
+                self._net.save(name)
+            try:
+                write_out(file, path)
+            except OSError as error:
+                raise EngineError(
+                    f"cannot write the model {path}: {error.strerror or error}"
+                ) from error
 
     def history(self) -> bytes:
         """A line naming solver type and layout, then Caffe's `.solverstate`."""
@@ -219,9 +212,7 @@ class PycaffeEngine:
     def load_history(self, state: bytes) -> None:
         """Take over `history()`, weights aside; `EngineError` if it is another solver's."""
         with self._native():
-            restore_history(
-                self._caffe, self._solver, self._type, self.layout, self._scratch, state
-            )
+            restore_history(self._caffe, self._solver, self._type, self.layout, state)
 
     def history_from(self, solverstate: bytes) -> bytes:
         """The content of a `.solverstate` of Caffe's own as a `history`."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import math
-import os
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Final
 
 import numpy as np
 
+from speedo.engines.files import write_out
 from speedo.errors import EngineError
 from speedo.weights import Blob, Layout, Vector
 
@@ -154,12 +154,10 @@ class QuadraticEngine:
 
     def save(self, path: Path) -> None:
         """Write the weights as numpy's `.npy`; whole or not at all."""
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
         buffer = io.BytesIO()
         np.save(buffer, self._weights)
         try:
-            temporary.write_bytes(buffer.getvalue())
-            temporary.replace(path)
+            write_out(buffer, path)
         except OSError as error:
             raise EngineError(f"cannot write the model {path}: {error.strerror}") from error
 

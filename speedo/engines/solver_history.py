@@ -6,9 +6,12 @@ names no model file (Caffe: solvers/sgd_solver.cpp, RestoreSolverStateFromBinary
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from speedo.engines.files import memory_file
 from speedo.errors import EngineError
 from speedo.weights import Layout
 
@@ -20,14 +23,23 @@ PREFIX: Final = "state"
 
 def save_history(solver: Any, solver_type: str, layout: Layout, scratch: Path) -> bytes:
     """One line that says whose it is, then Caffe's SolverState; the solver's rank must be 0 now."""
-    solver.snapshot()
     stem = f"{PREFIX}_iter_{solver.iter}"
-    state = scratch / f"{stem}.solverstate"
-    try:
-        return _header(solver_type, layout) + state.read_bytes()
-    finally:
-        state.unlink(missing_ok=True)
-        (scratch / f"{stem}.caffemodel").unlink(missing_ok=True)
+    model, state = scratch / f"{stem}.caffemodel", scratch / f"{stem}.solverstate"
+    with memory_file() as (file, name):
+        try:
+            model.symlink_to(os.devnull)  # Caffe writes the weights as well: nobody reads them
+            state.symlink_to(name)
+            solver.snapshot()
+        except OSError as error:
+            raise EngineError(
+                f"the solver history cannot be saved by way of {scratch}: {error.strerror}; make room there"
+            ) from None
+        finally:
+            with suppress(OSError):
+                model.unlink(missing_ok=True)
+                state.unlink(missing_ok=True)
+        file.seek(0)
+        return _header(solver_type, layout) + file.read()
 
 
 def history_from(solver_type: str, layout: Layout, solverstate: bytes) -> bytes:
@@ -36,7 +48,7 @@ def history_from(solver_type: str, layout: Layout, solverstate: bytes) -> bytes:
 
 
 def restore_history(
-    caffe: Any, solver: Any, solver_type: str, layout: Layout, scratch: Path, state: bytes
+    caffe: Any, solver: Any, solver_type: str, layout: Layout, state: bytes
 ) -> None:
     """Take over `state`; `EngineError`, and no change, if it is not of this solver and net."""
     header = _header(solver_type, layout)
@@ -55,12 +67,9 @@ def restore_history(
     if [len(blob.data) for blob in parsed.history] != sizes:
         raise EngineError("the solver history is damaged: its blobs are not those of this net")
     parsed.ClearField("learned_net")
-    file = scratch / f"{PREFIX}_restore.solverstate"
-    file.write_bytes(parsed.SerializeToString())
-    try:
-        solver.restore(str(file))
-    finally:
-        file.unlink(missing_ok=True)
+    with memory_file() as (file, name):
+        file.write(parsed.SerializeToString())
+        solver.restore(name)
 
 
 def _header(solver_type: str, layout: Layout) -> bytes:

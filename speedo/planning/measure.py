@@ -221,7 +221,7 @@ class _Children:
         prepare_environment(1, environment)
         with (folder / "stderr").open("w+", encoding="utf-8", errors="replace") as errors:
             process = subprocess.Popen(
-                [sys.executable, "-m", "speedo.planning.child"],
+                [sys.executable, "-P", "-m", "speedo.planning.child"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

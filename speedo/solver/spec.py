@@ -83,14 +83,18 @@ class SolverSpec:
         parameter = parse_text(self.text, caffe_proto().SolverParameter())
         return [str(layer.name) for layer in parameter.train_net_param.layer]
 
-    def ends_with_snapshot(self, iteration: int) -> bool:
-        """Whether Caffe leaves a snapshot of a run that ends there (Caffe: solver.cpp, Step and Solve)."""
-        return self.snapshot_after_train or (self.snapshot > 0 and iteration % self.snapshot == 0)
-
     def snapshot_name(self, iteration: int) -> str:
         """As Caffe names the weights of a snapshot, without a folder."""
-        prefix = Path(self.snapshot_prefix or self.net_name or "model").name
-        return f"{prefix}_iter_{iteration}.caffemodel"
+        return f"{self.snapshot_stem}_iter_{iteration}.caffemodel"
+
+    def last_snapshot(self, iteration: int) -> str:
+        """The name of the snapshot that Caffe leaves of a run that ends there; empty where it leaves none.
+
+        Caffe: solver.cpp, Step and Solve.
+        """
+        iteration = min(iteration, self.max_iter)  # the last merge may go beyond it
+        regular = self.snapshot > 0 and iteration % self.snapshot == 0
+        return self.snapshot_name(iteration) if regular or self.snapshot_after_train else ""
 
     def on_node(self, data_root: Path | None) -> SolverSpec:
         """The same solver on this node: paths are tried from its own working directory and data root."""
@@ -105,6 +109,11 @@ class SolverSpec:
         """
         clip = re.search(r"^clip_gradients: *(\S+)", self.text, re.MULTILINE)
         return self.type in ("SGD", "Nesterov") and (clip is None or float(clip[1]) <= 0)
+
+    @property
+    def snapshot_stem(self) -> str:
+        """What the names of snapshots begin with: the last part of Caffe's prefix."""
+        return Path(self.snapshot_prefix or self.net_name or "model").name
 
     @property
     def has_test(self) -> bool:

@@ -35,7 +35,8 @@ class Access:
 
     `keyspace` is a run, or a run and its epoch (`ab12cd34:1`). `saved` says that the server keeps
     its users in a file, as ours does. Threads may share it. Calls that add users are repeated for
-    `patience_s` seconds while the server is away; they raise `StoreError`. URLs hold passwords.
+    `patience_s` seconds while the server is away, of which `on_trouble` is told; they raise `StoreError`.
+    URLs hold passwords.
     """
 
     def __init__(
@@ -46,13 +47,14 @@ class Access:
         ca_pem: str = "",
         saved: bool = False,
         patience_s: float = 30.0,
+        on_trouble: Callable[[str | None], None] = lambda _: None,
     ) -> None:
         run, _, epoch = keyspace.partition(":")
         self._url, self._keyspace, self._saved = url, keyspace, saved
         self._run = f"speedo-{re.sub(r'[^A-Za-z0-9_]', '_', run)}-"
         self._epoch = int(epoch) if epoch.isdigit() else 0
         self._store = RedisStore(url, ca_pem=ca_pem)
-        self._patience_s = patience_s
+        self._patience_s, self._on_trouble = patience_s, on_trouble
         self._lock = threading.Lock()
         self._users: dict[str, _User] = {}
         self._leaving: set[str] = set()
@@ -130,7 +132,7 @@ class Access:
             with self._lock:
                 return what()
 
-        return Patience(self._patience_s).call(one_try)
+        return Patience(self._patience_s, on_trouble=self._on_trouble).call(one_try)
 
     def _look(self) -> None:
         while not self._closed.wait(WATCH_S):
@@ -153,7 +155,7 @@ class Access:
                     raise
                 self._problem = (
                     f"{self._store.address} makes no users for workers: all of them use the password given. "
-                    "Use Redis 7, and a user who may ACL SETUSER, DELUSER and USERS"
+                    "Use Redis 7.0 or later, and a user who may ACL SETUSER, DELUSER and USERS"
                 )
             self._has_begun = True
         return self._problem

@@ -1,7 +1,7 @@
 """Who may do what in Redis: the rules of each role, as `ACL SETUSER` and an ACL file take them.
 
 A worker reads centers and writes under its own prefixes; a reader reads centers; nobody but the
-master lists keys or makes users. Rules of a key apart for reading (`%R~`) need Redis 7.
+master lists keys or makes users. Rules of a key apart for reading (`%R~`) need Redis 7.0.
 
 Source: https://redis.io/docs/latest/operate/oss_and_stack/management/security/acl/
 """
@@ -26,6 +26,7 @@ _OVERSEE: Final = (
     "+acl|users",
     "+acl|save",
 )
+_KEEP_DOOR: Final = ("+client|list", "+client|kill")  # speedo.storage.redis_strangers
 
 
 def secret(password: str) -> str:
@@ -53,7 +54,7 @@ def reader_rules(keyspace: str) -> tuple[str, ...]:
 
 def acl_file(password: str) -> str:
     """The users of a server of our own when it first starts: the master, and nobody by default."""
-    rules = " ".join(("-@all", *_CALL, *_READ, *_WRITE, *_OVERSEE))
+    rules = " ".join(("-@all", *_CALL, *_READ, *_WRITE, *_OVERSEE, *_KEEP_DOOR))
     return (
         "user default off resetpass resetkeys -@all\n"
         f"user {MASTER} on {secret(password)} ~* {rules}\n"

@@ -10,6 +10,12 @@ from typing import Final
 from speedo.errors import StoreAccessError, StoreError, StoreUnavailableError
 from speedo.storage.resp import ProtocolError, ReplyError
 
+PER_WORKER: Final = (
+    3  # what it fetches by, what it publishes by where turns overlap, and its history's
+)
+OTHERS: Final = (
+    8  # the master's three, the tester's, whoever looks after users, strangers and the server
+)
 _REMEDIES: Final = {
     "OOM": "it is out of memory: raise its maxmemory (keep maxmemory-policy noeviction), "
     "or let payloads expire sooner",
@@ -27,6 +33,11 @@ _REMEDIES: Final = {
     "MASTERDOWN": "it is a replica without its primary: give the --redis URL of the primary",
     "MOVED": "it is part of a cluster: give the --redis URL of a server of its own",
 }
+_CROWDED: Final = "max number of clients"
+_NO_ROOM: Final = (
+    "it has as many connections as it takes (maxclients): end other programs' connections, raise its maxclients, "
+    "or raise the limit of open files (ulimit -n) that it was started under"
+)
 _PASSING: Final = ("OOM", "MISCONF", "READONLY", "LOADING", "BUSY", "MASTERDOWN")
 _STRANGER: Final = ("NOAUTH", "WRONGPASS")
 
@@ -34,7 +45,7 @@ _STRANGER: Final = ("NOAUTH", "WRONGPASS")
 def refusal_kind(error: ReplyError) -> type[StoreError]:
     """What a refused command is: trouble that may pass, a user that is not known, or final."""
     code = _code(error)
-    if code in _PASSING or "max number of clients" in str(error):
+    if code in _PASSING or _CROWDED in str(error):
         return StoreUnavailableError
     return StoreAccessError if code in _STRANGER else StoreError
 
@@ -61,6 +72,8 @@ def refusal(error: ReplyError, address: str, what: str) -> str:
         )
     if "DB index" in said:
         return f"{address} has no such database: use a smaller number in the --redis URL"
+    if _CROWDED in said:
+        return f"{address} takes no more clients: {_NO_ROOM}"
     code = _code(error)
     remedy = _REMEDIES[code] if code else "see the server's log"
     return f"{address} refused {what}: {remedy} ({said[:200]})"
@@ -73,6 +86,15 @@ def connection_error(error: BaseException, address: str, what: str) -> str:
         return f"no Redis answers at {address}: start it or give another --redis URL"
     if any(isinstance(c, socket.gaierror) for c in causes):
         return f"the host of {address} is not known: correct the --redis URL"
+    opening = not isinstance(error, OSError)  # redis-py's own kind: nothing had been said yet
+    if any(
+        isinstance(c, ssl.SSLEOFError) or (opening and isinstance(c, ConnectionResetError))
+        for c in causes
+    ):
+        return (
+            f"{address} closed the connection before anything was said: it takes no more clients (maxclients), "
+            "has just ended, or is no Redis with TLS at this port"
+        )
     if any(isinstance(c, ssl.SSLError) for c in causes):
         return (
             f"{address} offers no TLS that can be verified: see its certificate, "
@@ -86,7 +108,9 @@ def server_problems(facts: Mapping[str, str], address: str) -> list[str]:
     problems = []
     version = facts.get("redis_version", "0")
     if int(version.split(".")[0]) < 6:
-        problems.append(f"{address} is Redis {version}: use 6.0 or later")
+        problems.append(
+            f"{address} is Redis {version}: use 6.0 or later, or 7.0 for a user per worker"
+        )
     policy = facts.get("maxmemory_policy", "noeviction")
     if facts.get("maxmemory", "0") != "0" and policy != "noeviction":
         problems.append(
@@ -98,8 +122,15 @@ def server_problems(facts: Mapping[str, str], address: str) -> list[str]:
     return problems
 
 
-def server_warnings(facts: Mapping[str, str], address: str, *, guarded: bool) -> list[str]:
-    """Settings (from INFO) that cost speed or safety."""
+def clients_of(workers: int) -> int:
+    """Connections that a run with so many workers has at once, at the most."""
+    return PER_WORKER * workers + OTHERS
+
+
+def server_warnings(
+    facts: Mapping[str, str], address: str, *, guarded: bool, clients: int = 0
+) -> list[str]:
+    """Settings (from INFO) that cost speed or safety, or leave no room for so many connections."""
     warnings = []
     if facts.get("aof_enabled", "0") != "0":
         warnings.append(
@@ -110,6 +141,12 @@ def server_warnings(facts: Mapping[str, str], address: str, *, guarded: bool) ->
         warnings.append(
             f"{address} would drop weights once a maxmemory is set (maxmemory-policy {policy}): "
             "set maxmemory-policy noeviction"
+        )
+    most, there = (int(facts.get(name, "0")) for name in ("maxclients", "connected_clients"))
+    if most and most - there < clients:
+        warnings.append(
+            f"{address} takes {most} clients at once, of which {there} are there, and this run may want {clients}: "
+            f"set maxclients {there + clients} or more, and start it with as many open files (ulimit -n)"
         )
     if not guarded:
         warnings.append(f"{address} can be reached without a password: set one (requirepass)")

@@ -69,8 +69,9 @@ appendonly no
 maxmemory {maxmemory}
 maxmemory-policy noeviction
 client-output-buffer-limit normal 256mb 128mb 60
+maxclients {max_clients}
 tcp-keepalive 60
-timeout 0
+timeout 60
 """
 _TLS: Final = """
 tls-port {port}
@@ -95,8 +96,12 @@ def write_config(
     maxmemory_bytes: int,
     tls: bool,
     unix_socket: bool,
+    max_clients: int,
 ) -> None:
-    """Configuration and users, for their owner's eyes; with `tls` the certificate lies there."""
+    """Configuration and users, for their owner's eyes; with `tls` the certificate lies there.
+
+    A connection that is silent for a minute is closed; a member's opens again by itself.
+    """
     text = _CONFIG + (_TLS if tls else "") + (_SOCKET if unix_socket else "")
     config = text.format(
         host=host,
@@ -105,6 +110,7 @@ def write_config(
         directory=directory,
         users=USERS,
         maxmemory=maxmemory_bytes,
+        max_clients=max_clients,
         certificate=CERTIFICATE,
         key=KEY,
     )

@@ -1,7 +1,7 @@
 """A Redis server of our own, which lives exactly as long as the process that started it.
 
 `redis_keeper.KEEPER` stands between, and starts the server again when it dies before us. Both are
-in a session of their own, so Ctrl-C does not reach the server before the run has exported.
+in a session of their own, so Ctrl-C, SIGTERM and SIGHUP do not reach the server before the run has exported.
 """
 
 from __future__ import annotations
@@ -12,19 +12,24 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from speedo.background_process import start_in_background
 from speedo.errors import StoreError
+from speedo.private_folders import make_private_folder
 from speedo.storage.acl import MASTER
 from speedo.storage.certificate import make_certificate, trusting
 from speedo.storage.redis_keeper import KEEPER, write_config
+from speedo.storage.redis_strangers import Doorkeeper
+from speedo.storage.redis_url import url_by_socket
 from speedo.storage.resp import ProtocolError, ReplyError, RespStream
 
+MAX_CLIENTS: Final = 10_000  # Redis's own default
 _ATTEMPTS: Final = 20
 _PAUSE_S: Final = 0.1
 _STOP_S: Final = 5.0
@@ -41,7 +46,8 @@ class PrivateRedis:
     It listens on `port` of `host`, or else on a free one, and with `unix_socket` also on a socket in its directory;
     with `tls` the port speaks TLS alone, under a certificate of its own. A server that dies comes
     back empty, at the same port and with the same users. `maxmemory_bytes` of 0 is no limit; beyond
-    a limit it refuses writes and evicts nothing.
+    a limit it refuses writes and evicts nothing. Connections without the password are cut off, of which
+    `tell` hears where there are many; it takes `max_clients` at once, or fewer by the limit of open files.
     """
 
     def __init__(
@@ -52,6 +58,8 @@ class PrivateRedis:
         unix_socket: bool = False,
         tls: bool = False,
         maxmemory_bytes: int = 0,
+        max_clients: int = MAX_CLIENTS,
+        tell: Callable[[str], None] = lambda _: None,
         start_timeout_s: float = 10.0,
         program: str = "redis-server",
     ) -> None:
@@ -61,6 +69,8 @@ class PrivateRedis:
         self._tls = tls
         self._ca_pem = ""
         self._maxmemory_bytes = maxmemory_bytes
+        self._max_clients, self._tell = max_clients, tell
+        self._door: Doorkeeper | None = None
         self._start_timeout_s = start_timeout_s
         self._program = program
         self._password = secrets.token_hex(24)
@@ -82,6 +92,7 @@ class PrivateRedis:
             deadline = time.monotonic() + self._start_timeout_s
             for _ in range(_ATTEMPTS):
                 if self._start(program, deadline):
+                    self._keep_door()
                     return self
                 self.stop()
                 if self._given_port is not None:
@@ -152,9 +163,23 @@ class PrivateRedis:
             # Had someone killed the keeper, its group would still hold the server.
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(keeper.pid, signal.SIGKILL)
+        door, self._door = self._door, None
+        if door is not None:
+            door.close()  # after the server, which it would wait for if that hangs
         directory, self._directory = self._directory, None
         if directory is not None:
             shutil.rmtree(directory, ignore_errors=True)
+
+    def _keep_door(self) -> None:
+        url = url_by_socket(self.url, self.socket_path) if self._with_socket else self.url
+        self._door = Doorkeeper(
+            url,
+            place=self.address,
+            max_clients=self._max_clients,
+            ca_pem=self._ca_pem,
+            tell=self._tell,
+        )
+        self._door.start()
 
     @property
     def _bracketed_host(self) -> str:
@@ -169,7 +194,7 @@ class PrivateRedis:
     def _start(self, program: str, deadline: float) -> bool:
         """Whether the server answers; False if another program took the port first."""
         self._port = self._given_port or _free_port(self._host)
-        self._directory = Path(tempfile.mkdtemp(prefix="speedo-redis-"))
+        self._directory = make_private_folder("speedo-redis-")
         if self._tls:
             self._ca_pem = make_certificate(self._directory, self._host)
         write_config(
@@ -180,13 +205,13 @@ class PrivateRedis:
             maxmemory_bytes=self._maxmemory_bytes,
             tls=self._tls,
             unix_socket=self._with_socket,
+            max_clients=self._max_clients,
         )
-        self._keeper = subprocess.Popen(
+        self._keeper = start_in_background(
             ["/bin/sh", "-c", KEEPER, "speedo-redis", program, str(self._directory)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,
             env={"MALLOC_CONF": _KEEP_MEMORY, "JE_MALLOC_CONF": _KEEP_MEMORY, **os.environ},
         )
         while True:

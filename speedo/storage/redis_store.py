@@ -14,7 +14,7 @@ import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 import redis
 import redis.connection
@@ -31,9 +31,9 @@ from speedo.storage.redis_errors import (
     server_problems,
     server_warnings,
 )
+from speedo.storage.redis_url import PASSWORD_VARIABLE
 from speedo.storage.resp import ProtocolError, Reply, ReplyError, RespStream
 
-PASSWORD_VARIABLE: Final = "SPEEDO_REDIS_PASSWORD"
 CHUNK_BYTES: Final = 2 << 20
 RECORD_BYTES: Final = 4 << 20  # shorter bodies go as one, which saves a round trip
 MAX_CHUNK_BYTES: Final = 256 << 20
@@ -45,7 +45,7 @@ _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
 
 class RedisStore:
-    """Blobs in a Redis server, version 6.0 or later.
+    """Blobs in a Redis server, version 6.0 or later; users of `access`, one per worker, need 7.0.
 
     `timeout_s` bounds connecting, every wait for the server and, with the bytes' own time, the
     whole call. A connection on which a call failed is dropped, and the next call opens a new one,
@@ -164,8 +164,8 @@ class RedisStore:
         with self._talk(" ".join(arguments[:2])) as stream:
             return stream.ask(*(argument.encode() for argument in arguments))
 
-    def check_server(self) -> list[str]:
-        """Settings of the server that cost speed or safety, a sentence each.
+    def check_server(self, *, clients: int = 0) -> list[str]:
+        """Settings of the server that cost speed or safety, or leave no room for so many connections, a sentence each.
 
         Raises `StoreError` for those with which a run would lose weights.
         """
@@ -182,7 +182,8 @@ class RedisStore:
         if problems:
             raise StoreError("\n".join(problems))
         local = "path" in self._options or self._options.get("host", "localhost") in _LOOPBACK
-        return server_warnings(facts, self.address, guarded=local or self._password is not None)
+        guarded = local or self._password is not None
+        return server_warnings(facts, self.address, guarded=guarded, clients=clients)
 
     def _limit_s(self, volume: int) -> float:
         return self._timeout_s + volume / SLOWEST_BYTES_PER_S
@@ -219,14 +220,23 @@ class RedisStore:
                 raise StoreError(f"redis-py {redis.__version__} is not known: use redis>=5.2,<9")
             stream = RespStream(sock, stall_s=self._timeout_s)
             stream.start(limit_s)
-            if self._password is not None:
-                user = () if self._user is None else (self._user.encode(),)
-                stream.ask(b"AUTH", *user, self._password.encode())
-            if self._database:
-                stream.ask(b"SELECT", self._database)
+            try:
+                self._log_in(stream)
+            except ConnectionError:
+                refused = stream.parting_refusal()
+                if refused is not None:  # the cause, as of a server that has no room for us
+                    raise refused from None
+                raise
             self._stream = stream
         self._stream.start(limit_s)
         return self._stream
+
+    def _log_in(self, stream: RespStream) -> None:
+        if self._password is not None:
+            user = () if self._user is None else (self._user.encode(),)
+            stream.ask(b"AUTH", *user, self._password.encode())
+        if self._database:
+            stream.ask(b"SELECT", self._database)
 
     def _new_connection(self) -> Any:
         options = dict(self._options)
@@ -258,23 +268,6 @@ class _PinnedConnection(redis.connection.SSLConnection):
 
     def _wrap_socket_with_ssl(self, sock: socket.socket) -> ssl.SSLSocket:
         return trusting(self._ca_pem).wrap_socket(sock, server_hostname=self.host)
-
-
-def url_with_password(url: str) -> str:
-    """The URL with the password of `SPEEDO_REDIS_PASSWORD`, if it has none of its own: for other nodes."""
-    password = os.environ.get(PASSWORD_VARIABLE)
-    parts = urlsplit(url)
-    if not password or parts.password is not None:
-        return url
-    user, _, place = parts.netloc.rpartition("@")
-    return urlunsplit(parts._replace(netloc=f"{user}:{quote(password, safe='')}@{place}"))
-
-
-def url_by_socket(url: str, path: str) -> str:
-    """The URL of the same user and database by way of a unix socket."""
-    parts = urlsplit(url)
-    login, at, _ = parts.netloc.rpartition("@")
-    return f"unix://{login}{at}{quote(path)}?db={parts.path.strip('/') or 0}"
 
 
 def _parse(url: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import socket
 import ssl
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 BIG_BYTES: Final = 16 * 1024
@@ -120,6 +121,13 @@ class RespStream:
         if isinstance(value, ReplyError):
             raise value
         return value
+
+    def parting_refusal(self) -> ReplyError | None:
+        """What the server said before it closed the connection, if that was a refusal."""
+        with suppress(OSError, ProtocolError):
+            value = self._value()
+            return value if isinstance(value, ReplyError) else None
+        return None
 
     def begin_bulk(self) -> int | None:
         """Length in bytes of the next reply, which the caller reads with `fill` and `end_bulk`.

@@ -4,38 +4,48 @@ from __future__ import annotations
 
 import os
 import subprocess
-import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from speedo.background_process import start_in_background
+from speedo.errors import ConfigError
+from speedo.private_folders import make_private_folder
+
 MEMORY: Final = Path("/dev/shm")
-_KEEPER: Final = 'read -r _; exec rm -rf -- "$1"'
+_KEEPER: Final = "trap '' HUP INT TERM; read -r _; exec rm -rf -- \"$1\""
 
 
 class SharedMemory:
-    """A context in which a folder for a `SharedMemoryStore` exists, if `room_bytes` are free; else `path` is None.
+    """A context in which a folder for a `SharedMemoryStore` exists; else `path` is None, and `problem` says why.
 
-    A small shell removes the folder, also if this process is killed.
+    It wants `room_bytes` free. A small shell removes the folder, also if this process is killed.
     """
 
     def __init__(self, room_bytes: int, place: Path = MEMORY) -> None:
         self.path: Path | None = None
+        self.problem = ""
         self._room_bytes, self._place = room_bytes, place
         self._keeper: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> SharedMemory:
-        with suppress(OSError):
+        try:
             status = os.statvfs(self._place)
-            if status.f_bavail * status.f_frsize >= self._room_bytes:
-                self.path = Path(tempfile.mkdtemp(prefix="speedo-", dir=self._place))
-                self._keeper = subprocess.Popen(
-                    ["/bin/sh", "-c", _KEEPER, "speedo-memory", str(self.path)],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    start_new_session=True,
+            if status.f_bavail * status.f_frsize < self._room_bytes:
+                self.problem = (
+                    f"{self._place} has less than {self._room_bytes / 1e6:.0f} MB to spare"
                 )
+                return self
+            path = make_private_folder("speedo-", self._place)
+        except (OSError, ConfigError) as error:
+            self.problem = str(error)
+            return self
+        self.path = path
+        self._keeper = start_in_background(
+            ["/bin/sh", "-c", _KEEPER, "speedo-memory", str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -75,7 +75,7 @@ def _options() -> Iterator[Mistake]:
         ("unknown-mode", "--mode synch", "'--mode': 'synch' is not one of 'sync'", "see `speedo train --help`", ()),
         ("no-workers", "--workers 0", "workers is 0", "use 1 to", ()),
         ("no-number", "--workers two", "'--workers': 'two'", "see `speedo train --help`", ()),
-        ("unknown-option", "--worker 2", "no such option '--worker'", "Did you mean one of", ()),
+        ("unknown-option", "--workerz 2", "no such option '--workerz'", "Did you mean one of", ()),
         ("no-advance", "--mode partial --max-advance 0", "max_advance is 0", "use 1 or more", ()),
         ("window-in-sync", "--window 3", "window is 3, but mode sync has none", "use --mode weed-out", ()),
         ("pull-in-sync", "--moving-rate 0.3", "moving_rate is 0.3, but mode sync", "leave moving_rate out", ()),

@@ -11,7 +11,7 @@ from speedo.progress import Progress, plain_line
 from speedo.status import StatusBoard
 from speedo.weights import Kind
 
-SIGNAL = "killed by signal 9 (out of memory?)"
+SIGNAL = "killed by SIGKILL"
 
 
 class Scene:

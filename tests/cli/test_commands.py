@@ -211,7 +211,10 @@ def test_a_full_disk_is_told() -> None:
     with open("/dev/full", "w") as full:
         ended = typed("--help", stdout=full)
     assert ended.returncode == 1
-    assert ended.stderr == "speedo: standard output is full: make room and try again\n"
+    assert ended.stderr == (
+        "speedo: standard output cannot be written: No space left on device; make room or make it writable, and "
+        "try again\n"
+    )
 
 
 @pytest.mark.caffe

@@ -6,7 +6,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from speedo.messages import Checkpointed, StoreTrouble
+from speedo.messages import Checkpointed, Joined, Left, StoreTrouble
 from speedo.progress import Progress
 from speedo.status import NOTICES, StatusBoard
 
@@ -91,3 +91,26 @@ def test_of_very_many_the_latest_are_told() -> None:
     said = scene.said()
     assert len(said) == NOTICES
     assert said[-2] == f"warning: trouble {NOTICES - 1}"
+
+
+def test_of_workers_that_wait_for_the_store_the_first_is_noted_and_each_is_seen() -> None:
+    scene = Scene()
+    assert scene.said() == []
+    scene.board.trouble_of_worker(1, "no room")
+    scene.board.trouble_of_worker(2, "no room")
+    assert scene.said() == ["warning: worker 1 waits for the store: no room"]
+    assert [one.state for one in scene.board.status(1.0).workers] == [
+        "waiting for the store: no room"
+    ] * 2
+    scene.board.trouble_of_worker(1, "")
+    assert scene.said() == []
+    scene.board.trouble_of_worker(2, "")
+    assert scene.said() == ["no worker waits for the store any more"]
+
+
+def test_a_worker_that_died_waits_for_nothing() -> None:
+    scene = Scene()
+    scene.board.saw(Joined(1, 1, 8), 1.0)
+    scene.board.trouble_of_worker(1, "no room")
+    scene.board.saw(Left(1, 1, "killed"), 1.0)
+    assert [one.state for one in scene.board.status(1.0).workers] == ["gone: killed"]

@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -43,8 +44,12 @@ class Commands:
         *arguments: str,
         environment: Mapping[str, str] | None = None,
         inside: Sequence[str] = (),
+        terminal: int | None = None,
     ) -> subprocess.Popen[str]:
-        """A command; `inside` is what is typed before it, as to run it on another host."""
+        """A command; `inside` is what is typed before it, as to run it on another host.
+
+        It has the `terminal`, a descriptor, for its own, or else pipes.
+        """
         process = subprocess.Popen(
             [*inside, sys.executable, "-m", "speedo", *arguments],
             cwd=self.folder,
@@ -57,10 +62,11 @@ class Commands:
                 **(environment or {}),
             },
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE if terminal is None else None,
+            stderr=subprocess.PIPE if terminal is None else None,
             text=True,
-            start_new_session=True,
+            start_new_session=terminal is None,
+            preexec_fn=None if terminal is None else partial(os.login_tty, terminal),
         )
         self._started.append(process)
         return process

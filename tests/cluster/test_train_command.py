@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
+import subprocess
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 import yaml
 
+from speedo.actors.deaths import SILENT
 from tests.cluster.commands import Commands, interrupt, wait_for_line
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
@@ -55,18 +60,69 @@ def test_a_run_leaves_configuration_metrics_result_and_model(
     assert "iteration 30/30" in (run / "train.log").read_text()
 
 
-def test_ctrl_c_stops_cleanly_and_exports(speedo: Commands, problem: Path, tmp_path: Path) -> None:
+def ctrl_c(speedo: Commands, process: subprocess.Popen[str]) -> None:
+    interrupt(process)
+
+
+def terminate_group(speedo: Commands, process: subprocess.Popen[str]) -> None:
+    """As `timeout` does: the process, then at once its group, and so itself again."""
+    process.terminate()
+    os.killpg(process.pid, signal.SIGTERM)
+
+
+def terminate_all(speedo: Commands, process: subprocess.Popen[str]) -> None:
+    """As systemd does, and a machine that shuts down: each process, whatever its group."""
+    for one in speedo.left():
+        with suppress(psutil.NoSuchProcess):
+            one.terminate()
+
+
+@pytest.mark.parametrize(
+    ("stop", "status", "reason"),
+    [
+        (ctrl_c, 130, "stopped by Ctrl-C"),
+        (terminate_group, 143, "stopped by SIGTERM"),
+        (terminate_all, 143, "stopped by SIGTERM"),
+    ],
+)
+def test_a_signal_stops_cleanly_and_exports(
+    speedo: Commands,
+    problem: Path,
+    tmp_path: Path,
+    stop: Callable[[Commands, subprocess.Popen[str]], None],
+    status: int,
+    reason: str,
+) -> None:
     process = speedo.start(*long(problem))
     wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":10,', 90)
-    interrupt(process)
+    stop(speedo, process)
     out, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
+    assert process.returncode == status, errors
     assert "Traceback" not in errors
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert (result["complete"], result["reason"]) == (False, "stopped by Ctrl-C")
+    assert (result["complete"], result["reason"]) == (False, reason)
     assert result["iteration"] >= 10
     assert Path(result["model"]).exists()
     assert "test accuracy" in out
+
+
+def test_a_terminal_that_is_closed_stops_the_run_and_the_model_is_exported(
+    speedo: Commands, problem: Path, tmp_path: Path
+) -> None:
+    ours, theirs = os.openpty()
+    process = speedo.start(*long(problem), terminal=theirs)
+    os.close(theirs)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 90
+    while not (metrics.exists() and '"version":10,' in metrics.read_text()):
+        assert time.monotonic() < deadline
+        if select.select([ours], [], [], 0.1)[0]:
+            os.read(ours, 65536)
+    os.close(ours)
+    assert process.wait(60) == 129
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["complete"], result["reason"]) == (False, "stopped by SIGHUP")
+    assert Path(result["model"]).exists()
 
 
 def test_a_killed_worker_is_told_and_the_others_go_on(
@@ -84,7 +140,7 @@ def test_a_killed_worker_is_told_and_the_others_go_on(
     assert process.returncode == 0, errors
     lines = [json.loads(line) for line in metrics.open()]
     left = [line for line in lines if line["event"] == "left"]
-    assert [line["cause"] for line in left] == ["killed by signal 9 (out of memory?)"]
+    assert [line["cause"] for line in left] == [SILENT]
     merged = {
         (line["worker"], line["ticket"]) for line in lines if line.get("decision") == "merged"
     }
@@ -100,7 +156,7 @@ def test_when_every_worker_dies_the_run_ends_with_the_cause(
         victim.kill()
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 3, errors
-    assert "every worker died, the last: killed by signal 9 (out of memory?)" in errors
+    assert f"every worker died, the last: {SILENT}" in errors
     assert json.loads((tmp_path / "run" / "result.json").read_text())["iteration"] >= 10
 
 

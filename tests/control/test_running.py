@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.commands import Commands, interrupt
+from tests.docs.test_docs import fields_of_status
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 120
@@ -51,7 +52,7 @@ def test_a_run_is_looked_at_and_stopped_with_its_model(
     assert run["iteration"] >= 10
     assert run["remaining_s"] > 0
     assert (run["address"], run["over"], len(run["workers"])) == (None, False, 2)
-    assert {"host", "state", "merged", "dropped", "images_per_s"} <= set(run["workers"][0])
+    assert (set(run), set(run["workers"][0])) == fields_of_status()
 
     status, out, errors = answered(speedo, "stop", "--json", "--run", "run")
     assert (status, errors) == (0, "")

@@ -29,6 +29,7 @@ from speedo.messages import (
     Train,
     Trained,
 )
+from speedo.run_dir import create_run_dir
 from speedo.runlog import MetricsLog
 from speedo.sgd_modes.rules import AddDelta
 from speedo.sgd_modes.weed_out import WeedOut
@@ -218,7 +219,7 @@ def test_joins_deaths_tests_snapshots_and_the_end_have_their_lines(
         {"time": 0.0, "event": "joined", "worker": 0, "incarnation": 1},
         {"time": 2.0, "event": "test", "version": 4, "iteration": 9,
          "metrics": {"accuracy": 0.5}, "problem": None},
-        {"time": 3.0, "event": "snapshot", "version": 4, "iteration": 9},
+        {"time": 3.0, "event": "snapshot", "version": 4, "iteration": 9, "problem": None},
         {"time": 4.0, "event": "set-aside", "worker": 0, "reason": "bad results"},
         {"time": 5.0, "event": "left", "worker": 1, "incarnation": 2, "cause": "killed"},
         {"time": 6.0, "event": "finish", "complete": False, "reason": "no workers"},
@@ -231,17 +232,17 @@ def test_a_line_is_there_as_soon_as_it_is_known(tmp_path: Path, log: MetricsLog)
 
 
 def test_a_folder_that_holds_a_run_is_not_taken_again(tmp_path: Path) -> None:
-    folder = runlog.create_run_dir(tmp_path / "run")
+    folder = create_run_dir(tmp_path / "run")
     runlog.write_result(folder, {"accuracy": float("nan"), "version": 3})
     assert json.loads((folder / runlog.RESULT).read_text()) == {"accuracy": None, "version": 3}
     with pytest.raises(ConfigError, match="already holds a run; give another"):
-        runlog.create_run_dir(folder)
+        create_run_dir(folder)
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written: Not a directory"):
-        runlog.create_run_dir(tmp_path / "file" / "run")
+        create_run_dir(tmp_path / "file" / "run")
 
 
 def test_files_are_written_whole_and_nothing_else_is_left(tmp_path: Path) -> None:

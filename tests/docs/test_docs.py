@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import os
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
+import yaml
 
 from speedo.cli import main
 from speedo.config import RunConfig, make_config
 from speedo.config_file import parse_phase
+from speedo.original_options import NAMES
+from speedo.status import Status, WorkerStatus
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCKER = ROOT / "docker"
 MODULES = [ROOT / "docs" / "architecture.md", ROOT / "docs" / "development.md"]
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
-OPTION = re.compile(r"--[a-z][a-z-]*")
+OPTION = re.compile(r"--[a-z][A-Za-z-]*")
 # Options in the pages that are other programs': pytest's own flag of this suite.
 # Options of benches and tests.
 OTHERS = {"--rewrite-traces", "--seconds", "--turns", "--variant", "--whole-only"}
@@ -84,6 +92,11 @@ def test_a_command_in_a_block_parses_and_passes_the_checks_of_the_configuration(
     for name in words:
         if name.endswith(".txt"):
             (tmp_path / name).touch()  # a list of images has to be there
+    check(command, words)
+
+
+def check(command: click.Command, words: list[str]) -> None:
+    """Parse the words as the command does, and make the configuration of a run of them."""
     with command.make_context(command.name, words) as context:
         if command.name not in ("train", "master"):
             return
@@ -93,9 +106,57 @@ def test_a_command_in_a_block_parses_and_passes_the_checks_of_the_configuration(
     make_config(given)
 
 
+def container_calls() -> list[list[str]]:
+    """What a container is told: by `docker run` in the pages, by the image itself, by each service of compose.yaml."""
+    image = re.search(r"^CMD (.*)$", (DOCKER / "Dockerfile").read_text("utf-8"), re.MULTILINE)
+    assert image is not None
+    alone = list(json.loads(image[1]))
+    services = yaml.safe_load((DOCKER / "compose.yaml").read_text("utf-8"))["services"].values()
+    calls = [alone, *(list(service["command"]) for service in services)]
+    for page in PAGES:
+        for line in shell_lines(page.read_text(encoding="utf-8")):
+            words = shlex.split(line)
+            if words[:2] == ["docker", "run"]:
+                calls.append(words[words.index("speedo") + 1 :] or alone)
+            elif words[:2] == ["docker", "compose"] and "exec" in words:
+                calls.append(words[words.index("exec") + 2 :])
+    return calls
+
+
+@pytest.mark.parametrize("call", container_calls(), ids=" ".join)
+def test_what_a_container_is_told_passes_its_entrypoint_and_the_checks_of_the_configuration(
+    call: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    program = tmp_path / "speedo"
+    program.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    program.chmod(0o755)
+    known = [
+        "localhost" if word == "master" and place == 1 else word for place, word in enumerate(call)
+    ]
+    done = subprocess.run(
+        [DOCKER / "entrypoint.sh", *known],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 0, done.stderr
+    command, words = leaf(["speedo", *done.stdout.splitlines()])
+    check(command, words)
+
+
+def test_a_container_alone_trains_as_the_original_did() -> None:
+    command, words = leaf(["speedo", *container_calls()[0]])
+    with command.make_context(command.name, words) as context:
+        assert command.name == "train"
+        assert (context.params["mode"], context.params["workers"]) == ("async", 3)
+        assert context.params["max_iter"] == 1000
+
+
 @each_page
 def test_options_exist(page: Path) -> None:
-    known = options_of(main) | OTHERS
+    known = options_of(main) | OTHERS | NAMES
     for span in spans(page.read_text(encoding="utf-8")):
         words = span.split()
         if words[0] == "speedo":
@@ -168,6 +229,23 @@ def test_no_machine_is_named(page: Path) -> None:
     """Paths and servers of one machine are of no use to a reader of another."""
     text = page.read_text(encoding="utf-8")
     assert not re.search(r"/(work|root|home|tmp)/|https?://", text)
+
+
+def fields_of_status() -> tuple[set[str], set[str]]:
+    """The fields of `speedo status --json` that running.md names: of a run, and of each of its workers."""
+    text = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
+    table = text.partition("`speedo status --json` prints")[2].partition("| field | meaning |")[2]
+    rows = [row.strip("|").split("|") for row in table.partition("\n\n")[0].splitlines()[2:]]
+    named = {name for row in rows for name in SPAN.findall(row[0])}
+    (workers,) = (row[1] for row in rows if row[0].strip() == "`workers`")
+    return named, set(SPAN.findall(workers.partition(";")[0]))
+
+
+def test_the_fields_of_a_status_are_in_the_table() -> None:
+    """tests/control holds the table and the output of a run together; this finds a new field without a run."""
+    run, worker = fields_of_status()
+    assert {one.name for one in dataclasses.fields(Status)} <= run
+    assert worker == {one.name for one in dataclasses.fields(WorkerStatus)} | {"away"}
 
 
 def test_the_pages_are_found() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,12 @@ from speedo.cli import main
 from speedo.data.mnist import FASHION_MNIST_SOURCE
 from speedo.doctor import Finding, Request, examine
 from speedo.doctor.base import size
-from speedo.doctor.cluster import token
+from speedo.doctor.cluster import own_redis, token
 from speedo.doctor.machine import cores, redis, temporary
 from speedo.doctor.resources import Net, disk, exchange, memory
+from speedo.storage import PrivateRedis, RedisStore
+from speedo.storage.patient_store import Patience
+from tests.cluster.commands import free_port
 from tests.engines.nets import net_text, write_data, write_solver
 
 TINY = Net(nbytes=4000, activations=10_000, snapshots=0)
@@ -154,6 +159,104 @@ def test_redis_is_needed_where_a_master_starts_it(monkeypatch: pytest.MonkeyPatc
     assert (without.level, "apt-get install redis-server" in without.remedy) == ("fail", True)
     assert redis(Request(master="10.0.0.5:1")).level == "ok"
     assert redis(Request(redis="redis://10.0.0.7")).level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("version", "level", "remedy"),
+    [
+        ("5.0.14", "fail", "install Redis 6.0 or later"),
+        ("6.2.7", "warn", "install Redis 7.0 or later, for a user per worker"),
+        ("7.0.15", "ok", ""),
+    ],
+)
+def test_a_server_without_users_per_worker_is_told_apart_from_one_that_is_too_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, level: str, remedy: str
+) -> None:
+    program = tmp_path / "redis-server"
+    program.write_text(f"#!/bin/sh\necho Redis server v={version} sha=0\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = redis(Request())
+    assert (found.level, found.remedy) == (level, remedy)
+
+
+RAISE = (
+    "raise the limit: ulimit -n 1024, for which root must raise the hard limit of 512, "
+    "as in /etc/security/limits.conf"
+)
+# A doctor under a limit of its own: soft, hard and workers are its arguments.
+LIMITED = """
+import os, resource, sys
+from speedo.doctor.base import Request
+from speedo.doctor.limits import open_files
+soft, hard, workers = map(int, sys.argv[1:4])
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+os.geteuid() or os.setuid(65533)
+for request in (Request(workers=workers), Request(workers=workers, master="10.0.0.5:56126")):
+    found = open_files(request)
+    print(found.level, found.text, found.remedy, sep="|")
+"""
+
+
+@pytest.mark.parametrize(
+    ("limit", "workers", "lines"),
+    [
+        ((1024, 4096), 2, ["ok|1024 open files allowed|"] * 2),
+        (
+            (1024, 4096),
+            100,
+            ["warn|1024 open files allowed|raise the limit: ulimit -n 3200"] * 2,
+        ),
+        (
+            (512, 512),
+            2,
+            [
+                f"warn|512 open files allowed; the master's Redis would take 480 connections|{RAISE}",
+                f"warn|512 open files allowed|{RAISE}",
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_a_low_limit_of_open_files_is_told_with_what_redis_makes_of_it(
+    limit: tuple[int, int], workers: int, lines: list[str]
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, *map(str, limit), str(workers)],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == lines
+
+
+@pytest.mark.redis
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a server as another user")
+def test_redis_takes_as_many_connections_as_the_doctor_says() -> None:
+    """The figure above, of a real server under the same limit; as root it would raise that by itself."""
+    port = free_port()
+    other = "exec setpriv --reuid=65533 --regid=65533 --clear-groups"
+    server = subprocess.Popen(
+        ["sh", "-c", f"ulimit -n 512; {other} redis-server --port {port} --bind 127.0.0.1 --save ''"],
+        stdout=subprocess.DEVNULL, cwd="/",
+    )  # fmt: skip
+    try:
+        said = Patience(20.0).call(
+            lambda: RedisStore(f"redis://127.0.0.1:{port}").administer("INFO", "clients")
+        )
+        assert isinstance(said, bytes)
+        assert b"maxclients:480" in said.split()
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.mark.redis
+def test_an_own_redis_with_too_little_room_for_the_workers_is_told() -> None:
+    with PrivateRedis(max_clients=20) as server:
+        few, many = Request(redis=server.url, workers=2), Request(redis=server.url, workers=50)
+        assert levels(*own_redis(few)) == [("store", "ok")]
+        warning, _ = own_redis(many)
+        assert warning.level == "warn"
+        assert "takes 20 clients at once" in warning.text
+        assert "this run may want 158: set maxclients" in warning.text
 
 
 @pytest.mark.caffe

@@ -52,7 +52,7 @@ def test_warnings_and_errors_are_not_fatal() -> None:
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        (-9, "killed by SIGKILL (perhaps out of memory"),
+        (-9, "killed by SIGKILL (possible causes: "),
         (-11, "segmentation fault"),
         (3, "status 3"),
     ],

@@ -2,41 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
+import json
+import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.cluster.commands import Commands
+from speedo.actors.deaths import SILENT
+from speedo.control import RunSocket
+from tests.cluster.commands import Commands, interrupt
+from tests.disks import fill, is_full, mount, read_only, small_disk
+from tests.faults.invariants import check_run
 from tests.faults.rows import Finding, row
-from tests.faults.running import Run
+from tests.faults.running import GAP_S, HANG_S, Run
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 OFTEN = ("--checkpoint-interval", "1")
-
-
-def mount(*arguments: str) -> None:
-    subprocess.run(["mount", *arguments], check=True, capture_output=True)
-
-
-@contextmanager
-def small_disk(folder: Path, size: str) -> Iterator[None]:
-    """A disk of this size in a folder; only root can make one."""
-    if os.geteuid() != 0:
-        told = "FULL DISKS ARE NOT TRIED: mounting a small one needs root"
-        if os.environ.get("CI"):
-            pytest.fail(told)
-        pytest.skip(told)
-    folder.mkdir(parents=True)
-    mount("-t", "tmpfs", "-o", f"size={size}", "none", str(folder))
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=False)
 
 
 def fails_and_goes_on(
@@ -102,3 +85,125 @@ def test_a_torn_checkpoint_is_told_and_the_one_before_is_used(
     assert f"{newest} is damaged" in run.log()
     run.goes_on()
     run.stop_and_check()
+
+
+def status(run: Run) -> dict[str, Any]:
+    """What `speedo status` is told, when train.log may be unable to tell."""
+    (socket,) = (run.speedo.folder / "runtime").glob("*.sock")
+    return RunSocket(socket.stem, socket.parent).ask("status")
+
+
+def log_waits(run: Run) -> bool:
+    return "metrics.jsonl cannot be written (No space left" in status(run)["log_problem"]
+
+
+def check_parts(run: Run, elsewhere: Path) -> None:
+    """The promises hold in what the run left in its directory and elsewhere, put together."""
+    whole = run.speedo.folder / "whole"
+    whole.mkdir()
+    logs = [run.dir / "metrics.jsonl", elsewhere / "metrics.jsonl"]
+    text = "".join(log.read_text() for log in logs if log.exists())
+    (whole / "metrics.jsonl").write_text(text)
+    shutil.copy(elsewhere / "result.json", whole)
+    check_run(whole, run.solver.with_name("net.prototxt"), gap_s=GAP_S)
+
+
+def ends_elsewhere(run: Run, home: Path, reason: str) -> dict[str, Any]:
+    """Stop the run: its model and result are in a folder of their own, and it says so. The result."""
+    interrupt(run.process)
+    out, errors = run.process.communicate(timeout=HANG_S)
+    assert run.process.returncode == 4, errors
+    assert "Traceback" not in errors
+    (folder,) = home.iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    model = folder / "model.caffemodel"
+    assert result["model"] == str(model) == out.splitlines()[-1]
+    told = f"{run.dir / 'model.caffemodel'} could not be written ({reason}): kept in {model}"
+    assert told in errors
+    assert told in result["problems"][0]
+    assert result["log_lines_lost"] == 0
+    assert f"{run.dir / 'result.json'} could not be written ({reason})" in errors
+    assert {path.name for path in run.dir.rglob("*.part")} == set()
+    check_parts(run, folder)
+    return result
+
+
+@row(13, "run directory on a disk that is full for a while", usual="async")
+def test_what_a_full_disk_did_not_take_is_written_when_there_is_room(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    disk = speedo.folder / "disk"
+    with small_disk(disk, "64m"):
+        run = Run(speedo, problem, mode, *OFTEN, name="disk/run")
+        run.has_begun()
+        taken = fill(disk)
+        run.wait_for(lambda: log_waits(run))
+        assert is_full(disk)
+        since, before = time.monotonic(), status(run)["version"]
+        run.wait_for(lambda: status(run)["version"] > before)
+        finding.recovered(time.monotonic() - since)
+        run.workers()[0].kill()
+        run.wait_for(lambda: status(run)["workers"][0]["away"])
+        run.wait_for(lambda: not status(run)["workers"][0]["away"])  # its log met the full disk
+        taken.unlink()
+        run.wait_for(lambda: run.lines("left"))
+        run.goes_on()
+        assert status(run)["log_problem"] == ""
+        run.stop_and_check()
+        assert [line["cause"] for line in run.lines("left")][:1] == [SILENT]
+        assert "warning: " in run.log()
+        assert "the run log is written again" in run.log()
+        result = json.loads((run.dir / "result.json").read_text())
+        assert (result["problems"], result["log_lines_lost"]) == ([], 0)
+    finding.note = "told; every line is there; a worker was started again meanwhile"
+
+
+@row(13, "run directory on a disk that stays full", usual="async")
+def test_a_disk_that_stays_full_costs_no_output(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    disk, home = speedo.folder / "disk", speedo.folder / "home"
+    home.mkdir()
+    with small_disk(disk, "64m"):
+        run = Run(speedo, problem, mode, *OFTEN, name="disk/run", environment={"HOME": str(home)})
+        run.has_begun()
+        fill(disk)
+        run.wait_for(lambda: log_waits(run))
+        result = ends_elsewhere(run, home, "No space left on device")
+        assert f"lines of {run.dir / 'metrics.jsonl'} could not be written" in result["problems"][1]
+    finding.note = "model, result and the last lines of the log kept in the home folder; status 4"
+
+
+@row(13, "run directory read-only at the end")
+def test_a_run_directory_that_becomes_read_only_costs_no_model(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    disk, home = speedo.folder / "disk", speedo.folder / "home"
+    home.mkdir()
+    with small_disk(disk, "64m"):
+        run = Run(speedo, problem, mode, name="disk/run", environment={"HOME": str(home)})
+        run.has_begun()
+        with read_only(disk):
+            ends_elsewhere(run, home, "Read-only file system")
+    finding.note = "model and result kept in the home folder; status 4"
+
+
+@row(13, "temporary folder full while a run goes on")
+def test_a_full_temporary_folder_ends_no_run(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    temporary = speedo.folder / "t"
+    with small_disk(temporary, "24m"):
+        run = Run(speedo, problem, mode, *OFTEN, environment={"TMPDIR": str(temporary)})
+        run.has_begun()
+        run.wait_for(lambda: run.processes("ray::TesterActor"))
+        fill(temporary)
+        since = time.monotonic()
+        finding.recovered(run.recovery(since))
+        checkpoints = len(run.lines("checkpoint"))
+        run.wait_for(lambda: len(run.lines("checkpoint")) > checkpoints + 1)
+        lines = run.stop_and_check()
+        told = [line["problem"] for line in lines if line["event"] == "checkpoint"]
+        assert told == [None] * len(told)  # with the history of every worker
+    finding.note = "the run went on, with whole checkpoints"

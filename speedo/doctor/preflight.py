@@ -1,0 +1,30 @@
+"""The doctor's quick checks, before each run: what would end it soon, told while there is nothing to lose."""
+
+from __future__ import annotations
+
+from speedo.config import RunConfig
+from speedo.doctor.base import Request
+from speedo.doctor.limits import limits
+from speedo.doctor.machine import temporary
+from speedo.doctor.resources import disk
+from speedo.errors import MachineError
+
+
+def require_for(config: RunConfig) -> None:
+    """`require` for a run that this machine leads."""
+    resumes = config.resume is not None and config.resume.is_dir()
+    place = config.resume if resumes else config.run_dir
+    require(Request(workers=config.workers, run_dir=place))
+
+
+def require(request: Request) -> None:
+    """Raises `MachineError` with the doctor's own sentences if a check fails. Takes milliseconds, starts nothing.
+
+    What it only warns of a run tells itself, or goes on without.
+    """
+    findings = (*temporary(request), *limits(request), *disk(request, None))
+    failed = [one for one in findings if one.level == "fail"]
+    if failed:
+        raise MachineError(
+            f"{one.name}: {one.text}{f'; {one.remedy}' if one.remedy else ''}" for one in failed
+        )

@@ -1,0 +1,53 @@
+"""Caffe's files: small ones in a folder of the engine, which Caffe only reads, and large ones in memory.
+
+Caffe aborts the process where it cannot write, and does not notice when the end of a file is lost. So it writes to
+memory, and we to the disk, where an error is an exception with its reason.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from speedo.errors import EngineError
+
+_CHUNK_BYTES = 1 << 20
+
+
+@contextmanager
+def memory_file() -> Iterator[tuple[IO[bytes], str]]:
+    """An open file in memory, and the name by which native code of this process can open it too."""
+    with os.fdopen(os.memfd_create("speedo"), "w+b", buffering=0) as file:
+        yield file, f"/proc/self/fd/{file.fileno()}"
+
+
+def write_out(file: IO[bytes], path: Path) -> None:
+    """Copy an open file to `path`: flushed to the disk, whole or not at all. Raises `OSError`, and leaves no part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        file.seek(0)
+        with temporary.open("wb") as out:
+            shutil.copyfileobj(file, out, _CHUNK_BYTES)
+            out.flush()
+            os.fsync(out.fileno())
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def folder_in(scratch: Path | None) -> tempfile.TemporaryDirectory[str]:
+    """A folder for one engine; raises `EngineError` if there is no room for it."""
+    try:
+        return tempfile.TemporaryDirectory(prefix="speedo-engine-", dir=scratch)
+    except OSError as error:
+        raise EngineError(
+            f"no folder for Caffe's small files in {scratch or tempfile.gettempdir()}: {error.strerror or error}; "
+            "make room there"
+        ) from None

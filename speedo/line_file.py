@@ -1,0 +1,114 @@
+"""A file of lines that outlives a full disk: what cannot be written waits in memory until it can.
+
+A disk that is full, read-only or failing must cost a run neither its end nor, if there is room again in time, a
+single line. So nothing here raises for the disk's sake; `problem` says what is wrong now.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+AGAIN_S: Final = 1.0  # between two tries to write to a disk that refused
+KEPT_BYTES: Final = 16 << 20  # lines that wait, at most: 40,000 results or more
+
+
+class LineFile:
+    """Appends to `path`, opened at the first line; for one thread at a time.
+
+    `lost` makes the line that stands for so many lines which did not fit into `kept_bytes`; without it, nothing does.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        descriptor: int | None = None,
+        kept_bytes: int = KEPT_BYTES,
+        lost: Callable[[int], bytes] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """With a `descriptor` of the file it is open already, and closed here."""
+        self.path = path
+        self.problem = ""  # why lines wait; empty if none does
+        self.lines_lost = 0  # that nothing will bring back
+        self.closed = False
+        self._file = descriptor
+        self._kept_bytes, self._lost, self._clock = kept_bytes, lost, clock
+        self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
+        self._gap = 0  # lines lost since the last that waits
+        self._next_try = 0.0
+
+    @property
+    def lines_waiting(self) -> int:
+        """Lines that are not in the file yet."""
+        return len(self._waiting)
+
+    def write(self, line: bytes) -> None:
+        """Put the line at the end, now or when the disk takes it."""
+        if self.closed:
+            return
+        if self._waiting_bytes + len(line) > self._kept_bytes and self._waiting:
+            self._gap += 1
+            self.lines_lost += 1
+        else:
+            self._keep(line)
+        if not self.problem or self._clock() >= self._next_try:
+            self.flush()
+
+    def flush(self) -> bool:
+        """Try to write what waits; whether all of it is written."""
+        try:
+            if self._file is None:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+                self._file = os.open(self.path, flags, 0o666)
+            while self._waiting:
+                self._write_first(self._file)
+        except OSError as error:
+            self.problem = error.strerror or str(error)
+            self._next_try = self._clock() + AGAIN_S
+            return False
+        self.problem = ""
+        return True
+
+    def close(self) -> bytes:
+        """Try once more, and close; what could not be written."""
+        if self.closed:
+            return b""
+        written = self.flush()
+        self.closed = True
+        if self._file is not None:
+            try:
+                os.close(self._file)
+            except OSError as error:  # some disks tell only now
+                self.problem = error.strerror or str(error)
+        return b"" if written else b"".join(self._waiting)
+
+    def disown(self) -> None:
+        """Write nothing more, not even what waits."""
+        self._waiting.clear()
+        self._gap = 0
+        self.close()
+
+    def _keep(self, line: bytes) -> None:
+        self._waiting.append(line)
+        self._waiting_bytes += len(line)
+
+    def _write_first(self, file: int) -> None:
+        line = self._waiting[0]
+        written = os.write(file, line)
+        if written < len(line):  # the rest of a full disk's last block: readers want whole lines
+            os.ftruncate(file, os.fstat(file).st_size - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._waiting.popleft()
+        self._waiting_bytes -= written
+        if not self._waiting and self._gap:
+            gap, self._gap = self._gap, 0
+            if self._lost is not None:
+                self._keep(self._lost(gap))

@@ -1,0 +1,110 @@
+"""Where a run leaves what its directory does not take: a full disk at the end must not cost the model."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from speedo.errors import EngineError, SpeedoError
+from speedo.private_folders import make_private_folder
+
+LAST_PLACES: Final = (Path("/var/tmp"), Path("/dev/shm"))
+
+
+class Rescue:
+    """Writes files of one run to its directory, or else to one of their own, of mode 0700, where there is room.
+
+    `problems` tells what is not where it should be, a sentence each.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self.problems: list[str] = []
+        self._run_dir = run_dir
+        self._folder: Path | None = None
+
+    def keep(self, name: str, write: Callable[[Path], None]) -> Path:
+        """Let `write` make a file of this name, whole or not at all; where it is.
+
+        Raises `EngineError` if no place takes it.
+        """
+        wanted = self._run_dir / name
+        try:
+            write(wanted)
+        except (OSError, SpeedoError) as error:
+            return self._elsewhere(name, write, wanted, _reason(error))
+        return wanted
+
+    def keep_rest(self, name: str, lines: bytes, reason: str) -> bool:
+        """Write the last lines of a file, for which its own disk has no room; whether a place took them."""
+        wanted, count = self._run_dir / name, lines.count(b"\n")
+        try:
+            self._elsewhere(
+                name,
+                lambda path: _write(path, lines),
+                wanted,
+                reason,
+                f"the last {count} lines of ",
+            )
+        except EngineError as error:
+            self.problems.append(str(error))
+            return False
+        return True
+
+    def _elsewhere(
+        self, name: str, write: Callable[[Path], None], wanted: Path, reason: str, part: str = ""
+    ) -> Path:
+        tried = [f"{wanted.parent} ({reason})"]
+        for folder in self._folders(tried):
+            try:
+                write(folder / name)
+            except (OSError, SpeedoError) as error:
+                tried.append(f"{folder.parent} ({_reason(error)})")
+                if folder != self._folder:
+                    shutil.rmtree(folder, ignore_errors=True)
+                continue
+            self._folder = folder
+            self.problems.append(
+                f"{part}{wanted} could not be written ({reason}): kept in {folder / name} instead; make room in "
+                f"{wanted.parent} and {'append them' if part else 'move it'} there"
+            )
+            return folder / name
+        raise EngineError(f"{part}{name} could be written nowhere: not in {', '.join(tried)}")
+
+    def _folders(self, tried: list[str]) -> Iterator[Path]:
+        """The folder that took something already, then a new one in each place."""
+        if self._folder is not None:
+            yield self._folder
+        for place in _places():
+            try:
+                folder = make_private_folder(f"speedo-{self._run_dir.name}-", place)
+            except (OSError, SpeedoError) as error:
+                tried.append(f"{place} ({_reason(error)})")
+                continue
+            yield folder
+
+
+def _places() -> tuple[Path, ...]:
+    found = [Path(tempfile.gettempdir()), *LAST_PLACES]
+    with suppress(RuntimeError):  # no home is known
+        found.insert(0, Path.home())
+    return tuple(dict.fromkeys(found))
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        path.write_bytes(data)
+    except OSError:
+        with suppress(OSError):
+            path.unlink()
+        raise
+
+
+def _reason(error: BaseException) -> str:
+    cause = error if isinstance(error, OSError) else error.__cause__
+    if isinstance(cause, OSError):
+        return cause.strerror or str(cause)
+    return str(error)

@@ -1,0 +1,103 @@
+"""The directory of a new run: made where nothing would be written over, and kept free of what never began."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from speedo import runlog
+from speedo.errors import ConfigError
+from speedo.progress import LOG
+from speedo.resume import CHECKPOINTS, EPOCH, LOCK
+
+LOGS: Final = "logs"
+FILES: Final = (runlog.CONFIG, runlog.MODEL, LOG, EPOCH, LOCK)
+FOLDERS: Final = (CHECKPOINTS, LOGS)
+
+
+def check_run_dir(folder: Path, snapshots: str = "") -> None:
+    """Raises `ConfigError` if the directory holds a run, or anything under a name that a run would write to.
+
+    `snapshots` is what the names of the run's snapshots begin with; empty if it writes none.
+    """
+    try:
+        _check(folder, snapshots)
+    except OSError as error:
+        raise _unfit(folder, error) from None
+
+
+def create_run_dir(folder: Path, snapshots: str = "") -> Path:
+    """Make an empty run directory, checked as by `check_run_dir`; raises `ConfigError` if it cannot be written."""
+    check_run_dir(folder, snapshots)
+    try:
+        make_own_folders(folder)
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            os.posix_fallocate(file.fileno(), 0, 4096)
+        (folder / LOGS).mkdir(exist_ok=True)
+    except OSError as error:
+        raise _unfit(folder, error) from None
+    return folder.resolve()
+
+
+def make_own_folders(folder: Path) -> None:
+    """Make the folder and those above it that are missing, for this user alone; those that are there stay as they are.
+
+    Models, logs and options are nobody else's business unless their owner says so. Raises `OSError`.
+    """
+    for missing in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
+    folder.mkdir(exist_ok=True)  # what is there and is no folder is an error
+
+
+def discard_run_dir(folder: Path) -> None:
+    """Take away what a new run that never began has made here, unless some process left its words there."""
+    try:
+        if any((folder / LOGS).iterdir()):
+            return
+        for name in (LOG, LOCK):
+            (folder / name).unlink(missing_ok=True)
+        (folder / LOGS).rmdir()
+        folder.rmdir()
+    except OSError:
+        return  # it holds other things, or its disk fails, and why the run never began is what counts
+
+
+def _check(folder: Path, snapshots: str) -> None:
+    if not os.path.lexists(folder):
+        return
+    if not folder.is_dir():
+        raise ConfigError(f"run_dir {folder} is no directory; give another with --run-dir")
+    for name in (runlog.METRICS, runlog.RESULT):
+        if os.path.lexists(folder / name):
+            raise ConfigError(
+                f"run_dir {folder} already holds a run; give another, or remove that one"
+            )
+    found = [name for name in FILES if os.path.lexists(folder / name)]
+    found += [name for name in FOLDERS if _is_taken(folder / name)]
+    if snapshots:
+        found += [path.name for path in folder.glob(f"{_literal(snapshots)}_iter_*.caffemodel")]
+    if found:
+        names = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+        raise ConfigError(
+            f"run_dir {folder} holds {names}, which the run would write over; give another directory with "
+            "--run-dir, or move that away"
+        )
+
+
+def _is_taken(place: Path) -> bool:
+    """Whether there is anything but an empty folder."""
+    if not os.path.lexists(place):
+        return False
+    return not place.is_dir() or any(place.iterdir())
+
+
+def _literal(text: str) -> str:
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in text)
+
+
+def _unfit(folder: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"run_dir {folder} cannot be written: {error.strerror}; make room there, or give another with --run-dir"
+    )

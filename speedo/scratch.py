@@ -1,0 +1,36 @@
+"""A private folder for the small files of one command's engines, apart from what the run leaves behind."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Final
+
+from speedo.errors import EngineError
+from speedo.storage.shared_memory import MEMORY, SharedMemory
+
+ROOM_BYTES: Final = 4 << 20  # nets and solvers as text; lists of pictures may take more
+
+
+def scratch_places() -> tuple[Path, ...]:
+    """Where small files may go, the preferred place first."""
+    return tuple(dict.fromkeys((Path(tempfile.gettempdir()), Path("/var/tmp"), MEMORY)))
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder of mode 0700 where there is room; it goes with this process, however that ends.
+
+    Raises `EngineError` if no place has any.
+    """
+    with ExitStack() as stack:
+        problems = []
+        for place in scratch_places():
+            folder = stack.enter_context(SharedMemory(ROOM_BYTES, place))
+            if folder.path is not None:
+                yield folder.path
+                return
+            problems.append(folder.problem)
+        raise EngineError(f"no room for Caffe's small files: {'; '.join(problems)}")

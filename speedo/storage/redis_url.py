@@ -1,0 +1,26 @@
+"""The URL of a Redis, with another login or another way to the same server."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+from urllib.parse import quote, urlsplit, urlunsplit
+
+PASSWORD_VARIABLE: Final = "SPEEDO_REDIS_PASSWORD"
+
+
+def url_with_password(url: str) -> str:
+    """The URL with the password of `SPEEDO_REDIS_PASSWORD`, if it has none of its own: for other nodes."""
+    password = os.environ.get(PASSWORD_VARIABLE)
+    parts = urlsplit(url)
+    if not password or parts.password is not None:
+        return url
+    user, _, place = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{user}:{quote(password, safe='')}@{place}"))
+
+
+def url_by_socket(url: str, path: str) -> str:
+    """The URL of the same user and database by way of a unix socket."""
+    parts = urlsplit(url)
+    login, at, _ = parts.netloc.rpartition("@")
+    return f"unix://{login}{at}{quote(path)}?db={parts.path.strip('/') or 0}"

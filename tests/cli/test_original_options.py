@@ -1,0 +1,115 @@
+"""The original SpeeDO's options: taken, told by our names, or refused with what to use instead."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from click.testing import CliRunner
+
+from speedo.cli import main
+from speedo.config import RunConfig, make_config
+from speedo.errors import ConfigError
+from speedo.original_options import NAMES, for_a_run, for_a_worker
+
+
+def parsed(command: str, line: str) -> dict[str, object]:
+    """The parameters of a command that were given."""
+    context = main.commands[command].make_context(command, shlex.split(line))
+    return {name: value for name, value in context.params.items() if value not in (None, ())}
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("--maxIter 1000", {"max_iter": 1000}),
+        ("--maxIter=1000", {"max_iter": 1000}),
+        ("--test 500", {"test_interval": 500}),
+        ("--test 0", {"test_interval": 0}),
+        ("--train 4", {"local_steps": 4}),
+        ("--weightDecay 0.1", {"weight_decay": 0.1}),
+        ("--worker 3", {"workers": 3}),
+        ("--factor 4", {"delta_scale": 0.25}),
+        ("--gradientOnly", {"server_gradient": True}),
+        ("--sync", {"mode": "sync"}),
+        ("--maxAdvance 2", {"mode": "partial", "max_advance": 2}),
+        ("--weedout 3", {"mode": "weed-out", "window": 3}),
+        ("--drop 3", {"mode": "weed-out", "window": 3}),
+        ("--movingRate 0.5", {"mode": "easgd", "moving_rate": 0.5}),
+        ("--maxAdvance 2 --movingRate 0.5", {"mode": "partial", "max_advance": 2, "moving_rate": 0.5}),
+        ("--movingRate 0.5 --mode weed-out", {"mode": "weed-out", "moving_rate": 0.5}),
+        ("--lr 0.1 --momentum 0.9 --batch 8", {"lr": 0.1, "momentum": 0.9, "batch": 8}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("command", ["train", "master"])
+def test_an_option_of_the_original_does_what_ours_does(
+    command: str, theirs: str, ours: dict[str, object]
+) -> None:
+    params = parsed(command, theirs)
+    assert params == ours
+    make_config({name: value for name, value in params.items() if name in RunConfig.model_fields})
+
+
+def test_the_solver_of_the_original_is_ours() -> None:
+    params = parsed("train", "--solver net/solver.prototxt --maxIter 5")
+    assert (str(params["solver"]), params["max_iter"]) == ("net/solver.prototxt", 5)
+
+
+def test_each_is_told_by_its_name_here() -> None:
+    result = CliRunner().invoke(
+        main, ["master", "--test", "500", "--maxIter", "1000", "--movingRate", "0.5", "--help"]
+    )
+    assert result.exit_code == 0
+    for line in (
+        "speedo: --test is --test-interval 500 here",
+        "speedo: --maxIter is --max-iter 1000 here",
+        "speedo: --movingRate is --moving-rate 0.5 here",
+        "speedo: the strategy that this asks for is --mode easgd here",
+    ):
+        assert line in result.output.splitlines()
+
+
+def test_our_own_words_are_left_as_they_are() -> None:
+    words = ["s.prototxt", "--max-iter", "5", "--mode=easgd", "--run-dir", "a b", "--", "--test"]
+    assert for_a_run(words) == (words, [])
+    words = ["--master", "10.0.0.5", "--workers", "2"]
+    assert for_a_worker(words) == (words, [])
+
+
+def test_an_actors_address_is_a_master_and_a_workers_own_is_not_needed() -> None:
+    words, notes = for_a_worker(
+        shlex.split(
+            "--host 10.0.0.6 --master akka.tcp://SpeeDO@10.0.0.5:56126/user/host --worker 2"
+        )
+    )
+    assert words == ["--master", "10.0.0.5:56126", "--workers", "2"]
+    assert len(notes) == 3
+    assert "not needed" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--hybrid =sync =maxIter 2", "--hybrid of the original SpeeDO is no option here: use --mode hybrid"),
+        ("--startIter 100", "use --resume RUN"),
+        ("--device 0", "--cpu decide between GPU and CPU"),
+        ("--factor 0", "--factor is '0': use a number above 0"),
+        ("--maxIter", "--maxIter wants a value"),
+    ],
+)  # fmt: skip
+def test_what_has_no_counterpart_is_refused_with_what_to_use(line: str, words: str) -> None:
+    result = CliRunner().invoke(main, ["train", *shlex.split(line)])
+    assert result.exit_code == 2
+    assert words in result.output
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("command", ["train", "master", "worker"])
+def test_none_of_them_hides_an_option_of_ours(command: str) -> None:
+    own = {name for one in main.commands[command].params for name in one.opts}
+    assert not NAMES & own
+
+
+def test_a_master_without_a_value_is_complained_of_as_ever() -> None:
+    with pytest.raises(ConfigError, match="--master wants a value"):
+        for_a_worker(["--master"])

@@ -1,0 +1,131 @@
+"""What another user of the machine gets of runs that train there: nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.commands import Commands, commands, wait_for_line
+from tests.faults.nets import write_problem
+from tests.hosts.network import ROOT, network
+
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe, pytest.mark.slow]
+NOBODY = "65533"
+WATCHED_S = 60
+TOKEN = "fedcba9876543210" * 4
+LONG = ("--mode", "async", "--workers", "1", "--max-iter", "1000000", "--test-interval", "0")
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder that everybody may enter, unlike those of pytest."""
+    made = Path(tempfile.mkdtemp(prefix="speedo-test-open-", dir="/tmp"))
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made)
+
+
+def open_folder(folder: Path) -> Path:
+    """As /tmp: everybody may write, and only owners may rename and remove."""
+    folder.mkdir()
+    folder.chmod(0o1777)
+    return folder
+
+
+def as_nobody(seconds: float, *places: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [
+            *("setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"),
+            *(shutil.which("python3", path="/usr/bin") or sys.executable, "-m", "neighbour"),
+            *(str(seconds), *map(str, places)),
+        ],
+        cwd=places[0],
+        env={"PYTHONPATH": str(places[0]), "PYTHONDONTWRITEBYTECODE": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_another_user_gets_nothing_of_a_run_a_master_and_a_worker_host(place: Path) -> None:
+    """For a minute, while they start, train and end; and an open door, left on purpose, is found."""
+    temporary, work, tools = open_folder(place / "tmp"), place / "work", place / "tools"
+    work.mkdir()
+    tools.mkdir()
+    shutil.copy(ROOT / "tests" / "hosts" / "neighbour.py", tools)
+    door = open_folder(temporary / "door")
+    door.chmod(0o777)
+    (door / "key").write_text("x")
+    (door / "key").chmod(0o666)
+    problem = str(write_problem(place / "problem"))
+    (place / "problem").chmod(0o700)
+    hidden = {"TMPDIR": str(temporary), "SPEEDO_RUNTIME_DIR": "", "SPEEDO_TOKEN": TOKEN}
+    with network(2) as (chief, member), commands(work) as speedo:
+        neighbour = as_nobody(WATCHED_S, tools, temporary, work, Path("/dev/shm"))
+        one = speedo.start("train", problem, *LONG, "--run-dir", "runs/one", environment=hidden)
+        two = speedo.start(
+            *("master", problem, *LONG, "--host", chief.address, "--run-dir", "runs/two"),
+            environment=hidden,
+            inside=chief.inside,
+        )
+        three = speedo.start(
+            *("worker", "--master", chief.address), environment=hidden, inside=member.inside
+        )
+        for run in ("one", "two"):
+            wait_for_line(work / "runs" / run / "metrics.jsonl", '"version":3,', 90)
+        assert neighbour.poll() is None
+        seen_folders = sorted(folder.name.rsplit("-", 1)[0] for folder in temporary.iterdir())
+        speedo_stops(speedo, work, hidden)
+        for process in (one, two, three):
+            _, errors = process.communicate(timeout=90)
+            assert "Traceback" not in errors
+        out, _ = neighbour.communicate(timeout=WATCHED_S + 30)
+        for run in ("one", "two"):
+            assert (work / "runs" / run / "model.caffemodel").exists()
+    assert seen_folders.count("speedo-ray") == 3, seen_folders  # they did lie where was looked
+    found = json.loads(out)
+    doors = [(what, path) for what, path in found["taken"] if str(door) in path]
+    assert {what for what, _ in doors} == {"list", "read", "overwrite", "replace", "link"}
+    ours = (str(tools), str(door))
+    assert [one for one in found["taken"] if not one[1].startswith(ours)] == []
+    assert TOKEN not in "".join(found["seen"])
+
+
+def speedo_stops(speedo: Commands, work: Path, environment: dict[str, str]) -> None:
+    for run in ("one", "two"):
+        stop = speedo.start(
+            "stop", "--no-wait", "--run", str(work / "runs" / run), environment=environment
+        )
+        _, errors = stop.communicate(timeout=60)
+        assert stop.returncode == 0, errors
+
+
+def test_nothing_is_imported_from_a_working_directory_that_others_may_write_to(place: Path) -> None:
+    """Modules named as ours, our libraries' and Python's, each of which tells if it is imported."""
+    work = open_folder(place / "work")
+    problem = str(write_problem(place / "problem"))
+    trap = f"open({str(place / 'sprung')!r}, 'a').write(__name__ + '\\n')\n"
+    libraries = ("caffe", "lmdb", "numpy", "psutil", "pydantic", "ray", "redis", "six", "yaml")
+    for name in (*libraries, "speedo", "sitecustomize", "usercustomize", "json", "struct"):
+        (work / f"{name}.py").write_text(trap)
+    done = subprocess.run(
+        [
+            *(str(Path(sys.executable).with_name("speedo")), "train", problem),
+            *("--workers", "1", "--max-iter", "3", "--run-dir", "../run"),
+        ],
+        cwd=work,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    sprung = place / "sprung"
+    assert not sprung.exists(), sprung.read_text()
+    assert done.returncode == 0, done.stderr
