@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from google.protobuf.message import DecodeError
 
 from speedo.checkpoint import Checkpoint, Counters, WorkerState
@@ -65,6 +66,10 @@ class CaffeSnapshot:
 
 def read_snapshot(path: Path) -> CaffeSnapshot:
     """Read a `.solverstate`; raises `ConfigError` with the remedy."""
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise ConfigError(
+            f"resume names {path}, which is no file; give a run directory or a {SUFFIX}"
+        )
     try:
         state = path.read_bytes()
     except OSError as error:
@@ -86,6 +91,12 @@ def read_snapshot(path: Path) -> CaffeSnapshot:
         raise ConfigError(
             f"{path} names no weights; give a {SUFFIX} that Caffe wrote with its .caffemodel"
         )
+    for index, blob in enumerate(message.history):
+        if not np.isfinite(np.array(blob.data, dtype=np.float32)).all():
+            raise ConfigError(
+                f"the solver history in {path} holds NaN or infinity (blob {index}): training had diverged; give an "
+                "earlier snapshot"
+            )
     model = Path(message.learned_net)
     tried = [model, path.parent / model.name]
     found = next((one for one in tried if one.is_file()), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,19 @@ def hand_over(
     log: runlog.MetricsLog,
     config: Mapping[str, Any],
     export: Callable[[Path], None],
+    snapshot: str = "",
 ) -> RunResult:
     """Write the outputs and close the log; the result with what became of them.
+
+    `snapshot` is a second name for the model, beside it; empty for none.
 
     Raises `EngineError` if no place takes the model.
     """
     rescue = Rescue(run_dir)
     model = rescue.keep(runlog.MODEL, export)
+    if snapshot:
+        with suppress(OSError):  # the model itself is there
+            runlog.link_or_copy(model, model.with_name(snapshot))
     if not (run_dir / runlog.CONFIG).exists():  # there was no room for it when the run began
         rescue.keep(runlog.CONFIG, lambda path: runlog.write_config(path.parent, config))
     rest, lost = log.close(), log.lines_lost

@@ -16,6 +16,7 @@ from speedo.caffe_snapshot import CaffeSnapshot, read_snapshot
 from speedo.compression import bytes_of
 from speedo.config import ModeOptions, RunConfig
 from speedo.data import default_data_root, ensure_bundled
+from speedo.data.roots import cache_root
 from speedo.engines.caffe_check import CaffeFacts, check_in_subprocess
 from speedo.engines.weights_check import check_weights
 from speedo.errors import ConfigError, StoreError
@@ -27,10 +28,12 @@ from speedo.solver import (
     SolverSpec,
     check_solver,
     read_solver,
+    solver_for_records,
     solver_for_tester,
     solver_for_worker,
     split_batch,
 )
+from speedo.solver.conversion import convert_databases
 from speedo.solver.records import count_records
 from speedo.storage.redis_store import RedisStore
 
@@ -119,13 +122,14 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
     )
     spec = read_solver(path, overrides=overrides, data_root=data_root)
     spec = replace(spec, python_layers=config.python_modules)
-    snapshots = spec.snapshot_stem if spec.snapshot > 0 else ""
+    snapshots = spec.snapshot_stem if spec.snapshot > 0 or spec.snapshot_after_train else ""
     if config.run_dir is not None and not isinstance(resumed, Resumed):
         check_run_dir(config.run_dir, snapshots)  # before data are made, which may take long
     dataset = preparable_dataset(spec)
     if dataset is not None:
         make_dataset(data_root, dataset, note)
     check_solver(spec, workers=config.workers, split=config.splits_batch)
+    convert_databases(spec, note)
     config = _with_whole_gradient(config, spec)
     records = count_records(spec)
     if resumed is not None:
@@ -234,6 +238,7 @@ def check_nets(prepared: Prepared, scratch: Path) -> CaffeFacts:
     tester = None
     if spec.has_test:  # what a filler is, the worker's net shows
         tester = solver_for_tester(spec, seed=1, scratch=scratch, draws=Draws.NONE)
+    records = solver_for_records(spec, batch_size=prepared.batch_sizes[0], scratch=scratch)
     return check_in_subprocess(
         worker,
         tester,
@@ -243,7 +248,14 @@ def check_nets(prepared: Prepared, scratch: Path) -> CaffeFacts:
         weights=_weights_to_try(prepared),
         timeout=prepared.config.timeout,
         origin=spec.net_files[0],
+        records=records,
+        cache=checked_records(),
     )
+
+
+def checked_records() -> Path:
+    """Where is kept which databases were found good."""
+    return cache_root() / "checked"
 
 
 def _weights_to_try(prepared: Prepared) -> Path | None:

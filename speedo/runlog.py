@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -52,6 +53,20 @@ def write_whole(path: Path, text: str) -> None:
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+def link_or_copy(file: Path, other: Path) -> None:
+    """Give a file a second name, or a copy where the file system has no links; whole or not at all."""
+    temporary = other.with_name(f".{other.name}.{os.getpid()}")
+    try:
+        temporary.unlink(missing_ok=True)
+        try:
+            os.link(file, temporary)
+        except OSError:
+            shutil.copyfile(file, temporary)
+        temporary.replace(other)
+    finally:
+        temporary.unlink(missing_ok=True)  # renaming a file onto itself leaves both names
 
 
 def write_config(folder: Path, values: Mapping[str, Any]) -> None:

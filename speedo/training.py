@@ -136,9 +136,9 @@ class Training:
             if not outcome.complete and outcome.samples == 0:
                 raise TrainingStopped(f"nothing was trained: {outcome.reason}")
             self._fence.require()
-            return hand_over(
-                self._result(outcome), self.run_dir, self._log, self._config_values, self._export
-            )
+            last = self.settings.spec.last_snapshot(outcome.iteration)
+            result, config = self._result(outcome), self._config_values
+            return hand_over(result, self.run_dir, self._log, config, self._export, last)
         except FencedError:
             self._log.disown()
             raise
@@ -267,9 +267,8 @@ class Training:
     def _snapshot(self, version: int, iteration: int) -> str:
         """Named as Caffe names its own; one that cannot be written is told, and does not end the run."""
         self._fence.require()
-        name = f"{self.settings.spec.snapshot_stem}_iter_{iteration}.caffemodel"
         try:
-            self._export(self.run_dir / name)
+            self._export(self.run_dir / self.settings.spec.snapshot_name(iteration))
         except EngineError as error:
             self.board.notice(f"warning: no snapshot at iteration {iteration}: {error}")
             return str(error)

@@ -62,7 +62,8 @@ ONLY: dict[str, set[str]] = {
     "engines": {"errors", "weights"},
     "data": {"errors"},
     "compression": {"config_file", "errors", "weights"},
-    "solver": {"errors", "engines.caffe_import"},  # it reads prototxt with Caffe's own messages
+    # It reads prototxt with Caffe's own messages, and lets nets read a conversion of a LevelDB.
+    "solver": {"errors", "engines.caffe_import", "data.leveldb"},
     "books": {"messages", "sgd_modes.rules", "weights"},
     "coordinator": {"books", "messages", "sgd_modes.base", "sgd_modes.rules"},
     "gate": {"weights"},
@@ -85,6 +86,7 @@ DOORS: dict[str, set[str]] = {
     "caffe": {"engines.caffe_import"},
     "click": {"cli", "control_cli", "data_cli", "doctor_cli", "plan_cli", "run_options"},
     "lmdb": {"data", "engines", "solver"},
+    "plyvel": {"data.leveldb"},
 }
 
 # Time and chance are arguments there, and nothing reads or writes but the store it is given.

@@ -16,8 +16,9 @@ from speedo.actors.signals import stop_signals
 from speedo.actors.stores import this_machine
 from speedo.checkpoint import checkpoints_in
 from speedo.config import RunConfig
+from speedo.engines.record_watch import RecordWatch
 from speedo.errors import EngineError, SpeedoError, StoreError
-from speedo.preparation import Prepared, check_nets, prepare
+from speedo.preparation import Prepared, check_nets, checked_records, prepare
 from speedo.progress import Watch
 from speedo.result import RunResult
 from speedo.resume import CHECKPOINTS, Resumed, claim, owned
@@ -45,7 +46,9 @@ ANSWER_S: Final = 60.0
 def train(config: RunConfig, watch: Watch) -> RunResult:
     """Train on this machine with `config.workers` workers. Raises `SpeedoError`."""
     with ExitStack() as stack:
-        prepared, settings, dead, scratch = _start(config, watch, stack, new_token(), port=None)
+        prepared, settings, dead, scratch, records = _start(
+            config, watch, stack, new_token(), port=None
+        )
         from speedo.actors.control import under_control
         from speedo.actors.host import WorkerHost
 
@@ -60,7 +63,7 @@ def train(config: RunConfig, watch: Watch) -> RunResult:
         with _told_of(prepared):
             host.start(config.workers)
         tester = _start_tester(master, prepared)  # beside the first turns: nobody waits for it yet
-        result = _follow(master, run, prepared, dead, watch, tester, host)
+        result = _follow(master, run, prepared, dead, watch, records, tester, host)
         host.stop("the run is over")
         _let_go(master)
         return result
@@ -71,7 +74,9 @@ def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> Ru
     token = load_token(token_file, create=True)
     require_free_port(config.host, config.port)
     with ExitStack() as stack:
-        prepared, settings, dead, scratch = _start(config, watch, stack, token, port=config.port)
+        prepared, settings, dead, scratch, records = _start(
+            config, watch, stack, token, port=config.port
+        )
         from speedo.actors.control import under_control
 
         master = _spawn_master(prepared, settings, scratch)
@@ -83,7 +88,8 @@ def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> Ru
             + how_to_join(address, token_file)
         )
         try:
-            return _follow(master, run, prepared, dead, watch, _start_tester(master, prepared))
+            tester = _start_tester(master, prepared)
+            return _follow(master, run, prepared, dead, watch, records, tester)
         finally:
             _let_go(master)
 
@@ -93,7 +99,7 @@ def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> Ru
 
 def _start(
     config: RunConfig, watch: Watch, stack: ExitStack, token: str, port: int | None
-) -> tuple[Prepared, RunSettings, Dead, Path]:
+) -> tuple[Prepared, RunSettings, Dead, Path, RecordWatch]:
     """Prepare, then start Redis and Ray while Caffe builds the nets once in a child.
 
     The path is that of a folder for small files, which goes with the command.
@@ -113,6 +119,8 @@ def _start(
             dead = node.enter_context(session.head(token, config.host, port))
             facts = checking.result()
             watch.note(prepared.exchange(facts))
+            records = RecordWatch(facts.unchecked, checked_records())
+            stack.callback(records.close)
             near = _near(config, facts.nbytes, socket, watch, stack)
             stack.push(node.pop_all())  # ends before what its processes use
     except SpeedoError:
@@ -123,7 +131,7 @@ def _start(
     settings = RunSettings.make(
         config, prepared.spec, prepared.run, redis_url, redis_ca, epoch, near
     )
-    return prepared, settings, dead, scratch
+    return prepared, settings, dead, scratch, records
 
 
 def _near(config: RunConfig, model_bytes: int, socket: str, watch: Watch, stack: ExitStack) -> Near:
@@ -210,13 +218,14 @@ def _follow(
     prepared: Prepared,
     dead: Dead,
     watch: Watch,
+    records: RecordWatch,
     tester: Any = None,
     host: WorkerHost | None = None,
 ) -> RunResult:
     """Show how it goes until the run is over; Ctrl-C or SIGTERM lets it end early, exported all the same.
 
     So does the death of the last worker of `host`, where no other can come. A death among Ray's own processes
-    ends it with an error, and so does a `tester` whose start fails.
+    ends it with an error, and so does a `tester` whose start fails. A bad record ends it early, with its name.
     """
     import ray
 
@@ -231,6 +240,9 @@ def _follow(
                     told = True
                 if host is not None and host.last_died is not None and not told:
                     master.stop.remote(f"every worker died, the last: {host.last_died}")
+                    told = True
+                if (bad := records.problem()) is not None and not told:
+                    master.stop.remote(bad)
                     told = True
                 if tester is not None and ray.wait([tester], timeout=0)[0]:
                     ray.get(tester)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import tarfile
 import tempfile
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -30,7 +29,9 @@ from speedo.data.base import (
 )
 from speedo.data.database import Record, raw_record, record_key, write_database
 from speedo.data.download import PublishedFile, check_sha256, fetch, file_sha256
-from speedo.data.folder import LOCK_WAIT_SECONDS, Built, Request, prepare_folder
+from speedo.data.files import DAMAGE, Unpacked, read_file
+from speedo.data.folder import Built, Request, prepare_folder
+from speedo.data.lock import LOCK_WAIT_SECONDS
 from speedo.data.manifest import Database
 from speedo.data.mean import MeanImage, write_mean
 from speedo.errors import DataError
@@ -40,6 +41,7 @@ SHAPE: Final[Shape] = (3, 32, 32)
 RECORD_BYTES: Final = 1 + 3 * 32 * 32
 RECORDS_PER_FILE: Final = 10_000
 LABELS: Final = 10
+_OTHER_BYTES: Final = 1 << 20
 ARCHIVE_FOLDER: Final = "cifar-10-batches-bin"
 FILES: Final[Mapping[str, tuple[str, ...]]] = {
     TRAIN_DATABASE: tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
@@ -118,17 +120,17 @@ def _contents(
         archive = fetch(ARCHIVE, downloads, remedy=_REMEDY, progress=progress)
         return _unpack(archive, names), {ARCHIVE.name: ARCHIVE.sha256}
     if source.is_file():
-        return _unpack(source, names), {source.name: check_sha256(source, ARCHIVE.sha256)}
+        checksum = check_sha256(source, ARCHIVE.sha256)  # before anything in it is unpacked
+        return _unpack(source, names), {source.name: checksum}
     if (source / ARCHIVE.name).is_file():
         return _contents(source / ARCHIVE.name, downloads, progress)
     folder = source / ARCHIVE_FOLDER if (source / ARCHIVE_FOLDER).is_dir() else source
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise DataError(f"{folder} has no {', '.join(missing)}: {_REMEDY}")
-    return (
-        {name: (folder / name).read_bytes() for name in names},
-        {name: file_sha256(folder / name) for name in names},
-    )
+    most = RECORDS_PER_FILE * RECORD_BYTES
+    contents = {name: read_file(folder / name, most) for name in names}
+    return contents, {name: file_sha256(folder / name) for name in names}
 
 
 def _unpack(archive: Path, names: list[str]) -> dict[str, bytes]:
@@ -136,8 +138,10 @@ def _unpack(archive: Path, names: list[str]) -> dict[str, bytes]:
     chose."""
     wanted = {f"{ARCHIVE_FOLDER}/{name}": name for name in names}
     contents: dict[str, bytes] = {}
+    # Beside the records the published archive holds two short texts and the headers of its members.
+    most = len(names) * RECORDS_PER_FILE * RECORD_BYTES + _OTHER_BYTES
     try:
-        with tarfile.open(archive, "r:*") as tar:
+        with Unpacked(archive, most) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:  # type: ignore[call-overload]
             for member in tar:
                 path = Path(member.name)
                 if path.is_absolute() or ".." in path.parts:
@@ -145,16 +149,21 @@ def _unpack(archive: Path, names: list[str]) -> dict[str, bytes]:
                         f"{archive} has a member that points outside, {member.name!r}: "
                         "do not use this archive"
                     )
+                if not (member.isreg() or member.isdir()):
+                    raise DataError(
+                        f"{archive} has a member that is neither file nor folder, {member.name!r}: "
+                        "do not use this archive"
+                    )
                 name = wanted.get(path.as_posix())
                 if name is None:
                     continue
-                stream = tar.extractfile(member) if member.isreg() else None
-                if stream is None or member.size != RECORDS_PER_FILE * RECORD_BYTES:
+                file = tar.extractfile(member) if member.isreg() else None
+                if file is None or member.size != RECORDS_PER_FILE * RECORD_BYTES:
                     raise DataError(
                         f"{archive}: {member.name} is not a file of {RECORDS_PER_FILE} records"
                     )
-                contents[name] = stream.read()
-    except (tarfile.TarError, EOFError, zlib.error) as error:
+                contents[name] = file.read()
+    except (tarfile.TarError, OSError, *DAMAGE) as error:
         raise DataError(f"{archive} cannot be unpacked ({error}): {_REMEDY}") from error
     missing = [name for name in names if name not in contents]
     if missing:

@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Final
 
 from speedo.data.base import Progress, silent
+from speedo.data.files import open_file
 from speedo.errors import DataError
 
 TIMEOUT_SECONDS: Final = 30.0
 _CHUNK_BYTES: Final = 1 << 20
+# The largest file that is published, CIFAR-10, has 170 MB: a server that sends without end must not fill the disk.
+MOST_BYTES: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ class PublishedFile:
 
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal digits."""
-    with path.open("rb") as stream:
+    with open_file(path) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
@@ -88,8 +91,10 @@ def _transfer(url: str, target: Path, timeout_seconds: float, progress: Progress
                 chunk = answer.read(_CHUNK_BYTES)
             if not chunk:
                 return
-            out.write(chunk)
             done += len(chunk)
+            if done > MOST_BYTES:
+                raise DataError(f"it sent more than {MOST_BYTES:,} bytes, which is no such file")
+            out.write(chunk)
             progress(done, max(total, done), f"download {target.name}")
 
 

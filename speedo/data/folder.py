@@ -2,20 +2,16 @@
 
 Everything is written into a hidden folder beside the target and renamed at the end. A new target
 appears in one rename. Databases that join or replace others in a target that exists are renamed one
-by one, and the manifest, which alone says what is done, comes last. A lock file beside the target
-makes a second process wait; the kernel drops the lock of a process that dies, so nothing stale can
-block.
+by one, and the manifest, which alone says what is done, comes last.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,11 +20,10 @@ from typing import Any, Final
 import lmdb
 
 from speedo.data.base import MANIFEST, MEAN_FILE, Prepared
+from speedo.data.lock import LOCK_WAIT_SECONDS, locked
 from speedo.data.manifest import Database, Manifest, Mean, read_manifest, write_manifest
 from speedo.errors import DataError
 
-LOCK_WAIT_SECONDS: Final = 1800.0
-_POLL_SECONDS: Final = 0.1
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 Options = Mapping[str, Any]
@@ -71,9 +66,9 @@ def prepare_folder(
     folder = folder.expanduser().absolute()
     if not force and (found := _complete(folder, request)):
         return found.prepared(folder, built=False)
-    with _errors_named(folder):
+    with errors_named(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(folder, wait_seconds):
+        with locked(folder, wait_seconds):
             # The process that held the lock before may have made what we came for.
             if not force and (found := _complete(folder, request)):
                 return found.prepared(folder, built=False)
@@ -180,56 +175,30 @@ def _move(path: Path, target: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, wait_seconds: float) -> Iterator[None]:
-    path = folder.parent / f".{folder.name}.lock"
-    deadline = time.monotonic() + wait_seconds
-    with path.open("a+") as stream:
-        while True:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    stream.seek(0)
-                    holder = stream.read().strip() or "another process"
-                    raise DataError(
-                        f"{holder} has been preparing {folder} for more than {wait_seconds:g} s: "
-                        "wait for it, or end it"
-                    ) from None
-                time.sleep(_POLL_SECONDS)
-        stream.truncate(0)
-        stream.write(f"process {os.getpid()} on {os.uname().nodename}\n")
-        stream.flush()
-        # Closing the file gives the lock up. The file stays: removing it would let two hold "the"
-        # lock.
-        yield
-
-
-@contextlib.contextmanager
-def _errors_named(folder: Path) -> Iterator[None]:
+def errors_named(folder: Path, how: str = "with SPEEDO_DATA or as the argument") -> Iterator[None]:
+    """Let errors of LMDB and of the disk become DataError; `how` says how another folder is chosen."""
     try:
         yield
     except lmdb.DiskError as error:
-        raise _no_space(folder) from error
+        raise _no_space(folder, how) from error
     except lmdb.Error as error:
         raise DataError(f"LMDB could not write {folder}: {error}") from error
     except OSError as error:
         if error.errno in _NO_SPACE:
-            raise _no_space(folder) from error
+            raise _no_space(folder, how) from error
         raise DataError(
             f"{folder} could not be prepared: {error.strerror or error} "
-            f"({error.filename or folder}): choose a folder that can be written, "
-            "with SPEEDO_DATA or as the argument"
+            f"({error.filename or folder}): choose a folder that can be written, {how}"
         ) from error
 
 
-def _no_space(folder: Path) -> DataError:
+def _no_space(folder: Path, how: str) -> DataError:
     free = ""
     with contextlib.suppress(OSError):
         free = f" ({shutil.disk_usage(folder.parent).free >> 20} MiB free now)"
     return DataError(
         f"no space is left for {folder}{free}: free some, or choose another disk "
-        "with SPEEDO_DATA or as the argument; nothing half-written was kept"
+        f"{how}; nothing half-written was kept"
     )
 
 

@@ -28,7 +28,9 @@ from speedo.data.base import (
     silent,
 )
 from speedo.data.database import Record, record_key, write_database
-from speedo.data.folder import LOCK_WAIT_SECONDS, Built, Request, prepare_folder
+from speedo.data.files import read_file
+from speedo.data.folder import Built, Request, prepare_folder
+from speedo.data.lock import LOCK_WAIT_SECONDS
 from speedo.data.manifest import Database
 from speedo.data.mean import MeanImage, write_mean
 from speedo.data.picture import Form, Picture, decode
@@ -40,6 +42,7 @@ IMAGES: Final = "images"
 # image.
 _CHUNK: Final = 64
 _SHOWN_LINES: Final = 20
+_MOST_LIST_BYTES: Final = 4 << 30  # some fifty million lines
 _LARGEST_LABEL: Final = 2**31 - 1
 
 
@@ -79,12 +82,7 @@ def prepare_images(
     `skip_bad` leaves such lines out and counts them. See also `prepare_folder`.
     """
     _check_database(database)
-    try:
-        content = list_file.read_bytes()
-    except OSError as error:
-        raise DataError(
-            f"the list {list_file} cannot be read: {error.strerror or error}"
-        ) from error
+    content = read_file(list_file, _MOST_LIST_BYTES)
     base = (root or list_file.parent).absolute()
     with_mean = database == TRAIN_DATABASE if mean is None else mean
     form = Form(size, gray, encoded)

@@ -94,7 +94,7 @@ def read_manifest(folder: Path) -> Manifest | None:
             mean=Mean(**content["mean"]) if content["mean"] else None,
             pending=tuple(content["pending"]),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

@@ -24,8 +24,9 @@ from speedo.data.base import (
 )
 from speedo.data.database import Record, raw_record, record_key, write_database
 from speedo.data.download import PublishedFile, check_sha256, fetch, file_sha256
-from speedo.data.folder import LOCK_WAIT_SECONDS, Built, Request, prepare_folder
+from speedo.data.folder import Built, Request, prepare_folder
 from speedo.data.idx import read_idx
+from speedo.data.lock import LOCK_WAIT_SECONDS
 from speedo.data.manifest import Database
 from speedo.data.mean import MeanImage, write_mean
 from speedo.errors import DataError

@@ -13,11 +13,15 @@ import numpy.typing as npt
 from PIL import Image
 
 from speedo.data.base import Shape
+from speedo.data.files import read_file
 from speedo.errors import DataError
 
 # Formats that every OpenCV decodes the same way; the bytes of such files are kept where they fit.
 _KEPT_FORMATS: Final = frozenset({"JPEG", "PNG"})
+# Not all that Pillow knows: for some, such as EPS, it runs a program on the file.
+_FORMATS: Final = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "JPEG2000", "TGA")
 _JPEG_QUALITY: Final = 95
+MOST_BYTES: Final = 512 << 20  # of one image; what it unpacks to, Pillow bounds itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +61,10 @@ def decode(path: Path, form: Form) -> Picture:
     Caffe's own tool uses, does not, so pixels of shrunken images differ slightly from that tool's.
     Raises DataError if the file is missing or no image.
     """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+    content = read_file(path, MOST_BYTES)
     mode = "L" if form.gray else "RGB"
     try:
-        with Image.open(io.BytesIO(content)) as opened:
+        with Image.open(io.BytesIO(content), formats=_FORMATS) as opened:
             source_format = opened.format
             image = opened.convert(mode)
             unchanged = opened.mode == mode

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Final
 
 from speedo.data.base import COMMAND, Progress, silent
 from speedo.data.folder import is_complete
 from speedo.data.mnist import FASHION_MNIST, prepare_fashion_mnist
 from speedo.errors import DataError
+
+CACHE_VARIABLE: Final = "SPEEDO_CACHE"
 
 
 def default_data_root() -> Path:
@@ -20,6 +23,15 @@ def default_data_root() -> Path:
     # The specification tells readers to ignore a relative path.
     base = Path(home) if Path(home).is_absolute() else Path.home() / ".local" / "share"
     return base / "speedo" / "data"
+
+
+def cache_root() -> Path:
+    """`$SPEEDO_CACHE`, or `speedo` in the user's cache folder: what can be made again lies there."""
+    if chosen := os.environ.get(CACHE_VARIABLE):
+        return Path(chosen).expanduser().absolute()
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    base = Path(home) if Path(home).is_absolute() else Path.home() / ".cache"
+    return base / "speedo"
 
 
 def ensure_bundled(

@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +20,17 @@ from typing import Any, Final
 
 from google.protobuf import text_format
 
-from speedo.engines.caffe_import import load_caffe, prepare_environment
+from speedo.engines.caffe_import import load_caffe, prepare_environment, with_our_path
 from speedo.engines.fatal import describe_death, describe_exception
-from speedo.engines.label_check import label_problems
+from speedo.engines.record_check import first_problem, is_known, remember, until
+from speedo.engines.record_rules import RecordRule, record_rules, with_classes
+from speedo.engines.weights_check import check_start
 from speedo.errors import EngineError, SolverError, SpeedoError
 
 _MARK: Final = "speedo-check: "
+FIRST_S: Final = 0.1  # for the records of a source before the nets are built
+CHECK_S: Final = 2.0  # for all records afterwards; the rest is read beside the run
+WORTH_S: Final = 0.2  # a check that took longer is kept in mind
 # Caffe: net.cpp, Init. The name of each layer that it begins with; nothing where a net is whole.
 _LAYERS: Final = re.compile(r"net\.cpp:\d+\] (?:Creating Layer (.+)|Network initialization done)")
 
@@ -33,7 +39,8 @@ _LAYERS: Final = re.compile(r"net\.cpp:\d+\] (?:Creating Layer (.+)|Network init
 class CaffeFacts:
     """What the nets turned out to be; `outputs` are the names that `evaluate` will report.
 
-    `activations` are the bytes of values and gradients between the layers of the worker's net, at most.
+    `activations` are the bytes of values and gradients between the layers of the worker's net, at most. `unchecked`
+    are the sources whose records were too many to read them all.
     """
 
     parameters: int
@@ -44,6 +51,7 @@ class CaffeFacts:
     outputs: tuple[str, ...]
     loss: float | None
     activations: int
+    unchecked: tuple[RecordRule, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +74,8 @@ def check_in_subprocess(
     step: bool = False,
     timeout: float = 120.0,
     origin: str = "",
+    records: str | None = None,
+    cache: Path | None = None,
 ) -> CaffeFacts:
     """Build the nets of these solver texts in a child, with one step of the worker's if `step`.
 
@@ -76,7 +86,8 @@ def check_in_subprocess(
     request = {
         "worker": worker, "tester": tester, "rank": rank, "count": count, "step": step,
         "folder": None if folder is None else str(folder), "python_layers": list(python_layers),
-        "weights": None if weights is None else str(weights),
+        "weights": None if weights is None else str(weights), "records": records,
+        "cache": None if cache is None else str(cache),
     }  # fmt: skip
     environment = dict(os.environ)
     prepare_environment(1, environment)
@@ -93,7 +104,7 @@ def check_in_subprocess(
                 text=True,
                 errors="replace",
                 timeout=timeout,
-                env=_with_our_path({**environment, "TMPDIR": scratch}),
+                env=with_our_path({**environment, "TMPDIR": scratch}),
                 check=False,
             )
     except subprocess.TimeoutExpired as error:
@@ -109,7 +120,8 @@ def check_in_subprocess(
     if "problem" in answer:
         about_net = origin and not answer["problem"].startswith("weights ")
         raise SolverError(f"{origin}: {answer['problem']}" if about_net else answer["problem"])
-    return CaffeFacts(**{**answer, "outputs": tuple(answer["outputs"])})
+    unchecked = tuple(map(RecordRule.from_plain, answer["unchecked"]))
+    return CaffeFacts(**{**answer, "outputs": tuple(answer["outputs"]), "unchecked": unchecked})
 
 
 def _refusal(stderr: str, returncode: int, weights: Path | None, origin: str) -> str:
@@ -119,17 +131,11 @@ def _refusal(stderr: str, returncode: int, weights: Path | None, origin: str) ->
     at = _LAYERS.findall(stderr)
     if at and at[-1]:
         return f"{start}layer {at[-1]!r} cannot be built, correct it or what it reads: {said}"
+    if "Cannot share param" in said:
+        return f"{start}train and test net must have parameters of the same shapes, correct one: {said}"
     if at and weights is not None:
         return f"weights {weights} does not fit this net, give a .caffemodel that does: {said}"
     return f"{start}correct the solver or its nets: {said}"
-
-
-def _with_our_path(environment: dict[str, str]) -> dict[str, str]:
-    """The child must find this very package, wherever its parent found it."""
-    root = str(Path(__file__).resolve().parents[2])
-    path = environment.get("PYTHONPATH")
-    environment["PYTHONPATH"] = f"{root}{os.pathsep}{path}" if path else root
-    return environment
 
 
 def _solver(text: str) -> Any:
@@ -141,6 +147,8 @@ def _build(request: dict[str, Any]) -> dict[str, Any]:
 
     folder = None if request["folder"] is None else Path(request["folder"])
     allowed = request["python_layers"]
+    sources = _sources(request)
+    _check_first(sources)
     worker = PycaffeEngine(
         request["worker"],
         lr_policy=_Constant(),
@@ -149,10 +157,8 @@ def _build(request: dict[str, Any]) -> dict[str, Any]:
         folder=folder,
         python_layers=allowed,
     )
-    train = _solver(request["worker"]).train_net_param
-    if request["weights"] is not None:
-        worker.copy_from(Path(request["weights"]))
-    tests: list[Any] = []
+    weights = None if request["weights"] is None else Path(request["weights"])
+    check_start(worker._net, weights, worker.copy_from)
     loss = worker.step(1) if request["step"] else None
     outputs: tuple[str, ...] = ()
     if request["tester"] is not None:
@@ -160,20 +166,58 @@ def _build(request: dict[str, Any]) -> dict[str, Any]:
             request["tester"], lr_policy=_Constant(), folder=folder, python_layers=allowed
         )
         outputs = tester.test_outputs()
-        tests = list(_solver(request["tester"]).test_net_param)
         if tester.layout != worker.layout:
             raise SolverError("the tester's train net has other parameters than the worker's")
         tester.close()
-    problems = [text for net in (train, *tests) for text in label_problems(net, worker._net.blobs)]
-    if problems:
-        raise SolverError(problems[0])
+    cache = None if request["cache"] is None else Path(request["cache"])
+    rules = [with_classes(rule, net, worker._net.blobs) for net, rule in sources]
+    unchecked = _check_records([rule for rule in rules if not is_known(rule, cache)], cache)
     layout = worker.layout
     facts = CaffeFacts(
         layout.size, layout.nbytes, len(layout.blobs), layout.digest, worker.samples_per_step,
         outputs, loss, sum(8 * int(blob.count) for blob in worker._net.blobs.values()),
+        tuple(unchecked),
     )  # fmt: skip
     worker.close()
-    return {name: getattr(facts, name) for name in CaffeFacts.__slots__}
+    values = {name: getattr(facts, name) for name in CaffeFacts.__slots__}
+    return {**values, "unchecked": [rule.to_plain() for rule in unchecked]}
+
+
+def _sources(request: dict[str, Any]) -> list[tuple[Any, RecordRule]]:
+    """The rules of all sources, each with its net."""
+    nets = []
+    for text in (
+        [request["records"]] if request["records"] else [request["worker"], request["tester"]]
+    ):
+        if text is not None:
+            solver = _solver(text)
+            tests = list(solver.test_net_param)
+            # The train net of a tester is there for its parameters.
+            nets += tests if text is request["tester"] else [solver.train_net_param, *tests]
+    return [(net, rule) for net in nets for rule in record_rules(net)]
+
+
+def _check_first(sources: list[tuple[Any, RecordRule]]) -> None:
+    """The records that Caffe reads ahead as soon as a net is built: it would abort at a bad one."""
+    for _, rule in sources:
+        problem, _ = first_problem(rule, until(time.monotonic() + FIRST_S))
+        if problem is not None:
+            raise SolverError(problem)
+
+
+def _check_records(rules: list[RecordRule], cache: Path | None) -> list[RecordRule]:
+    """Check all that can be read in `CHECK_S`; returns the rules of sources that are larger."""
+    unchecked = []
+    for rule in rules:
+        began = time.monotonic()
+        problem, whole = first_problem(rule, until(began + CHECK_S / len(rules)))
+        if problem is not None:
+            raise SolverError(problem)
+        if not whole:
+            unchecked.append(rule)
+        elif time.monotonic() - began > WORTH_S:
+            remember(rule, cache)
+    return unchecked
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import MutableMapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from speedo.engines.blas import use_the_processor
@@ -28,6 +29,14 @@ def prepare_environment(
     if threads is not None:
         for name in _THREAD_VARIABLES:
             chosen[name] = str(threads)
+
+
+def with_our_path(environment: dict[str, str]) -> dict[str, str]:
+    """The child must find this very package, wherever its parent found it."""
+    root = str(Path(__file__).resolve().parents[2])
+    path = environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = f"{root}{os.pathsep}{path}" if path else root
+    return environment
 
 
 @cache

@@ -51,11 +51,12 @@ class TestNets:
                 metrics[prefix + name] = value
         return metrics
 
-    def outputs(self) -> tuple[str, ...]:
-        """Build every net; the names that `evaluate` will give, in its order."""
+    def outputs(self, train_net: Any) -> tuple[str, ...]:
+        """Build every net and share the parameters; the names that `evaluate` will give, in its order."""
         names: list[str] = []
         for index in range(len(self._parameters)):
             net = self._build(index)
+            net.share_with(train_net)
             prefix = f"test{index}/" if index else ""
             for output in net._outputs:
                 count = net._blobs[output].count

@@ -182,7 +182,7 @@ class PycaffeEngine:
     def test_outputs(self) -> tuple[str, ...]:
         """The names that `evaluate` will give; builds the test nets, but runs none."""
         with self._native():
-            return self._tests.outputs()
+            return self._tests.outputs(self._net)
 
     def copy_from(self, path: Path) -> None:
         """Take over the parameters of a `.caffemodel`, layer by layer by name, as Caffe's `--weights` does.

@@ -1,17 +1,22 @@
-"""Whether a file is a .caffemodel for a net: Caffe takes much for one that is none, and says nothing."""
+"""Whether a file is a .caffemodel for a net: Caffe takes much for one that is none, and says nothing.
+
+What Caffe made of it is looked at in a net of a child process: there files in HDF5 are read, too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 from google.protobuf.message import DecodeError
 
 from speedo.engines.caffe_import import load_caffe
 from speedo.errors import SolverError
 
-_HDF5: Final = b"\x89HDF"  # Caffe reads such files too, and checks them itself
+_HDF5: Final = b"\x89HDF"  # Caffe reads such files too
+_UNTOUCHED: Final = np.float32(-2.7182819e-31)  # no weight has it: what keeps it was not loaded
 
 
 def check_weights(path: Path, layers: Iterable[str]) -> None:
@@ -38,3 +43,45 @@ def check_weights(path: Path, layers: Iterable[str]) -> None:
             f"weights {path} has no layer of this net, only {', '.join(held[:5])}: "
             "give another --weights, or name the layers alike"
         )
+
+
+def check_start(net: Any, weights: Path | None, load: Callable[[Path], None]) -> None:
+    """Raises `SolverError` where parameters begin with NaN or infinity, with the layer, or take nothing over.
+
+    `load` loads the weights into `net`, a net of a trial: what they do not touch is lost if they are in HDF5.
+    """
+    if weights is not None:
+        named = not _is_hdf5(weights)  # then `check_weights` has compared the names
+        if not named:
+            for _, _, blob in _blobs(net):
+                blob.data[...] = _UNTOUCHED
+        load(weights)
+        if not named and all((blob.data == _UNTOUCHED).all() for _, _, blob in _blobs(net)):
+            raise SolverError(
+                f"weights {weights} has no layer of this net: give another --weights, or name the layers alike"
+            )
+    for name, index, blob in _blobs(net):
+        wrong = blob.data.size - int(np.isfinite(blob.data).sum())
+        if not wrong:
+            continue
+        which = f"{wrong:,} of {blob.data.size:,} values of blob {index} of layer {name!r} are NaN or infinite"
+        if weights is not None:
+            raise SolverError(
+                f"weights {weights} cannot be trained from: {which}; give others, such as an earlier snapshot"
+            )
+        raise SolverError(
+            f"{which} at the start: correct its filler, or the weights that the solver names"
+        )
+
+
+def _blobs(net: Any) -> list[tuple[str, int, Any]]:
+    return [
+        (str(name), index, blob)
+        for name, blobs in net.params.items()
+        for index, blob in enumerate(blobs)
+    ]
+
+
+def _is_hdf5(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_HDF5)) == _HDF5

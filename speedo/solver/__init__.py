@@ -9,7 +9,12 @@ from speedo.solver.checks import check_solver, split_batch
 from speedo.solver.fillers import Draws
 from speedo.solver.lr_policies import LrPolicy
 from speedo.solver.reading import read_solver
-from speedo.solver.rewrite import solver_for_server, solver_for_tester, solver_for_worker
+from speedo.solver.rewrite import (
+    solver_for_records,
+    solver_for_server,
+    solver_for_tester,
+    solver_for_worker,
+)
 from speedo.solver.spec import SolverOverrides, SolverSpec
 
 __all__ = [
@@ -19,6 +24,7 @@ __all__ = [
     "SolverSpec",
     "check_solver",
     "read_solver",
+    "solver_for_records",
     "solver_for_server",
     "solver_for_tester",
     "solver_for_worker",

@@ -34,8 +34,11 @@ def keep_fillers(net: Any, draws: Draws) -> None:
 
 
 def is_doubtful(filler: Any) -> bool:
-    """Whether Caffe might refuse it; only of what it surely takes the answer is no."""
+    """Whether Caffe might refuse it or draw no numbers; only of what it surely takes the answer is no."""
     if filler.type not in _OF_ANY_SHAPE or filler.sparse != -1:
+        return True
+    # What it would draw from these is no weight, and the trial looks for that.
+    if not all(map(math.isfinite, (filler.value, filler.mean, filler.min, filler.max))):
         return True
     if filler.type == "uniform":
         return not filler.min <= filler.max

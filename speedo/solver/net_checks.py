@@ -11,7 +11,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from speedo.engines.caffe_import import load_caffe
-from speedo.solver.data_layers import FED_FROM_OUTSIDE, batch_of, data_layers, is_data_layer
+from speedo.solver.data_layers import (
+    FED_FROM_OUTSIDE,
+    SOURCES,
+    batch_of,
+    data_layers,
+    is_data_layer,
+)
 from speedo.solver.paths import SearchPath
 from speedo.solver.proto import did_you_mean
 from speedo.solver.source_checks import source_problems, transform_problems
@@ -70,7 +76,9 @@ def _train(net: Any) -> Iterator[str]:
         )
     if not outside and not data_layers(net):
         yield "the train net has no data layer: give it a Data, HDF5Data or ImageData layer"
-    elif not outside and not any(batch_of(layer) for layer in data_layers(net)):
+    elif not outside and not any(
+        batch_of(layer) or layer.type in SOURCES for layer in data_layers(net)
+    ):
         yield (
             "the batch size of the train net cannot be told: "
             "write batch_size in the param_str of its Python data layer"

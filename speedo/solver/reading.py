@@ -181,4 +181,5 @@ def _spec(parameter: Any, path: Path, search: SearchPath, net_files: tuple[str, 
         random_seed=int(parameter.random_seed),
         train_source=sources[0] if sources else None,
         layer_types=tuple(dict.fromkeys(str(layer.type) for layer in train.layer)),
+        snapshot_after_train=bool(parameter.snapshot_after_train),
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from speedo.errors import SolverError
+from speedo.solver.conversion import read_conversion
 from speedo.solver.data_layers import SOURCES, set_net_batch
 from speedo.solver.fillers import Draws, keep_fillers
 from speedo.solver.paths import SearchPath
@@ -76,6 +77,16 @@ def solver_for_tester(
     return to_text(parameter)
 
 
+def solver_for_records(spec: SolverSpec, *, batch_size: int, scratch: Path | None = None) -> str:
+    """Train and test nets that read all records, whoever gets which: for checking these."""
+    parameter = _train_only(spec, None)
+    set_net_batch(parameter.train_net_param, batch_size)
+    whole = parse_text(spec.text, caffe_proto().SolverParameter())
+    parameter.test_net_param.extend(whole.test_net_param)
+    _resolve(parameter, spec.search, _Lists(scratch, 0, 1, "all"))
+    return to_text(parameter)
+
+
 def _train_only(spec: SolverSpec, seed: int | None) -> Any:
     parameter = parse_text(spec.text, caffe_proto().SolverParameter())
     for field in ("test_net_param", "test_iter", "test_interval", "stepvalue"):
@@ -95,9 +106,9 @@ def _train_only(spec: SolverSpec, seed: int | None) -> Any:
 class _Lists:
     """Writes list files for one worker: names made absolute, lines shared out."""
 
-    def __init__(self, scratch: Path | None, rank: int, count: int) -> None:
+    def __init__(self, scratch: Path | None, rank: int, count: int, name: str = "") -> None:
         self._scratch = scratch
-        self.rank, self.count = rank, count
+        self.rank, self.count, self._name = rank, count, name or str(rank)
         self._written = 0
 
     def write(self, lines: list[str], owner: str) -> str:
@@ -105,7 +116,7 @@ class _Lists:
             raise SolverError(f"{owner} needs a list file of its own: give a scratch folder")
         self._scratch.mkdir(parents=True, exist_ok=True)
         self._written += 1
-        file = self._scratch / f"list-{self.rank}-{self._written}.txt"
+        file = self._scratch / f"list-{self._name}-{self._written}.txt"
         text = "".join(f"{line}\n" for line in lines)
         file.write_text(text, encoding="utf-8", errors="surrogateescape")
         return str(file.absolute())
@@ -149,6 +160,7 @@ def _resolve_layer(layer: Any, search: SearchPath, lists: _Lists) -> None:
         return
     source = getattr(layer, SOURCES[layer.type])
     source.source = str(search.require(source.source, f"{owner} reads its records from"))
+    read_conversion(layer)
     if layer.type == "HDF5Data":
         _resolve_hdf5(source, search, lists, owner)
     elif layer.type == "ImageData":

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import lmdb
+import numpy as np
+from google.protobuf.message import DecodeError
 
 from speedo.solver.data_layers import SOURCES, batch_of, source_of
 from speedo.solver.paths import SearchPath
+from speedo.solver.proto import caffe_proto
+
+_MOST_MEAN_BYTES: Final = 1 << 30
 
 
 def source_problems(layer: Any, search: SearchPath) -> Iterator[str]:
@@ -17,7 +23,8 @@ def source_problems(layer: Any, search: SearchPath) -> Iterator[str]:
     if layer.type not in SOURCES:
         return
     if not batch_of(layer):
-        yield "has no batch_size: add it"
+        written = getattr(layer, SOURCES[layer.type]).HasField("batch_size")
+        yield "has batch_size 0: use 1 or more" if written else "has no batch_size: add it"
     source = source_of(layer)
     if not source:
         yield "has no source: name the database or list to read"
@@ -35,13 +42,36 @@ def transform_problems(layer: Any, search: SearchPath) -> Iterator[str]:
     if transform.mean_file:
         if transform.mean_value:
             yield "has both mean_file and mean_value: keep one"
-        if search.find(transform.mean_file) is None:
+        mean = search.find(transform.mean_file)
+        if mean is None:
             yield f"needs the mean file {search.missing(transform.mean_file)}"
+        elif problem := _mean_problem(mean):
+            yield f"needs the mean file {mean}, which {problem}: make it anew, with the database"
     if layer.type == "HDF5Data" and layer.HasField("transform_param"):
         yield "has transform_param, which HDF5Data does not take: remove it"
     matrix = layer.infogain_loss_param.source
     if matrix and search.find(matrix) is None:
         yield f"needs the infogain matrix {search.missing(matrix)}"
+
+
+def _mean_problem(file: Path) -> str | None:
+    """What is wrong with a BlobProto that is subtracted from every image."""
+    if not file.is_file():
+        return "is no file"
+    if file.stat().st_size > _MOST_MEAN_BYTES:
+        return "is too large for one"
+    blob = caffe_proto().BlobProto()
+    try:
+        blob.ParseFromString(file.read_bytes())
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    except DecodeError:
+        return "is none, or was cut short"
+    values = np.array(blob.data or blob.double_data, dtype=np.float32)
+    shape = list(blob.shape.dim) or [blob.num, blob.channels, blob.height, blob.width]
+    if not values.size or values.size != math.prod(shape):
+        return f"holds {values.size:,} values and says that it has the shape {' x '.join(map(str, shape))}"
+    return None if np.isfinite(values).all() else "holds NaN or infinity"
 
 
 def read_list(path: Path) -> list[str]:
@@ -79,6 +109,7 @@ def _database(layer: Any, found: Path, search: SearchPath) -> Iterator[str]:
         yield f"reads {found}, which holds no record: make it anew"
 
 
+_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _LEVELDB = (".ldb", ".sst", ".log")
 
 
@@ -86,8 +117,12 @@ def _lmdb_problem(found: Path) -> Iterator[str]:
     try:
         # Without locks: a second handle's closing would drop the locks of Caffe's own handle.
         with lmdb.open(str(found), readonly=True, lock=False) as environment:
-            if not environment.stat()["entries"]:
+            stat = environment.stat()
+            if not stat["entries"]:
                 yield f"reads {found}, which holds no record: make it anew"
+            pages = environment.info()["last_pgno"] + 1
+            if pages * stat["psize"] > (found / "data.mdb").stat().st_size:
+                yield f"reads {found}, which was cut short: make it anew, or copy it again"
     except lmdb.Error as error:
         yield f"reads {found}, which cannot be opened ({error}): make it anew"
 
@@ -97,8 +132,23 @@ def _hdf5(layer: Any, found: Path, search: SearchPath) -> Iterator[str]:
     if not names:
         yield f"reads the list {found}, which is empty: write the names of HDF5 files into it"
     for name in names:
-        if search.find(name) is None:
+        file = search.find(name)
+        if file is None:
             yield f"reads the list {found}, whose file {search.missing(name)}"
+        elif not _is_hdf5(file):
+            yield f"reads the list {found}, whose file {file} is no HDF5 file: make it anew or correct the list"
+
+
+def _is_hdf5(file: Path) -> bool:
+    """Whether the file has HDF5's signature, at its start or behind a block of the user's."""
+    if not file.is_file():
+        return False
+    with file.open("rb") as content:
+        for offset in (0, 512, 1024, 2048, 4096):
+            content.seek(offset)
+            if content.read(len(_HDF5_SIGNATURE)) == _HDF5_SIGNATURE:
+                return True
+    return False
 
 
 def _images(layer: Any, found: Path, search: SearchPath) -> Iterator[str]:

@@ -61,6 +61,7 @@ class SolverSpec:
     train_source: str | None
     layer_types: tuple[str, ...]
     python_layers: tuple[str, ...] = ()
+    snapshot_after_train: bool = True
 
     @property
     def folder(self) -> Path:
@@ -81,6 +82,19 @@ class SolverSpec:
         """The layers of the train net."""
         parameter = parse_text(self.text, caffe_proto().SolverParameter())
         return [str(layer.name) for layer in parameter.train_net_param.layer]
+
+    def snapshot_name(self, iteration: int) -> str:
+        """As Caffe names the weights of a snapshot, without a folder."""
+        return f"{self.snapshot_stem}_iter_{iteration}.caffemodel"
+
+    def last_snapshot(self, iteration: int) -> str:
+        """The name of the snapshot that Caffe leaves of a run that ends there; empty where it leaves none.
+
+        Caffe: solver.cpp, Step and Solve.
+        """
+        iteration = min(iteration, self.max_iter)  # the last merge may go beyond it
+        regular = self.snapshot > 0 and iteration % self.snapshot == 0
+        return self.snapshot_name(iteration) if regular or self.snapshot_after_train else ""
 
     def on_node(self, data_root: Path | None) -> SolverSpec:
         """The same solver on this node: paths are tried from its own working directory and data root."""

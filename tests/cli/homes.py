@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ def write_homes(folder: Path) -> None:
     write_lmdb(folder / "labels", images, labels + 4)
     _write_empty(folder / "empty")
     _write_late(folder / "late")
+    _write_short(folder / "many")
     net = net_text(train=str(folder / "train"), test=str(folder / "test"))
 
     def home(name: str, text: str = net, /, **fields: Any) -> Path:
@@ -46,6 +48,10 @@ def write_homes(folder: Path) -> None:
     home("gpu", solver_mode="GPU")
     home("momentum", momentum=2)
     home("rate", base_lr=0)
+    many = net_text(train=str(folder / "many"), test=str(folder / "many"))
+    home("short-record", many.replace("kernel_size: 3", "kernel_size: 1"))
+    home("no-batch", net.replace("batch_size: 8", "batch_size: 0"))
+    home("mean", net.replace("scale: 0.00390625", f'mean_file: "{folder}/mean.binaryproto"', 1))
     home("policy", lr_policy='"step"', gamma=0.1)
     home("no-tests", test_iter=None)
     home("python", net.replace(SIGMOID, PYTHON))
@@ -73,6 +79,18 @@ def _write_late(path: Path) -> None:
         writing.put(b"00000480", record)
 
 
+def _write_short(path: Path) -> None:
+    """More records than are read before a run begins, and then one without data."""
+    from speedo.data.database import write_database
+    from speedo.data.wire import Datum
+
+    good = [Datum(1, 2, 2, bytes(4), label).to_bytes() for label in range(4)]
+    number = 1_500_000
+    values = ((b"%08d" % index, good[index % 4]) for index in range(number))
+    last = (b"%08d" % number, Datum(1, 2, 2, b"", 0).to_bytes())
+    write_database(path, itertools.chain(values, [last]))
+
+
 def _write_weights(folder: Path) -> None:
     from speedo.engines.caffe_import import load_caffe
 
@@ -80,7 +98,10 @@ def _write_weights(folder: Path) -> None:
     caffe.set_mode_cpu()
     net = caffe.Net(str(folder / "good" / "net.prototxt"), caffe.TEST)
     net.save(str(folder / "good.caffemodel"))
+    net.params["ip"][1].data[0] = float("nan")
+    net.save(str(folder / "nan.caffemodel"))
     (folder / "no.caffemodel").write_text("hello")
+    (folder / "mean.binaryproto").write_text("hello")
 
 
 def _write_files(folder: Path) -> None:

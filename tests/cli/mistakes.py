@@ -44,6 +44,8 @@ def _solvers() -> Iterator[Mistake]:
         ("momentum", "momentum is 2", "use 0 or more and less than 1"),
         ("rate", "base_lr is 0", "use a learning rate above 0"),
         ("policy", "lr_policy 'step' needs stepsize", "add it"),
+        ("no-batch", "layer 'data' has batch_size 0", "use 1 or more"),
+        ("mean", "mean.binaryproto, which is none, or was cut short", "make it anew"),
         ("no-tests", "test_interval is 10 but there is no test net", "add test_iter"),
         ("python", "needs the Python module 'nowhere_layers'",
          "put it there, or install it and allow it with --python-layers"),
@@ -163,9 +165,19 @@ def _native() -> Iterator[Mistake]:
         "shape mismatch",
         ALL,
     )
-    yield Mistake("bad-record", "train {home}/late-record/solver.prototxt --workers 1 --max-iter 99999 --restarts 1", 3,
-                  "the run ended early: every worker died, the last: Caffe stopped at data_transformer",
+    yield Mistake("bad-record", "train {home}/late-record/solver.prototxt", 2,
+                  "layer 'data' reads the record '00000480' of {home}/late, which is 1 x 5 x 5",
+                  "prepare them in one size", ALL)  # fmt: skip
+    # One record at a time may have any size, as far as Caffe's data layer goes.
+    yield Mistake("late-abort", "train {home}/late-record/solver.prototxt --workers 1 --batch 1 --max-iter 99999 "
+                  "--restarts 1", 3, "the run ended early: every worker died, the last: Caffe stopped at inner_product",
                   "Check failed", ALL, trains=True)  # fmt: skip
+    yield Mistake("short-record", "train {home}/short-record/solver.prototxt --max-iter 99999", 3,
+                  "the run ended early: layer 'data' reads the record '01500000' of {home}/many, which holds 0 values",
+                  "make the database anew", ALL, trains=True)  # fmt: skip
+    yield Mistake("weights-with-nan", "train {home}/good/solver.prototxt --weights {home}/nan.caffemodel", 2,
+                  "nan.caffemodel cannot be trained from: 1 of 4 values of blob 1 of layer 'ip' are NaN",
+                  "give others", ALL)  # fmt: skip
 
 
 MISTAKES = [*_native(), *_solvers(), *_options(), *_servers(), *_data()]

@@ -58,6 +58,7 @@ class Commands:
                 MARK: self.mark,
                 "SPEEDO_TOKEN_FILE": str(self.token_file),
                 "SPEEDO_RUNTIME_DIR": str(self.folder / "runtime"),
+                "SPEEDO_CACHE": os.environ.get("SPEEDO_CACHE", str(self.folder / "cache")),
                 **(environment or {}),
             },
             stdin=subprocess.DEVNULL,

@@ -20,6 +20,7 @@ import pytest
 from speedo.data import folder as folder_module
 from speedo.data import mnist, prepare_fashion_mnist, prepare_mnist
 from speedo.data.database import read_database, record_key, write_database
+from speedo.data.lock import locked
 from speedo.data.wire import Datum
 from speedo.errors import DataError
 from tests.data.makers import idx_folder
@@ -105,7 +106,7 @@ def test_an_exception_in_the_middle_leaves_nothing(
     monkeypatch.setattr(mnist, "write_mean", interrupt)
     with pytest.raises(KeyboardInterrupt):
         prepare_fashion_mnist(tmp_path / "root" / "out", source=source)
-    assert names(tmp_path / "root") == [".out.lock"]
+    assert names(tmp_path / "root") == []
 
 
 _KILLED = """
@@ -125,7 +126,7 @@ def test_a_killed_process_leaves_nothing_that_looks_done(tmp_path: Path, source:
     assert any(".partial-" in name for name in names(tmp_path / "root"))
     # The next preparation is not held up by the dead one's lock, and clears its remains away.
     assert prepare_fashion_mnist(target, source=source).built
-    assert names(tmp_path / "root") == [".out.lock", "out"]
+    assert names(tmp_path / "root") == ["out"]
 
 
 def test_an_interrupted_replacement_is_known_and_made_again(
@@ -175,7 +176,7 @@ def test_of_two_processes_one_builds_and_the_other_finds_it_done(
 
 
 def test_the_wait_for_another_process_has_a_deadline(tmp_path: Path, source: Path) -> None:
-    holder = folder_module._locked(tmp_path / "out", 0)
+    holder = locked(tmp_path / "out", 0)
     with holder, pytest.raises(DataError) as caught:
         prepare_fashion_mnist(tmp_path / "out", source=source, wait_seconds=0.2)
     assert f"process {os.getpid()} on " in str(caught.value)
@@ -192,7 +193,7 @@ def test_a_full_disk_says_so_and_keeps_nothing(
     monkeypatch.setattr("speedo.data.database._commit", full)
     with pytest.raises(DataError, match=r"no space is left for .*MiB free now.*SPEEDO_DATA"):
         prepare_fashion_mnist(tmp_path / "root" / "out", source=source)
-    assert names(tmp_path / "root") == [".out.lock"]
+    assert names(tmp_path / "root") == []
 
 
 def test_a_write_that_the_disk_cut_short_is_known_for_a_full_disk(

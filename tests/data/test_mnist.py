@@ -15,6 +15,7 @@ import pytest
 from speedo.data import (
     Prepared,
     default_data_root,
+    download,
     ensure_bundled,
     mnist,
     prepare_fashion_mnist,
@@ -146,6 +147,15 @@ def test_mnist_is_downloaded_from_the_first_address_that_has_it(
 def test_a_download_with_a_wrong_checksum_is_refused(tmp_path: Path, server: Path) -> None:
     (server / "t10k-labels-idx1-ubyte.gz").write_bytes(b"something else")
     with pytest.raises(DataError, match=r"SHA-256 is .*published is .*"):
+        prepare_mnist(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_server_that_sends_without_end_is_left(
+    tmp_path: Path, server: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "MOST_BYTES", 100)
+    with pytest.raises(DataError, match=r"it sent more than 100 bytes"):
         prepare_mnist(tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

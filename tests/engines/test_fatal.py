@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from speedo.engines.caffe_check import check_in_subprocess
@@ -20,7 +21,7 @@ from speedo.engines.fatal import (
 )
 from speedo.errors import EngineError, SolverError
 from speedo.solver import read_solver, solver_for_tester, solver_for_worker
-from tests.engines.nets import net_text, write_solver
+from tests.engines.nets import net_text, write_lmdb, write_solver
 
 GLOG = """WARNING: Logging before InitGoogleLogging() is written to STDERR
 F20261121 12:00:00.123456  4711 net.cpp:88] Check failed: a == b (1 vs. 2) Sizes differ
@@ -148,6 +149,17 @@ def test_check_survives_what_aborts_caffe(home: Path, old: str, new: str, words:
     with pytest.raises(SolverError, match="Caffe stopped at") as caught:
         check_in_subprocess(text)
     assert words in str(caught.value)
+
+
+@pytest.mark.caffe
+def test_a_test_net_with_other_shapes_is_told_before_the_run(home: Path) -> None:
+    """Its tester would die at the first test, and the run wait for it."""
+    write_lmdb(home / "larger", np.zeros((4, 1, 12, 12), np.uint8), np.zeros(4, int))
+    spec = read_solver(write_solver(home, net_text(test="larger")))
+    with pytest.raises(SolverError, match=r"train and test net must have .* same shapes.*'ip'"):
+        check_in_subprocess(
+            solver_for_worker(spec, rank=0, count=1, batch_size=4), solver_for_tester(spec)
+        )
 
 
 @pytest.mark.caffe

@@ -10,6 +10,7 @@ import pytest
 
 from speedo.errors import SolverError
 from speedo.solver import SolverOverrides, check_solver, read_solver, split_batch
+from speedo.solver.proto import caffe_proto
 from tests.engines.nets import LOSS, SMOOTH, net_text, write_solver
 
 pytestmark = pytest.mark.caffe
@@ -245,3 +246,47 @@ def test_a_batch_that_cannot_be_split_names_the_remedy() -> None:
         split_batch(3, 4)
     with pytest.raises(SolverError, match="0 workers"):
         split_batch(3, 0)
+
+
+def test_a_batch_of_nothing_has_one_remedy(home: Path) -> None:
+    path = write_solver(home, net_text(batch=0))
+    assert problems(path) == [f"{home}/net.prototxt: layer 'data' has batch_size 0: use 1 or more"]
+
+
+def test_a_database_that_was_cut_short_is_not_read(home: Path) -> None:
+    """Caffe would be killed by SIGBUS in the middle of a run."""
+    (home / "cut").mkdir()
+    (home / "cut" / "data.mdb").write_bytes((home / "train" / "data.mdb").read_bytes()[:8192])
+    (found,) = problems(write_solver(home, net_text(train="cut")))
+    assert "cut, which was cut short: make it anew, or copy it again" in found
+
+
+def test_a_file_that_is_no_hdf5_is_named(home: Path) -> None:
+    (home / "text.h5").write_text("no HDF5")
+    (home / "behind.h5").write_bytes(bytes(512) + b"\x89HDF\r\n\x1a\n")
+    (home / "list.txt").write_text("text.h5\nbehind.h5\n")
+    layer = (
+        'layer { name: "more" type: "HDF5Data" top: "more" include { phase: TRAIN } '
+        'hdf5_data_param { source: "list.txt" batch_size: 8 } } '
+        'layer { name: "hush" type: "Silence" bottom: "more" include { phase: TRAIN } }'
+    )
+    (found,) = problems(write_solver(home, net_text() + layer))
+    assert f"whose file {home}/text.h5 is no HDF5 file: make it anew or correct the list" in found
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([0.5] * 63, "holds 63 values and says that it has the shape 1 x 1 x 8 x 8"),
+        ([0.5] * 63 + [float("nan")], "holds NaN or infinity"),
+        (None, "is none, or was cut short"),
+    ],
+)
+def test_a_mean_file_that_would_spoil_every_image_is_told(
+    home: Path, values: list[float] | None, words: str
+) -> None:
+    blob = caffe_proto().BlobProto(num=1, channels=1, height=8, width=8, data=values or [])
+    content = blob.SerializeToString() if values else b"hello"
+    (home / "mean").write_bytes(content)
+    path = write_solver(home, net_text().replace("scale: 0.00390625", 'mean_file: "mean"'))
+    assert f"{home}/mean, which {words}: make it anew" in problems(path)[0]

@@ -1,0 +1,189 @@
+"""A LevelDB as an LMDB, converted once: only one process at a time can open a LevelDB, a run has several.
+
+The conversion lies in the user's cache folder, under the database's name, its path and the state of its files: a
+database that changed is converted again. It is made in a folder beside and renamed, so a half one is never used.
+The database itself is only read, through links in a folder of our own: LevelDB would write into it even to read it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from speedo.data.database import DATA_FILE, Record, write_database
+from speedo.data.folder import errors_named
+from speedo.data.lock import LOCK_WAIT_SECONDS, locked
+from speedo.data.roots import CACHE_VARIABLE, cache_root
+from speedo.errors import DataError
+
+ORIGIN: Final = "converted-from.json"
+_TABLES: Final = (".ldb", ".sst")
+_LONGEST_KEY: Final = 511  # bytes that LMDB takes
+_UNUSED_S: Final = 30 * 86400.0  # after which a conversion makes room
+_OUTDATED_S: Final = (
+    86400.0  # the same for one whose database has changed since: a run may still read it
+)
+_REMEDY: Final = "make it anew, or give an LMDB"
+
+
+class _LongKeyError(Exception):
+    """A key that LMDB would not take."""
+
+
+def is_leveldb(folder: Path) -> bool:
+    """Whether a LevelDB lies there."""
+    return (folder / "CURRENT").is_file()
+
+
+def converted(database: Path, note: Callable[[str], None] = lambda line: None) -> Path:
+    """The folder of an LMDB with this LevelDB's records, made now unless it was before.
+
+    Raises DataError: the database is damaged or being written, or there is no room or no right to write.
+    """
+    database = database.resolve()
+    if not is_leveldb(database):
+        raise DataError(f"{database} is no LevelDB: correct source or backend, or make it anew")
+    place = cache_root() / "leveldb"
+    state = _state(database)
+    path_digest = hashlib.sha256(os.fsencode(database)).hexdigest()[:12]
+    digest = hashlib.sha256(json.dumps([str(database), state]).encode()).hexdigest()[:16]
+    folder = place / f"{database.name}-{path_digest}-{digest}"
+    if _is_whole(folder):
+        return folder
+    with errors_named(folder, f"with {CACHE_VARIABLE}"):
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with locked(place / f"{database.name}-{path_digest}", LOCK_WAIT_SECONDS):
+            if _is_whole(folder):  # the process that held the lock before came for the same
+                return folder
+            _make_room(place, path_digest)
+            size = sum(bytes_ for _, bytes_, *_ in state)
+            _check_room(place, database, size)
+            note(
+                f"converting {database} ({size / 1e6:,.0f} MB) from LevelDB, which only one process can open, to "
+                f"an LMDB in {place}; this is done once"
+            )
+            staging = Path(tempfile.mkdtemp(prefix=f".partial-{path_digest}-", dir=place))
+            try:
+                count = _convert(database, staging)
+                if _state(database) != state:
+                    raise DataError(
+                        f"{database} changed while it was converted: wait until it is complete, then start again"
+                    )
+                made = staging / "lmdb"
+                origin = {"source": str(database), "records": count,
+                          "file_bytes": (made / DATA_FILE).stat().st_size}  # fmt: skip
+                (made / ORIGIN).write_text(json.dumps(origin) + "\n", encoding="utf-8")
+                shutil.rmtree(folder, ignore_errors=True)
+                made.rename(folder)
+            finally:
+                shutil.rmtree(staging, ignore_errors=True)
+    return folder
+
+
+def _state(database: Path) -> list[tuple[str, int, int, int]]:
+    """Name, size, time and inode of every file that holds records, or says which do."""
+    state = []
+    try:
+        for file in sorted(database.iterdir()):
+            if _holds_records(file):
+                found = file.stat()
+                state.append((file.name, found.st_size, found.st_mtime_ns, found.st_ino))
+    except OSError as error:
+        raise DataError(
+            f"{error.filename or database} cannot be read: {error.strerror}; correct its rights, or wait until "
+            "the database is complete"
+        ) from error
+    return state
+
+
+def _holds_records(file: Path) -> bool:
+    named = file.name == "CURRENT" or file.name.startswith("MANIFEST-")
+    return named or file.suffix in (*_TABLES, ".log")
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a conversion is there as it was made; says that it is in use."""
+    try:
+        origin = json.loads((folder / ORIGIN).read_text(encoding="utf-8"))
+        if (folder / DATA_FILE).stat().st_size != origin["file_bytes"]:
+            return False
+        with contextlib.suppress(OSError):
+            os.utime(folder)
+        return True
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _make_room(place: Path, path_digest: str) -> None:
+    """Remove what killed conversions of this database left, and conversions that nobody uses any more."""
+    os.utime(place)
+    now = place.stat().st_mtime  # by the clock that the entries' times are from
+    for entry in place.iterdir():
+        with contextlib.suppress(OSError):
+            age = now - entry.stat().st_mtime
+            partial = entry.name.startswith(f".partial-{path_digest}-")
+            outdated = f"-{path_digest}-" in entry.name and age > _OUTDATED_S
+            if entry.is_dir() and (partial or outdated or age > _UNUSED_S):
+                shutil.rmtree(entry, ignore_errors=True)
+
+
+def _check_room(place: Path, database: Path, size: int) -> None:
+    free = shutil.disk_usage(place).free
+    if size > free:  # at the least: LevelDB compresses
+        raise DataError(
+            f"{place} has {free >> 20} MiB free, and {database}, which has {size >> 20} MiB, is to be converted "
+            f"there: free some, or name a folder on another disk with {CACHE_VARIABLE}"
+        )
+
+
+def _convert(database: Path, staging: Path) -> int:
+    """Write `staging/lmdb` with the records, in their order and under their keys; their number."""
+    links = staging / "links"
+    links.mkdir()
+    for file in database.iterdir():
+        if file.suffix in _TABLES:
+            # LevelDB writes tables as .ldb and reads .sst too: what it writes never goes through a link.
+            (links / file.with_suffix(".sst").name).symlink_to(file)
+        elif _holds_records(file):  # which LevelDB goes on writing
+            shutil.copyfile(file, links / file.name)
+    try:
+        written = write_database(staging / "lmdb", _records(database, links, numbered=False))
+    except _LongKeyError:
+        shutil.rmtree(staging / "lmdb")
+        written = write_database(staging / "lmdb", _records(database, links, numbered=True))
+    if not written.records:
+        raise DataError(f"{database} holds no record: {_REMEDY}")
+    return written.records
+
+
+def _records(database: Path, links: Path, *, numbered: bool) -> Iterator[Record]:
+    import plyvel
+
+    try:
+        with contextlib.closing(_opened(plyvel, links)) as opened:
+            for index, (key, value) in enumerate(
+                opened.iterator(verify_checksums=True, fill_cache=False)
+            ):
+                if numbered:
+                    yield b"%012d_" % index + key[-400:], value
+                elif 0 < len(key) <= _LONGEST_KEY:
+                    yield key, value
+                else:
+                    raise _LongKeyError
+    except plyvel.Error as error:
+        said = str(error).replace(str(links), str(database))
+        if os.strerror(errno.ENOSPC) in said:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+        raise DataError(f"{database} cannot be read as LevelDB ({said}): {_REMEDY}") from error
+
+
+def _opened(plyvel: Any, folder: Path) -> Any:
+    return plyvel.DB(str(folder), create_if_missing=False, paranoid_checks=True, max_open_files=100)

@@ -1,0 +1,59 @@
+"""One process at a time prepares a folder.
+
+A lock file beside the folder makes a second process wait. The kernel drops the lock of a process that dies, so
+nothing stale can block; whoever is done removes the file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Final
+
+from speedo.errors import DataError
+
+LOCK_WAIT_SECONDS: Final = 1800.0
+_POLL_SECONDS: Final = 0.1
+
+
+@contextmanager
+def locked(folder: Path, wait_seconds: float) -> Iterator[None]:
+    """Wait for the others that prepare this folder; raises DataError if one takes longer than `wait_seconds`."""
+    path = folder.parent / f".{folder.name}.lock"
+    deadline = time.monotonic() + wait_seconds
+    while True:
+        with path.open("a+") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    stream.seek(0)
+                    holder = stream.read().strip() or "another process"
+                    raise DataError(
+                        f"{holder} has been preparing {folder} for more than {wait_seconds:g} s: "
+                        "wait for it, or end it"
+                    ) from None
+                time.sleep(_POLL_SECONDS)
+                continue
+            if not _is_at(stream, path):
+                continue  # who held it before has removed it: what we locked is nobody's lock
+            try:
+                stream.truncate(0)
+                stream.write(f"process {os.getpid()} on {os.uname().nodename}\n")
+                stream.flush()
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
+
+
+def _is_at(stream: IO[str], path: Path) -> bool:
+    """Whether the path still leads to this open file."""
+    try:
+        return os.path.samestat(os.fstat(stream.fileno()), path.stat())
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,70 @@
+"""The check of all records beside a run: a child of lowest priority that ends with whoever started it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+from speedo.engines.caffe_import import prepare_environment, with_our_path
+from speedo.engines.record_rules import RecordRule
+
+END_S = 5.0
+
+
+class RecordWatch:
+    """Checks what `check_in_subprocess` left unchecked; `cache` keeps which sources were found good."""
+
+    def __init__(self, rules: Collection[RecordRule], cache: Path | None) -> None:
+        self._child: subprocess.Popen[str] | None = None
+        self._problem: str | None = None
+        if not rules:
+            return
+        environment = with_our_path(dict(os.environ))
+        prepare_environment(1, environment)
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "speedo.engines.record_check"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
+        )
+        request = {
+            "rules": [rule.to_plain() for rule in rules],
+            "cache": None if cache is None else str(cache),
+        }
+        assert self._child.stdin is not None
+        with suppress(OSError):  # a child that is dead already has nothing to say
+            self._child.stdin.write(json.dumps(request) + "\n")
+            self._child.stdin.flush()
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing left to check."""
+        return self._child is None
+
+    def problem(self) -> str | None:
+        """What was found by now: a sentence about the first bad record."""
+        if self._child is not None and self._child.poll() is not None:
+            assert self._child.stdout is not None
+            said = self._child.stdout.read()
+            if said.strip():
+                self._problem = str(json.loads(said))
+            self.close()
+        return self._problem
+
+    def close(self) -> None:
+        """End the check."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
+            child.wait(END_S)
+            for stream in (child.stdin, child.stdout):
+                if stream is not None:
+                    with suppress(OSError):
+                        stream.close()

@@ -1,0 +1,117 @@
+"""Weights that no training can begin with are told with file, layer and blob, before the run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from speedo.caffe_snapshot import read_snapshot
+from speedo.engines.caffe_check import CaffeFacts, check_in_subprocess
+from speedo.engines.caffe_import import load_caffe
+from speedo.engines.weights_check import check_weights
+from speedo.errors import ConfigError, SolverError
+from speedo.solver import Draws, SolverSpec, read_solver, solver_for_worker
+from tests.engines.nets import net_text, write_solver
+
+pytestmark = pytest.mark.caffe
+
+
+def build(spec: SolverSpec, weights: Path | None = None) -> CaffeFacts:
+    text = solver_for_worker(spec, rank=0, count=1, batch_size=4, draws=Draws.DOUBTFUL)
+    return check_in_subprocess(text, weights=weights, origin="net.prototxt")
+
+
+def saved(home: Path, value: float | None = None, *, hdf5: bool = False) -> Path:
+    """Weights of the net in `home`; the second blob of `ip` begins with `value`."""
+    caffe = load_caffe()
+    caffe.set_mode_cpu()
+    with_net = caffe.Net(str(home / "plain.prototxt"), caffe.TEST)
+    if value is not None:
+        with_net.params["ip"][1].data[:2] = value
+    file = home / ("weights.caffemodel.h5" if hdf5 else "weights.caffemodel")
+    (with_net.save_hdf5 if hdf5 else with_net.save)(str(file))
+    return file
+
+
+@pytest.fixture
+def spec(home: Path) -> SolverSpec:
+    plain = net_text(train=f"{home}/train", test=f"{home}/test")
+    (home / "plain.prototxt").write_text(plain)
+    return read_solver(write_solver(home, plain))
+
+
+@pytest.mark.parametrize(("hdf5", "value"), [(False, float("nan")), (True, float("-inf"))])
+def test_weights_with_nan_or_infinity_name_layer_and_blob(
+    home: Path, spec: SolverSpec, hdf5: bool, value: float
+) -> None:
+    file = saved(home, value, hdf5=hdf5)
+    with pytest.raises(SolverError) as caught:
+        build(spec, file)
+    assert str(caught.value) == (
+        f"weights {file} cannot be trained from: 2 of 4 values of blob 1 of layer 'ip' are NaN or infinite; "
+        "give others, such as an earlier snapshot"
+    )
+
+
+def test_whole_weights_in_hdf5_are_taken(home: Path, spec: SolverSpec) -> None:
+    assert build(spec, saved(home, hdf5=True)).parameters == 280
+
+
+def test_weights_in_hdf5_of_another_net_are_refused(home: Path, spec: SolverSpec) -> None:
+    file = saved(home, hdf5=True)
+    text = (home / "plain.prototxt").read_text()
+    text = text.replace('name: "conv"', 'name: "convolution"').replace('name: "ip"', 'name: "fc"')
+    with pytest.raises(SolverError, match=r"has no layer of this net.*or name the layers alike"):
+        build(read_solver(write_solver(home, text)), file)
+
+
+def test_weights_in_hdf5_that_are_cut_short_are_refused(home: Path, spec: SolverSpec) -> None:
+    file = saved(home, hdf5=True)
+    file.write_bytes(file.read_bytes()[:3000])
+    with pytest.raises(SolverError, match=f"weights {file} does not fit this net"):
+        build(spec, file)
+
+
+@pytest.mark.parametrize("field", ["value: nan", 'type: "gaussian" std: 1 mean: inf'])
+def test_a_filler_that_makes_no_numbers_is_named(home: Path, spec: SolverSpec, field: str) -> None:
+    text = (home / "plain.prototxt").read_text()
+    text = text.replace(
+        "num_output: 4 weight_filler", f"num_output: 4 bias_filler {{ {field} }} weight_filler"
+    )
+    with pytest.raises(
+        SolverError, match=r"4 of 4 values of blob 1 of layer 'ip'.*correct its filler"
+    ):
+        build(read_solver(write_solver(home, text)))
+
+
+def test_weights_that_are_cut_short_are_refused(home: Path, spec: SolverSpec) -> None:
+    file = saved(home)
+    file.write_bytes(file.read_bytes()[:-7])
+    with pytest.raises(SolverError, match=r"is no .caffemodel, or one cut short"):
+        check_weights(file, spec.layer_names())
+
+
+def solverstate(home: Path, **fields: Any) -> Path:
+    message = load_caffe().proto.caffe_pb2.SolverState(iter=3, **fields)
+    message.history.add().data.extend([0.5, float("nan")])
+    file = home / "some.solverstate"
+    file.write_bytes(message.SerializeToString())
+    return file
+
+
+def test_a_solverstate_with_nan_is_refused_before_the_run(home: Path, spec: SolverSpec) -> None:
+    file = solverstate(home, learned_net=str(saved(home)))
+    with pytest.raises(
+        ConfigError,
+        match=r"history in .*some.solverstate holds NaN or infinity \(blob 0\).*give an",
+    ):
+        read_snapshot(file)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.solverstate")
+    with pytest.raises(ConfigError, match=r"pipe.solverstate, which is no file; give"):
+        read_snapshot(tmp_path / "pipe.solverstate")
