@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from speedo.bounds import said, whole_number
 from speedo.config import DEFAULT_PORT, LARGEST_WORKERS
 from speedo.errors import ConfigError
 
@@ -102,11 +103,12 @@ def with_port(address: str) -> str:
     host, colon, port = address.rpartition(":")
     if not colon and address:
         return f"{address}:{DEFAULT_PORT}"
-    if not host or not port.isdigit() or not 1 <= int(port) <= 65535:
+    number = whole_number(port)
+    if not host or number is None or not 1 <= number <= 65535:
         raise ConfigError(
-            f"--master {address!r} is not HOST or HOST:PORT; for example --master 10.0.0.5:{DEFAULT_PORT}"
+            f"--master {said(address)} is not HOST or HOST:PORT; for example --master 10.0.0.5:{DEFAULT_PORT}"
         )
-    return address
+    return f"{host}:{number}"
 
 
 def _print(findings: list[Finding]) -> None:

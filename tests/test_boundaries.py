@@ -11,8 +11,8 @@ PACKAGE = Path(__file__).parents[1] / "speedo"
 
 # From the ground up: a room imports from rooms below it and from itself, never from beside or above.
 LAYERS = (
-    ("errors", "failpoints"),
-    ("weights", "bundled", "token", "config_file", "mode_options", "json_lines"),
+    ("errors", "failpoints", "files", "bounds"),
+    ("weights", "bundled", "token", "config_file", "mode_options", "json_lines", "workplace"),
     ("messages", "config", "checkpoint", "result"),
     ("status", "runlog", "trace", "control"),
     ("picture", "progress", "control_view", "resume"),
@@ -48,10 +48,14 @@ ONLY: dict[str, set[str]] = {
     "messages": {"weights"},
     "sgd_modes": {"messages", "weights", "config", "mode_options"},
     "storage": {"errors", "failpoints"},
-    "engines": {"errors", "weights"},
-    "data": {"errors"},
+    "engines": {"errors", "files", "weights"},
+    "data": {"bounds", "errors", "files"},
     "compression": {"config_file", "errors", "weights"},
-    "solver": {"errors", "engines.caffe_import"},  # it reads prototxt with Caffe's own messages
+    "solver": {
+        "errors",
+        "files",
+        "engines.caffe_import",
+    },  # it reads prototxt with Caffe's own messages
     "books": {"messages", "sgd_modes.rules", "weights"},
     "coordinator": {"books", "messages", "sgd_modes.base", "sgd_modes.rules"},
     "gate": {"weights"},

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from speedo.errors import DataError
+from speedo.files import open_to_read, read_bytes
 
 # Two zero bytes, the type of the elements (8: unsigned byte), the number of dimensions.
 _UNSIGNED_BYTE: Final = 8
@@ -51,8 +52,8 @@ def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
 def _content(path: Path) -> bytes:
     try:
         if path.suffix != ".gz":
-            return path.read_bytes()
-        with gzip.open(path) as stream:
+            return read_bytes(path)
+        with open_to_read(path) as packed, gzip.open(packed) as stream:
             return stream.read()
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be decompressed ({error}): fetch it again") from error

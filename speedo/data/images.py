@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from speedo.bounds import said, whole_number
 from speedo.data.base import (
     MANIFEST,
     MEAN_FILE,
@@ -34,6 +35,7 @@ from speedo.data.mean import MeanImage, write_mean
 from speedo.data.picture import Form, Picture, decode
 from speedo.data.wire import Datum
 from speedo.errors import DataError
+from speedo.files import read_bytes
 
 IMAGES: Final = "images"
 # Decoded at once: enough to keep the threads busy, few enough to fit in memory at any size of
@@ -80,7 +82,7 @@ def prepare_images(
     """
     _check_database(database)
     try:
-        content = list_file.read_bytes()
+        content = read_bytes(list_file)
     except OSError as error:
         raise DataError(
             f"the list {list_file} cannot be read: {error.strerror or error}"
@@ -220,11 +222,11 @@ def _read_lines(content: bytes, faults: _Faults) -> list[Line]:
         # The label is what follows the last blank, so that a path may hold blanks.
         name, _, label = text.rpartition(" ") if "\t" not in text else text.rpartition("\t")
         if not name.strip() or not label.isascii() or not label.isdigit():
-            faults.add(number, f"{text!r} is not 'path label' with a label of 0 or more")
-        elif int(label) > _LARGEST_LABEL:
-            faults.add(number, f"the label {label} does not fit into 32 bits")
+            faults.add(number, f"{said(text)} is not 'path label' with a label of 0 or more")
+        elif (value := whole_number(label)) is None or value > _LARGEST_LABEL:
+            faults.add(number, f"the label {said(label)} does not fit into 32 bits")
         else:
-            lines.append(Line(number, name.strip(), int(label)))
+            lines.append(Line(number, name.strip(), value))
     return lines
 
 

@@ -14,6 +14,7 @@ from PIL import Image
 
 from speedo.data.base import Shape
 from speedo.errors import DataError
+from speedo.files import read_bytes
 
 # Formats that every OpenCV decodes the same way; the bytes of such files are kept where they fit.
 _KEPT_FORMATS: Final = frozenset({"JPEG", "PNG"})
@@ -58,7 +59,7 @@ def decode(path: Path, form: Form) -> Picture:
     Raises DataError if the file is missing or no image.
     """
     try:
-        content = path.read_bytes()
+        content = read_bytes(path)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
     mode = "L" if form.gray else "RGB"

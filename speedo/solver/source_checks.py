@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import lmdb
 
-from speedo.solver.data_layers import SOURCES, batch_of, source_of
+from speedo.errors import SolverError
+from speedo.files import read_bytes
+from speedo.solver.data_layers import LARGEST_BATCH, SOURCES, batch_of, source_of
 from speedo.solver.paths import SearchPath
 
 
@@ -18,6 +21,8 @@ def source_problems(layer: Any, search: SearchPath) -> Iterator[str]:
         return
     if not batch_of(layer):
         yield "has no batch_size: add it"
+    elif batch_of(layer) > LARGEST_BATCH:
+        yield f"has batch_size {batch_of(layer)}, more than Caffe can count: use at most {LARGEST_BATCH}"
     source = source_of(layer)
     if not source:
         yield "has no source: name the database or list to read"
@@ -26,7 +31,12 @@ def source_problems(layer: Any, search: SearchPath) -> Iterator[str]:
     if found is None:
         yield f"reads its records from {search.missing(source)}"
         return
-    yield from _CHECKS[layer.type](layer, found, search)
+    try:
+        yield from _CHECKS[layer.type](layer, found, search)
+    except SolverError as error:
+        yield f"reads {error}"
+    except OSError as error:
+        yield f"reads {found}, which cannot be read ({error.strerror}): correct its permissions or source"
 
 
 def transform_problems(layer: Any, search: SearchPath) -> Iterator[str]:
@@ -35,18 +45,31 @@ def transform_problems(layer: Any, search: SearchPath) -> Iterator[str]:
     if transform.mean_file:
         if transform.mean_value:
             yield "has both mean_file and mean_value: keep one"
-        if search.find(transform.mean_file) is None:
-            yield f"needs the mean file {search.missing(transform.mean_file)}"
+        yield from _file_problem("needs the mean file", transform.mean_file, search)
     if layer.type == "HDF5Data" and layer.HasField("transform_param"):
         yield "has transform_param, which HDF5Data does not take: remove it"
     matrix = layer.infogain_loss_param.source
-    if matrix and search.find(matrix) is None:
-        yield f"needs the infogain matrix {search.missing(matrix)}"
+    if matrix:
+        yield from _file_problem("needs the infogain matrix", matrix, search)
+
+
+def _file_problem(owner: str, name: str, search: SearchPath) -> Iterator[str]:
+    """Caffe would wait for ever for what comes out of a pipe."""
+    found = search.find(name)
+    if found is None:
+        yield f"{owner} {search.missing(name)}"
+    elif not os.path.isfile(found):
+        yield f"{owner} {name!r}, but {found} is no regular file: correct the path"
 
 
 def read_list(path: Path) -> list[str]:
-    """The non-empty lines of a list file."""
-    text = path.read_text(encoding="utf-8", errors="surrogateescape")
+    """The non-empty lines of a list file; raises `SolverError` if it cannot be read."""
+    try:
+        text = read_bytes(path).decode("utf-8", "surrogateescape")
+    except OSError as error:
+        raise SolverError(
+            f"the list {path} cannot be read ({error.strerror}): correct source"
+        ) from None
     return [line for line in text.splitlines() if line.strip()]
 
 
@@ -64,16 +87,18 @@ def image_root(layer: Any, lines: list[str], search: SearchPath) -> Path | None:
 
 def _database(layer: Any, found: Path, search: SearchPath) -> Iterator[str]:
     is_lmdb = layer.data_param.backend == layer.data_param.LMDB
-    if not is_lmdb and (found / "data.mdb").exists():
+    if not is_lmdb and os.path.exists(found / "data.mdb"):
         yield f"reads {found} as LevelDB, but it is an LMDB: add `backend: LMDB` to data_param"
-    elif is_lmdb and not found.joinpath("data.mdb").exists():
-        other = "a LevelDB: set `backend: LEVELDB`" if (found / "CURRENT").exists() else "no LMDB"
+    elif is_lmdb and not os.path.isfile(found / "data.mdb"):
+        other = (
+            "a LevelDB: set `backend: LEVELDB`" if os.path.exists(found / "CURRENT") else "no LMDB"
+        )
         yield f"reads {found} as LMDB, but it is {other}" + (
             "" if other.startswith("a") else ": make it anew or correct source"
         )
     elif is_lmdb:
         yield from _lmdb_problem(found)
-    elif not (found / "CURRENT").exists():
+    elif not os.path.isfile(found / "CURRENT"):
         yield f"reads {found} as LevelDB, but it is none: make it anew or correct source"
     elif not any(file.stat().st_size for file in found.glob("*.*") if file.suffix in _LEVELDB):
         yield f"reads {found}, which holds no record: make it anew"
@@ -97,8 +122,7 @@ def _hdf5(layer: Any, found: Path, search: SearchPath) -> Iterator[str]:
     if not names:
         yield f"reads the list {found}, which is empty: write the names of HDF5 files into it"
     for name in names:
-        if search.find(name) is None:
-            yield f"reads the list {found}, whose file {search.missing(name)}"
+        yield from _file_problem(f"reads the list {found}, whose file", name, search)
 
 
 def _images(layer: Any, found: Path, search: SearchPath) -> Iterator[str]:
