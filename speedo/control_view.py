@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
+
+from speedo.run_files import read_result
 
 RESULT: Final = "result.json"
 COLUMNS: Final = ("worker", "host", "merged", "dropped", "images/s", "state")
@@ -97,9 +98,8 @@ def number(value: float | None) -> str:
 
 def outcome_of(run_dir: Path) -> tuple[dict[str, Any] | None, str]:
     """What is in `result.json`, None without one, and that in a sentence."""
-    try:
-        result: dict[str, Any] = json.loads((run_dir / RESULT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    result = read_result(run_dir / RESULT)
+    if result is None:
         return None, f"the run has ended without a result; {run_dir / 'train.log'} says why"
     accuracy = result.get("accuracy")
     tested = "" if accuracy is None else f", test accuracy {accuracy:.4f}"

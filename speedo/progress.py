@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from speedo.files import open_log
 from speedo.status import Status, WorkerStatus
 
 LINE_S: Final = 5.0  # seconds between plain lines
@@ -93,7 +94,7 @@ class Progress:
 
     def begin(self, run_dir: Path) -> None:
         """From now on everything is logged in this directory too."""
-        self._log = (run_dir / LOG).open("a", encoding="utf-8", buffering=1)
+        self._log = open_log(run_dir / LOG)
         for text in self._kept:
             self._write(text)
 

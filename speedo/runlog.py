@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,7 +17,8 @@ import yaml
 
 from speedo.checkpoint import Counters
 from speedo.errors import ConfigError
-from speedo.json_lines import line_of, plain
+from speedo.files import read_bytes
+from speedo.json_lines import line_of, plain, values_of
 from speedo.messages import (
     Action,
     Checkpointed,
@@ -34,6 +35,7 @@ from speedo.messages import (
     Tested,
     Trained,
 )
+from speedo.run_files import number_of
 
 METRICS = "metrics.jsonl"
 CONFIG = "config.yaml"
@@ -46,7 +48,7 @@ def create_run_dir(folder: Path) -> Path:
     """Make an empty run directory; raises `ConfigError` if it holds a run already or cannot be made."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if (folder / METRICS).exists() or (folder / RESULT).exists():
+        if os.path.lexists(folder / METRICS) or os.path.lexists(folder / RESULT):
             raise ConfigError(
                 f"run_dir {folder} already holds a run; give another, or remove that one"
             )
@@ -215,7 +217,7 @@ class MetricsLog:
 def _continued(path: Path) -> tuple[IO[bytes], float]:
     """The log so far in a new file under the same name, without a torn last line; its last time in seconds."""
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except FileNotFoundError:
         data = b""
     lines = data.splitlines(keepends=True)
@@ -226,4 +228,14 @@ def _continued(path: Path) -> tuple[IO[bytes], float]:
     file.writelines(lines)
     file.flush()
     temporary.replace(path)
-    return file, float(json.loads(lines[-1])["time"]) if lines else 0.0
+    return file, _last_time(lines)
+
+
+def _last_time(lines: Sequence[bytes]) -> float:
+    """Of the last line that tells one; 0 if none does."""
+    for line in reversed(lines):
+        try:
+            return number_of(values_of(line), "time")
+        except (ValueError, AttributeError, RecursionError):
+            continue  # no line of ours
+    return 0.0

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "speedo"
 # From the ground up: a room imports from rooms below it and from itself, never from beside or above.
 LAYERS = (
     ("errors", "failpoints", "files", "bounds"),
-    ("weights", "bundled", "token", "config_file", "mode_options", "json_lines", "workplace"),
+    ("weights", "bundled", "token", "config_file", "mode_options", "json_lines", "workplace", "run_files"),
     ("messages", "config", "checkpoint", "result"),
     ("status", "runlog", "trace", "control"),
     ("picture", "progress", "control_view", "resume"),

@@ -52,11 +52,12 @@ def parse_link(text: str) -> float:
     """Bits per second of `10gbit`, `100mbit`, `2.5Gbit/s`. Raises `ConfigError`."""
     found = _LINK.fullmatch(text.strip())
     rate = 0.0 if found is None else float(found[1]) * _SIZES[found[2].lower()]
-    if not LEAST_LINK <= rate <= MOST_LINK:
+    if rate <= 0:
         raise ConfigError(
-            f"--link {said(text)} is no rate from 1kbit to 1000000gbit; use bits per second, as in 10gbit, "
-            "2.5gbit or 100mbit"
+            f"--link {said(text)} is no rate above 0; use bits per second, as in 10gbit, 2.5gbit or 100mbit"
         )
+    if not LEAST_LINK <= rate <= MOST_LINK:
+        raise ConfigError(f"--link {said(text)} is beyond a link: use 1kbit to 1000000gbit")
     return rate
 
 
