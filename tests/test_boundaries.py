@@ -12,7 +12,17 @@ PACKAGE = Path(__file__).parents[1] / "speedo"
 # From the ground up: a room imports from rooms below it and from itself, never from beside or above.
 LAYERS = (
     ("errors", "failpoints", "files", "bounds"),
-    ("weights", "bundled", "token", "config_file", "mode_options", "json_lines", "workplace", "run_files"),
+    (
+        "weights",
+        "bundled",
+        "token",
+        "config_file",
+        "mode_options",
+        "json_lines",
+        "workplace",
+        "run_files",
+        "crash",
+    ),
     ("messages", "config", "checkpoint", "result"),
     ("status", "runlog", "trace", "control"),
     ("picture", "progress", "control_view", "resume"),

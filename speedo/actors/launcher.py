@@ -98,6 +98,8 @@ def _start(
     stack.callback(_sweep, prepared.run_dir, own_epoch)
     watch.begin(prepared.run_dir)
     try:
+        if ignored := session.ignored_settings():
+            watch.note(ignored)
         for line in prepared.headline():
             watch.note(line)
         with ExitStack() as node, ThreadPoolExecutor(1) as pool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -11,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from speedo.actors.session import environment
+from speedo.actors.session import clean_environment
 from speedo.errors import ClusterError
 
 LOOK_S = 0.3
@@ -107,7 +106,7 @@ def _probe(address: str, token: str) -> tuple[dict[str, Any] | None, str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, **environment(token)},
+        env=clean_environment(token),
     )
     try:
         out, words = child.communicate(timeout=20.0)
