@@ -189,7 +189,7 @@ def find(name: str) -> RunSocket:
     folder = Path(name)
     for socket in runs if os.path.isdir(folder) else []:
         try:
-            if Path(socket.ask("status")["run_dir"]) == folder.resolve():
+            if Path(socket.ask("status")["run_dir"]) == Path(os.path.realpath(folder)):
                 return socket
         except ClusterError:
             continue

@@ -66,6 +66,14 @@ def read_text(path: Path, most: int = MOST_TEXT_BYTES) -> str:
     return read_bytes(path, most).decode("utf-8")
 
 
+def home() -> Path:
+    """The user's own folder; raises `OSError` for a user without one, as a container may have."""
+    folder = os.path.expanduser("~")
+    if not os.path.isabs(folder):
+        raise OSError(errno.ENOENT, "this user has no home folder: set HOME", folder)
+    return Path(folder)
+
+
 def problem_with_name(path: Path) -> str | None:
     """Why Caffe, which takes names as UTF-8, could not find this path: words and the remedy; None if it could."""
     try:

@@ -217,7 +217,7 @@ def _known(source: Path, cores: int) -> Calibration:
     from speedo.planning.from_run import from_run
 
     _must_exist(source)
-    return from_run(source, cores=cores) if source.is_dir() else read_calibration(source)
+    return from_run(source, cores=cores) if os.path.isdir(source) else read_calibration(source)
 
 
 def _measured(
@@ -235,7 +235,7 @@ def _measured(
 
     if run is not None:  # what is wrong with it is told before anything is measured
         _must_exist(run)
-        if not run.is_dir():
+        if not os.path.isdir(run):
             raise ConfigError(f"{run} holds the times of a net: leave SOLVER out, or --from")
         check_run(run)
     compression = Compression(how["compress"], how["compress_center"])
@@ -247,7 +247,7 @@ def _measured(
 
 
 def _must_exist(source: Path) -> None:
-    if not source.exists():
+    if not os.path.exists(source):
         raise ConfigError(
             f"--from {source} is not there; give a run directory, or a file of --save"
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from speedo.errors import ClusterError
-from speedo.files import read_bytes
+from speedo.files import home, read_bytes
 
 TOKEN_VARIABLE: Final = "SPEEDO_TOKEN"
 FILE_VARIABLE: Final = "SPEEDO_TOKEN_FILE"
@@ -22,7 +22,10 @@ def token_file() -> Path:
     given = os.environ.get(FILE_VARIABLE)
     if given:
         return Path(given)
-    config = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    try:
+        config = os.environ.get("XDG_CONFIG_HOME") or str(home() / ".config")
+    except OSError as error:
+        raise ClusterError(f"{error.strerror}, or {FILE_VARIABLE} to the token's file") from None
     return Path(config) / "speedo" / "token"
 
 

@@ -52,7 +52,10 @@ def wait_for_master(
 def connection_to(address: str, timeout_s: float) -> socket.socket:
     """A connection to host:port; raises `OSError` if nothing accepts it."""
     host, _, port = address.rpartition(":")
-    return socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s)
+    try:
+        return socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s)
+    except UnicodeError:
+        raise socket.gaierror(socket.EAI_NONAME, "it is no name of a machine") from None
 
 
 def _missing(host: str, port: str, timeout_s: float, returning: bool) -> str:

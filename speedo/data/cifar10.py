@@ -8,6 +8,7 @@ does it.
 
 from __future__ import annotations
 
+import os
 import tarfile
 import tempfile
 import zlib
@@ -117,12 +118,12 @@ def _contents(
     if source is None:
         archive = fetch(ARCHIVE, downloads, remedy=_REMEDY, progress=progress)
         return _unpack(archive, names), {ARCHIVE.name: ARCHIVE.sha256}
-    if source.is_file():
+    if os.path.isfile(source):
         return _unpack(source, names), {source.name: check_sha256(source, ARCHIVE.sha256)}
-    if (source / ARCHIVE.name).is_file():
+    if os.path.isfile(source / ARCHIVE.name):
         return _contents(source / ARCHIVE.name, downloads, progress)
-    folder = source / ARCHIVE_FOLDER if (source / ARCHIVE_FOLDER).is_dir() else source
-    missing = [name for name in names if not (folder / name).is_file()]
+    folder = source / ARCHIVE_FOLDER if os.path.isdir(source / ARCHIVE_FOLDER) else source
+    missing = [name for name in names if not os.path.isfile(folder / name)]
     if missing:
         raise DataError(f"{folder} has no {', '.join(missing)}: {_REMEDY}")
     return (
