@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 import speedo
-from speedo.config import RunConfig, make_config
+from speedo.config import LARGEST_WORKERS, RunConfig, make_config
 from speedo.config_file import parse_phase
 from speedo.control_cli import scale, status, stop
 from speedo.crash import traceback_kept, unforeseen
@@ -125,7 +125,7 @@ def master(token_file: Path | None, **options: Any) -> None:
 )
 @click.option(
     "--workers",
-    type=click.IntRange(1),
+    type=click.IntRange(1, LARGEST_WORKERS),
     default=1,
     show_default=True,
     metavar="N",

@@ -11,6 +11,7 @@ import click
 from speedo.bounds import said, whole_number
 from speedo.config import DEFAULT_PORT, LARGEST_WORKERS
 from speedo.errors import ConfigError
+from speedo.workplace import check_names, check_workplace
 
 if TYPE_CHECKING:
     from speedo.doctor import Finding
@@ -83,6 +84,8 @@ def doctor(
     """
     from speedo.doctor import Request, examine
 
+    check_workplace()
+    check_names({"the solver": solver, "the data root": options["data_root"]})
     master = None if address is None else with_port(address)
     request = Request(solver, master, workers or (1 if master else 2), **options)
     findings = examine(request)
