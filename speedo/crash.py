@@ -6,7 +6,6 @@ import errno
 import os
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -74,9 +73,7 @@ def _places(folder: Path | None) -> Iterator[Path]:
 def _write(folder: Path, text: str) -> Path | None:
     """In a file of a new name, of mode 0600."""
     try:
-        descriptor, name = tempfile.mkstemp(
-            prefix=time.strftime("speedo-traceback-%Y%m%d-%H%M%S-"), suffix=".txt", dir=folder
-        )
+        descriptor, name = tempfile.mkstemp(prefix="speedo-traceback-", suffix=".txt", dir=folder)
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
     except OSError:
