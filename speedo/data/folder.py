@@ -131,6 +131,8 @@ def _complete(folder: Path, request: Request) -> Manifest | None:
 
 
 def _refuse_file(folder: Path) -> None:
+    if not folder.name:
+        raise DataError(f"{folder} cannot be a dataset's folder: name one in it")
     if os.path.lexists(folder) and not os.path.isdir(folder):
         raise DataError(f"{folder} is a file: name a folder")
 
