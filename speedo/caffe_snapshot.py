@@ -6,6 +6,7 @@ As with Caffe's `--snapshot`, iteration, weights and solver history are taken ov
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from google.protobuf.message import DecodeError
 from speedo.checkpoint import Checkpoint, Counters, WorkerState
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.errors import ConfigError
+from speedo.files import problem_with_name, read_bytes
 from speedo.settings import RunSettings
 from speedo.solver.proto import caffe_proto
 
@@ -71,7 +73,7 @@ def read_snapshot(path: Path) -> CaffeSnapshot:
             f"resume names {path}, which is no file; give a run directory or a {SUFFIX}"
         )
     try:
-        state = path.read_bytes()
+        state = read_bytes(path)
     except OSError as error:
         raise ConfigError(
             f"resume names {path}, which cannot be read ({error.strerror}); give a run directory or a {SUFFIX}"
@@ -99,9 +101,15 @@ def read_snapshot(path: Path) -> CaffeSnapshot:
             )
     model = Path(message.learned_net)
     tried = [model, path.parent / model.name]
-    found = next((one for one in tried if one.is_file()), None)
+    found = next((one for one in tried if os.path.isfile(one)), None)
     if found is None:
         raise ConfigError(
             f"the weights of {path} are neither at {tried[0]} nor at {tried[1]}; put them beside it"
         )
+    if message.iter < 0:
+        raise ConfigError(
+            f"{path} is at iteration {message.iter}, which no solver reaches; give another"
+        )
+    if (problem := problem_with_name(found)) is not None:
+        raise ConfigError(f"the weights of {path}, {str(found)!a}, have a name that {problem}")
     return CaffeSnapshot(path, int(message.iter), found.absolute(), state)

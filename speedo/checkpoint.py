@@ -15,20 +15,27 @@ import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Final, Self
 
 import numpy as np
 import xxhash
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from speedo.bounds import LARGEST_INT32
 from speedo.errors import CheckpointError
 from speedo.failpoints import reached
+from speedo.files import open_to_read
 from speedo.weights import Vector, as_bytes
 
 MAGIC: Final = b"SPEEDO-CHECKPOINT-1\n"
 SUFFIX: Final = ".checkpoint"
 KEPT: Final = 2  # files of a run: should the newest be damaged, there is another
 MOST_HEADER_BYTES: Final = 16 << 20
+MOST_COUNT: Final = 2**53
+MOST_SECONDS: Final = 1e10  # three hundred years
 _LENGTHS: Final = struct.Struct("<QQ")
+
+Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,40 @@ class Counters:
     seconds: float
     layout: int
     dropped: Mapping[str, int] = field(default_factory=dict)
+
+
+class _WorkerRecord(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    rank: Count
+    count: Annotated[int, Field(ge=1, le=MOST_COUNT)]
+    batch_size: Annotated[int, Field(ge=1, le=LARGEST_INT32)]
+    batches: Count
+
+    @model_validator(mode="after")
+    def _has_a_shard(self) -> Self:
+        if self.rank >= self.count:
+            raise ValueError("the rank is not below the count")
+        return self
+
+
+class Header(BaseModel):
+    """What the header of a file may say; its checksum only says that it was written so."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    epoch: Annotated[int, Field(ge=0, le=LARGEST_INT32)]
+    mode: Annotated[str, Field(max_length=32)]
+    version: Count
+    iteration: Annotated[int, Field(ge=0, le=LARGEST_INT32)]
+    samples: Count
+    received: Count
+    seconds: Annotated[float, Field(ge=0, le=MOST_SECONDS)]
+    layout: Annotated[int, Field(ge=0, lt=2**64)]
+    dropped: dict[str, Count]
+    workers: dict[Annotated[int, Field(ge=0, le=LARGEST_INT32)], _WorkerRecord]
+    sections: list[tuple[str, Count, Annotated[int, Field(ge=0, lt=2**64)]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +155,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read and check a file; raises `CheckpointError` if it is torn, damaged or not one of ours."""
     try:
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             start = file.read(len(MAGIC) + _LENGTHS.size)
             if not start.startswith(MAGIC) or len(start) < len(MAGIC) + _LENGTHS.size:
                 raise _damaged(path, "it does not begin like a checkpoint")
@@ -122,18 +163,18 @@ def read_checkpoint(path: Path) -> Checkpoint:
             header = file.read(min(length, MOST_HEADER_BYTES))
             if len(header) != length or _sum(header) != digest:
                 raise _damaged(path, "its header is torn")
-            values = json.loads(header)
-            room = path.stat().st_size - file.tell()
-            if sum(size for _, size, _ in values["sections"]) != room:
+            values = _header(path, header)
+            room = os.fstat(file.fileno()).st_size - file.tell()
+            if sum(size for _, size, _ in values.sections) != room:
                 raise _damaged(path, "it is not as long as it says")
             parts: dict[str, bytes] = {}
-            for name, size, expected in values.pop("sections"):
+            for name, size, expected in values.sections:
                 parts[name] = file.read(size)
                 if _sum(parts[name]) != expected:
                     raise _damaged(path, f"the section {name} differs from its checksum")
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
-    return _assembled(values, parts)
+    return _assembled(path, values, parts)
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
@@ -156,11 +197,30 @@ def latest(folder: Path) -> tuple[Path, Checkpoint, list[str]]:
     raise CheckpointError(f"there is no usable checkpoint in {folder}: {found}")
 
 
-def _assembled(values: dict[str, Any], parts: dict[str, bytes]) -> Checkpoint:
-    workers = {int(slot): WorkerState(**one) for slot, one in values.pop("workers").items()}
+def _header(path: Path, text: bytes) -> Header:
+    try:
+        return Header.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise _damaged(
+            path, f"its header is no run's: {place or 'all of it'}: {first['msg']}"
+        ) from None
+
+
+def _assembled(path: Path, values: Header, parts: dict[str, bytes]) -> Checkpoint:
+    if not parts.keys() >= {"center", "master"} or len(parts) < len(values.sections):
+        raise _damaged(path, "it has not the sections of a run")
+    if len(parts["center"]) % 4:
+        raise _damaged(path, "its center is no float32")
+    center = np.frombuffer(parts["center"], dtype="<f4").copy()
+    if not np.isfinite(center).all():
+        raise _damaged(path, "its center holds numbers that are not finite")
+    workers = {slot: WorkerState(**dict(one)) for slot, one in values.workers.items()}
+    counters = Counters(**{name: getattr(values, name) for name in Counters.__slots__})
     return Checkpoint(
-        Counters(**values),
-        np.frombuffer(parts["center"], dtype="<f4").copy(),
+        counters,
+        center,
         parts["master"],
         workers,
         {slot: parts[f"worker-{slot}"] for slot in workers if f"worker-{slot}" in parts},

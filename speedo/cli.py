@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
 import speedo
-from speedo.config import RunConfig, make_config
+from speedo.config import LARGEST_WORKERS, RunConfig, make_config
 from speedo.config_file import parse_phase
 from speedo.control_cli import scale, status, stop
+from speedo.crash import traceback_kept, unforeseen
 from speedo.data_cli import data
 from speedo.doctor_cli import doctor, with_port
 from speedo.errors import ConfigError, SpeedoError
@@ -51,6 +53,7 @@ class Commands(click.Group):
 
     def main(self, *args: Any, **extra: Any) -> Any:
         _open_closed_streams()
+        _escape_what_cannot_be_written()
         try:
             # In this mode click hands the status of --help and --version back.
             status = super().main(
@@ -71,10 +74,10 @@ class Commands(click.Group):
             _complain(*error.problems)
             sys.exit(error.exit_code)
         except SpeedoError as error:
-            _complain(str(error))
-            sys.exit(error.exit_code)
+            _end_with(error)
         except OSError as error:
-            unread(1)
+            if error.errno in (*_NOBODY_READS, *NO_ROOM):
+                unread(1)
             if error.errno in NO_ROOM:
                 _complain(
                     f"{error.filename or 'standard output'} cannot be written: {error.strerror}; make room or make "
@@ -85,7 +88,9 @@ class Commands(click.Group):
                 _complain(f"{error.strerror}: raise the limit with `ulimit -n` and try again")
                 sys.exit(1)
             if error.errno not in _NOBODY_READS:  # whoever read our pages has seen enough
-                raise
+                _end_with(unforeseen(error))
+        except Exception as error:
+            _end_with(unforeseen(error))
 
 
 @click.group(
@@ -146,7 +151,7 @@ def master(token_file: Path | None, **options: Any) -> None:
 )
 @click.option(
     "--workers",
-    type=click.IntRange(1),
+    type=click.IntRange(1, LARGEST_WORKERS),
     default=1,
     show_default=True,
     metavar="N",
@@ -213,13 +218,13 @@ def _run(launch: Callable[[RunConfig, Progress], RunResult], options: dict[str, 
         options["phases"] = [parse_phase(text) for text in phases]
     config = make_config(options, file=file)
     require_for(config)
-    with Progress(ErrorConsole()) as watch:
+    with Progress(ErrorConsole()) as watch, traceback_kept(lambda: watch.run_dir):
         result = launch(config, watch)
     accuracy = "no test net" if result.accuracy is None else f"test accuracy {result.accuracy:.4f}"
     if result.test_problem:
         accuracy = f"no test result: {result.test_problem}"
     if not result.complete:
-        _complain(f"the run ended early: {result.reason}")
+        _complain(_why_not_complete(result))
     try:
         click.echo(
             f"{accuracy} after {result.iteration} iterations, {result.images_per_s:,.0f} images/s, "
@@ -236,6 +241,15 @@ def _run(launch: Callable[[RunConfig, Progress], RunResult], options: dict[str, 
         sys.exit(_STATUS_OF_SIGNAL.get(result.reason, 3))
 
 
+def _why_not_complete(result: RunResult) -> str:
+    if result.reason == result.test_problem:
+        return (
+            f"the last test failed: {result.test_problem}; the model is trained to its end and exported, but nobody "
+            "has tested it"
+        )
+    return f"the run ended early: {result.reason}"
+
+
 def _usage(error: click.ClickException) -> str:
     """Click's finding as one sentence that names the page to read."""
     text = error.format_message().strip().rstrip(".")
@@ -244,12 +258,24 @@ def _usage(error: click.ClickException) -> str:
     return text[:1].lower() + text[1:] + page
 
 
+def _end_with(error: SpeedoError) -> NoReturn:
+    _complain(str(error))
+    sys.exit(error.exit_code)
+
+
 def _complain(*problems: str) -> None:
     try:
         for problem in problems:
             click.echo(f"speedo: {problem}", err=True)
     except OSError:
         unread(2)
+
+
+def _escape_what_cannot_be_written() -> None:
+    """A name that this terminal's encoding does not have is shown escaped; printing it must not end the command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _open_closed_streams() -> None:

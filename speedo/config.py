@@ -7,15 +7,27 @@ with its value and its remedy.
 from __future__ import annotations
 
 import difflib
-import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from pydantic import ValidationError
 
+from speedo.bounds import (
+    LARGEST_COUNT,
+    LARGEST_INT32,
+    LARGEST_SEED,
+    digits,
+    float32,
+    in_float32,
+    said,
+    seconds,
+    whole,
+)
 from speedo.config_file import parse_compression, read_options
 from speedo.errors import ConfigError
+from speedo.files import problem_with_name
 from speedo.mode_options import MODES, WHOLE_RUN, Mode, ModeOptions, PhaseConfig
 
 __all__ = ["DEFAULT_PORT", "MODES", "ModeOptions", "PhaseConfig", "RunConfig", "make_config"]
@@ -94,10 +106,10 @@ class RunConfig(ModeOptions):
         """Everything in this configuration that cannot work, a sentence each."""
         found = self.problems_in(self.mode) + self.too_many_backups(self.workers)
         if not 1 <= self.workers <= LARGEST_WORKERS:
-            found.append(f"workers is {self.workers}: use 1 to {LARGEST_WORKERS}")
+            found.append(f"workers is {digits(self.workers)}: use 1 to {LARGEST_WORKERS}")
         if not 1 <= self.min_workers <= max(self.workers, 1):
             found.append(
-                f"min_workers is {self.min_workers}: use 1 up to the {self.workers} of workers"
+                f"min_workers is {digits(self.min_workers)}: use 1 up to the {digits(self.workers)} of workers"
             )
         if self.mode == "hybrid" and not self.phases:
             found.append(
@@ -114,40 +126,14 @@ class RunConfig(ModeOptions):
         for number, phase in enumerate(self.phases, 1):
             found += phase.problems(number, self.workers)
         found += self._problems_of_overlap() + self._problems_of_compression()
-        for name, least in (("max_iter", 1), ("test_interval", 0), ("batch", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                found.append(f"{name} is {value}: use {least} or more")
-        if self.lr is not None and not (self.lr > 0 and math.isfinite(self.lr)):
-            found.append(f"lr is {self.lr}: use a learning rate above 0")
-        if self.momentum is not None and not 0 <= self.momentum < 1:
-            found.append(f"momentum is {self.momentum}: use 0 up to, not including, 1")
-        if self.weight_decay is not None and not (
-            self.weight_decay >= 0 and math.isfinite(self.weight_decay)
-        ):
-            found.append(f"weight_decay is {self.weight_decay}: use 0 or more")
-        if not 1 <= self.port <= 65535:
-            found.append(f"port is {self.port}: use 1 to 65535, {DEFAULT_PORT} by default")
-        if not (self.timeout > 0 and math.isfinite(self.timeout)):
-            found.append(f"timeout is {self.timeout}: use a number of seconds above 0")
-        if self.join_timeout is not None and not (
-            self.join_timeout > 0 and math.isfinite(self.join_timeout)
-        ):
-            found.append(f"join_timeout is {self.join_timeout}: use a number of seconds above 0")
-        if self.restarts < 0:
-            found.append(f"restarts is {self.restarts}: use 0, for never, or more")
-        if not (self.reshard_after >= 0 and math.isfinite(self.reshard_after)):
-            found.append(f"reshard_after is {self.reshard_after}: use seconds, or 0 for never")
+        found += self._problems_of_paths()
+        found += self._problems_of_numbers()
         if self.redis_tls and self.redis is not None:
             found.append(
                 "redis_tls is for the Redis that is started, but redis names one of yours; "
                 "leave redis_tls out, and write its URL as rediss://..."
             )
-        if not (self.checkpoint_interval >= 0 and math.isfinite(self.checkpoint_interval)):
-            found.append(
-                f"checkpoint_interval is {self.checkpoint_interval}: use seconds, or 0 for the end alone"
-            )
-        if self.resume is not None and self.run_dir is not None and self.resume.is_dir():
+        if self.resume is not None and self.run_dir is not None and os.path.isdir(self.resume):
             found.append(
                 "run_dir and resume name two directories: a resumed run goes on in its own; leave run_dir out"
             )
@@ -156,8 +142,39 @@ class RunConfig(ModeOptions):
                 found.append(
                     f"python_layers names {module!r}, which is no module; use names as in layers.scale,others"
                 )
-        if self.weights is not None and not self.weights.is_file():
+        if self.weights is not None and not os.path.isfile(self.weights):
             found.append(f"weights names {self.weights}, which is no file; give a .caffemodel")
+        return found
+
+    def _problems_of_numbers(self) -> list[str]:
+        """Every number that what takes it cannot hold."""
+        found: list[str] = []
+        for name, least in (("max_iter", 1), ("test_interval", 0), ("batch", 1)):
+            found += whole(name, getattr(self, name), least, LARGEST_INT32)
+        found += whole("seed", self.seed, 0, LARGEST_SEED, ", as Caffe's generator takes 32 bits")
+        found += float32("lr", self.lr, "a learning rate above 0", zero=False)
+        if self.momentum is not None and not 0 <= in_float32(self.momentum) < 1:
+            found.append(f"momentum is {self.momentum}: use 0 up to, not including, 1")
+        found += float32("weight_decay", self.weight_decay, "0 or more", zero=True)
+        found += whole("restarts", self.restarts, 0, LARGEST_COUNT)
+        if not 1 <= self.port <= 65535:
+            found.append(f"port is {digits(self.port)}: use 1 to 65535, {DEFAULT_PORT} by default")
+        found += seconds("timeout", self.timeout) + seconds("join_timeout", self.join_timeout)
+        found += seconds("checkpoint_interval", self.checkpoint_interval, zero="the end alone")
+        found += seconds("reshard_after", self.reshard_after, zero="never")
+        return found
+
+    def _problems_of_paths(self) -> list[str]:
+        """Names that Caffe, or the system, could not take."""
+        found: list[str] = []
+        for name in ("solver", "weights", "resume", "data_root", "run_dir"):
+            path: Path | None = getattr(self, name)
+            if path is None:
+                continue
+            if "\0" in str(path):
+                found.append(f"{name} is {str(path)!r}, with a zero byte in it; use a path")
+            elif (problem := problem_with_name(path)) is not None:
+                found.append(f"{name} names {str(path)!a}, which {problem}")
         return found
 
     def _problems_of_overlap(self) -> list[str]:
@@ -196,7 +213,7 @@ def make_config(options: Mapping[str, Any], *, file: Path | None = None) -> RunC
     given = {name: value for name, value in options.items() if value is not None}
     if file is None and given.get("resume"):
         former = Path(given["resume"]) / "config.yaml"
-        file = former if former.is_file() else None
+        file = former if os.path.isfile(former) else None
     read = read_options(file) if file is not None else {}
     origins = {name: f" in {file}" for name in read if name not in given}
     try:
@@ -224,11 +241,11 @@ def _sentence(detail: dict[str, Any], origins: Mapping[str, str]) -> str:
         hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(sorted(known))}"
         return f"{name} is no option{hint}"
     if kind == "literal_error":
-        return f"{name} is {value!r}; use one of {detail['ctx']['expected']}"
+        return f"{name} is {said(value)}; use one of {detail['ctx']['expected']}"
     if kind == "missing":
         return f"{name} is missing; give it"
     remedy = next((words for start, words in _REMEDIES.items() if kind.startswith(start)), None)
-    return f"{name} is {value!r}; {remedy or detail['msg']}"
+    return f"{name} is {said(value)}; {remedy or detail['msg']}"
 
 
 # Kinds of pydantic's findings, by how their names begin.

@@ -7,8 +7,12 @@ from typing import Any, Final
 
 import yaml
 
+from speedo.bounds import said, whole_number
 from speedo.errors import ConfigError
+from speedo.files import read_text
 
+MOST_BYTES: Final = 100_000  # of a file of options; PyYAML takes a second for so many
+MOST_LEVELS: Final = 12
 LARGEST_FRACTION: Final = 0.5  # a value that top-k sends takes 6 bytes, of 4 in the vector
 
 
@@ -16,19 +20,23 @@ def parse_phase(text: str) -> dict[str, Any]:
     """`easgd:1000,moving_rate=0.3,local_steps=10` as the mapping that a YAML file would hold."""
     head, *options = text.split(",")
     mode, colon, iterations = head.partition(":")
-    if not colon or not iterations.strip().isdigit():
+    count = whole_number(iterations)
+    if not colon or count is None:
         raise ConfigError(
-            f"phase {text!r} is not of the form MODE:ITERATIONS[,OPTION=VALUE...]; "
+            f"phase {said(text)} is not of the form MODE:ITERATIONS[,OPTION=VALUE...]; "
             "for example --phase sync:500 or --phase easgd:1000,moving_rate=0.3"
         )
-    phase: dict[str, Any] = {"mode": mode.strip(), "iterations": int(iterations)}
+    phase: dict[str, Any] = {"mode": mode.strip(), "iterations": count}
     for option in options:
         name, equals, value = option.partition("=")
         if not equals:
             raise ConfigError(
-                f"phase {text!r}: {option!r} is not of the form OPTION=VALUE; for example moving_rate=0.3"
+                f"phase {said(text)}: {option!r} is not of the form OPTION=VALUE; for example moving_rate=0.3"
             )
-        phase[name.strip().replace("-", "_")] = value.strip()
+        key = name.strip().replace("-", "_")
+        if key in phase:
+            raise ConfigError(f"phase {said(text)} gives {key} twice; keep one")
+        phase[key] = value.strip()
     return phase
 
 
@@ -50,19 +58,20 @@ def parse_compression(text: str) -> tuple[str, float]:
 
 
 def read_options(file: Path) -> dict[str, Any]:
-    """The options in this file; raises `ConfigError` with its line where it is not YAML."""
+    """The options in this file; raises `ConfigError` with its line where it is not YAML, or more than options need."""
     try:
-        loaded = yaml.safe_load(file.read_text(encoding="utf-8"))
+        loaded = yaml.load(read_text(file, MOST_BYTES), _Loader)
     except OSError as error:
         raise ConfigError(
             f"the configuration {file} cannot be read ({error.strerror}); correct --config"
         ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
         where = getattr(error, "problem_mark", None)
         line = f", line {where.line + 1}" if where is not None else ""
+        why = getattr(error, "problem", None) or str(error).partition(";")[0].splitlines()[0]
+        what = "cannot be used" if isinstance(error, _Refused) else "is not YAML"
         raise ConfigError(
-            f"the configuration {file}{line} is not YAML: {getattr(error, 'problem', None) or error}; "
-            "write one 'option: value' per line"
+            f"the configuration {file}{line} {what}: {why}; write one 'option: value' per line"
         ) from None
     if loaded is None:
         return {}
@@ -70,4 +79,47 @@ def read_options(file: Path) -> dict[str, Any]:
         raise ConfigError(
             f"the configuration {file} holds no options; write one 'option: value' per line"
         )
-    return {str(name).replace("-", "_"): value for name, value in loaded.items()}
+    options: dict[str, Any] = {}
+    for name, value in loaded.items():
+        option = str(name).replace("-", "_")
+        if option in options:
+            raise ConfigError(f"the configuration {file} gives {option} twice; keep one")
+        options[option] = value
+    return options
+
+
+class _Refused(yaml.MarkedYAMLError):
+    """It is YAML, and more of it than options need."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as options need it: a few levels, nothing named and repeated, no option twice.
+
+    An alias can make a few lines stand for millions of values, and PyYAML takes the last of several keys in silence.
+    """
+
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent):
+            raise _refused("*name stands for another value here: write the value out", event)
+        if self._depth >= MOST_LEVELS:
+            raise _refused(f"it has more than {MOST_LEVELS} levels", event)
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in keys:
+                    raise _refused(f"{said(key.value)} is there twice: keep one", key)
+                keys.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _refused(problem: str, at: Any) -> _Refused:
+    return _Refused(problem=problem, problem_mark=at.start_mark)

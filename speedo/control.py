@@ -30,6 +30,7 @@ MOST_ASKED_BYTES: Final = 4096
 MOST_ANSWERED_BYTES: Final = 16 << 20  # a status has some 200 bytes per worker
 ASK_S: Final = 5.0  # for a line to arrive whole
 ANSWER_S: Final = 30.0
+OTHER: Final = "use the same version of SpeeDO for the command as for the run"
 AT_ONCE: Final = 16  # exchanges under way
 UNBORN_S: Final = 60.0  # a socket that is not yet in place after so long belongs to nobody
 
@@ -163,7 +164,7 @@ class ControlServer:
 
     def _answered(self, connection: socket.socket) -> dict[str, Any]:
         try:
-            asked = json.loads(_line(connection, MOST_ASKED_BYTES, ASK_S))
+            asked = json.loads(_line(connection, MOST_ASKED_BYTES, ASK_S).decode("utf-8"))
             if not isinstance(asked, dict):
                 raise ClusterError("what was asked is no JSON object")
             return {"answer": plain(self._answer(asked))}
@@ -171,6 +172,8 @@ class ControlServer:
             return {"error": "what was asked is no JSON"}
         except SpeedoError as error:
             return {"error": str(error)}
+        except Exception as error:  # the asker must not take this for the end of the run
+            return {"error": f"the run could not answer: {type(error).__name__}: {error}"}
 
 
 # ---------------------------------------------------------------- the commands' side
@@ -193,10 +196,12 @@ class RunSocket:
             said = json.loads(line)
         except TimeoutError:
             raise ClusterError(late) from None
-        except (ConnectionError, FileNotFoundError, ValueError):
+        except (ConnectionError, FileNotFoundError, ValueError, RecursionError):
             raise RunGone(f"run {self.run} has ended") from None
-        if "error" in said:
+        if isinstance(said, dict) and "error" in said:
             raise ClusterError(str(said["error"]))
+        if not isinstance(said, dict) or not isinstance(said.get("answer"), dict):
+            raise ClusterError(f"run {self.run} gave no answer that can be read: {OTHER}")
         answer: dict[str, Any] = said["answer"]
         return answer
 
@@ -265,7 +270,7 @@ def _line(connection: socket.socket, most: int, timeout_s: float) -> bytes:
         size += len(part)
         if not part or size > most:
             raise ValueError("no line, or too long a one")
-        if part.endswith(b"\n"):
+        if b"\n" in part:  # what follows would be a second question
             return b"".join(parts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -186,13 +187,13 @@ def find(name: str) -> RunSocket:
     if named:
         return named[0]
     folder = Path(name)
-    for socket in runs if folder.is_dir() else []:
+    for socket in runs if os.path.isdir(folder) else []:
         try:
-            if Path(socket.ask("status")["run_dir"]) == folder.resolve():
+            if Path(socket.ask("status")["run_dir"]) == Path(os.path.realpath(folder)):
                 return socket
         except ClusterError:
             continue
-    if (folder / "result.json").is_file():
+    if os.path.isfile(folder / "result.json"):
         sentence, *_ = outcome_of(folder)[1].splitlines()
         raise ClusterError(f"the run in {folder} is over: {sentence}")
     going = f"; going are {', '.join(socket.run for socket in runs)}" if runs else ""

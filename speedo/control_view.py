@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
+
+from speedo.control import OTHER
+from speedo.run_files import read_result
 
 RESULT: Final = "result.json"
 COLUMNS: Final = ("worker", "host", "merged", "dropped", "images/s", "state")
@@ -21,7 +23,14 @@ TOLD: Final = frozenset(
 
 
 def lines_of(run: Mapping[str, Any]) -> list[str]:
-    """One run as people read it."""
+    """One run as people read it; one of another version may lack what this one knows."""
+    try:
+        return _lines_of(run)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return [f"run {run.get('run', '?')}: what it says cannot be read: {OTHER}"]
+
+
+def _lines_of(run: Mapping[str, Any]) -> list[str]:
     if "problem" in run:
         return [f"run {run['run']}: {run['problem']}"]
     workers = run["workers"]
@@ -54,7 +63,9 @@ def lines_of(run: Mapping[str, Any]) -> list[str]:
     for name, value in run.items():
         if name not in TOLD and value not in (None, "", [], {}, False):
             lines.append(f"  {name.replace('_', ' '):<10} {value}")
-    lines.append(f"  workers    {there} of {run['wanted'] or run['expected_workers']}")
+    wanted = run["wanted"] or run["expected_workers"]
+    count = f"{there} of {wanted}" if there <= wanted else f"{there}, {wanted} wanted"
+    lines.append(f"  workers    {count}")
     return lines + [f"    {row}".rstrip() for row in table(workers)]
 
 
@@ -99,9 +110,8 @@ def number(value: float | None) -> str:
 
 def outcome_of(run_dir: Path) -> tuple[dict[str, Any] | None, str]:
     """What is in `result.json`, None without one, and that in a sentence."""
-    try:
-        result: dict[str, Any] = json.loads((run_dir / RESULT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    result = read_result(run_dir / RESULT)
+    if result is None:
         return None, f"the run has ended without a result; {run_dir / 'train.log'} says why"
     accuracy = result.get("accuracy")
     tested = "" if accuracy is None else f", test accuracy {accuracy:.4f}"

@@ -10,11 +10,15 @@ from typing import Any
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from speedo.bounds import LARGEST_SEED, said, whole_number
 from speedo.progress import ErrorConsole
+from speedo.workplace import check_names, check_workplace
 
 FOLDER = click.Path(path_type=Path, file_okay=False)
 LIST = click.Path(path_type=Path, exists=True, dir_okay=False)
 SOURCE = click.Path(path_type=Path)
+SEED = click.IntRange(0, LARGEST_SEED)
+LARGEST_SIDE = 16_384  # of an image, in pixels
 source_option = click.option(
     "--source", type=SOURCE, help="Where the published files lie.  [default: their usual place]"
 )
@@ -45,6 +49,7 @@ def fashion_mnist(folder: Path, source: Path | None, force: bool) -> None:
     """
     from speedo.data import prepare_fashion_mnist
 
+    _check(folder, source)
     with _bar() as progress:
         prepared = prepare_fashion_mnist(folder, source=source, force=force, progress=progress)
     _report(prepared)
@@ -61,6 +66,7 @@ def mnist(folder: Path, source: Path | None, force: bool) -> None:
     """
     from speedo.data import prepare_mnist
 
+    _check(folder, source)
     with _bar() as progress:
         prepared = prepare_mnist(folder, source=source, force=force, progress=progress)
     _report(prepared)
@@ -70,7 +76,7 @@ def mnist(folder: Path, source: Path | None, force: bool) -> None:
 @click.argument("folder", type=FOLDER, metavar="DIR")
 @source_option
 @force_option
-@click.option("--seed", type=int, default=1, show_default=True, help="Seed of the training order.")
+@click.option("--seed", type=SEED, default=1, show_default=True, help="Seed of the training order.")
 def cifar10(folder: Path, source: Path | None, force: bool, seed: int) -> None:
     """CIFAR-10, from its published binary archive.
 
@@ -78,6 +84,7 @@ def cifar10(folder: Path, source: Path | None, force: bool, seed: int) -> None:
     """
     from speedo.data import prepare_cifar10
 
+    _check(folder, source)
     with _bar() as progress:
         prepared = prepare_cifar10(folder, source=source, seed=seed, force=force, progress=progress)
     _report(prepared)
@@ -96,7 +103,7 @@ def cifar10(folder: Path, source: Path | None, force: bool, seed: int) -> None:
 @click.option(
     "--shuffle", is_flag=True, help="Mix the records: Caffe reads them in database order."
 )
-@click.option("--seed", type=int, default=1, show_default=True, help="Seed of --shuffle.")
+@click.option("--seed", type=SEED, default=1, show_default=True, help="Seed of --shuffle.")
 @click.option(
     "--skip-bad", is_flag=True, help="Leave out lines that cannot be read, and tell them."
 )
@@ -109,20 +116,29 @@ def images(list_file: Path, folder: Path, size: str | None, **options: Any) -> N
     """
     from speedo.data import prepare_images
 
+    _check(folder, None)
     with _bar() as progress:
         prepared = prepare_images(list_file, folder, size=_size(size), progress=progress, **options)
     _report(prepared)
+
+
+def _check(folder: Path, source: Path | None) -> None:
+    """What Caffe is to read must have a name that it takes."""
+    check_workplace()
+    check_names({"the folder": folder, "the source": source})
 
 
 def _size(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
     height, cross, width = text.lower().partition("x")
-    if not cross or not height.isdigit() or not width.isdigit() or 0 in (int(height), int(width)):
+    high, wide = whole_number(height), whole_number(width)
+    if not cross or not high or not wide or max(high, wide) > LARGEST_SIDE:
         raise click.BadParameter(
-            f"{text!r} is not HEIGHTxWIDTH, as in 256x256", param_hint="--size"
+            f"{said(text)} is not HEIGHTxWIDTH of 1 to {LARGEST_SIDE} each, as in 256x256",
+            param_hint="--size",
         )
-    return int(height), int(width)
+    return high, wide
 
 
 @contextmanager

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from speedo.bounds import said, whole_number
 from speedo.config import DEFAULT_PORT, LARGEST_WORKERS
 from speedo.errors import ConfigError
+from speedo.workplace import check_names, check_workplace
 
 if TYPE_CHECKING:
     from speedo.doctor import Finding
@@ -82,6 +84,8 @@ def doctor(
     """
     from speedo.doctor import Request, examine
 
+    check_workplace()
+    check_names({"the solver": solver, "the data root": options["data_root"]})
     master = None if address is None else with_port(address)
     request = Request(solver, master, workers or (1 if master else 2), **options)
     findings = examine(request)
@@ -102,11 +106,12 @@ def with_port(address: str) -> str:
     host, colon, port = address.rpartition(":")
     if not colon and address:
         return f"{address}:{DEFAULT_PORT}"
-    if not host or not port.isdigit() or not 1 <= int(port) <= 65535:
+    number = whole_number(port)
+    if not host or number is None or not 1 <= number <= 65535:
         raise ConfigError(
-            f"--master {address!r} is not HOST or HOST:PORT; for example --master 10.0.0.5:{DEFAULT_PORT}"
+            f"--master {said(address)} is not HOST or HOST:PORT; for example --master 10.0.0.5:{DEFAULT_PORT}"
         )
-    return address
+    return f"{host}:{number}"
 
 
 def _print(findings: list[Finding]) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+from speedo.bounds import LARGEST_COUNT, LARGEST_INT32, digits, whole
 
 PlainMode = Literal["sync", "async", "partial", "weed-out", "easgd"]
 Mode = Literal["sync", "async", "partial", "weed-out", "easgd", "hybrid"]
@@ -52,15 +55,38 @@ class ModeOptions(BaseModel):
     )
     backup_workers: int = Field(0, description="results that a round of sync does not wait for")
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_as_a_number(cls, value: Any, field: ValidationInfo) -> Any:
+        """`workers: yes` in YAML is a slip, not 1."""
+        kind = str(cls.model_fields[field.field_name or ""].annotation)
+        if isinstance(value, bool) and "bool" not in kind:
+            raise PydanticCustomError(
+                "float_type" if "float" in kind else "int_type", "no truth value"
+            )
+        return value
+
     def is_elastic_in(self, mode: str) -> bool:
         """Whether workers send weights, to be averaged elastically."""
         return mode == "easgd" or self.moving_rate is not None
 
     def problems_in(self, mode: str) -> list[str]:
         """What cannot work in this mode, a sentence each."""
-        found = []
+        found: list[str] = []
         if self.local_steps < 1:
-            found.append(f"local_steps is {self.local_steps}: a turn needs a step; use 1 or more")
+            found.append(
+                f"local_steps is {digits(self.local_steps)}: a turn needs a step; use 1 or more"
+            )
+        found += [
+            problem
+            for name, most in (
+                ("local_steps", LARGEST_COUNT),
+                ("max_advance", LARGEST_INT32),
+                ("window", LARGEST_INT32),
+            )
+            if (value := getattr(self, name)) is not None and value > most
+            for problem in whole(name, value, 1, most)
+        ]
         if self.moving_rate is not None:
             if not 0 < self.moving_rate < 1:
                 found.append(
@@ -80,22 +106,22 @@ class ModeOptions(BaseModel):
         if self.max_advance is not None:
             if mode != "partial":
                 found.append(
-                    f"max_advance is {self.max_advance}, but mode {mode} has no bound; "
+                    f"max_advance is {digits(self.max_advance)}, but mode {mode} has no bound; "
                     "use --mode partial, or leave max_advance out"
                 )
             elif self.max_advance < 1:
                 found.append(
-                    f"max_advance is {self.max_advance}: every worker would wait for ever; use 1 or more"
+                    f"max_advance is {digits(self.max_advance)}: every worker would wait for ever; use 1 or more"
                 )
         if self.window is not None:
             if mode != "weed-out":
                 found.append(
-                    f"window is {self.window}, but mode {mode} has none; "
+                    f"window is {digits(self.window)}, but mode {mode} has none; "
                     "use --mode weed-out, or leave window out"
                 )
             elif self.window < 1:
                 found.append(
-                    f"window is {self.window}: every result would be discarded; use 1 or more"
+                    f"window is {digits(self.window)}: every result would be discarded; use 1 or more"
                 )
         if self.delta_scale is not None:
             if not 0 < self.delta_scale <= 10 or not math.isfinite(self.delta_scale):
@@ -120,11 +146,11 @@ class ModeOptions(BaseModel):
                 found.append("server_gradient sends no deltas; leave delta_scale out")
         if self.backup_workers and mode != "sync":
             found.append(
-                f"backup_workers is {self.backup_workers}, but mode {mode} has no rounds; "
+                f"backup_workers is {digits(self.backup_workers)}, but mode {mode} has no rounds; "
                 "use --mode sync, or leave backup_workers out"
             )
         elif self.backup_workers < 0:
-            found.append(f"backup_workers is {self.backup_workers}: use 0 or more")
+            found.append(f"backup_workers is {digits(self.backup_workers)}: use 0 or more")
         return found
 
     def too_many_backups(self, workers: int) -> list[str]:
@@ -132,7 +158,7 @@ class ModeOptions(BaseModel):
         if not 0 < workers <= self.backup_workers:
             return []
         problem = (
-            f"backup_workers is {self.backup_workers} of {workers} workers: a round would wait for nobody; "
+            f"backup_workers is {digits(self.backup_workers)} of {workers} workers: a round would wait for nobody; "
             "use a number below that of workers"
         )
         return [problem]
@@ -146,6 +172,7 @@ class PhaseConfig(ModeOptions):
 
     def problems(self, number: int, workers: int) -> list[str]:
         found = self.problems_in(self.mode) + self.too_many_backups(workers)
-        if self.iterations < 1:
-            found.append(f"it lasts {self.iterations} iterations; use 1 or more")
+        if not 1 <= self.iterations <= LARGEST_INT32:
+            bound = "1 or more" if self.iterations < 1 else f"at most {LARGEST_INT32}"
+            found.append(f"it lasts {digits(self.iterations)} iterations; use {bound}")
         return [f"phase {number} ({self.mode}): {problem}" for problem in found]

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from speedo.errors import DataError
+from speedo.files import open_to_write
+from speedo.run_files import (
+    count_of,
+    json_lines,
+    mapping_of,
+    number_of,
+    optional_number_of,
+)
 from speedo.runlog import METRICS
 
 SMOOTH: Final = 50  # a loss is drawn as the mean of so many results
+FORMS: Final = ("png", "pdf", "svg")
+MOST_BARS: Final = 200  # of the histogram of staleness
 BINS: Final = 60  # images/s are drawn for so many stretches of a run
 
 
@@ -36,43 +46,57 @@ def read_run(folder: Path) -> RunTrace:
     Raises `DataError` if it is no run directory or holds no merged result.
     """
     path = folder / METRICS
+    trace = RunTrace(os.path.basename(os.path.realpath(folder)))
     try:
-        lines = path.read_bytes().splitlines()
+        for number, whole, line in json_lines(path):
+            if line is not None or whole:
+                _take_checked(trace, line, f"{path}, line {number}")
     except OSError as error:
         raise DataError(
             f"{folder} is no run directory: {path.name} cannot be read ({error.strerror}); give what --run-dir was"
         ) from None
-    trace = RunTrace(folder.resolve().name)
-    for number, line in enumerate(lines, 1):
-        try:
-            _take(trace, json.loads(line))
-        except (ValueError, KeyError, TypeError):
-            if number != len(lines):
-                raise DataError(f"{path}, line {number} is no line of metrics: remove it") from None
     if not trace.loss:
         raise DataError(f"{path} holds no merged result yet: there is nothing to draw")
     return trace
 
 
+def _take_checked(trace: RunTrace, line: dict[str, Any] | None, place: str) -> None:
+    try:
+        if line is None:
+            raise ValueError("no JSON object")
+        _take(trace, line)
+    except ValueError as error:
+        raise DataError(f"{place} is no line of metrics ({error}): remove it") from None
+
+
 def _take(trace: RunTrace, line: dict[str, Any]) -> None:
-    event = line["event"]
-    if event == "result" and line["decision"] == "merged":
-        trace.iteration.append(line["iteration"])
-        trace.seconds.append(line["time"])
-        trace.loss.append(float("nan") if line["loss"] is None else line["loss"])
-        trace.samples.append(line["samples"])
-        trace.staleness.append(line["staleness"])
+    """Raises `ValueError`, and takes nothing, if a field is not what a run writes."""
+    event = line.get("event")
+    if event == "result" and line.get("decision") == "merged":
+        iteration, seconds = count_of(line, "iteration"), number_of(line, "time")
+        loss = optional_number_of(line, "loss")
+        samples, staleness = count_of(line, "samples"), count_of(line, "staleness")
+        trace.iteration.append(iteration)
+        trace.seconds.append(seconds)
+        trace.loss.append(loss)
+        trace.samples.append(samples)
+        trace.staleness.append(staleness)
     elif event == "test":
-        scores = [value for name, value in line["metrics"].items() if "acc" in name.lower()]
-        if scores:
-            trace.test_iteration.append(line["iteration"])
-            trace.accuracy.append(scores[-1])
+        metrics = mapping_of(line, "metrics")
+        names = [name for name in metrics if "acc" in name.lower()]
+        if names:
+            accuracy = optional_number_of(metrics, names[-1])
+            trace.test_iteration.append(count_of(line, "iteration"))
+            trace.accuracy.append(accuracy)
     elif event == "left":
-        trace.left.append(line["time"])
+        trace.left.append(number_of(line, "time"))
 
 
 def draw(runs: Sequence[Path], target: Path) -> Path:
     """Draw the runs into one picture (PNG, PDF or SVG, by the name of `target`). Raises `DataError`."""
+    form = target.suffix.lower().removeprefix(".")
+    if form not in FORMS:
+        raise DataError(f"the picture {target} cannot be written: name it {' or '.join(FORMS)}")
     import matplotlib
 
     matplotlib.use("Agg")
@@ -89,7 +113,7 @@ def draw(runs: Sequence[Path], target: Path) -> Path:
         for moment in trace.left:
             speed.axvline(moment, color=line.get_color(), linestyle=":", linewidth=1)
     most = max(max(trace.staleness) for trace in traces)
-    stale.hist([trace.staleness for trace in traces], bins=range(most + 2), align="left")
+    stale.hist([trace.staleness for trace in traces], bins=_bins(most), align="left")
     stale.xaxis.get_major_locator().set_params(integer=True)
     for axis, title, across in (
         (loss, f"training loss, means of {SMOOTH} results", "iteration"),
@@ -102,12 +126,19 @@ def draw(runs: Sequence[Path], target: Path) -> Path:
         axis.grid(alpha=0.3)
     loss.legend()
     try:
-        figure.savefig(target, dpi=120)
-    except (OSError, ValueError) as error:
-        raise DataError(f"the picture {target} cannot be written: {error}") from None
+        with open_to_write(target) as file:
+            figure.savefig(file, dpi=120, format=form)
+    except OSError as error:
+        raise DataError(f"the picture {target} cannot be written: {error.strerror}") from None
     finally:
         pyplot.close(figure)
     return target
+
+
+def _bins(most: int) -> Sequence[float]:
+    """Edges of the bars: one for each staleness, or wider ones where there are many."""
+    width = -(-(most + 1) // MOST_BARS)
+    return [width * place for place in range(-(-(most + 1) // width) + 1)]
 
 
 def _means(values: Sequence[float], count: int) -> list[float]:
@@ -122,9 +153,9 @@ def _means(values: Sequence[float], count: int) -> list[float]:
 
 def _rates(trace: RunTrace) -> tuple[list[float], list[float]]:
     """Images/s over equal stretches of time."""
-    first, last = trace.seconds[0], trace.seconds[-1]
+    first, last = min(trace.seconds), max(trace.seconds)
     width = max(last - first, 1e-6) / BINS
     totals = [0.0] * BINS
     for moment, samples in zip(trace.seconds, trace.samples, strict=True):
-        totals[min(int((moment - first) / width), BINS - 1)] += samples
+        totals[min(max(int((moment - first) / width), 0), BINS - 1)] += samples
     return [first + (place + 0.5) * width for place in range(BINS)], [t / width for t in totals]

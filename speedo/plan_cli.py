@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from speedo.config import MODES, Overlap, make_config
+from speedo.bounds import LARGEST_SEED
+from speedo.config import LARGEST_WORKERS, MODES, Overlap, make_config
 from speedo.config_file import parse_compression
 from speedo.errors import ConfigError
+from speedo.workplace import check_names, check_workplace
 
 if TYPE_CHECKING:
     from speedo.planning.calibration import Calibration
@@ -49,7 +51,7 @@ PLAIN: Final = tuple(mode for mode in MODES if mode != "hybrid")
 )
 @click.option(
     "--per-machine",
-    type=click.IntRange(1),
+    type=click.IntRange(1, LARGEST_WORKERS),
     default=1,
     show_default=True,
     metavar="N",
@@ -57,7 +59,7 @@ PLAIN: Final = tuple(mode for mode in MODES if mode != "hybrid")
 )
 @click.option(
     "--cores",
-    type=click.IntRange(1),
+    type=click.IntRange(1, LARGEST_WORKERS),
     metavar="N",
     help="Cores of each machine.  [default: those of this one]",
 )
@@ -122,7 +124,7 @@ PLAIN: Final = tuple(mode for mode in MODES if mode != "hybrid")
 @click.option("--data-root", type=FOLDER, help="Where relative data paths are tried last.")
 @click.option("--cpu", is_flag=True, help="Train on the CPU although the solver says GPU.")
 @click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, metavar="N",
+    "--seed", type=click.IntRange(0, LARGEST_SEED), default=0, show_default=True, metavar="N",
     help="Of the simulated jitter: the same seed, the same table.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -217,7 +219,7 @@ def _known(source: Path, cores: int) -> Calibration:
     from speedo.planning.from_run import from_run
 
     _must_exist(source)
-    return from_run(source, cores=cores) if source.is_dir() else read_calibration(source)
+    return from_run(source, cores=cores) if os.path.isdir(source) else read_calibration(source)
 
 
 def _measured(
@@ -233,9 +235,11 @@ def _measured(
     from speedo.planning.from_run import check_run, with_run
     from speedo.planning.solvers import measure_solver
 
+    check_workplace()
+    check_names({"the solver": solver, "the data root": options.get("data_root")})
     if run is not None:  # what is wrong with it is told before anything is measured
         _must_exist(run)
-        if not run.is_dir():
+        if not os.path.isdir(run):
             raise ConfigError(f"{run} holds the times of a net: leave SOLVER out, or --from")
         check_run(run)
     compression = Compression(how["compress"], how["compress_center"])
@@ -247,7 +251,7 @@ def _measured(
 
 
 def _must_exist(source: Path) -> None:
-    if not source.exists():
+    if not os.path.exists(source):
         raise ConfigError(
             f"--from {source} is not there; give a run directory, or a file of --save"
         )

@@ -36,6 +36,7 @@ from speedo.solver import (
 from speedo.solver.conversion import convert_databases
 from speedo.solver.records import count_records
 from speedo.storage.redis_store import RedisStore
+from speedo.workplace import check_names, check_workplace
 
 SOLVER_VARIABLE: Final = "SPEEDO_SOLVER"
 PREPARABLE: Final = ("fashion-mnist", "mnist", "cifar10")  # datasets that `speedo data` makes
@@ -104,11 +105,13 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
 
     Raises `ConfigError`, `SolverError` with all problems found, `DataError`.
     """
+    check_workplace()
     if config.redis is not None:
         _check_url(config.redis)
     resumed = _resumed(config)
     path = config.solver or _solver_of_environment() or bundled_solver()
     data_root = (config.data_root or default_data_root()).absolute()
+    check_names({"the solver": path, "the data root": data_root})
     overrides = SolverOverrides(
         max_iter=config.max_iter,
         # 0 is ours: Caffe knows no test at the end alone.
@@ -149,7 +152,7 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
 def _resumed(config: RunConfig) -> Resumed | CaffeSnapshot | None:
     if config.resume is None:
         return None
-    if config.resume.is_dir() or config.resume.suffix != CAFFE_SUFFIX:
+    if os.path.isdir(config.resume) or config.resume.suffix != CAFFE_SUFFIX:
         return find_run(config.resume)
     return read_snapshot(config.resume)
 
@@ -192,7 +195,7 @@ def _check_url(redis: str) -> None:
 
 def _solver_of_environment() -> Path | None:
     named = os.environ.get(SOLVER_VARIABLE)
-    if named and not Path(named).is_file():
+    if named and not os.path.isfile(named):
         raise ConfigError(
             f"{SOLVER_VARIABLE} names {named}, which is no file; correct it, or name the solver on the command line"
         )

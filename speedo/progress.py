@@ -91,6 +91,7 @@ class Progress:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live: Live | None = None
+        self.run_dir: Path | None = None
         self._log: LineFile | None = None
         self._kept: list[str] = []
         self._next_line = 0.0
@@ -120,6 +121,7 @@ class Progress:
 
     def begin(self, run_dir: Path) -> None:
         """From now on everything is logged in this directory too."""
+        self.run_dir = run_dir
         self._log = LineFile(run_dir / LOG, kept_bytes=KEPT_BYTES, lost=_gap)
         kept, self._kept = self._kept, []
         for text in kept:
@@ -196,16 +198,22 @@ def _gap(lines: int) -> bytes:
     return f"{time.strftime('%H:%M:%S')} ({lines} lines are missing here: the disk was full)\n".encode()
 
 
+def workers_in_words(there: int, wanted: int) -> str:
+    """`1 of 2 workers`, and `2 workers, 1 wanted` while there are more than the hosts should run; 0 is not known."""
+    if wanted <= 0 or wanted == there:
+        return f"{there} workers"
+    return f"{there} of {wanted} workers" if there < wanted else f"{there} workers, {wanted} wanted"
+
+
 def plain_line(status: Status) -> str:
     """A state as one line of text."""
     training = sum(1 for worker in status.workers if not worker.is_away)
-    wanted = f" of {status.wanted}" if status.wanted not in (0, training) else ""
     parts = [
         f"iteration {status.iteration}/{status.max_iter}",
         *([f"epoch {status.epoch:.2f}"] if not math.isnan(status.epoch) else []),
         *([f"loss {status.loss:.4f}"] if not math.isnan(status.loss) else []),
         f"{status.images_per_s:,.0f} images/s",
-        f"{training}{wanted} workers",
+        workers_in_words(training, status.wanted),
     ]
     if status.metrics:
         scores = ", ".join(f"{name} {value:.4f}" for name, value in status.metrics.items())

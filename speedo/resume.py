@@ -6,6 +6,7 @@ that finds another epoch there than its own has been replaced and must not write
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterator
@@ -15,12 +16,15 @@ from pathlib import Path
 from typing import Final
 
 from speedo import runlog
+from speedo.bounds import LARGEST_INT32, whole_number
 from speedo.checkpoint import Counters, checkpoints_in, latest
 from speedo.errors import CheckpointError, ConfigError, FencedError
+from speedo.files import read_text
 
 CHECKPOINTS: Final = "checkpoints"
 EPOCH: Final = "epoch"
 LOCK: Final = "lock"
+MOST_EPOCH_BYTES: Final = 64
 FENCE_S: Final = 0.5
 
 
@@ -59,11 +63,11 @@ class Resumed:
 
 def find_run(folder: Path) -> Resumed:
     """The last good checkpoint of the run in this directory; raises `ConfigError`, `CheckpointError`."""
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise ConfigError(
             f"resume names {folder}, which is no run directory; give the one that the run printed"
         )
-    if not (folder / runlog.CONFIG).is_file():
+    if not os.path.isfile(folder / runlog.CONFIG):
         raise ConfigError(
             f"resume names {folder}, which holds no run: it has no {runlog.CONFIG}; give a run directory"
         )
@@ -83,12 +87,7 @@ def owned(run_dir: Path, *, take_over: bool) -> Iterator[None]:
 
     Raises `ConfigError` if a living process holds it, unless `take_over`.
     """
-    try:
-        lock = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise ConfigError(
-            f"{run_dir / LOCK} cannot be written: {error.strerror}; make room there or make it writable"
-        ) from None
+    lock = _lock_file(run_dir / LOCK)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -108,12 +107,25 @@ def owned(run_dir: Path, *, take_over: bool) -> Iterator[None]:
         os.close(lock)
 
 
+def _lock_file(path: Path) -> int:
+    try:
+        if os.path.lexists(path) and not os.path.isfile(path):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}, the lock of the run, cannot be opened ({error.strerror}): make room there, make it writable, "
+            "or remove it"
+        ) from None
+
+
 def epoch_of(run_dir: Path) -> int:
     """The fencing epoch of the run's present master."""
     try:
-        return int((run_dir / EPOCH).read_text(encoding="ascii"))
+        epoch = whole_number(read_text(run_dir / EPOCH, MOST_EPOCH_BYTES))
     except (OSError, ValueError):
         return 0
+    return epoch if epoch is not None and epoch < LARGEST_INT32 else 0
 
 
 def claim(run_dir: Path, at_least: int = 0) -> int:

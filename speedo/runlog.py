@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from typing import Any
 import yaml
 
 from speedo.checkpoint import Counters
-from speedo.json_lines import line_of, plain
+from speedo.files import read_bytes
+from speedo.json_lines import line_of, plain, values_of
 from speedo.line_file import LineFile
 from speedo.messages import (
     Action,
@@ -35,6 +36,7 @@ from speedo.messages import (
     Tested,
     Trained,
 )
+from speedo.run_files import number_of
 
 METRICS = "metrics.jsonl"
 CONFIG = "config.yaml"
@@ -254,7 +256,7 @@ class MetricsLog:
 def _continued(path: Path) -> tuple[int, float]:
     """The log so far in a new file under the same name, without a torn last line; its last time in seconds."""
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except FileNotFoundError:
         data = b""
     lines = data.splitlines(keepends=True)
@@ -270,4 +272,14 @@ def _continued(path: Path) -> tuple[int, float]:
         with suppress(OSError):
             temporary.unlink()
         raise
-    return descriptor, float(json.loads(lines[-1])["time"]) if lines else 0.0
+    return descriptor, _last_time(lines)
+
+
+def _last_time(lines: Sequence[bytes]) -> float:
+    """Of the last line that tells one; 0 if none does."""
+    for line in reversed(lines):
+        try:
+            return number_of(values_of(line), "time")
+        except (ValueError, AttributeError, RecursionError):
+            continue  # no line of ours
+    return 0.0

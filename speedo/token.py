@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Final
 
 from speedo.errors import ClusterError
+from speedo.files import home, read_bytes
 
 TOKEN_VARIABLE: Final = "SPEEDO_TOKEN"
 FILE_VARIABLE: Final = "SPEEDO_TOKEN_FILE"
 LEAST_LENGTH: Final = 16
+MOST_BYTES: Final = 4096
 
 
 def token_file() -> Path:
@@ -20,7 +22,10 @@ def token_file() -> Path:
     given = os.environ.get(FILE_VARIABLE)
     if given:
         return Path(given)
-    config = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    try:
+        config = os.environ.get("XDG_CONFIG_HOME") or str(home() / ".config")
+    except OSError as error:
+        raise ClusterError(f"{error.strerror}, or {FILE_VARIABLE} to the token's file") from None
     return Path(config) / "speedo" / "token"
 
 
@@ -38,7 +43,7 @@ def load_token(file: Path | None = None, *, create: bool = False) -> str:
     if value is not None:
         return _checked(value, TOKEN_VARIABLE)
     path = file or token_file()
-    if create and not path.exists():
+    if create and not os.path.exists(path):
         try:
             _make(path)
         except OSError as error:
@@ -46,13 +51,21 @@ def load_token(file: Path | None = None, *, create: bool = False) -> str:
                 f"the token file {path} cannot be written: {error.strerror}; set {FILE_VARIABLE} to another"
             ) from None
     try:
-        if path.stat().st_mode & 0o077:
+        if os.stat(path).st_mode & 0o077:
             raise ClusterError(f"the token file {path} is open to other users: chmod 600 {path}")
-        return _checked(path.read_text(encoding="ascii"), str(path))
-    except (OSError, UnicodeDecodeError):
+        return _checked(read_bytes(path, MOST_BYTES).decode("ascii"), str(path))
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise ClusterError(
+                f"the token file {path} cannot be read: {error.strerror}; correct it, or name another"
+            ) from None
         raise ClusterError(
             f"there is no token at {path}: copy that file from the master's node (mode 0600), "
             f"or set {TOKEN_VARIABLE} or {FILE_VARIABLE}"
+        ) from None
+    except ValueError:  # no text, or a name with a zero byte
+        raise ClusterError(
+            f"what {path} holds is no token: copy the token file from the master's node"
         ) from None
 
 

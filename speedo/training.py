@@ -240,16 +240,19 @@ class Training:
 
     def _result(self, outcome: Outcome) -> RunResult:
         seconds = self._seconds_before + outcome.seconds
+        untested = outcome.test_problem
+        if self.settings.spec.has_test and not outcome.metrics:
+            untested = untested or "the tester gave no answer"
         return RunResult(
             self.config.mode,
             self.config.workers,
-            outcome.complete,
-            outcome.reason,
+            outcome.complete and not untested,  # the last test is part of the work
+            untested if outcome.complete and untested else outcome.reason,
             outcome.iteration,
             outcome.version,
             accuracy_of(outcome.metrics),
             dict(outcome.metrics),
-            outcome.test_problem,
+            untested,
             outcome.samples / seconds if seconds > 0 else 0.0,
             seconds,
             outcome.samples,

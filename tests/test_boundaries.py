@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "speedo"
 
 # From the ground up: a room imports from rooms below it and from itself, never from beside or above.
 LAYERS = (
-    ("errors", "failpoints", "line_file"),
+    ("errors", "failpoints", "line_file", "files", "bounds"),
     (
         "weights",
         "bundled",
@@ -22,6 +22,9 @@ LAYERS = (
         "original_options",
         "private_folders",
         "background_process",
+        "workplace",
+        "run_files",
+        "crash",
     ),
     ("messages", "config", "checkpoint", "result"),
     ("status", "runlog", "trace", "control"),
@@ -59,11 +62,11 @@ ONLY: dict[str, set[str]] = {
     "messages": {"weights"},
     "sgd_modes": {"messages", "weights", "config", "mode_options"},
     "storage": {"background_process", "errors", "failpoints", "private_folders"},
-    "engines": {"errors", "weights"},
-    "data": {"errors"},
+    "engines": {"errors", "files", "weights"},
+    "data": {"bounds", "errors", "files"},
     "compression": {"config_file", "errors", "weights"},
     # It reads prototxt with Caffe's own messages, and lets nets read a conversion of a LevelDB.
-    "solver": {"errors", "engines.caffe_import", "data.leveldb"},
+    "solver": {"errors", "files", "engines.caffe_import", "data.leveldb"},
     "books": {"messages", "sgd_modes.rules", "weights"},
     "coordinator": {"books", "messages", "sgd_modes.base", "sgd_modes.rules"},
     "gate": {"weights"},

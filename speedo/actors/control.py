@@ -13,6 +13,8 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 import speedo
 from speedo.actors import facts
 from speedo.actors.channel import first_line
+from speedo.bounds import said
+from speedo.config import LARGEST_WORKERS
 from speedo.control import Asked, ControlServer, plain
 from speedo.errors import ClusterError, SpeedoError
 from speedo.preparation import Prepared
@@ -54,15 +56,22 @@ class Control:
 
     def answer(self, asked: Asked) -> dict[str, Any]:
         """The answer to one question; raises `SpeedoError` with the reason why there is none."""
-        match asked:
-            case {"ask": "status"}:
-                return self._status()
-            case {"ask": "stop"}:
-                self._ask("stop", STOPPED)
-                return self._status()
-            case {"ask": "scale", "workers": int(number)} if number >= 0:
-                said = self._ask("scale", number, timeout_s=SCALE_S)
-                return {"run": self._prepared.run, "workers": number, "said": said}
+        what, rest = asked.get("ask"), {name for name in asked if name != "ask"}
+        if what == "status" and not rest:
+            return self._status()
+        if what == "stop" and not rest:
+            self._ask("stop", STOPPED)
+            return self._status()
+        if what == "scale" and rest == {"workers"}:
+            number = asked["workers"]
+            # `true` is a number to Python, and so would be to the hosts.
+            if type(number) is not int or not 1 <= number <= LARGEST_WORKERS:
+                raise ClusterError(
+                    f"{said(number)} workers cannot be: use a whole number from 1 to {LARGEST_WORKERS}; "
+                    "`speedo stop` ends the run"
+                )
+            done = self._ask("scale", number, timeout_s=SCALE_S)
+            return {"run": self._prepared.run, "workers": number, "said": done}
         raise ClusterError(
             f"this run, of SpeeDO {speedo.__version__}, does not know what was asked: "
             "use the same version of SpeeDO for the command"

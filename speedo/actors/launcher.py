@@ -109,6 +109,8 @@ def _start(
     watch.begin(prepared.run_dir)
     try:
         scratch = stack.enter_context(scratch_folder())
+        if ignored := session.ignored_settings():
+            watch.note(ignored)
         for line in prepared.headline():
             watch.note(line)
         with ExitStack() as node, ThreadPoolExecutor(1) as pool:

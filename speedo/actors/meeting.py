@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -11,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from speedo.actors.session import environment
+from speedo.actors.session import clean_environment
 from speedo.errors import ClusterError
 
 LOOK_S = 0.3
@@ -53,7 +52,10 @@ def wait_for_master(
 def connection_to(address: str, timeout_s: float) -> socket.socket:
     """A connection to host:port; raises `OSError` if nothing accepts it."""
     host, _, port = address.rpartition(":")
-    return socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s)
+    try:
+        return socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s)
+    except UnicodeError:
+        raise socket.gaierror(socket.EAI_NONAME, "it is no name of a machine") from None
 
 
 def _missing(host: str, port: str, timeout_s: float, returning: bool) -> str:
@@ -116,7 +118,7 @@ def _probe(address: str, token: str) -> tuple[dict[str, Any] | None, str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, **environment(token)},
+        env=clean_environment(token),
     )
     try:
         out, words = child.communicate(timeout=20.0)

@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
+from speedo.actors import session
 from speedo.actors.meeting import wait_for_master
 from speedo.actors.signals import stop_signals
 from speedo.actors.stay import LEAVE_S, Crashed, Ending, Failed, Lost, Over, Request, Stopped
@@ -27,6 +28,7 @@ from speedo.private_folders import make_private_folder
 from speedo.progress import Watch
 from speedo.status import Status
 from speedo.token import load_token
+from speedo.workplace import check_names, check_workplace
 
 LOOK_S: Final = 0.2
 CRASHES: Final = 3  # a stay that breaks is tried again so often
@@ -46,6 +48,10 @@ def serve_worker(
 
     A master that is lost is waited for, `timeout_s` each time, and joined again.
     """
+    check_workplace()
+    if ignored := session.ignored_settings():
+        watch.note(ignored)
+    check_names({"the data root": data_root})
     logs = make_private_folder("speedo-worker-")
     root = (data_root or default_data_root()).absolute()
     name = f"{socket.gethostname()}:{secrets.token_hex(2)}"

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Final
 
+from speedo.bounds import said
 from speedo.errors import ClusterError
 
 BLOCK: Final = 100  # ports from the base on that a node may listen at
@@ -98,10 +99,9 @@ def resolved(host: str) -> str:
     """An IP address of this name; raises `ClusterError` if there is none."""
     try:
         return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
-    except OSError as error:
-        raise ClusterError(
-            f"the name {host!r} is not known ({error.strerror}): give an address"
-        ) from None
+    except (OSError, UnicodeError) as error:  # the latter for what cannot be a name at all
+        why = getattr(error, "strerror", None) or "it is no name of a machine"
+        raise ClusterError(f"the name {said(host)} is not known ({why}): give an address") from None
 
 
 def is_loopback(address: str) -> bool:
@@ -171,6 +171,8 @@ def _in_the_way(host: str, port: int) -> OSError | None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
+        except UnicodeError:
+            return OSError(errno.EINVAL, "it is no name of a machine")
         except OSError as error:
             return error
     return None

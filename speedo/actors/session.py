@@ -32,8 +32,9 @@ _RARELY: Final = {
     "RAY_object_manager_timer_freq_ms": "1000",
     "RAY_raylet_report_resources_period_milliseconds": "1000",
 }
-# Settings of Ray in the user's environment that could lead it elsewhere, or past the token.
-_REMOVED: Final = ("AUTH", "TOKEN", "ADDRESS", "REDIS", "NODE_ID", "GCS_SERVER_PORT", "NAMESPACE")
+# All that is left of the user's own settings of Ray: how much it writes into its logs. Any other may lead it
+# elsewhere, past the token, or into code of the user's (RAY_RUNTIME_ENV_HOOK, RAY_USE_TLS, RAY_ADDRESS, ...).
+_KEPT: Final = ("RAY_BACKEND_LOG_LEVEL",)
 
 
 def environment(token: str) -> dict[str, str]:
@@ -52,10 +53,32 @@ def environment(token: str) -> dict[str, str]:
 
 def set_environment(token: str) -> None:
     """Make our terms those of this process, whatever the user's environment says."""
-    for name in list(os.environ):
-        if name.upper().startswith("RAY_") and any(part in name.upper() for part in _REMOVED):
-            del os.environ[name]
-    os.environ.update(environment(token))
+    cleaned = clean_environment(token)
+    for name in os.environ.keys() - cleaned.keys():
+        del os.environ[name]
+    os.environ.update(cleaned)
+
+
+def clean_environment(token: str) -> dict[str, str]:
+    """The environment of this process with our terms, and no setting of Ray but those and a few that do no harm."""
+    others = {name: value for name, value in os.environ.items() if not _is_of_ray(name)}
+    return {**others, **environment(token)}
+
+
+def ignored_settings() -> str:
+    """A line that names the settings of Ray that are left out, if there are any; empty if not."""
+    ours = {
+        *environment(""),
+        "RAY_CLIENT_MODE",
+    }  # the last is set by Ray itself when it is imported
+    names = sorted(name for name in os.environ if _is_of_ray(name) and name not in ours)
+    if not names:
+        return ""
+    return f"note: ignored in the environment, for a run sets up Ray by itself: {', '.join(names)}"
+
+
+def _is_of_ray(name: str) -> bool:
+    return name.upper().startswith("RAY_") and name not in _KEPT
 
 
 def load_ray(token: str) -> None:

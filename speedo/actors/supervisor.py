@@ -118,6 +118,8 @@ class Supervisor:
         return {name: host for name, host in self._hosts.items() if host.heard > now - SILENT_S}
 
     def _tell_wanted(self) -> None:
+        if self._training.board.over:
+            return  # hosts leave one after another: what was wanted of the run stays as it was
         self._training.board.wanted = sum(
             host.count for host in self._there(time.monotonic()).values()
         )

@@ -8,6 +8,7 @@ does it.
 
 from __future__ import annotations
 
+import os
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -119,13 +120,13 @@ def _contents(
     if source is None:
         archive = fetch(ARCHIVE, downloads, remedy=_REMEDY, progress=progress)
         return _unpack(archive, names), {ARCHIVE.name: ARCHIVE.sha256}
-    if source.is_file():
+    if os.path.isfile(source):
         checksum = check_sha256(source, ARCHIVE.sha256)  # before anything in it is unpacked
         return _unpack(source, names), {source.name: checksum}
-    if (source / ARCHIVE.name).is_file():
+    if os.path.isfile(source / ARCHIVE.name):
         return _contents(source / ARCHIVE.name, downloads, progress)
-    folder = source / ARCHIVE_FOLDER if (source / ARCHIVE_FOLDER).is_dir() else source
-    missing = [name for name in names if not (folder / name).is_file()]
+    folder = source / ARCHIVE_FOLDER if os.path.isdir(source / ARCHIVE_FOLDER) else source
+    missing = [name for name in names if not os.path.isfile(folder / name)]
     if missing:
         raise DataError(f"{folder} has no {', '.join(missing)}: {_REMEDY}")
     most = RECORDS_PER_FILE * RECORD_BYTES

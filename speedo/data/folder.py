@@ -63,10 +63,11 @@ def prepare_folder(
     Raises DataError: the folder was made with other options, holds what is not ours, is locked for
     longer than `wait_seconds`, or cannot be written.
     """
-    folder = folder.expanduser().absolute()
+    folder = Path(os.path.expanduser(folder)).absolute()
     if not force and (found := _complete(folder, request)):
         return found.prepared(folder, built=False)
     with errors_named(folder):
+        _refuse_file(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
         with locked(folder, wait_seconds):
             # The process that held the lock before may have made what we came for.
@@ -124,10 +125,16 @@ def _complete(folder: Path, request: Request) -> Manifest | None:
     return manifest
 
 
+def _refuse_file(folder: Path) -> None:
+    if not folder.name:
+        raise DataError(f"{folder} cannot be a dataset's folder: name one in it")
+    if os.path.lexists(folder) and not os.path.isdir(folder):
+        raise DataError(f"{folder} is a file: name a folder")
+
+
 def _refuse_foreign(folder: Path, request: Request, force: bool) -> None:
     """Raise if something stands where a database or mean file shall go and we did not write it."""
-    if folder.exists() and not folder.is_dir():
-        raise DataError(f"{folder} is a file: name a folder")
+    _refuse_file(folder)
     manifest = read_manifest(folder)
     ours = {*manifest.databases, *manifest.pending} if manifest else set()
     if manifest and manifest.mean:

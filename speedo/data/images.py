@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from speedo.bounds import said, whole_number
 from speedo.data.base import (
     MANIFEST,
     MEAN_FILE,
@@ -218,11 +219,11 @@ def _read_lines(content: bytes, faults: _Faults) -> list[Line]:
         # The label is what follows the last blank, so that a path may hold blanks.
         name, _, label = text.rpartition(" ") if "\t" not in text else text.rpartition("\t")
         if not name.strip() or not label.isascii() or not label.isdigit():
-            faults.add(number, f"{text!r} is not 'path label' with a label of 0 or more")
-        elif int(label) > _LARGEST_LABEL:
-            faults.add(number, f"the label {label} does not fit into 32 bits")
+            faults.add(number, f"{said(text)} is not 'path label' with a label of 0 or more")
+        elif (value := whole_number(label)) is None or value > _LARGEST_LABEL:
+            faults.add(number, f"the label {said(label)} does not fit into 32 bits")
         else:
-            lines.append(Line(number, name.strip(), int(label)))
+            lines.append(Line(number, name.strip(), value))
     return lines
 
 

@@ -10,11 +10,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import TypeAdapter
+
+from speedo.bounds import said
 from speedo.data.base import MANIFEST, Prepared, Shape
 from speedo.data.database import DATA_FILE
 from speedo.errors import DataError
+from speedo.files import read_bytes
 
 FORMAT: Final = 1
+MOST_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +87,15 @@ def read_manifest(folder: Path) -> Manifest | None:
     """The manifest of a folder; None if there is none or it cannot be understood, so that it is
     made anew."""
     try:
-        content = json.loads((folder / MANIFEST).read_text())
-        if content["format"] != FORMAT:
+        content = read_bytes(folder / MANIFEST, MOST_BYTES)
+        form = json.loads(content)["format"]
+        if form != FORMAT:
             raise DataError(
-                f"{folder / MANIFEST} is of format {content['format']}, "
+                f"{folder / MANIFEST} is of format {said(form)}, "
                 f"this SpeeDO writes {FORMAT}: use another folder, or the SpeeDO that wrote it"
             )
-        return Manifest(
-            dataset=content["dataset"],
-            databases={name: _database(item) for name, item in content["databases"].items()},
-            mean=Mean(**content["mean"]) if content["mean"] else None,
-            pending=tuple(content["pending"]),
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return TypeAdapter(Manifest).validate_json(content, strict=True)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
@@ -109,12 +110,6 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     temporary.replace(folder / MANIFEST)
-
-
-def _database(item: dict[str, Any]) -> Database:
-    shape = item["shape"]
-    lines = tuple(item["skipped_lines"])
-    return Database(**{**item, "shape": tuple(shape) if shape else None, "skipped_lines": lines})
 
 
 def _size(path: Path) -> int:

@@ -5,6 +5,7 @@ Both come already mixed, and Caffe's Data layer reads in database order, so the 
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -192,7 +193,7 @@ def _local(folder: Path, remedy: str) -> Files:
     files: dict[str, Path] = {}
     for name in (name for pair in FILES.values() for name in pair):
         for path in (folder / f"{name}.gz", folder / name):
-            if path.is_file():
+            if os.path.isfile(path):
                 files[name] = path
                 break
     missing = [name for pair in FILES.values() for name in pair if name not in files]

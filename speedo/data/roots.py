@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Final
 
+from speedo import files
 from speedo.data.base import COMMAND, Progress, silent
 from speedo.data.folder import is_complete
 from speedo.data.mnist import FASHION_MNIST, prepare_fashion_mnist
@@ -16,13 +17,17 @@ CACHE_VARIABLE: Final = "SPEEDO_CACHE"
 
 def default_data_root() -> Path:
     """`$SPEEDO_DATA`, or `speedo/data` in the user's data folder (XDG Base Directory
-    Specification)."""
+    Specification). Raises DataError for a user without one."""
     if chosen := os.environ.get("SPEEDO_DATA"):
-        return Path(chosen).expanduser()
+        return Path(os.path.expanduser(chosen))
     home = os.environ.get("XDG_DATA_HOME", "")
     # The specification tells readers to ignore a relative path.
-    base = Path(home) if Path(home).is_absolute() else Path.home() / ".local" / "share"
-    return base / "speedo" / "data"
+    if not os.path.isabs(home):
+        try:
+            home = str(files.home() / ".local" / "share")
+        except OSError as error:
+            raise DataError(f"{error.strerror}, or SPEEDO_DATA to a folder for data") from None
+    return Path(home) / "speedo" / "data"
 
 
 def cache_root() -> Path:

@@ -28,7 +28,7 @@ def token(request: Request) -> tuple[list[Finding], str | None]:
         secret = load_token(request.token_file)
     except ClusterError as error:
         path = request.token_file or token_file()
-        if request.master is None and not path.exists():
+        if request.master is None and not os.path.lexists(path):
             return [ok("token", f"none yet: `speedo master` makes {path}")], None
         return [fail("token", str(error))], None
     from_environment = request.token_file is None and TOKEN_VARIABLE in os.environ

@@ -80,8 +80,8 @@ def disk(request: Request, net: Net | None) -> Iterator[Finding]:
     if request.master is not None:
         return
     folder = (request.run_dir or Path("runs")).absolute()
-    place = next(path for path in (folder, *folder.parents) if path.exists())
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+    place = next(path for path in (folder, *folder.parents) if os.path.exists(path))
+    if not os.path.isdir(place) or not os.access(place, os.W_OK | os.X_OK):
         yield fail("disk", f"{place} cannot be written", "give another --run-dir")
         return
     free = shutil.disk_usage(place).free

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 
 from speedo.engines.caffe_import import load_caffe
 from speedo.errors import SolverError
+from speedo.files import read_bytes
 
 _HDF5: Final = b"\x89HDF"  # Caffe reads such files too
 _UNTOUCHED: Final = np.float32(-2.7182819e-31)  # no weight has it: what keeps it was not loaded
@@ -22,7 +23,7 @@ _UNTOUCHED: Final = np.float32(-2.7182819e-31)  # no weight has it: what keeps i
 def check_weights(path: Path, layers: Iterable[str]) -> None:
     """Raises `SolverError` unless the file holds parameters for one of these layers."""
     try:
-        content = path.read_bytes()
+        content = read_bytes(path)
     except OSError as error:
         raise SolverError(
             f"weights {path} cannot be read ({error.strerror}): correct --weights"

@@ -6,22 +6,17 @@ All times are those of one process on an otherwise idle machine. `origin` says o
 from __future__ import annotations
 
 import bisect
-import json
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    ValidationError,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from speedo.errors import ConfigError
+from speedo.files import open_to_write, read_bytes
 
+MOST_BYTES: Final = 1 << 20
+MOST_SECONDS: Final = 1e6
+MOST_COUNT: Final = 10**12
 QUANTILES: Final = 21
 
 # Assumed where nothing was measured; docs/planning.md lists them.
@@ -34,6 +29,10 @@ BACKGROUND: Final = (
     0.03  # of a core of the master's machine: Ray's own processes and those that look on
 )
 SERVER_SHARE: Final = 0.5  # of a passage through Redis, what the server's own thread takes
+
+NonNegativeFloat = Annotated[float, Field(ge=0.0, le=MOST_SECONDS)]
+PositiveFloat = Annotated[float, Field(gt=0.0, le=MOST_SECONDS)]
+PositiveInt = Annotated[int, Field(gt=0, le=MOST_COUNT)]
 
 
 class _Record(BaseModel):
@@ -98,7 +97,7 @@ class Calibration(_Record):
     steps: tuple[StepTime, ...] = Field(min_length=1)
     shape: tuple[NonNegativeFloat, ...] = (1.0,)
     cores: PositiveInt
-    crowding: float = Field(1.0, ge=1.0)
+    crowding: float = Field(1.0, ge=1.0, le=MOST_SECONDS)
     background: float = Field(0.0, ge=0.0, lt=1.0)
     far: Transport
     near: Transport
@@ -158,7 +157,8 @@ def shape_of(seconds: list[float]) -> tuple[float, ...]:
 def write_calibration(calibration: Calibration, path: Path) -> None:
     """As JSON. Raises `ConfigError`."""
     try:
-        path.write_text(calibration.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        with open_to_write(path) as file:
+            file.write(calibration.model_dump_json(indent=2).encode() + b"\n")
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be written: {error.strerror}; give another --save"
@@ -168,7 +168,7 @@ def write_calibration(calibration: Calibration, path: Path) -> None:
 def read_calibration(path: Path) -> Calibration:
     """What `write_calibration` wrote. Raises `ConfigError`."""
     try:
-        return Calibration.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        return Calibration.model_validate_json(read_bytes(path, MOST_BYTES))
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be read: {error.strerror}; give a file of --save, or a run directory"

@@ -6,15 +6,13 @@ of a worker to the next was spent on messages, in the master, and on waiting for
 
 from __future__ import annotations
 
-import json
-import re
+import os
 import statistics
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from speedo.config_file import read_options
 from speedo.errors import ConfigError
 from speedo.planning.calibration import (
     BACKGROUND,
@@ -27,44 +25,45 @@ from speedo.planning.calibration import (
     Transport,
     shape_of,
 )
-from speedo.runlog import CONFIG, METRICS
+from speedo.planning.run_turns import (
+    Worker,
+    model_bytes,
+    options_of,
+    steps_of,
+    turns_of,
+    was_far,
+)
 
-FEWEST: Final = 5  # turns of each worker
-WARM_UP: Final = 0.2  # of the turns of each worker: not counted
-LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 CHECK_BYTES_PER_S: Final = 5e9  # checksum and norm of a payload, and the merge: near memory's speed
 MERGE_BYTES_PER_S: Final = 5e9
 LEAST_MESSAGE_S: Final = 2e-5
-_PARTS: Final = {"fetch", "compute", "publish"}
-_SIZE: Final = re.compile(r"([\d,]+) parameters in [\d,]+ blobs")
-
-
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """One merged turn, in seconds; `rest` is what the worker did not see of it."""
-
-    samples: int
-    fetch: float
-    compute: float
-    publish: float
-    rest: float
-
-
-@dataclass(slots=True)
-class _Worker:
-    last: float | None = None
-    turns: list[_Turn] = field(default_factory=list)
 
 
 def from_run(folder: Path, *, cores: int) -> Calibration:
     """What this run tells; `cores` are those of the machine that it ran on. Raises `ConfigError`."""
-    options = _options(folder)
-    mode, steps = _mode(options), int(options.get("local_steps", 1))
+    with _sums_of_a_run(folder):
+        return _from_run(folder, cores)
+
+
+@contextmanager
+def _sums_of_a_run(folder: Path) -> Iterator[None]:
+    """Numbers may each be in order, and not belong to one run."""
+    try:
+        yield
+    except (ArithmeticError, ValueError) as error:  # pydantic's ValidationError is a ValueError
+        raise ConfigError(
+            f"{folder} has times that no run has ({str(error).splitlines()[0]}); give another run"
+        ) from None
+
+
+def _from_run(folder: Path, cores: int) -> Calibration:
+    options = options_of(folder)
+    mode, steps = _mode(options), steps_of(folder, options)
     if mode == "hybrid":
         raise ConfigError(
             f"{folder} is a run of mode hybrid, whose turns are of several kinds; give one of another mode"
         )
-    if _was_far(options):
+    if was_far(options):
         raise ConfigError(
             f"{folder} is a run over a network, whose time lies in its turns; give one of `speedo train`"
         )
@@ -72,9 +71,9 @@ def from_run(folder: Path, *, cores: int) -> Calibration:
         raise ConfigError(
             f"{folder} is a run with compression, whose time lies in its turns; give one without"
         )
-    workers = _turns(folder)
+    workers = turns_of(folder)
     turns = [turn for worker in workers for turn in worker.turns]
-    nbytes = _model_bytes(folder)
+    nbytes = model_bytes(folder)
     usual = int(statistics.median(turn.samples for turn in turns))
     seconds = [turn.compute / steps for turn in turns if turn.samples == usual]
     fetch, publish = (
@@ -88,7 +87,7 @@ def from_run(folder: Path, *, cores: int) -> Calibration:
     divided = mode == "sync" if split is None else split
     per_step = usual // steps
     return Calibration(
-        net=folder.resolve().name,
+        net=os.path.basename(os.path.realpath(folder)),
         batch_size=per_step * (len(workers) if divided else 1),
         nbytes=nbytes,
         payload_bytes=nbytes,
@@ -111,7 +110,7 @@ def from_run(folder: Path, *, cores: int) -> Calibration:
 
 def check_run(folder: Path) -> None:
     """Raises `ConfigError` if `with_run` can do nothing with this run."""
-    _options(folder), _turns(folder), _model_bytes(folder)
+    options_of(folder), turns_of(folder), model_bytes(folder)
 
 
 def with_run(folder: Path, measured: Calibration) -> Calibration:
@@ -121,13 +120,18 @@ def with_run(folder: Path, measured: Calibration) -> Calibration:
     whom nobody disturbs, also tells how much longer a turn takes there than its parts alone: the caches have forgotten
     the model, the more so behind a cable. Raises `ConfigError`.
     """
-    options, nbytes = _options(folder), _model_bytes(folder)
+    with _sums_of_a_run(folder):
+        return _with_run(folder, measured)
+
+
+def _with_run(folder: Path, measured: Calibration) -> Calibration:
+    options, nbytes = options_of(folder), model_bytes(folder)
     if not 0.9 < nbytes / measured.nbytes < 1.1:
         raise ConfigError(
             f"{folder} is a run of another net: {nbytes / 1e6:.1f} MB of parameters, the solver's "
             f"{measured.nbytes / 1e6:.1f} MB; give a run of this solver"
         )
-    workers, far = _turns(folder), _was_far(options)
+    workers, far = turns_of(folder), was_far(options)
     own = options.get("same_node", "shared-memory") == "shared-memory"
     shared = measured.shared_memory if own else None
     store = measured.near if far or shared is None else shared
@@ -150,7 +154,7 @@ def with_run(folder: Path, measured: Calibration) -> Calibration:
             statistics.median(getattr(turn, name) for turn in turns)
             for name in ("fetch", "compute", "publish")
         )
-        steps = int(options.get("local_steps", 1))
+        steps = steps_of(folder, options)
         alone = steps * measured.step_seconds(turns[0].samples // steps)
         beyond = max(0.0, compute - alone)
         if far:  # what its fetch and publish take is the cable's
@@ -168,11 +172,7 @@ def _mode(options: Mapping[str, Any]) -> str:
     return str(options.get("mode", "sync"))
 
 
-def _was_far(options: Mapping[str, Any]) -> bool:
-    return str(options.get("host", LOOPBACK[0])) not in LOOPBACK
-
-
-def _waits(mode: str, workers: list[_Worker]) -> bool:
+def _waits(mode: str, workers: list[Worker]) -> bool:
     return mode == "sync" and len(workers) > 1
 
 
@@ -181,79 +181,10 @@ def _message(rest: float, masters: float) -> float:
     return max(LEAST_MESSAGE_S, 0.5 * (rest - masters))
 
 
-# ---------------------------------------------------------------- the files
-
-
-def _options(folder: Path) -> Mapping[str, Any]:
-    if not (folder / METRICS).is_file() or not (folder / CONFIG).is_file():
-        raise ConfigError(
-            f"{folder} is no run directory: it has no {METRICS} and {CONFIG}; give one that a run left"
-        )
-    options = read_options(folder / CONFIG)
-    overlap = options.get("overlap", "none")
-    if overlap == "all" or (overlap == "far" and _was_far(options)):
-        raise ConfigError(
-            f"{folder} is a run whose turns overlapped, so their parts do not add up; give one of --overlap none"
-        )
-    return options
-
-
-def _turns(folder: Path) -> list[_Worker]:
-    """The turns of each worker after the warm-up; raises `ConfigError` if they are too few."""
-    workers: dict[int, _Worker] = {}
-    for line in _lines(folder / METRICS):
-        if line.get("event") == "finish":
-            break
-        if line.get("event") != "result":
-            continue
-        worker = workers.setdefault(line["worker"], _Worker())
-        before, worker.last = worker.last, line["time"]
-        timings = line.get("timings") or {}
-        if before is not None and line["decision"] == "merged" and timings.keys() >= _PARTS:
-            fetch, compute, publish = (
-                float(timings[name]) for name in ("fetch", "compute", "publish")
-            )
-            rest = max(0.0, line["time"] - before - fetch - compute - publish)
-            worker.turns.append(_Turn(line["samples"], fetch, compute, publish, rest))
-    found = [worker for worker in workers.values() if len(worker.turns) >= FEWEST]
-    if not found:
-        raise ConfigError(
-            f"{folder} is too short a run: no worker has {FEWEST} turns after its first; give a longer one"
-        )
-    for worker in found:
-        del worker.turns[: int(WARM_UP * len(worker.turns))]
-    return found
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open("rb") as file:
-        for text in file:
-            try:
-                line = json.loads(text)
-            except ValueError:
-                continue  # torn, as the last line of a killed run may be
-            if isinstance(line, dict):
-                yield line
-
-
-def _model_bytes(folder: Path) -> int:
-    """By the number of parameters that the run has noted, else by the size of its model."""
-    log, model = folder / "train.log", folder / "model.caffemodel"
-    if log.is_file():
-        found = _SIZE.search(log.read_text(encoding="utf-8", errors="replace"))
-        if found is not None:
-            return 4 * int(found[1].replace(",", ""))
-    if model.is_file():
-        return model.stat().st_size
-    raise ConfigError(
-        f"{folder} does not tell the size of its model: neither train.log nor model.caffemodel is there"
-    )
-
-
 # ---------------------------------------------------------------- arithmetic
 
 
-def _rest(workers: list[_Worker], *, waits: bool) -> float:
+def _rest(workers: list[Worker], *, waits: bool) -> float:
     """What messages and master took of a turn, without waiting for others as far as that can be told.
 
     In a round of sync the slowest waits for nobody. In the other modes somebody else may be before it at the master,

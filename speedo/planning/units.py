@@ -5,11 +5,16 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from speedo.bounds import said, whole_number
 from speedo.config import LARGEST_WORKERS
 from speedo.errors import ConfigError
 
-_LINK: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(k|m|g)(?:bit(?:/s)?|bps)", re.IGNORECASE)
-_TIME: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s)")
+MOST_STEPS: Final = 10_000
+LEAST_LINK: Final = 1e3  # bits/s
+MOST_LINK: Final = 1e15
+MOST_LATENCY_S: Final = 60.0
+_LINK: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(k|m|g)(?:bit(?:/s)?|bps)", re.IGNORECASE)
+_TIME: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(us|ms|s)")
 _SIZES: Final = {"k": 1e3, "m": 1e6, "g": 1e9}
 _SECONDS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
@@ -18,13 +23,15 @@ def parse_workers(text: str) -> tuple[int, ...]:
     """`8`, `1,2,6`, or `1..64`: the ends of the range and the powers of two between. Raises `ConfigError`."""
     counts: set[int] = set()
     for part in text.split(","):
-        ends = re.fullmatch(r"\s*(\d{1,9})\s*(?:\.\.\s*(\d{1,9})\s*)?", part)
+        ends = re.fullmatch(r"\s*([0-9]{1,9})\s*(?:\.\.\s*([0-9]{1,9})\s*)?", part)
         if ends is None:
-            raise ConfigError(f"--workers {text!r} is no number or range; use 8, 1,2,4 or 1..64")
+            raise ConfigError(
+                f"--workers {said(text)} is no number or range; use 8, 1,2,4 or 1..64"
+            )
         first, last = int(ends[1]), int(ends[2] or ends[1])
         if not 1 <= first <= last <= LARGEST_WORKERS:
             raise ConfigError(
-                f"--workers {text!r}: a range goes from 1 or more up to at most {LARGEST_WORKERS}, as in 1..64"
+                f"--workers {said(text)}: a range goes from 1 or more up to at most {LARGEST_WORKERS}, as in 1..64"
             )
         counts.update({first, last}, (2**n for n in range(14) if first < 2**n < last))
     return tuple(sorted(counts))
@@ -32,25 +39,34 @@ def parse_workers(text: str) -> tuple[int, ...]:
 
 def parse_steps(text: str) -> tuple[int, ...]:
     """`10` or `1,10`. Raises `ConfigError`."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() and 1 <= int(part) <= 10_000 for part in parts):
-        raise ConfigError(f"--local-steps {text!r} is no list of numbers from 1 to 10000; use 1,10")
-    return tuple(dict.fromkeys(int(part) for part in parts))
+    parts = [whole_number(part) for part in text.split(",")]
+    steps = [part for part in parts if part is not None and 1 <= part <= MOST_STEPS]
+    if len(steps) < len(parts):
+        raise ConfigError(
+            f"--local-steps {said(text)} is no list of numbers from 1 to 10000; use 1,10"
+        )
+    return tuple(dict.fromkeys(steps))
 
 
 def parse_link(text: str) -> float:
     """Bits per second of `10gbit`, `100mbit`, `2.5Gbit/s`. Raises `ConfigError`."""
     found = _LINK.fullmatch(text.strip())
-    if found is None or float(found[1]) <= 0:
+    rate = 0.0 if found is None else float(found[1]) * _SIZES[found[2].lower()]
+    if rate <= 0:
         raise ConfigError(
-            f"--link {text!r} is no rate above 0; use bits per second, as in 10gbit, 2.5gbit or 100mbit"
+            f"--link {said(text)} is no rate above 0; use bits per second, as in 10gbit, 2.5gbit or 100mbit"
         )
-    return float(found[1]) * _SIZES[found[2].lower()]
+    if not LEAST_LINK <= rate <= MOST_LINK:
+        raise ConfigError(f"--link {said(text)} is beyond a link: use 1kbit to 1000000gbit")
+    return rate
 
 
 def parse_time(text: str) -> float:
     """Seconds of `0.2ms`, `50us`, `1s`. Raises `ConfigError`."""
     found = _TIME.fullmatch(text.strip().lower())
     if found is None:
-        raise ConfigError(f"--latency {text!r} is no time; use 0.2ms, 50us or 1s")
-    return float(found[1]) * _SECONDS[found[2]]
+        raise ConfigError(f"--latency {said(text)} is no time; use 0.2ms, 50us or 1s")
+    time = float(found[1]) * _SECONDS[found[2]]
+    if time > MOST_LATENCY_S:
+        raise ConfigError(f"--latency {said(text)} is too long; use at most {MOST_LATENCY_S:.0f}s")
+    return time

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
+from speedo.solver.proto import set_field
+
 # Layer type -> the parameter that holds `source` and `batch_size`.
 SOURCES: Final = {
     "Data": "data_param",
@@ -17,8 +19,11 @@ SOURCES: Final = {
 }
 # They wait for records from a program that SpeeDO does not have.
 FED_FROM_OUTSIDE: Final = ("MemoryData", "Input")
+LARGEST_BATCH: Final = 2**31 - 1  # batch_size is uint32; Caffe's shapes are int
 # A Python layer's batch can be known and set only where its param_str names it.
-_PARAM_STR_BATCH: Final = re.compile(r"""(batch_?size['"]?\s*[:=]\s*['"]?)(\d+)""", re.IGNORECASE)
+_PARAM_STR_BATCH: Final = re.compile(
+    r"""(batch_?size['"]?\s*[:=]\s*['"]?)(\d{1,18})(?!\d)""", re.IGNORECASE
+)
 
 
 def data_layers(net: Any) -> list[Any]:
@@ -47,11 +52,12 @@ def batch_of(layer: Any) -> int:
 def set_batch(layer: Any, batch_size: int) -> None:
     """Let the layer bring `batch_size` records; does nothing where `batch_of` is 0."""
     if layer.type in SOURCES:
-        getattr(layer, SOURCES[layer.type]).batch_size = batch_size
+        set_field(getattr(layer, SOURCES[layer.type]), "batch_size", batch_size)
     elif layer.type == "DummyData":
         dummy = layer.dummy_data_param
         for shape in dummy.shape:
-            shape.dim[0] = batch_size
+            if shape.dim:
+                shape.dim[0] = batch_size
         for index in range(len(dummy.num)):
             dummy.num[index] = batch_size
     else:

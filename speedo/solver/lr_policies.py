@@ -27,8 +27,19 @@ REQUIRED: Final[dict[str, tuple[str, ...]]] = {
 
 
 def _float32(value: float) -> float:
-    """`value` rounded to float32."""
-    return float(np.float32(value))
+    """`value` rounded to float32; infinite where it is too large."""
+    with np.errstate(over="ignore"):
+        return float(np.float32(value))
+
+
+def _power(base: float, exponent: float) -> float:
+    """As C's `pow`: what is too large is infinite, what is no real number is NaN."""
+    try:
+        return math.pow(base, exponent)
+    except OverflowError:
+        return math.inf
+    except ValueError:
+        return math.inf if base == 0 else math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +79,17 @@ class LrPolicy:
             case "fixed":
                 return 1.0
             case "step":
-                return math.pow(self.gamma, iteration // self.stepsize)
+                return _power(self.gamma, iteration // self.stepsize)
             case "multistep":
-                return math.pow(self.gamma, bisect.bisect_right(self.stepvalues, iteration))
+                return _power(self.gamma, bisect.bisect_right(self.stepvalues, iteration))
             case "exp":
-                return math.pow(self.gamma, iteration)
+                return _power(self.gamma, iteration)
             case "inv":
                 base = _float32(1.0 + _float32(_float32(self.gamma) * iteration))
-                return _float32(math.pow(base, -self.power))
+                return _float32(_power(base, -self.power))
             case "poly":
                 done = min(_float32(iteration / self.max_iter), 1.0)
-                return _float32(math.pow(_float32(1.0 - done), self.power))
+                return _float32(_power(_float32(1.0 - done), self.power))
             case "sigmoid":
                 exponent = _float32(-self.gamma * (iteration - self.stepsize))
                 # Caffe's float32 overflows to infinity here, and the rate to zero.

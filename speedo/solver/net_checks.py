@@ -6,6 +6,7 @@ Caffe: net.cpp, Init; layer_factory.hpp, CreateLayer.
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -13,6 +14,7 @@ from typing import Any, Final
 from speedo.engines.caffe_import import load_caffe
 from speedo.solver.data_layers import (
     FED_FROM_OUTSIDE,
+    LARGEST_BATCH,
     SOURCES,
     batch_of,
     data_layers,
@@ -38,8 +40,11 @@ def net_problems(parameter: Any, search: SearchPath, net_files: Sequence[str]) -
         found += [f"{file}: {text}" for text in _layers(net, search)]
         found += [f"{file}: {text}" for text in (_train(net) if role == _TRAIN else _test(net))]
     for weights in (name.strip() for names in parameter.weights for name in names.split(",")):
-        if search.find(weights) is None:
-            found.append(f"the solver names the weights {search.missing(weights)}")
+        owner = "the solver names the weights"
+        if (place := search.find(weights)) is None:
+            found.append(f"{owner} {search.missing(weights)}")
+        elif not os.path.isfile(place):
+            found.append(f"{owner} {weights!r}, but {place} is no regular file: correct the path")
     return list(dict.fromkeys(found))
 
 
@@ -83,6 +88,12 @@ def _train(net: Any) -> Iterator[str]:
             "the batch size of the train net cannot be told: "
             "write batch_size in the param_str of its Python data layer"
         )
+    for layer in data_layers(net):
+        if layer.type not in SOURCES and not 0 <= batch_of(layer) <= LARGEST_BATCH:
+            yield (
+                f"layer {layer.name!r} has the batch {batch_of(layer)}, more than Caffe can count: "
+                f"use 1 to {LARGEST_BATCH}"
+            )
     if not any(_has_loss(layer) for layer in net.layer):
         yield "the train net has no loss: add a loss layer such as SoftmaxWithLoss"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ class SearchPath:
 
     def candidates(self, name: str) -> tuple[Path, ...]:
         """Every place to look at, in order, each once."""
-        path = Path(name).expanduser()
+        path = Path(os.path.expanduser(name))  # leaves a user that there is not as it is
         if path.is_absolute():
             return (path,)
         roots = [self.folder, self.working_folder]
@@ -28,7 +29,7 @@ class SearchPath:
 
     def find(self, name: str) -> Path | None:
         """The first place that exists."""
-        return next((path for path in self.candidates(name) if path.exists()), None)
+        return next((path for path in self.candidates(name) if os.path.exists(path)), None)
 
     def missing(self, name: str) -> str:
         """`'x', which was not found (tried ...): remedy`, to follow `needs the mean file `."""

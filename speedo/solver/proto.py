@@ -9,13 +9,24 @@ from pathlib import Path
 from typing import Any, Final
 
 from google.protobuf import text_format
+from google.protobuf.descriptor import FieldDescriptor
 
+from speedo import files
 from speedo.engines.caffe_import import load_caffe
 from speedo.errors import SolverError
 
 _PLACE: Final = re.compile(r"^(\d+):(\d+) : (.*)$", re.DOTALL)
 _FIELD: Final = re.compile(r'Message type "([\w.]+)" has no field named "(\w+)"')
 _ENUM: Final = re.compile(r'Enum type "([\w.]+)" has no value named (\w+)')
+_RANGE: Final = re.compile(
+    r"(\w+)\s*:\s*(-?\w+)\b[^:]*'?: (?:Value out of range|Couldn't parse integer): \2", re.ASCII
+)
+_INTEGERS: Final = {
+    FieldDescriptor.TYPE_INT32: (-(2**31), 2**31 - 1),
+    FieldDescriptor.TYPE_INT64: (-(2**63), 2**63 - 1),
+    FieldDescriptor.TYPE_UINT32: (0, 2**32 - 1),
+    FieldDescriptor.TYPE_UINT64: (0, 2**64 - 1),
+}
 
 
 def caffe_proto() -> Any:
@@ -33,7 +44,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def read_text(path: Path, message: Any) -> None:
     """Parse the file into `message`; raises `SolverError` with file, line and a suggestion."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = files.read_text(path)
     except OSError as error:
         raise SolverError(
             f"{path}: cannot be read ({error.strerror or error}): correct the path or its permissions"
@@ -46,6 +57,17 @@ def read_text(path: Path, message: Any) -> None:
         text_format.Parse(text, message)
     except text_format.ParseError as error:
         raise SolverError(f"{path}{_explain(str(error), message)}") from error
+
+
+def set_field(message: Any, field: str, value: Any) -> None:
+    """Set a field; raises `SolverError` for a value that Caffe's definition of it cannot hold."""
+    try:
+        setattr(message, field, value)
+    except (ValueError, TypeError):
+        kind = type(message).__name__
+        raise SolverError(
+            f"{field} is {value!a}, which {kind} in caffe.proto cannot hold: use a value of its type and range"
+        ) from None
 
 
 def parse_text(text: str, message: Any) -> Any:
@@ -72,4 +94,24 @@ def _explain(error: str, message: Any) -> str:
         known = pool.FindEnumTypeByName(value[1]).values_by_name
         choice = ", ".join(known)
         return f"{where}{value[2]!r} is not one of {choice}{did_you_mean(value[2], known)}"
-    return f"{where}{' '.join(what.split()).rstrip('.')}: correct the text there"
+    if (number := _RANGE.search(what)) is not None:
+        bound = _bound(number[1], message)
+        return f"{where}{number[1]} is {_cut(number[2])}{bound or ', too far: use a smaller one'}"
+    return f"{where}{_cut(' '.join(what.split())).rstrip('.')}: correct the text there"
+
+
+def _bound(field: str, message: Any) -> str:
+    """What a field of this name holds, in whichever message of the file."""
+    kinds = {
+        _INTEGERS[found.type]
+        for kind in message.DESCRIPTOR.file.message_types_by_name.values()
+        if (found := kind.fields_by_name.get(field)) is not None and found.type in _INTEGERS
+    }
+    if len(kinds) != 1:
+        return ""
+    least, most = kinds.pop()
+    return f", but {field} holds {least} to {most}: use one of these"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:190]}..."

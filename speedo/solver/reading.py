@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,9 @@ def read_solver(
     Nets are looked for here, data sources only where they are read (`solver_for_worker`).
     """
     path = path.absolute()
-    if path.is_dir():
+    if os.path.isdir(path):
         raise SolverError(f"{path}: is a folder: give the solver.prototxt in it")
-    if not path.is_file():
+    if not os.path.exists(path):
         raise SolverError(
             f"{path}: there is no such solver file: give the path of a solver.prototxt"
         )
@@ -119,7 +120,7 @@ class _NetReader:
 
     def _file(self, name: str) -> tuple[Any, str] | None:
         found = self._search.find(name)
-        if found is None or not found.is_file():
+        if found is None or found.is_dir():
             self._add(SolverError(f"{self._path}: names the net {self._search.missing(name)}"))
             return None
         net = caffe_proto().NetParameter()
@@ -154,7 +155,7 @@ def _snapshot_prefix(parameter: Any, path: Path) -> str:
     if not parameter.HasField("snapshot_prefix"):
         return str(path.with_suffix(""))
     prefix = str(parameter.snapshot_prefix)
-    return str(Path(prefix) / path.stem) if Path(prefix).is_dir() else prefix
+    return str(Path(prefix) / path.stem) if os.path.isdir(prefix) else prefix
 
 
 def _spec(parameter: Any, path: Path, search: SearchPath, net_files: tuple[str, ...]) -> SolverSpec:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import lmdb
 
 from speedo.errors import DataError
+from speedo.files import open_to_read
 from speedo.solver.conversion import conversion_of, reads_leveldb
 from speedo.solver.proto import caffe_proto, parse_text
 from speedo.solver.spec import SolverSpec
@@ -16,7 +19,7 @@ def count_records(spec: SolverSpec) -> int | None:
     for layer in parameter.train_net_param.layer:
         if layer.type == "Data":
             found = spec.search.find(layer.data_param.source)
-            if found is None:
+            if found is None or not os.path.isfile(found / "data.mdb" if found.is_dir() else found):
                 return None
             try:
                 if reads_leveldb(layer):
@@ -30,6 +33,9 @@ def count_records(spec: SolverSpec) -> int | None:
         if layer.type == "ImageData":
             found = spec.search.find(layer.image_data_param.source)
             if found is not None:
-                with found.open(encoding="utf-8", errors="replace") as lines:
-                    return sum(1 for line in lines if line.strip())
+                try:
+                    with open_to_read(found) as lines:
+                        return sum(1 for line in lines if line.strip())
+                except OSError:
+                    return None
     return None

@@ -13,7 +13,7 @@ from speedo.solver.conversion import read_conversion
 from speedo.solver.data_layers import SOURCES, set_net_batch
 from speedo.solver.fillers import Draws, keep_fillers
 from speedo.solver.paths import SearchPath
-from speedo.solver.proto import caffe_proto, parse_text, to_text
+from speedo.solver.proto import caffe_proto, parse_text, set_field, to_text
 from speedo.solver.source_checks import image_root, read_list
 from speedo.solver.spec import SolverSpec
 
@@ -94,12 +94,12 @@ def _train_only(spec: SolverSpec, seed: int | None) -> Any:
     parameter.lr_policy = "fixed"
     parameter.snapshot = 0
     parameter.snapshot_after_train = False
-    parameter.snapshot_prefix = str(spec.path.with_suffix(""))
+    set_field(parameter, "snapshot_prefix", str(spec.path.with_suffix("")))
     parameter.display = 0
     if not parameter.HasField("solver_mode"):
         parameter.solver_mode = parameter.CPU
     if seed is not None:
-        parameter.random_seed = seed
+        set_field(parameter, "random_seed", seed)
     return parameter
 
 
@@ -150,25 +150,25 @@ def _resolve_layer(layer: Any, search: SearchPath, lists: _Lists) -> None:
     owner = f"layer {layer.name!r}"
     if layer.transform_param.mean_file:
         found = search.require(layer.transform_param.mean_file, f"{owner} needs the mean file")
-        layer.transform_param.mean_file = str(found)
+        set_field(layer.transform_param, "mean_file", str(found))
     if layer.infogain_loss_param.source:
         found = search.require(
             layer.infogain_loss_param.source, f"{owner} needs the infogain matrix"
         )
-        layer.infogain_loss_param.source = str(found)
+        set_field(layer.infogain_loss_param, "source", str(found))
     if layer.type not in SOURCES:
         return
     source = getattr(layer, SOURCES[layer.type])
-    source.source = str(search.require(source.source, f"{owner} reads its records from"))
+    found = search.require(source.source, f"{owner} reads its records from")
+    set_field(source, "source", str(found))
     read_conversion(layer)
     if layer.type == "HDF5Data":
         _resolve_hdf5(source, search, lists, owner)
     elif layer.type == "ImageData":
         _resolve_images(layer, search, lists, owner)
     elif layer.type == "WindowData" and source.root_folder:
-        source.root_folder = (
-            f"{search.require(source.root_folder, f'{owner} has the root_folder')}/"
-        )
+        found = search.require(source.root_folder, f"{owner} has the root_folder")
+        set_field(source, "root_folder", f"{found}/")
 
 
 def _resolve_hdf5(source: Any, search: SearchPath, lists: _Lists, owner: str) -> None:
@@ -187,7 +187,7 @@ def _resolve_images(layer: Any, search: SearchPath, lists: _Lists, owner: str) -
     if lines[0].rpartition(" ")[0].startswith("/") and not source.root_folder:
         source.root_folder = ""
     else:
-        source.root_folder = f"{str(root).rstrip('/')}/"
+        set_field(source, "root_folder", f"{str(root).rstrip('/')}/")
     if lists.count > 1:
         # ImageData does not look at rank and count (Caffe: layers/image_data_layer.cpp).
         source.source = lists.write(lines[lists.rank :: lists.count], owner)

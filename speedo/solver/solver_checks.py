@@ -12,17 +12,21 @@ from pathlib import Path
 from typing import Any, Final
 
 from speedo.engines.caffe_import import is_cpu_only
-from speedo.solver.lr_policies import REQUIRED
+from speedo.solver.lr_policies import REQUIRED, LrPolicy
 from speedo.solver.proto import did_you_mean
 
 # In the order of the old enum `solver_type` (Caffe: util/upgrade_proto.cpp, UpgradeSolverType).
 SOLVER_TYPES: Final = ("SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam")
+LARGEST_SEED: Final = 2**32 - 1  # the field is int64; Caffe hands 32 bits of it on
+_TOLD_APART: Final = ("base_lr", "momentum")  # with bounds of their own
 _WITHOUT_MOMENTUM: Final = ("AdaGrad", "RMSProp")
 
 
 def solver_problems(parameter: Any, path: Path) -> list[str]:
     """Every problem in the fields of a SolverParameter, each beginning with the file's name."""
-    checks = (_nets, _tests, _length, _rate, _type, _momentum, _regularization, _mode)
+    checks = (
+        _nets, _tests, _length, _numbers, _rate, _type, _momentum, _regularization, _mode,
+    )  # fmt: skip
     return [f"{path}: {problem}" for check in checks for problem in check(parameter)]
 
 
@@ -71,6 +75,19 @@ def _length(parameter: Any) -> Iterator[str]:
         yield f"snapshot is {parameter.snapshot}: use 1 or more, or leave it out"
 
 
+def _numbers(parameter: Any) -> Iterator[str]:
+    """What the fields take, and Caffe computes with all the same."""
+    if parameter.random_seed > LARGEST_SEED:
+        yield (
+            f"random_seed is {parameter.random_seed}, but Caffe's generator takes 32 bits: "
+            f"use at most {LARGEST_SEED}"
+        )
+    for field, value in parameter.ListFields():
+        is_float = field.type == field.TYPE_FLOAT and field.name not in _TOLD_APART
+        if is_float and not math.isfinite(value):
+            yield f"{field.name} is {value}, which a float32 does not hold: use a number up to 3.4e+38"
+
+
 def _rate(parameter: Any) -> Iterator[str]:
     if not parameter.HasField("base_lr"):
         yield "has no base_lr: give the learning rate"
@@ -92,6 +109,25 @@ def _rate(parameter: Any) -> Iterator[str]:
             yield f"stepsize is {parameter.stepsize}: use 1 or more"
         elif field == "gamma" and parameter.gamma < 0:
             yield f"gamma is {parameter.gamma:g}: use 0 or more"
+        elif field in ("gamma", "power") and not math.isfinite(getattr(parameter, field)):
+            return  # told with the numbers
+    if parameter.max_iter > 0 and math.isfinite(parameter.base_lr) and parameter.base_lr > 0:
+        yield from _rate_at_the_ends(parameter)
+
+
+def _rate_at_the_ends(parameter: Any) -> Iterator[str]:
+    """Every policy rises or falls all the way, so the ends tell whether it stays a number."""
+    if parameter.lr_policy in ("step", "sigmoid") and parameter.stepsize <= 0:
+        return
+    policy = LrPolicy.from_solver(parameter)
+    for iteration in (0, parameter.max_iter - 1):
+        rate = policy.rate(iteration)
+        if not math.isfinite(rate):
+            yield (
+                f"the learning rate at iteration {iteration} is {rate}: correct base_lr or what lr_policy "
+                f"{parameter.lr_policy!r} makes of it"
+            )
+            return
 
 
 def _type(parameter: Any) -> Iterator[str]:

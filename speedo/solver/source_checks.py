@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +12,9 @@ import lmdb
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from speedo.solver.data_layers import SOURCES, batch_of, source_of
+from speedo.errors import SolverError
+from speedo.files import read_bytes
+from speedo.solver.data_layers import LARGEST_BATCH, SOURCES, batch_of, source_of
 from speedo.solver.paths import SearchPath
 from speedo.solver.proto import caffe_proto
 
@@ -25,6 +28,8 @@ def source_problems(layer: Any, search: SearchPath) -> Iterator[str]:
     if not batch_of(layer):
         written = getattr(layer, SOURCES[layer.type]).HasField("batch_size")
         yield "has batch_size 0: use 1 or more" if written else "has no batch_size: add it"
+    elif batch_of(layer) > LARGEST_BATCH:
+        yield f"has batch_size {batch_of(layer)}, more than Caffe can count: use at most {LARGEST_BATCH}"
     source = source_of(layer)
     if not source:
         yield "has no source: name the database or list to read"
@@ -33,7 +38,12 @@ def source_problems(layer: Any, search: SearchPath) -> Iterator[str]:
     if found is None:
         yield f"reads its records from {search.missing(source)}"
         return
-    yield from _CHECKS[layer.type](layer, found, search)
+    try:
+        yield from _CHECKS[layer.type](layer, found, search)
+    except SolverError as error:
+        yield f"reads {error}"
+    except OSError as error:
+        yield f"reads {found}, which cannot be read ({error.strerror}): correct its permissions or source"
 
 
 def transform_problems(layer: Any, search: SearchPath) -> Iterator[str]:
@@ -50,8 +60,17 @@ def transform_problems(layer: Any, search: SearchPath) -> Iterator[str]:
     if layer.type == "HDF5Data" and layer.HasField("transform_param"):
         yield "has transform_param, which HDF5Data does not take: remove it"
     matrix = layer.infogain_loss_param.source
-    if matrix and search.find(matrix) is None:
-        yield f"needs the infogain matrix {search.missing(matrix)}"
+    if matrix:
+        yield from _file_problem("needs the infogain matrix", matrix, search)
+
+
+def _file_problem(owner: str, name: str, search: SearchPath) -> Iterator[str]:
+    """Caffe would wait for ever for what comes out of a pipe."""
+    found = search.find(name)
+    if found is None:
+        yield f"{owner} {search.missing(name)}"
+    elif not os.path.isfile(found):
+        yield f"{owner} {name!r}, but {found} is no regular file: correct the path"
 
 
 def _mean_problem(file: Path) -> str | None:
@@ -75,8 +94,13 @@ def _mean_problem(file: Path) -> str | None:
 
 
 def read_list(path: Path) -> list[str]:
-    """The non-empty lines of a list file."""
-    text = path.read_text(encoding="utf-8", errors="surrogateescape")
+    """The non-empty lines of a list file; raises `SolverError` if it cannot be read."""
+    try:
+        text = read_bytes(path).decode("utf-8", "surrogateescape")
+    except OSError as error:
+        raise SolverError(
+            f"the list {path} cannot be read ({error.strerror}): correct source"
+        ) from None
     return [line for line in text.splitlines() if line.strip()]
 
 
@@ -94,16 +118,18 @@ def image_root(layer: Any, lines: list[str], search: SearchPath) -> Path | None:
 
 def _database(layer: Any, found: Path, search: SearchPath) -> Iterator[str]:
     is_lmdb = layer.data_param.backend == layer.data_param.LMDB
-    if not is_lmdb and (found / "data.mdb").exists():
+    if not is_lmdb and os.path.exists(found / "data.mdb"):
         yield f"reads {found} as LevelDB, but it is an LMDB: add `backend: LMDB` to data_param"
-    elif is_lmdb and not found.joinpath("data.mdb").exists():
-        other = "a LevelDB: set `backend: LEVELDB`" if (found / "CURRENT").exists() else "no LMDB"
+    elif is_lmdb and not os.path.isfile(found / "data.mdb"):
+        other = (
+            "a LevelDB: set `backend: LEVELDB`" if os.path.exists(found / "CURRENT") else "no LMDB"
+        )
         yield f"reads {found} as LMDB, but it is {other}" + (
             "" if other.startswith("a") else ": make it anew or correct source"
         )
     elif is_lmdb:
         yield from _lmdb_problem(found)
-    elif not (found / "CURRENT").exists():
+    elif not os.path.isfile(found / "CURRENT"):
         yield f"reads {found} as LevelDB, but it is none: make it anew or correct source"
     elif not any(file.stat().st_size for file in found.glob("*.*") if file.suffix in _LEVELDB):
         yield f"reads {found}, which holds no record: make it anew"

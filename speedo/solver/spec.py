@@ -9,7 +9,7 @@ from typing import Any
 
 from speedo.solver.lr_policies import LrPolicy
 from speedo.solver.paths import SearchPath
-from speedo.solver.proto import caffe_proto, parse_text
+from speedo.solver.proto import caffe_proto, parse_text, set_field
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +133,6 @@ def apply_overrides(parameter: Any, overrides: SolverOverrides) -> None:
     }
     for field, value in values.items():
         if value is not None:
-            setattr(parameter, field, value)
+            set_field(parameter, field, value)
     if overrides.cpu:
         parameter.solver_mode = parameter.CPU

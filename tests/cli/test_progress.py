@@ -75,3 +75,20 @@ def test_what_happened_just_before_the_end_is_told_too(clock: Clock) -> None:
     gone = replace(STATUS, over=True, workers=(replace(WORKER, state="gone: set aside"),))
     said = lines(clock, (0, STATUS), (1, gone))
     assert [line for line in said if "is gone" in line] == ["worker 1 on here is gone: set aside"]
+
+
+@pytest.mark.parametrize(
+    ("there", "wanted", "words"),
+    [
+        (2, 0, "2 workers"),
+        (2, 2, "2 workers"),
+        (1, 2, "1 of 2 workers"),
+        (2, 1, "2 workers, 1 wanted"),
+    ],
+)
+def test_workers_beyond_those_wanted_are_no_part_of_them(
+    there: int, wanted: int, words: str
+) -> None:
+    status = replace(STATUS, workers=(WORKER,) * there, wanted=wanted)
+    assert f", {words}" in progress.plain_line(status)
+    assert "2 of 1" not in progress.plain_line(status)

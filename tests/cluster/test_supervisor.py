@@ -90,3 +90,12 @@ def test_a_new_reader_goes_on_in_the_present_pass_over_the_records() -> None:
     assert desk.supervisor.samples() == 2_300  # resumed, and not begun yet: exactly there
     desk.board._first = 0.0
     assert desk.supervisor.samples() == 300
+
+
+def test_hosts_that_leave_when_the_run_is_over_do_not_change_what_was_wanted() -> None:
+    desk = Desk()
+    desk.supervisor.enlist("a", 1, 4)
+    desk.supervisor.enlist("b", 1, 4)
+    desk.board.over = True
+    desk.supervisor.discharge("a")
+    assert desk.board.wanted == 2

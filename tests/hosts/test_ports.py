@@ -100,11 +100,20 @@ def test_the_users_settings_of_ray_neither_lead_elsewhere_nor_past_the_token(
         "RAY_AUTH_TOKEN_PATH": "/elsewhere",
         "RAY_ADDRESS": "192.0.2.1:6379",
         "RAY_REDIS_ADDRESS": "192.0.2.1:6379",
+        "RAY_RUNTIME_ENV_HOOK": "nowhere.hook",
+        "RAY_USE_TLS": "1",
+        "ray_raylet_start_wait_time_s": "0",
+        "RAY_memory_usage_threshold": "0.9",
     }
-    kept = {"RAY_memory_usage_threshold": "0.9"}
+    kept = {"RAY_BACKEND_LOG_LEVEL": "warning", "RAYON_NUM_THREADS": "1"}
     for name, value in (dangerous | kept).items():
         monkeypatch.setenv(name, value)
+    assert session.ignored_settings() == (
+        "note: ignored in the environment, for a run sets up Ray by itself: RAY_ADDRESS, RAY_AUTH_TOKEN_PATH, "
+        "RAY_REDIS_ADDRESS, RAY_RUNTIME_ENV_HOOK, RAY_USE_TLS, RAY_memory_usage_threshold, ray_raylet_start_wait_time_s"
+    )
     session.set_environment("the token of the cluster")
+    assert session.ignored_settings() == ""
     now = {name: os.environ.get(name) for name in dangerous | kept}
     assert now == {
         "RAY_AUTH_MODE": "token",
@@ -112,5 +121,9 @@ def test_the_users_settings_of_ray_neither_lead_elsewhere_nor_past_the_token(
         "RAY_AUTH_TOKEN_PATH": None,
         "RAY_ADDRESS": None,
         "RAY_REDIS_ADDRESS": None,
+        "RAY_RUNTIME_ENV_HOOK": None,
+        "RAY_USE_TLS": None,
+        "ray_raylet_start_wait_time_s": None,
+        "RAY_memory_usage_threshold": None,
         **kept,
     }

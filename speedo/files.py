@@ -1,0 +1,99 @@
+"""Files that a user has named: opened only if that cannot block, read only up to a bound, told from names that Caffe
+cannot have.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import IO, BinaryIO, Final, TextIO
+
+MOST_TEXT_BYTES: Final = 64 << 20  # a prototxt with every layer of the largest nets has some 100 kB
+
+
+def open_to_read(path: Path) -> BinaryIO:
+    """The file, open; raises `OSError` if it is anything but a regular file, which a read might wait for."""
+    try:
+        _require_regular(os.stat(path).st_mode, path)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except ValueError:
+        raise OSError(errno.EINVAL, "its name holds a zero byte", str(path)) from None
+    try:
+        _require_regular(os.fstat(descriptor).st_mode, path)
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def open_to_write(path: Path, mode: str = "wb") -> IO[bytes]:
+    """The file, open for `wb` or `ab`; raises `OSError` for a pipe that nobody reads, and does not wait."""
+    how = os.O_APPEND if mode == "ab" else os.O_TRUNC
+    try:
+        descriptor = os.open(
+            path, os.O_WRONLY | os.O_CREAT | how | os.O_NONBLOCK | os.O_CLOEXEC, 0o666
+        )
+    except ValueError:
+        raise OSError(errno.EINVAL, "its name holds a zero byte", str(path)) from None
+    os.set_blocking(descriptor, True)
+    return os.fdopen(descriptor, mode)
+
+
+def open_log(path: Path) -> TextIO:
+    """A text file to append lines to, each on the disk as soon as it is whole; what is no text is escaped."""
+    return io.TextIOWrapper(
+        open_to_write(path, "ab"), encoding="utf-8", errors="backslashreplace", line_buffering=True
+    )
+
+
+def read_bytes(path: Path, most: int | None = None) -> bytes:
+    """The content of a regular file of at most `most` bytes; raises `OSError`."""
+    with open_to_read(path) as file:
+        if most is None:
+            return file.read()
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
+    return content
+
+
+def read_text(path: Path, most: int = MOST_TEXT_BYTES) -> str:
+    """The same as UTF-8 text; raises `OSError` and `UnicodeDecodeError`."""
+    return read_bytes(path, most).decode("utf-8")
+
+
+def home() -> Path:
+    """The user's own folder; raises `OSError` for a user without one, as a container may have."""
+    folder = os.path.expanduser("~")
+    if not os.path.isabs(folder):
+        raise OSError(errno.ENOENT, "this user has no home folder: set HOME", folder)
+    return Path(folder)
+
+
+def problem_with_name(path: Path) -> str | None:
+    """Why Caffe, which takes names as UTF-8, could not find this path: words and the remedy; None if it could."""
+    try:
+        if os.fsencode(path) == str(path).encode("utf-8"):
+            return None
+    except UnicodeEncodeError:  # bytes that the file system's encoding does not have
+        pass
+    try:
+        os.fsencode(path).decode("utf-8")
+    except (UnicodeDecodeError, UnicodeEncodeError):
+        return "is not in UTF-8, and Caffe takes no other names: rename it, or give another"
+    encoding = sys.getfilesystemencoding()
+    return (
+        f"is in UTF-8, but this shell's settings say {encoding}: set LC_ALL=C.UTF-8 and leave PYTHONUTF8 and "
+        "PYTHONCOERCECLOCALE unset"
+    )
+
+
+def _require_regular(mode: int, path: Path) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))

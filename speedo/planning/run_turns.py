@@ -1,0 +1,131 @@
+"""The turns that a run has written down, with what must be known of it to read them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from speedo.bounds import whole_number
+from speedo.config_file import read_options
+from speedo.errors import ConfigError
+from speedo.files import read_bytes
+from speedo.run_files import count_of, json_lines, number_of
+from speedo.runlog import CONFIG, METRICS
+
+FEWEST: Final = 5  # turns of each worker
+WARM_UP: Final = 0.2  # of the turns of each worker: not counted
+MOST_LOG_BYTES: Final = 64 << 20
+LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
+_PARTS: Final = {"fetch", "compute", "publish"}
+_SIZE: Final = re.compile(r"([\d,]+) parameters in [\d,]+ blobs")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One merged turn, in seconds; `rest` is what the worker did not see of it."""
+
+    samples: int
+    fetch: float
+    compute: float
+    publish: float
+    rest: float
+
+
+@dataclass(slots=True)
+class Worker:
+    """The turns of one worker, and when its last result was merged."""
+
+    last: float | None = None
+    turns: list[Turn] = field(default_factory=list)
+
+
+def options_of(folder: Path) -> dict[str, Any]:
+    """The options of the run; raises `ConfigError` if there is none here, or one whose turns overlapped."""
+    if not os.path.isfile(folder / METRICS) or not os.path.isfile(folder / CONFIG):
+        raise ConfigError(
+            f"{folder} is no run directory: it has no {METRICS} and {CONFIG}; give one that a run left"
+        )
+    options = read_options(folder / CONFIG)
+    overlap = options.get("overlap", "none")
+    if overlap == "all" or (overlap == "far" and was_far(options)):
+        raise ConfigError(
+            f"{folder} is a run whose turns overlapped, so their parts do not add up; give one of --overlap none"
+        )
+    return options
+
+
+def turns_of(folder: Path) -> list[Worker]:
+    """The turns of each worker after the warm-up; raises `ConfigError` if they are too few."""
+    workers: dict[int, Worker] = {}
+    path = folder / METRICS
+    try:
+        for number, _, line in json_lines(path):
+            if line is not None and line.get("event") == "finish":
+                break
+            if line is not None and line.get("event") == "result":
+                _take(workers, line, f"{path}, line {number}")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}); give another run") from None
+    found = [worker for worker in workers.values() if len(worker.turns) >= FEWEST]
+    if not found:
+        raise ConfigError(
+            f"{folder} is too short a run: no worker has {FEWEST} turns after its first; give a longer one"
+        )
+    for worker in found:
+        del worker.turns[: int(WARM_UP * len(worker.turns))]
+    return found
+
+
+def _take(workers: dict[int, Worker], line: Mapping[str, Any], place: str) -> None:
+    """Take one result down; raises `ConfigError` if it is none that a run writes."""
+    try:
+        worker = workers.setdefault(count_of(line, "worker"), Worker())
+        before, worker.last = worker.last, number_of(line, "time")
+        timings = line.get("timings") or {}
+        if not isinstance(timings, dict):
+            raise ValueError("timings is no object")
+        if before is None or line.get("decision") != "merged" or not timings.keys() >= _PARTS:
+            return
+        fetch, compute, publish = (
+            number_of(timings, name) for name in ("fetch", "compute", "publish")
+        )
+        samples = count_of(line, "samples")
+        if min(fetch, compute, publish) < 0 or not samples:
+            raise ValueError("a time below 0, or no samples")
+        rest = max(0.0, worker.last - before - fetch - compute - publish)
+        worker.turns.append(Turn(samples, fetch, compute, publish, rest))
+    except ValueError as error:
+        raise ConfigError(f"{place} is no line of metrics ({error}): remove it") from None
+
+
+def model_bytes(folder: Path) -> int:
+    """By the number of parameters that the run has noted, else by the size of its model."""
+    log, model = folder / "train.log", folder / "model.caffemodel"
+    with suppress(OSError):
+        found = _SIZE.search(read_bytes(log, MOST_LOG_BYTES).decode("utf-8", "replace"))
+        size = whole_number(found[1].replace(",", "")) if found is not None else None
+        if size:
+            return 4 * size
+    if os.path.isfile(model) and (size := os.path.getsize(model)):
+        return size
+    raise ConfigError(
+        f"{folder} does not tell the size of its model: neither train.log nor model.caffemodel is there"
+    )
+
+
+def was_far(options: Mapping[str, Any]) -> bool:
+    """Whether its workers came over a network."""
+    return str(options.get("host", LOOPBACK[0])) not in LOOPBACK
+
+
+def steps_of(folder: Path, options: Mapping[str, Any]) -> int:
+    """Solver steps of a turn; raises `ConfigError`."""
+    try:
+        return max(count_of({"local_steps": 1, **options}, "local_steps"), 1)
+    except ValueError as error:
+        raise ConfigError(f"{folder / CONFIG}: {error}; give another run") from None

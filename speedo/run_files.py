@@ -1,0 +1,80 @@
+"""What a run has left, read again: its metrics, line by line, and its result. Nobody knows who wrote in them since."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from speedo.files import open_to_read, read_bytes
+
+MOST_NUMBER: Final = 1e15  # nothing that a run counts or measures is larger
+MOST_LINE_BYTES: Final = 1 << 20
+MOST_RESULT_BYTES: Final = 1 << 20
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, bool, dict[str, Any] | None]]:
+    """Each line's number from 1, whether it is whole, and its object, or None for what is no JSON object.
+
+    The last line of a run that was killed is not whole. Raises `OSError`.
+    """
+    with open_to_read(path) as file:
+        number = 0
+        while text := file.readline(MOST_LINE_BYTES):
+            number += 1
+            cut = not text.endswith(b"\n") and len(text) < MOST_LINE_BYTES
+            yield number, not cut, _object(text)
+
+
+def number_of(line: Mapping[str, Any], name: str) -> float:
+    """This field as a finite number; raises `ValueError`."""
+    value = line.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name} is no number")
+    if not -MOST_NUMBER <= value <= MOST_NUMBER:  # nor is NaN
+        raise ValueError(f"{name} is beyond what a run can count")
+    return float(value)
+
+
+def count_of(line: Mapping[str, Any], name: str) -> int:
+    """This field as a whole number of 0 or more; raises `ValueError`."""
+    value = number_of(line, name)
+    if value < 0 or value != int(value):
+        raise ValueError(f"{name} is no count")
+    return int(value)
+
+
+def optional_number_of(line: Mapping[str, Any], name: str) -> float:
+    """The same as `number_of`, and NaN for null, which stands for what was not finite; raises `ValueError`."""
+    return float("nan") if line.get(name) is None else number_of(line, name)
+
+
+def mapping_of(line: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """This field as an object; raises `ValueError`."""
+    value = line.get(name)
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is no object")
+    return value
+
+
+def read_result(path: Path) -> dict[str, Any] | None:
+    """`result.json`; None if it is not there, or not what a run writes."""
+    try:
+        result = _object(read_bytes(path, MOST_RESULT_BYTES))
+        if result is None:
+            return None
+        count_of(result, "iteration")
+        optional_number_of(result, "accuracy")
+    except (OSError, ValueError):
+        return None
+    texts = all(isinstance(result.get(name), str) for name in ("reason", "model"))
+    return result if texts else None
+
+
+def _object(text: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,45 @@
+"""Where a command runs: a working directory that is there, a temporary folder, and names that Caffe can take."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from speedo.errors import ConfigError
+from speedo.files import problem_with_name
+
+
+def check_workplace() -> None:
+    """Raises `ConfigError` if nothing could be read or written from here."""
+    check_names({"the working directory": working_folder(), "the temporary folder": _temporary()})
+
+
+def check_names(paths: dict[str, Path | None]) -> None:
+    """Raises `ConfigError` for each of these paths, by what it is, that Caffe could not find."""
+    problems = []
+    for what, path in paths.items():
+        problem = None if path is None else problem_with_name(path)
+        if problem is not None:
+            problems.append(f"{what} {str(path)!a} {problem}")
+    if problems:
+        raise ConfigError(problems)
+
+
+def working_folder() -> Path:
+    """The working directory; raises `ConfigError` if it was removed, or may not be read."""
+    try:
+        return Path(os.getcwd())
+    except OSError as error:
+        raise ConfigError(
+            f"the working directory is gone ({error.strerror}): change to one that is there"
+        ) from None
+
+
+def _temporary() -> Path:
+    try:
+        return Path(tempfile.gettempdir())
+    except OSError:
+        raise ConfigError(
+            "there is no temporary folder that can be written: set TMPDIR to one"
+        ) from None
