@@ -66,7 +66,8 @@ class LineFile:
         """Try to write what waits; whether all of it is written."""
         try:
             if self._file is None:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+                # Not blocking: a pipe in its place is an error, and nothing to wait for.
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
                 self._file = os.open(self.path, flags, 0o666)
             while self._waiting:
                 self._write_first(self._file)

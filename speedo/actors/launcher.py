@@ -273,6 +273,8 @@ def _told_of(prepared: Prepared) -> Iterator[None]:
     except RayTaskError as error:
         if isinstance(error.cause, SpeedoError):
             raise error.cause from None
+        if isinstance(error.cause, OSError):
+            raise EngineError(f"the master failed: {error.cause}{_way_on(prepared)}") from None
         raise
     except GetTimeoutError:
         raise EngineError(
