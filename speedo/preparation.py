@@ -36,7 +36,7 @@ from speedo.solver import (
 from speedo.solver.conversion import convert_databases
 from speedo.solver.records import count_records
 from speedo.storage.redis_store import RedisStore
-from speedo.workplace import check_names, check_workplace
+from speedo.workplace import check_names
 
 SOLVER_VARIABLE: Final = "SPEEDO_SOLVER"
 PREPARABLE: Final = ("fashion-mnist", "mnist", "cifar10")  # datasets that `speedo data` makes
@@ -105,7 +105,6 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
 
     Raises `ConfigError`, `SolverError` with all problems found, `DataError`.
     """
-    check_workplace()
     if config.redis is not None:
         _check_url(config.redis)
     resumed = _resumed(config)

@@ -221,8 +221,8 @@ def test_what_is_allowed_is_not_objected_to() -> None:
 
 
 @pytest.mark.parametrize("module", sorted(SOURCES))
-def test_a_file_has_at_most_300_lines(module: str) -> None:
-    assert SOURCES[module].count("\n") <= 300
+def test_a_file_has_at_most_450_lines(module: str) -> None:
+    assert SOURCES[module].count("\n") <= 450
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -28,7 +28,7 @@ from speedo.private_folders import make_private_folder
 from speedo.progress import Watch
 from speedo.status import Status
 from speedo.token import load_token
-from speedo.workplace import check_names, check_workplace
+from speedo.workplace import check_names
 
 LOOK_S: Final = 0.2
 CRASHES: Final = 3  # a stay that breaks is tried again so often
@@ -48,7 +48,6 @@ def serve_worker(
 
     A master that is lost is waited for, `timeout_s` each time, and joined again.
     """
-    check_workplace()
     if ignored := session.ignored_settings():
         watch.note(ignored)
     check_names({"the data root": data_root})

@@ -6,8 +6,9 @@ from speedo.config import RunConfig
 from speedo.doctor.base import Request
 from speedo.doctor.limits import limits
 from speedo.doctor.machine import temporary
-from speedo.doctor.resources import disk
+from speedo.doctor.resources import can_be_written, disk
 from speedo.errors import MachineError
+from speedo.workplace import check_workplace
 
 
 def require_for(config: RunConfig) -> None:
@@ -18,11 +19,14 @@ def require_for(config: RunConfig) -> None:
 
 
 def require(request: Request) -> None:
-    """Raises `MachineError` with the doctor's own sentences if a check fails. Takes milliseconds, starts nothing.
+    """Raises `ConfigError`, or `MachineError` with the doctor's own sentences, if a check fails.
 
-    What it only warns of a run tells itself, or goes on without.
+    Takes milliseconds, starts nothing. What it only warns of a run tells itself, or goes on without.
     """
-    findings = (*temporary(request), *limits(request), *disk(request, None))
+    check_workplace()
+    findings = [*temporary(request), *limits(request)]
+    if can_be_written(request):  # a run directory that cannot is told as the option that it is
+        findings += disk(request, None)
     failed = [one for one in findings if one.level == "fail"]
     if failed:
         raise MachineError(

@@ -75,13 +75,24 @@ def exchange(request: Request, net: Net | None) -> Iterator[Finding]:
         yield ok("exchange", text)
 
 
+def can_be_written(request: Request) -> bool:
+    """Whether files and folders can be made where the run directory would be."""
+    place = _place_of_run(request)
+    return os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK)
+
+
+def _place_of_run(request: Request) -> Path:
+    """The run directory, or the nearest above it that is there."""
+    folder = (request.run_dir or Path("runs")).absolute()
+    return next(path for path in (folder, *folder.parents) if os.path.exists(path))
+
+
 def disk(request: Request, net: Net | None) -> Iterator[Finding]:
     """On the node of a master: room for the model, its snapshots and the logs, where the run directory will be."""
     if request.master is not None:
         return
-    folder = (request.run_dir or Path("runs")).absolute()
-    place = next(path for path in (folder, *folder.parents) if os.path.exists(path))
-    if not os.path.isdir(place) or not os.access(place, os.W_OK | os.X_OK):
+    place = _place_of_run(request)
+    if not can_be_written(request):
         yield fail("disk", f"{place} cannot be written", "give another --run-dir")
         return
     free = shutil.disk_usage(place).free

@@ -73,7 +73,7 @@ class PrivateRedis:
         self._door: Doorkeeper | None = None
         self._start_timeout_s = start_timeout_s
         self._program = program
-        self._password = secrets.token_hex(24)
+        self._password = ""
         self._port = 0
         self._keeper: subprocess.Popen[bytes] | None = None
         self._directory: Path | None = None
@@ -193,6 +193,8 @@ class PrivateRedis:
 
     def _start(self, program: str, deadline: float) -> bool:
         """Whether the server answers; False if another program took the port first."""
+        # A new one for each attempt: whoever else listens at the port has been told the one before.
+        self._password = secrets.token_hex(24)
         self._port = self._given_port or _free_port(self._host)
         self._directory = make_private_folder("speedo-redis-")
         if self._tls:

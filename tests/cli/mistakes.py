@@ -96,7 +96,7 @@ def _options() -> Iterator[Mistake]:
          "give a .caffemodel", ()),
         ("bad-weights", "--weights {home}/no.caffemodel", "no.caffemodel is no .caffemodel", "give another", CAFFE),
         ("held-run-dir", "--run-dir {home}/held", "held already holds a run", "give another", CAFFE),
-        ("file-as-run-dir", "--run-dir {home}/open", "run_dir {home}/open cannot be written",
+        ("file-as-run-dir", "--run-dir {home}/open", "run_dir {home}/open is no directory",
          "give another with --run-dir", CAFFE),
         ("bad-redis-url", "--redis foo:6379", "redis is not the URL of a Redis", "use redis://", CAFFE),
     ):  # fmt: skip

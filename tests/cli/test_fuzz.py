@@ -144,8 +144,10 @@ def at_the_farm(farm: Farm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setattr(membership.time, "sleep", stop_here)  # it waits for its token, as it should
     monkeypatch.setattr(prediction, "predict_all", stop_here)
     monkeypatch.setattr("speedo.planning.solvers.measure", stop_here)
-    monkeypatch.setattr("speedo.doctor.pycaffe", lambda: ok("pycaffe", "not tried"))
-    monkeypatch.setattr("speedo.doctor.examine_master", lambda request, secret: ([], {}))
+    monkeypatch.setattr("speedo.doctor.examination.pycaffe", lambda: ok("pycaffe", "not tried"))
+    monkeypatch.setattr(
+        "speedo.doctor.examination.examine_master", lambda request, secret: ([], {})
+    )
     monkeypatch.setattr("speedo.doctor.solver.check_in_subprocess", stop_here)
     return farm
 
