@@ -7,6 +7,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -162,3 +163,33 @@ def test_the_memory_of_deleted_blobs_is_used_again():
     pages = len(body) // os.sysconf("SC_PAGESIZE")
     assert before[1] - before[0] > pages  # the figures are what they are taken for
     assert before[4] - before[2] < pages / 2  # of two writes
+
+
+def test_who_took_the_port_first_learns_no_password_that_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another program that listens at the port which we have chosen is asked for our server's answer."""
+    chosen = module._free_port
+    heard: list[bytes] = []
+
+    def listen(squatter: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = squatter.accept()
+                with connection:
+                    heard.append(connection.recv(4096))
+                    connection.sendall(b"-ERR no\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as squatter:
+        taken = iter([squatter.getsockname()[1]])
+        monkeypatch.setattr(module, "_free_port", lambda host: next(taken, None) or chosen(host))
+        listening = threading.Thread(target=listen, args=(squatter,))
+        listening.start()
+        with PrivateRedis() as server:
+            password = server.url.split(":")[2].split("@")[0].encode()
+            assert RedisStore(server.url).keys("") == []
+        squatter.shutdown(socket.SHUT_RDWR)
+        listening.join(10)
+    told = b"".join(heard)
+    assert b"AUTH" in told
+    assert password not in told
