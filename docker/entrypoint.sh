@@ -53,6 +53,13 @@ if [ -n "${SPEEDO_REDIS_PASSWORD_FILE:-}" ]; then
   export SPEEDO_REDIS_PASSWORD
 fi
 
+# serves HOST PORT: for the health check; never written through a link, or into a file, of another user of the container.
+serves() {
+  if ! rm -f -- "$served" || ! (set -o noclobber && printf '%s %s\n' "$1" "$2" >"$served"); then
+    stop "$served cannot be written: it is another user's; remove it, or set TMPDIR to a folder of user $(id -u)"
+  fi
+}
+
 case "${1:-} ${2:--}" in
   'master -'* | 'worker -'*) ;; # speedo's own form
   master\ *)
@@ -61,7 +68,7 @@ case "${1:-} ${2:--}" in
     workers="$3"
     shift 3
     read_port "$@"
-    printf '%s %s\n' "$address" "$port" >"$served"
+    serves "$address" "$port"
     set -- master --host "$address" --workers "$workers" "$@"
     ;;
   worker\ *)
@@ -74,7 +81,7 @@ case "${1:-} ${2:--}" in
       shift
     fi
     [[ "$master" == *:* ]] && port="${master##*:}"
-    printf '%s %s\n' "${master%:*}" "$port" >"$served"
+    serves "${master%:*}" "$port"
     set -- worker --master "$master" "$@"
     ;;
   speedo\ *) shift ;;

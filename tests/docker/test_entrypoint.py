@@ -184,3 +184,16 @@ def test_without_an_option_the_port_is_the_one_of_speedo(container: Path) -> Non
 def test_other_commands_are_well_as_long_as_they_run(container: Path) -> None:
     called_with(container, "train")
     assert run(container, "healthcheck.sh").returncode == 0
+
+
+@pytest.mark.parametrize("call", ["master 127.0.0.1 1", "worker 127.0.0.1"])
+def test_nothing_is_written_through_a_link_that_another_user_put_in_the_way(
+    container: Path, call: str
+) -> None:
+    precious = container / "precious"
+    precious.write_text("kept")
+    (container / "tmp" / "speedo-served").symlink_to(precious)
+    done = run(container, "entrypoint.sh", *call.split())
+    assert done.returncode == 0, done.stderr
+    assert precious.read_text() == "kept"
+    assert (container / "tmp" / "speedo-served").read_text().startswith("127.0.0.1 56126")
