@@ -228,3 +228,15 @@ def test_a_file_has_at_most_450_lines(module: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_a_mode_has_at_most_80_lines(mode: str) -> None:
     assert SOURCES[f"sgd_modes.{mode}"].count("\n") <= 80
+
+
+def test_no_child_looks_for_modules_in_the_working_directory() -> None:
+    """`python -m` does, without -P: another user may have put some there."""
+    started = [
+        (module, line.strip())
+        for module, source in SOURCES.items()
+        for line in source.splitlines()
+        if '"-m"' in line and "sys.executable" in line
+    ]
+    assert len(started) == 6
+    assert [one for one in started if '"-P", "-m"' not in one[1]] == []

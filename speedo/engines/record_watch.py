@@ -27,7 +27,7 @@ class RecordWatch:
         environment = with_our_path(dict(os.environ))
         prepare_environment(1, environment)
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "speedo.engines.record_check"],
+            [sys.executable, "-P", "-m", "speedo.engines.record_check"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
