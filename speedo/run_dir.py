@@ -46,7 +46,7 @@ def make_own_folders(folder: Path) -> None:
 
     Models, logs and options are nobody else's business unless their owner says so. Raises `OSError`.
     """
-    for missing in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
+    for missing in reversed([one for one in (folder, *folder.parents) if not os.path.exists(one)]):
         missing.mkdir(mode=0o700, exist_ok=True)
     folder.mkdir(exist_ok=True)  # what is there and is no folder is an error
 
@@ -67,7 +67,7 @@ def discard_run_dir(folder: Path) -> None:
 def _check(folder: Path, snapshots: str) -> None:
     if not os.path.lexists(folder):
         return
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise ConfigError(f"run_dir {folder} is no directory; give another with --run-dir")
     for name in (runlog.METRICS, runlog.RESULT):
         if os.path.lexists(folder / name):
@@ -90,7 +90,7 @@ def _is_taken(place: Path) -> bool:
     """Whether there is anything but an empty folder."""
     if not os.path.lexists(place):
         return False
-    return not place.is_dir() or any(place.iterdir())
+    return not os.path.isdir(place) or any(place.iterdir())
 
 
 def _literal(text: str) -> str:

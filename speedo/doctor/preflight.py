@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from speedo.config import RunConfig
 from speedo.doctor.base import Request
 from speedo.doctor.limits import limits
@@ -13,7 +15,7 @@ from speedo.workplace import check_workplace
 
 def require_for(config: RunConfig) -> None:
     """`require` for a run that this machine leads."""
-    resumes = config.resume is not None and config.resume.is_dir()
+    resumes = config.resume is not None and os.path.isdir(config.resume)
     place = config.resume if resumes else config.run_dir
     require(Request(workers=config.workers, run_dir=place))
 

@@ -19,11 +19,13 @@ def count_records(spec: SolverSpec) -> int | None:
     for layer in parameter.train_net_param.layer:
         if layer.type == "Data":
             found = spec.search.find(layer.data_param.source)
-            if found is None or not os.path.isfile(found / "data.mdb" if found.is_dir() else found):
+            if found is None:
                 return None
             try:
                 if reads_leveldb(layer):
                     found = conversion_of(found)
+                if not os.path.isfile(found / "data.mdb" if found.is_dir() else found):
+                    return None  # LMDB waits for what comes out of a pipe
                 with lmdb.open(
                     str(found), readonly=True, lock=False, subdir=found.is_dir()
                 ) as database:

@@ -52,7 +52,8 @@ def test_a_rebuilt_worker_has_another_shard_and_the_same_history(tmp_path: Path)
     log = tmp_path / "worker-0.log"
     actor = WorkerActor()
     actor.warm_up()  # as a host does before it has a place
-    assert actor.start(settings, place, log, None).samples_per_step == 8
+    scratch = scratch_of(tmp_path, place, settings.epoch)
+    assert actor.start(settings, place, log, scratch, None).samples_per_step == 8
     engine = actor._worker.engine
     engine.step(3)
     history = momentum(engine)
@@ -69,4 +70,4 @@ def test_a_rebuilt_worker_has_another_shard_and_the_same_history(tmp_path: Path)
     rebuilt.step(1)
     assert not any(map(np.array_equal, momentum(rebuilt), history))
     rebuilt.close()
-    assert scratch_of(log, place, settings.epoch).is_dir()
+    assert scratch.is_dir()
