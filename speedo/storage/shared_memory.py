@@ -12,7 +12,16 @@ from speedo.errors import ConfigError
 from speedo.private_folders import make_private_folder
 
 MEMORY: Final = Path("/dev/shm")
-_KEEPER: Final = "trap '' HUP INT TERM; read -r _; exec rm -rf -- \"$1\""
+# A process that ends more slowly than ours may still put a file there while the folder is being removed.
+_KEEPER: Final = """
+trap '' HUP INT TERM
+read -r _
+tries=0
+while rm -rf -- "$1" && [ ! -e "$1" ] && exit; [ $tries -lt 40 ]; do
+    tries=$((tries + 1))
+    sleep 0.25
+done
+"""
 
 
 class SharedMemory:
