@@ -16,9 +16,9 @@ from google.protobuf.message import DecodeError
 from speedo.checkpoint import Checkpoint, Counters, WorkerState
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.errors import ConfigError
-from speedo.files import problem_with_name, read_bytes
 from speedo.settings import RunSettings
 from speedo.solver.proto import caffe_proto
+from speedo.system.files import problem_with_name, read_bytes
 
 SUFFIX = ".solverstate"
 

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from speedo.bounds import LARGEST_INT32
 from speedo.errors import CheckpointError
 from speedo.failpoints import reached
-from speedo.files import open_to_read
+from speedo.system.files import open_to_read
 from speedo.weights import Vector, as_bytes
 
 MAGIC: Final = b"SPEEDO-CHECKPOINT-1\n"

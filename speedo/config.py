@@ -27,8 +27,8 @@ from speedo.bounds import (
 )
 from speedo.config_file import parse_compression, read_options
 from speedo.errors import ConfigError
-from speedo.files import problem_with_name
 from speedo.mode_options import MODES, WHOLE_RUN, Mode, ModeOptions, PhaseConfig
+from speedo.system.files import problem_with_name
 
 __all__ = ["DEFAULT_PORT", "MODES", "ModeOptions", "PhaseConfig", "RunConfig", "make_config"]
 

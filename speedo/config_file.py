@@ -9,7 +9,7 @@ import yaml
 
 from speedo.bounds import said, whole_number
 from speedo.errors import ConfigError
-from speedo.files import read_text
+from speedo.system.files import read_text
 
 MOST_BYTES: Final = 100_000  # of a file of options; PyYAML takes a second for so many
 MOST_LEVELS: Final = 12

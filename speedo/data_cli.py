@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from speedo.bounds import LARGEST_SEED, said, whole_number
 from speedo.progress import ErrorConsole
-from speedo.workplace import check_names, check_workplace
+from speedo.system.workplace import check_names, check_workplace
 
 FOLDER = click.Path(path_type=Path, file_okay=False)
 LIST = click.Path(path_type=Path, exists=True, dir_okay=False)

@@ -11,7 +11,7 @@ import click
 from speedo.bounds import said, whole_number
 from speedo.config import DEFAULT_PORT, LARGEST_WORKERS
 from speedo.errors import ConfigError
-from speedo.workplace import check_names, check_workplace
+from speedo.system.workplace import check_names, check_workplace
 
 if TYPE_CHECKING:
     from speedo.doctor import Finding

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from speedo.errors import DataError
-from speedo.files import open_to_write
 from speedo.run_files import (
     count_of,
     json_lines,
@@ -18,6 +17,7 @@ from speedo.run_files import (
     optional_number_of,
 )
 from speedo.runlog import METRICS
+from speedo.system.files import open_to_write
 
 SMOOTH: Final = 50  # a loss is drawn as the mean of so many results
 FORMS: Final = ("png", "pdf", "svg")

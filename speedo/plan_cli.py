@@ -14,7 +14,7 @@ from speedo.bounds import LARGEST_SEED
 from speedo.config import LARGEST_WORKERS, MODES, Overlap, make_config
 from speedo.config_file import parse_compression
 from speedo.errors import ConfigError
-from speedo.workplace import check_names, check_workplace
+from speedo.system.workplace import check_names, check_workplace
 
 if TYPE_CHECKING:
     from speedo.planning.calibration import Calibration

@@ -36,7 +36,7 @@ from speedo.solver import (
 from speedo.solver.conversion import convert_databases
 from speedo.solver.records import count_records
 from speedo.storage.redis_store import RedisStore
-from speedo.workplace import check_names
+from speedo.system.workplace import check_names
 
 SOLVER_VARIABLE: Final = "SPEEDO_SOLVER"
 PREPARABLE: Final = ("fashion-mnist", "mnist", "cifar10")  # datasets that `speedo data` makes

@@ -16,8 +16,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from speedo.line_file import LineFile
 from speedo.status import Status, WorkerStatus
+from speedo.system.line_file import LineFile
 
 LINE_S: Final = 5.0  # seconds between plain lines
 SAME_LINE_S: Final = 30.0  # seconds until a line is said again that has not changed

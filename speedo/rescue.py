@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from speedo.errors import EngineError, SpeedoError
-from speedo.private_folders import make_private_folder
+from speedo.system.private_folders import make_private_folder
 
 LAST_PLACES: Final = (Path("/var/tmp"), Path("/dev/shm"))
 

@@ -19,7 +19,7 @@ from speedo import runlog
 from speedo.bounds import LARGEST_INT32, whole_number
 from speedo.checkpoint import Counters, checkpoints_in, latest
 from speedo.errors import CheckpointError, ConfigError, FencedError
-from speedo.files import read_text
+from speedo.system.files import read_text
 
 CHECKPOINTS: Final = "checkpoints"
 EPOCH: Final = "epoch"

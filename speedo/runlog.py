@@ -17,9 +17,7 @@ from typing import Any
 import yaml
 
 from speedo.checkpoint import Counters
-from speedo.files import read_bytes
 from speedo.json_lines import line_of, plain, values_of
-from speedo.line_file import LineFile
 from speedo.messages import (
     Action,
     Checkpointed,
@@ -37,6 +35,8 @@ from speedo.messages import (
     Trained,
 )
 from speedo.run_files import number_of
+from speedo.system.files import read_bytes
+from speedo.system.line_file import LineFile
 
 METRICS = "metrics.jsonl"
 CONFIG = "config.yaml"

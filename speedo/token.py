@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from speedo.errors import ClusterError
-from speedo.files import home, read_bytes
+from speedo.system.files import home, read_bytes
 
 TOKEN_VARIABLE: Final = "SPEEDO_TOKEN"
 FILE_VARIABLE: Final = "SPEEDO_TOKEN_FILE"

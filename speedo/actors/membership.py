@@ -21,14 +21,14 @@ from speedo.actors import session
 from speedo.actors.meeting import wait_for_master
 from speedo.actors.signals import stop_signals
 from speedo.actors.stay import LEAVE_S, Crashed, Ending, Failed, Lost, Over, Request, Stopped
-from speedo.background_process import start_in_background
 from speedo.data import default_data_root
 from speedo.errors import ClusterError, EngineError
-from speedo.private_folders import make_private_folder
 from speedo.progress import Watch
 from speedo.status import Status
+from speedo.system.background_process import start_in_background
+from speedo.system.private_folders import make_private_folder
+from speedo.system.workplace import check_names
 from speedo.token import load_token
-from speedo.workplace import check_names
 
 LOOK_S: Final = 0.2
 CRASHES: Final = 3  # a stay that breaks is tried again so often

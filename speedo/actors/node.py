@@ -20,8 +20,8 @@ from speedo.actors.idle_agent import idle_agents
 from speedo.actors.node_keeper import kept
 from speedo.actors.ports import Ports
 from speedo.actors.session import OBJECT_STORE_BYTES, RAY_FOLDER, STORE_SOCKET
-from speedo.background_process import deaf_children
 from speedo.errors import ClusterError
+from speedo.system.background_process import deaf_children
 
 
 class OwnCodeOnly(JobConfig):

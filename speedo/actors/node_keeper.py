@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from speedo.background_process import start_in_background
+from speedo.system.background_process import start_in_background
 
 _WAIT_S: Final = 15.0
 # A node whose process was killed has 2 s to end by itself; one that was stopped has had its time. What no signal

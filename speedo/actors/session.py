@@ -13,7 +13,7 @@ from typing import Final
 
 from speedo.actors import ports
 from speedo.errors import ClusterError
-from speedo.private_folders import make_private_folder
+from speedo.system.private_folders import make_private_folder
 
 OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024  # Ray's least: nothing of ours travels through it
 NAMESPACE: Final = "speedo"

@@ -16,7 +16,7 @@ from speedo.bounds import said
 from speedo.data.base import MANIFEST, Prepared, Shape
 from speedo.data.database import DATA_FILE
 from speedo.errors import DataError
-from speedo.files import read_bytes
+from speedo.system.files import read_bytes
 
 FORMAT: Final = 1
 MOST_BYTES: Final = 16 << 20

@@ -19,7 +19,7 @@ import psutil
 import speedo
 from speedo.actors.session import OBJECT_STORE_BYTES, RAY_FOLDER, STORE_SOCKET
 from speedo.doctor.base import Finding, Request, fail, ok, size, warn
-from speedo.private_folders import unsafe
+from speedo.system.private_folders import unsafe
 
 PYTHONS: Final = ((3, 11), (3, 12))  # pyproject.toml: requires-python
 LEAST_REDIS: Final = 6  # speedo.storage.redis_store

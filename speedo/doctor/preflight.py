@@ -10,7 +10,7 @@ from speedo.doctor.limits import limits
 from speedo.doctor.machine import temporary
 from speedo.doctor.resources import can_be_written, disk
 from speedo.errors import MachineError
-from speedo.workplace import check_workplace
+from speedo.system.workplace import check_workplace
 
 
 def require_for(config: RunConfig) -> None:

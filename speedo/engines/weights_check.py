@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 
 from speedo.engines.caffe_import import load_caffe
 from speedo.errors import SolverError
-from speedo.files import read_bytes
+from speedo.system.files import read_bytes
 
 _HDF5: Final = b"\x89HDF"  # Caffe reads such files too
 _UNTOUCHED: Final = np.float32(-2.7182819e-31)  # no weight has it: what keeps it was not loaded

@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from speedo.errors import ConfigError
-from speedo.files import open_to_write, read_bytes
+from speedo.system.files import open_to_write, read_bytes
 
 MOST_BYTES: Final = 1 << 20
 MOST_SECONDS: Final = 1e6

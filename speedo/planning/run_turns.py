@@ -13,9 +13,9 @@ from typing import Any, Final
 from speedo.bounds import whole_number
 from speedo.config_file import read_options
 from speedo.errors import ConfigError
-from speedo.files import read_bytes
 from speedo.run_files import count_of, json_lines, number_of
 from speedo.runlog import CONFIG, METRICS
+from speedo.system.files import read_bytes
 
 FEWEST: Final = 5  # turns of each worker
 WARM_UP: Final = 0.2  # of the turns of each worker: not counted

@@ -11,9 +11,9 @@ from typing import Any, Final
 from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
 
-from speedo import files
 from speedo.engines.caffe_import import load_caffe
 from speedo.errors import SolverError
+from speedo.system import files
 
 _PLACE: Final = re.compile(r"^(\d+):(\d+) : (.*)$", re.DOTALL)
 _FIELD: Final = re.compile(r'Message type "([\w.]+)" has no field named "(\w+)"')

@@ -7,10 +7,10 @@ import os
 import lmdb
 
 from speedo.errors import DataError
-from speedo.files import open_to_read
 from speedo.solver.conversion import conversion_of, reads_leveldb
 from speedo.solver.proto import caffe_proto, parse_text
 from speedo.solver.spec import SolverSpec
+from speedo.system.files import open_to_read
 
 
 def count_records(spec: SolverSpec) -> int | None:

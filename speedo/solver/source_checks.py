@@ -13,10 +13,10 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from speedo.errors import SolverError
-from speedo.files import read_bytes
 from speedo.solver.data_layers import LARGEST_BATCH, SOURCES, batch_of, source_of
 from speedo.solver.paths import SearchPath
 from speedo.solver.proto import caffe_proto
+from speedo.system.files import read_bytes
 
 _MOST_MEAN_BYTES: Final = 1 << 30
 

@@ -19,15 +19,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from speedo.background_process import start_in_background
 from speedo.errors import StoreError
-from speedo.private_folders import make_private_folder
 from speedo.storage.acl import MASTER
 from speedo.storage.certificate import make_certificate, trusting
 from speedo.storage.redis_keeper import KEEPER, write_config
 from speedo.storage.redis_strangers import Doorkeeper
 from speedo.storage.redis_url import url_by_socket
 from speedo.storage.resp import ProtocolError, ReplyError, RespStream
+from speedo.system.background_process import start_in_background
+from speedo.system.private_folders import make_private_folder
 
 MAX_CLIENTS: Final = 10_000  # Redis's own default
 _ATTEMPTS: Final = 20

@@ -7,9 +7,9 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from speedo.background_process import start_in_background
 from speedo.errors import ConfigError
-from speedo.private_folders import make_private_folder
+from speedo.system.background_process import start_in_background
+from speedo.system.private_folders import make_private_folder
 
 MEMORY: Final = Path("/dev/shm")
 # A process that ends more slowly than ours may still put a file there while the folder is being removed.

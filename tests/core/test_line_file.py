@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from speedo.json_lines import line_of
-from speedo.line_file import AGAIN_S, LineFile
 from speedo.messages import Drop
 from speedo.runlog import MetricsLog
+from speedo.system.line_file import AGAIN_S, LineFile
 from tests.disks import fill, small_disk
 
 LINE = b"0123456789" * 99 + b"\n"

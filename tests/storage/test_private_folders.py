@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from speedo.errors import ConfigError
-from speedo.private_folders import make_private_folder, unsafe
+from speedo.system.private_folders import make_private_folder, unsafe
 
 
 def test_a_private_folder_is_its_owners_alone_whatever_the_mask(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from speedo.errors import ConfigError
-from speedo.files import problem_with_name
+from speedo.system.files import problem_with_name
 
 
 def check_workplace() -> None:

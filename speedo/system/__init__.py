@@ -1,0 +1,1 @@
+"""The operating system: files that users name, private folders, processes in the background."""
