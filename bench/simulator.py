@@ -11,7 +11,7 @@ import argparse
 import time
 from typing import Any
 
-from speedo.config import make_config
+from speedo.config.run_config import make_config
 from speedo.coordinator import Plan
 from speedo.messages import Action, Drop, Event, Merge, StopAsked
 from speedo.sgd_modes.registry import make_strategy

@@ -26,7 +26,7 @@ def train(
     Raises `SpeedoError` with what is wrong and what to change.
     """
     from speedo.actors.launcher import train as launch
-    from speedo.config import make_config
+    from speedo.config.run_config import make_config
     from speedo.doctor import require_for
     from speedo.progress import Quiet
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import click
 
 import speedo
-from speedo.config import LARGEST_WORKERS, RunConfig, make_config
-from speedo.config_file import parse_phase
+from speedo.config.formats import parse_phase
+from speedo.config.run_config import LARGEST_WORKERS, RunConfig, make_config
 from speedo.control_cli import scale, status, stop
 from speedo.crash import traceback_kept, unforeseen
 from speedo.data_cli import data

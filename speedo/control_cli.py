@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 import click
 import psutil
 
-from speedo.config import LARGEST_WORKERS
+from speedo.config.run_config import LARGEST_WORKERS
 from speedo.control import RunGone, RunSocket, running
 from speedo.control_view import lines_of, outcome_of
 from speedo.errors import ClusterError

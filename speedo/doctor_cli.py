@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from speedo.bounds import said, whole_number
-from speedo.config import DEFAULT_PORT, LARGEST_WORKERS
+from speedo.config.run_config import DEFAULT_PORT, LARGEST_WORKERS
 from speedo.errors import ConfigError
 from speedo.system.workplace import check_names, check_workplace
 

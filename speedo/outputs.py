@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from speedo import runlog
-from speedo.config import RunConfig
+from speedo.config.run_config import RunConfig
 from speedo.rescue import Rescue
 from speedo.result import RunResult, result_fields
 

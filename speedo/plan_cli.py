@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from speedo.bounds import LARGEST_SEED
-from speedo.config import LARGEST_WORKERS, MODES, Overlap, make_config
-from speedo.config_file import parse_compression
+from speedo.config.formats import parse_compression
+from speedo.config.run_config import LARGEST_WORKERS, MODES, Overlap, make_config
 from speedo.errors import ConfigError
 from speedo.system.workplace import check_names, check_workplace
 

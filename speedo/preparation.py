@@ -14,7 +14,7 @@ from speedo.bundled import bundled_solver
 from speedo.caffe_snapshot import SUFFIX as CAFFE_SUFFIX
 from speedo.caffe_snapshot import CaffeSnapshot, read_snapshot
 from speedo.compression import bytes_of
-from speedo.config import ModeOptions, RunConfig
+from speedo.config.run_config import ModeOptions, RunConfig
 from speedo.data import default_data_root, ensure_bundled
 from speedo.data.roots import cache_root
 from speedo.engines.caffe_check import CaffeFacts, check_in_subprocess

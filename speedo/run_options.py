@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from speedo import original_options
-from speedo.config import DEFAULT_PORT, MODES
+from speedo.config.run_config import DEFAULT_PORT, MODES
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 PATH: Final = click.Path(path_type=Path)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import speedo
 from speedo.compression import NO_COMPRESSION, Compression
-from speedo.config import Overlap, RunConfig
+from speedo.config.run_config import Overlap, RunConfig
 from speedo.solver import SolverSpec, split_batch
 
 

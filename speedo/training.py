@@ -16,7 +16,7 @@ from speedo.caffe_snapshot import CaffeSnapshot
 from speedo.center import Center, squared_norm
 from speedo.checkpoint import Checkpoint
 from speedo.checkpointing import CheckpointKeeper
-from speedo.config import RunConfig
+from speedo.config.run_config import RunConfig
 from speedo.coordinator import Coordinator, Plan
 from speedo.divergence import DivergenceWatch
 from speedo.driver import Cluster, Driver, Limits, Outcome

@@ -195,7 +195,7 @@ def test_every_room_has_its_layer() -> None:
     ("module", "source", "objection"),
     [
         ("weights", "from speedo.messages import Train", "weights imports messages"),
-        ("messages", "import speedo.config", "messages imports config"),
+        ("messages", "import speedo.config.run_config", "messages imports config"),
         ("engines.new", "from speedo.storage import keys", "engines.new imports storage.keys"),
         ("engines.new", "from speedo import messages", "engines.new imports messages"),
         ("solver.new", "from speedo.engines import pycaffe", "solver.new imports engines.pycaffe"),

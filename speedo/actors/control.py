@@ -14,7 +14,7 @@ import speedo
 from speedo.actors import facts
 from speedo.actors.channel import first_line
 from speedo.bounds import said
-from speedo.config import LARGEST_WORKERS
+from speedo.config.run_config import LARGEST_WORKERS
 from speedo.control import Asked, ControlServer, plain
 from speedo.errors import ClusterError, SpeedoError
 from speedo.preparation import Prepared

@@ -15,7 +15,7 @@ from speedo.actors.ports import redis_port, require_free_port
 from speedo.actors.signals import stop_signals
 from speedo.actors.stores import this_machine
 from speedo.checkpoint import checkpoints_in
-from speedo.config import RunConfig
+from speedo.config.run_config import RunConfig
 from speedo.engines.record_watch import RecordWatch
 from speedo.errors import EngineError, SpeedoError, StoreError
 from speedo.preparation import Prepared, check_nets, checked_records, prepare

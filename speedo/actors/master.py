@@ -18,7 +18,7 @@ from speedo.actors.tester import TesterActor
 from speedo.actors.worker import Ready
 from speedo.caffe_snapshot import SUFFIX, CaffeSnapshot, read_snapshot
 from speedo.checkpoint import Checkpoint, read_checkpoint
-from speedo.config import RunConfig
+from speedo.config.run_config import RunConfig
 from speedo.errors import ClusterError, StoreError
 from speedo.messages import StoreTrouble
 from speedo.pacing import Pace

@@ -14,7 +14,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from speedo.actors.channel import first_line
 from speedo.actors.cluster import CAUSE_WAIT_S, Gone, RayCluster, death_cause
 from speedo.actors.orders import End, Orders
-from speedo.config import LARGEST_WORKERS, RunConfig
+from speedo.config.run_config import LARGEST_WORKERS, RunConfig
 from speedo.errors import ClusterError, ConfigError, SpeedoError
 from speedo.roster import Assignment
 from speedo.sharding import Resharding, sharding_for

@@ -9,7 +9,7 @@ from speedo.compression.bfloat16 import BFloat16
 from speedo.compression.float32 import Float32
 from speedo.compression.int8 import Int8
 from speedo.compression.topk import TopK
-from speedo.config_file import parse_compression
+from speedo.config.formats import parse_compression
 from speedo.weights import Blob, Layout
 
 __all__ = ["NO_COMPRESSION", "Codec", "Compression", "bytes_of", "make_codec"]

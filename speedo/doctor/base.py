@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from speedo.config import DEFAULT_PORT
+from speedo.config.run_config import DEFAULT_PORT
 
 Level = Literal["ok", "warn", "fail"]
 

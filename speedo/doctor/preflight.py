@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from speedo.config import RunConfig
+from speedo.config.run_config import RunConfig
 from speedo.doctor.base import Request
 from speedo.doctor.limits import limits
 from speedo.doctor.machine import temporary

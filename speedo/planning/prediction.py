@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from speedo.config import make_config
+from speedo.config.run_config import make_config
 from speedo.coordinator import Coordinator, Plan
 from speedo.driver import Driver, Limits
 from speedo.engines.quadratic import QuadraticEngine

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from speedo.bounds import whole_number
-from speedo.config_file import read_options
+from speedo.config.formats import read_options
 from speedo.errors import ConfigError
 from speedo.run_files import count_of, json_lines, number_of
 from speedo.runlog import CONFIG, METRICS

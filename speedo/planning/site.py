@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from speedo.config import OVERLAPPING, Overlap
+from speedo.config.run_config import OVERLAPPING, Overlap
 
 # Of a link's bits what is left for the bytes of a TCP stream: 1448 of 1538 on Ethernet with its usual frames.
 PAYLOAD_SHARE: Final = 0.94

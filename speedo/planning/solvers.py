@@ -8,7 +8,7 @@ from pathlib import Path
 
 from speedo.bundled import bundled_solver
 from speedo.compression import NO_COMPRESSION, Compression
-from speedo.config import make_config
+from speedo.config.run_config import make_config
 from speedo.data import default_data_root
 from speedo.planning.calibration import Calibration
 from speedo.planning.measure import Effort, measure

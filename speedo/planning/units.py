@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from speedo.bounds import said, whole_number
-from speedo.config import LARGEST_WORKERS
+from speedo.config.run_config import LARGEST_WORKERS
 from speedo.errors import ConfigError
 
 MOST_STEPS: Final = 10_000

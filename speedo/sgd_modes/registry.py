@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from speedo.config import RunConfig
-from speedo.mode_options import DEFAULT_MAX_ADVANCE, DEFAULT_WINDOW, ModeOptions
+from speedo.config.mode_options import DEFAULT_MAX_ADVANCE, DEFAULT_WINDOW, ModeOptions
+from speedo.config.run_config import RunConfig
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.base import Strategy
 from speedo.sgd_modes.easgd import easgd

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 import speedo
 from speedo.cli import main
-from speedo.config import RunConfig
+from speedo.config.run_config import RunConfig
 from speedo.errors import ConfigError
 from speedo.preparation import prepare
 from speedo.result import RunResult

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 
 from speedo.actors import launcher
 from speedo.cli import main
-from speedo.config import make_config
-from speedo.config_file import read_options
+from speedo.config.formats import read_options
+from speedo.config.run_config import make_config
 from speedo.errors import ConfigError, SolverError
 from speedo.solver import read_solver
 from tests.engines.nets import net_text, write_data, write_solver

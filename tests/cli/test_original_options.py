@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from speedo.cli import main
-from speedo.config import RunConfig, make_config
+from speedo.config.run_config import RunConfig, make_config
 from speedo.errors import ConfigError
 from speedo.original_options import NAMES, for_a_run, for_a_worker
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from speedo.actors.worker import WorkerActor, scratch_of
-from speedo.config import make_config
+from speedo.config.run_config import make_config
 from speedo.engines.base import Engine
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.fatal import restore_stderr

@@ -10,7 +10,7 @@ import pytest
 from speedo.actors.cluster import RayCluster
 from speedo.actors.orders import End
 from speedo.actors.supervisor import Supervisor
-from speedo.config import make_config
+from speedo.config.run_config import make_config
 from speedo.errors import ClusterError, ConfigError
 from speedo.roster import Roster
 from speedo.sharding import Sharding

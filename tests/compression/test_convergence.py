@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from speedo.compression import Compression
-from speedo.config import make_config
+from speedo.config.run_config import make_config
 from speedo.coordinator import Plan
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.sgd_modes.registry import make_strategy

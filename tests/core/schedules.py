@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from speedo.compression import NO_COMPRESSION, Compression
-from speedo.config import make_config
+from speedo.config.run_config import make_config
 from speedo.coordinator import Plan
 from speedo.driver import HEARTBEAT_S, Limits
 from speedo.messages import Event, Left, StopAsked

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from speedo.config import make_config
+from speedo.config.run_config import make_config
 from speedo.coordinator import Plan
 from speedo.messages import Drop, Merge
 from speedo.sgd_modes.registry import make_strategy

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from speedo.config import make_config
-from speedo.config_file import parse_phase
+from speedo.config.formats import parse_phase
+from speedo.config.run_config import make_config
 from speedo.errors import ConfigError
 
 HYBRID = {"mode": "hybrid", "phases": [{"mode": "sync", "iterations": 5}]}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from speedo.config import make_config
+from speedo.config.run_config import make_config
 from speedo.coordinator import Plan
 from speedo.driver import Limits
 from speedo.messages import Train

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from speedo.config import make_config
+from speedo.config.run_config import make_config
 from speedo.messages import NOTHING, Decision, Result
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.easgd import easgd

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from bench.simulator import MODES, options_of
-from speedo.config import make_config
+from speedo.config.run_config import make_config
 from speedo.coordinator import Plan
 from speedo.messages import Action, Drop, Event, Merge, Trained
 from speedo.sgd_modes.registry import make_strategy

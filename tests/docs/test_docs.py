@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 from speedo.cli import main
-from speedo.config import RunConfig, make_config
-from speedo.config_file import parse_phase
+from speedo.config.formats import parse_phase
+from speedo.config.run_config import RunConfig, make_config
 from speedo.original_options import NAMES
 from speedo.status import Status, WorkerStatus
 

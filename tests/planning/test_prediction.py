@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from speedo.config import MODES
+from speedo.config.run_config import MODES
 from speedo.planning.calibration import StepTime, shape_of
 from speedo.planning.prediction import Prediction, Wish, best_of, predict, predict_all
 from speedo.planning.site import PAYLOAD_SHARE, Site

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from speedo.caffe_snapshot import read_snapshot
-from speedo.config import make_config
+from speedo.config.run_config import make_config
 from speedo.driver import Cluster
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.messages import Command, Evaluate, Event, Joined, SaveState, Tested, Train

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from speedo.config import make_config
+from speedo.config.run_config import make_config
 from speedo.preparation import prepare
 from speedo.storage.memory_store import MemoryStore
 from tests.cluster.commands import Commands, commands

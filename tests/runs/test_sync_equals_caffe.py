@@ -18,7 +18,7 @@ import pytest
 
 import speedo
 from speedo.bundled import bundled_solver
-from speedo.config import make_config
+from speedo.config.run_config import make_config
 from speedo.data import ensure_bundled
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.parameters import Parameters

@@ -25,9 +25,9 @@ from speedo.bounds import (
     seconds,
     whole,
 )
-from speedo.config_file import parse_compression, read_options
+from speedo.config.formats import parse_compression, read_options
+from speedo.config.mode_options import MODES, WHOLE_RUN, Mode, ModeOptions, PhaseConfig
 from speedo.errors import ConfigError
-from speedo.mode_options import MODES, WHOLE_RUN, Mode, ModeOptions, PhaseConfig
 from speedo.system.files import problem_with_name
 
 __all__ = ["DEFAULT_PORT", "MODES", "ModeOptions", "PhaseConfig", "RunConfig", "make_config"]
