@@ -35,7 +35,7 @@ from speedo.solver import (
 )
 from speedo.solver.conversion import convert_databases
 from speedo.solver.records import count_records
-from speedo.storage.redis_store import RedisStore
+from speedo.storage.redis.store import RedisStore
 from speedo.system.workplace import check_names
 
 SOLVER_VARIABLE: Final = "SPEEDO_SOLVER"

@@ -25,11 +25,11 @@ from speedo.resume import CHECKPOINTS, Resumed, claim, owned
 from speedo.run_dir import LOGS, discard_run_dir
 from speedo.scratch import scratch_folder
 from speedo.settings import Near, RunSettings
-from speedo.storage.access import Access
-from speedo.storage.redis_errors import clients_of
-from speedo.storage.redis_server import MAX_CLIENTS, PrivateRedis
-from speedo.storage.redis_store import RedisStore
-from speedo.storage.redis_url import url_with_password
+from speedo.storage.redis.errors import clients_of
+from speedo.storage.redis.server import MAX_CLIENTS, PrivateRedis
+from speedo.storage.redis.store import RedisStore
+from speedo.storage.redis.url import url_with_password
+from speedo.storage.redis.users import Access
 from speedo.storage.shared_memory import SharedMemory, room_for
 from speedo.token import how_to_join, load_token, new_token
 

@@ -48,7 +48,7 @@ class MasterActor:
     ) -> None:
         """`scratch` takes small files, of the tester too, and is not ours to remove."""
         from speedo.engines.fatal import capture_stderr
-        from speedo.storage.access import Access
+        from speedo.storage.redis.users import Access
 
         capture_stderr(run_dir / LOGS / "master.log")
         self._settings, self._run_dir, self._scratch = settings, run_dir, scratch

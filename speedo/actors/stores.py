@@ -12,8 +12,8 @@ from speedo.settings import Near, RunSettings
 from speedo.storage.base import Store
 from speedo.storage.near_first_store import NearFirstStore
 from speedo.storage.patient_store import PatientStore
-from speedo.storage.redis_store import RedisStore
-from speedo.storage.redis_url import url_by_socket
+from speedo.storage.redis.store import RedisStore
+from speedo.storage.redis.url import url_by_socket
 from speedo.storage.shared_memory_store import SharedMemoryStore
 
 AStore = TypeVar("AStore", bound=Store)

@@ -12,9 +12,9 @@ from speedo.actors.facts import read_facts
 from speedo.actors.meeting import wait_for_master
 from speedo.doctor.base import Finding, Request, fail, ok, warn
 from speedo.errors import ClusterError, SpeedoError
-from speedo.storage.redis_errors import clients_of
-from speedo.storage.redis_store import RedisStore
-from speedo.storage.redis_url import url_with_password
+from speedo.storage.redis.errors import clients_of
+from speedo.storage.redis.store import RedisStore
+from speedo.storage.redis.url import url_with_password
 from speedo.token import TOKEN_VARIABLE, load_token, token_file
 
 REACH_S: Final = 4.0  # a master that is there answers at once; whoever waits is told so

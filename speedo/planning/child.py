@@ -26,7 +26,7 @@ from speedo.messages import Merge, Part, Train
 from speedo.sgd_modes.rules import AddDelta, Elastic, MergeRule
 from speedo.storage.base import Store
 from speedo.storage.memory_store import MemoryStore
-from speedo.storage.redis_store import RedisStore
+from speedo.storage.redis.store import RedisStore
 from speedo.storage.shared_memory import SharedMemory
 from speedo.storage.shared_memory_store import SharedMemoryStore
 from speedo.weights import HEADER_BYTES, Layout, Vector, as_bytes

@@ -37,7 +37,7 @@ from speedo.planning.calibration import (
 )
 from speedo.planning.child import MARK, PROBLEM
 from speedo.solver import SolverSpec, solver_for_worker
-from speedo.storage.redis_server import PrivateRedis
+from speedo.storage.redis.server import PrivateRedis
 
 MOST_AT_ONCE: Final = 8  # processes that compute at the same time
 START_S: Final = 180.0  # for Caffe to build a net

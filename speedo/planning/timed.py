@@ -21,7 +21,7 @@ from speedo.planning.site import Site
 from speedo.sgd_modes.rules import MergeRule
 from speedo.simulator import SimulatedCluster, World
 from speedo.storage.memory_store import MemoryStore
-from speedo.storage.redis_store import RECORD_BYTES
+from speedo.storage.redis.store import RECORD_BYTES
 from speedo.weights import Layout, Vector
 from speedo.worker import Worker
 

@@ -12,19 +12,19 @@ from speedo.storage.base import MAX_HEAD_BYTES, Store
 from speedo.storage.memory_store import MemoryStore
 
 if TYPE_CHECKING:
-    from speedo.storage.redis_server import PrivateRedis
-    from speedo.storage.redis_store import RedisStore
+    from speedo.storage.redis.server import PrivateRedis
+    from speedo.storage.redis.store import RedisStore
 
 __all__ = ["MAX_HEAD_BYTES", "MemoryStore", "PrivateRedis", "RedisStore", "Store"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "RedisStore":
-        from speedo.storage.redis_store import RedisStore
+        from speedo.storage.redis.store import RedisStore
 
         return RedisStore
     if name == "PrivateRedis":
-        from speedo.storage.redis_server import PrivateRedis
+        from speedo.storage.redis.server import PrivateRedis
 
         return PrivateRedis
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from speedo.storage.redis_server import PrivateRedis
+from speedo.storage.redis.server import PrivateRedis
 from tests.cli.homes import write_homes
 from tests.cli.mistakes import MISTAKES, Mistake
 from tests.cluster.commands import commands, free_port, still_open

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from speedo.storage.redis_server import PrivateRedis
-from speedo.storage.redis_store import RedisStore
+from speedo.storage.redis.server import PrivateRedis
+from speedo.storage.redis.store import RedisStore
 from tests.cluster.commands import Commands
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]

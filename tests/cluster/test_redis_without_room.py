@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from speedo.errors import StoreError
-from speedo.storage.redis_server import PrivateRedis
-from speedo.storage.redis_store import RedisStore
+from speedo.storage.redis.server import PrivateRedis
+from speedo.storage.redis.store import RedisStore
 from tests.cluster.commands import Commands, wait_for_line
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]

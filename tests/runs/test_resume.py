@@ -14,8 +14,8 @@ import pytest
 from speedo.checkpoint import checkpoints_in, read_checkpoint
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.parameters import Parameters
-from speedo.storage.redis_server import PrivateRedis
-from speedo.storage.redis_store import RedisStore
+from speedo.storage.redis.server import PrivateRedis
+from speedo.storage.redis.store import RedisStore
 from speedo.weights import Vector
 from tests.cluster.commands import KEEPERS, commands, wait_for_line
 from tests.engines.nets import (

@@ -24,8 +24,8 @@ from speedo.engines.caffe_import import load_caffe
 from speedo.engines.parameters import Parameters
 from speedo.preparation import prepare
 from speedo.solver import split_batch
-from speedo.storage.redis_server import PrivateRedis
-from speedo.storage.redis_store import RedisStore
+from speedo.storage.redis.server import PrivateRedis
+from speedo.storage.redis.store import RedisStore
 from speedo.weights import Vector
 from tests.engines.nets import (
     SMOOTH,

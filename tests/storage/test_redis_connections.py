@@ -12,7 +12,7 @@ import pytest
 
 from speedo.errors import StoreError, StoreTimeoutError
 from speedo.storage import RedisStore
-from speedo.storage.redis_server import PrivateRedis
+from speedo.storage.redis.server import PrivateRedis
 from tests.storage.conftest import BODY, RawClient
 
 pytestmark = pytest.mark.redis

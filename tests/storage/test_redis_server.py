@@ -15,7 +15,7 @@ import pytest
 
 from speedo.errors import StoreError
 from speedo.storage import PrivateRedis, RedisStore
-from speedo.storage import redis_server as module
+from speedo.storage.redis import server as module
 from tests.storage.conftest import is_alive, wait_until
 
 pytestmark = pytest.mark.redis

@@ -9,9 +9,9 @@ import pytest
 
 from speedo.errors import MissingKeyError, PayloadError, StoreError
 from speedo.storage import RedisStore
-from speedo.storage.redis_errors import refusal, server_problems, server_warnings
-from speedo.storage.redis_server import PrivateRedis
-from speedo.storage.resp import ReplyError
+from speedo.storage.redis.errors import refusal, server_problems, server_warnings
+from speedo.storage.redis.resp import ReplyError
+from speedo.storage.redis.server import PrivateRedis
 from tests.storage.conftest import BODY, RawClient, get, put
 
 pytestmark = pytest.mark.redis
@@ -59,7 +59,7 @@ def test_a_writer_that_dies_before_its_record_leaves_nothing_for_ever(
     def die(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("speedo.storage.redis_blobs.RedisBlobs._results", die)
+    monkeypatch.setattr("speedo.storage.redis.blobs.RedisBlobs._results", die)
     with pytest.raises(KeyboardInterrupt):
         store.write("k", b"head", BODY)
     assert len(raw.chunks("k")) == 9

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from speedo.errors import StoreAccessError, StoreError, StoreUnavailableError
-from speedo.storage.resp import ProtocolError, ReplyError
+from speedo.storage.redis.resp import ProtocolError, ReplyError
 
 PER_WORKER: Final = (
     3  # what it fetches by, what it publishes by where turns overlap, and its history's

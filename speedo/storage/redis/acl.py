@@ -26,7 +26,7 @@ _OVERSEE: Final = (
     "+acl|users",
     "+acl|save",
 )
-_KEEP_DOOR: Final = ("+client|list", "+client|kill")  # speedo.storage.redis_strangers
+_KEEP_DOOR: Final = ("+client|list", "+client|kill")  # speedo.storage.redis.strangers
 
 
 def secret(password: str) -> str:

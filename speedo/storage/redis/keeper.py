@@ -17,8 +17,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from speedo.storage.acl import acl_file
-from speedo.storage.certificate import CERTIFICATE, KEY
+from speedo.storage.redis.acl import acl_file
+from speedo.storage.redis.certificate import CERTIFICATE, KEY
 
 CONFIG: Final = "redis.conf"
 USERS: Final = "users.acl"

@@ -19,7 +19,14 @@ from speedo.errors import MissingKeyError, PayloadError, StoreError
 from speedo.failpoints import reached
 from speedo.storage import keys
 from speedo.storage.base import MAX_HEAD_BYTES, Arrived
-from speedo.storage.resp import ProtocolError, Reply, ReplyError, RespStream, command, set_command
+from speedo.storage.redis.resp import (
+    ProtocolError,
+    Reply,
+    ReplyError,
+    RespStream,
+    command,
+    set_command,
+)
 
 SENT_BYTES: Final = 16 << 20
 """How much is sent before its replies are read."""

@@ -21,9 +21,9 @@ import redis.connection
 
 from speedo.errors import StoreError, StoreTimeoutError
 from speedo.storage.base import Arrived, View, check_blob
-from speedo.storage.certificate import trusting
-from speedo.storage.redis_blobs import PAGE_KEYS, RedisBlobs
-from speedo.storage.redis_errors import (
+from speedo.storage.redis.blobs import PAGE_KEYS, RedisBlobs
+from speedo.storage.redis.certificate import trusting
+from speedo.storage.redis.errors import (
     connection_error,
     connection_kind,
     refusal,
@@ -31,8 +31,8 @@ from speedo.storage.redis_errors import (
     server_problems,
     server_warnings,
 )
-from speedo.storage.redis_url import PASSWORD_VARIABLE
-from speedo.storage.resp import ProtocolError, Reply, ReplyError, RespStream
+from speedo.storage.redis.resp import ProtocolError, Reply, ReplyError, RespStream
+from speedo.storage.redis.url import PASSWORD_VARIABLE
 
 CHUNK_BYTES: Final = 2 << 20
 RECORD_BYTES: Final = 4 << 20  # shorter bodies go as one, which saves a round trip

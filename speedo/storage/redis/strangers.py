@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Final
 
 from speedo.errors import StoreError
-from speedo.storage.redis_store import RedisStore
+from speedo.storage.redis.store import RedisStore
 
 LOOK_S: Final = 1.0
 CROWDED_LOOK_S: Final = 0.05  # while many are there
