@@ -56,7 +56,7 @@ from bench.machine import heading
 from bench.nets import SHAPES, Bench
 from bench.processes import child, end_by_signals, last_words
 from bench.runs import START_S, plain_terms
-from speedo.storage.shared_memory import MEMORY
+from speedo.storage.shared_memory.folder import MEMORY
 from speedo.weights import Vector
 
 FREE = "free-running"

@@ -28,8 +28,8 @@ from bench.machine import heading
 from bench.processes import end_by_signals
 from speedo.sgd_modes.rules import AddDelta, AverageDeltas, Contribution, Elastic, MergeRule
 from speedo.storage import PrivateRedis, RedisStore, Store
-from speedo.storage.shared_memory import MEMORY
-from speedo.storage.shared_memory_store import SharedMemoryStore
+from speedo.storage.shared_memory.folder import MEMORY
+from speedo.storage.shared_memory.store import SharedMemoryStore
 from speedo.vectors_in_store import fetch_vector
 from speedo.weights import Blob, Kind, Layout, Vector, as_bytes, header_for
 

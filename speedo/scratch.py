@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from speedo.errors import EngineError
-from speedo.storage.shared_memory import MEMORY, SharedMemory
+from speedo.storage.shared_memory.folder import MEMORY, SharedMemory
 
 ROOM_BYTES: Final = 4 << 20  # nets and solvers as text; lists of pictures may take more
 

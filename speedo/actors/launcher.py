@@ -30,7 +30,7 @@ from speedo.storage.redis.server import MAX_CLIENTS, PrivateRedis
 from speedo.storage.redis.store import RedisStore
 from speedo.storage.redis.url import url_with_password
 from speedo.storage.redis.users import Access
-from speedo.storage.shared_memory import SharedMemory, room_for
+from speedo.storage.shared_memory.folder import SharedMemory, room_for
 from speedo.token import how_to_join, load_token, new_token
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from speedo.storage.near_first_store import NearFirstStore
 from speedo.storage.patient_store import PatientStore
 from speedo.storage.redis.store import RedisStore
 from speedo.storage.redis.url import url_by_socket
-from speedo.storage.shared_memory_store import SharedMemoryStore
+from speedo.storage.shared_memory.store import SharedMemoryStore
 
 AStore = TypeVar("AStore", bound=Store)
 

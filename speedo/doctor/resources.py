@@ -11,7 +11,7 @@ from typing import Final
 
 from speedo.doctor.base import Finding, Request, fail, ok, size, warn
 from speedo.doctor.machine import free_memory
-from speedo.storage.shared_memory import MEMORY, room_for
+from speedo.storage.shared_memory.folder import MEMORY, room_for
 
 PROCESS_BYTES: Final = 150_000_000  # Python, Caffe's libraries and Ray's, in each of our processes
 RAY_BYTES: Final = 400_000_000  # Ray's own processes on a node, and the command's: 164 MB of their own, the rest shared

@@ -27,8 +27,8 @@ from speedo.sgd_modes.rules import AddDelta, Elastic, MergeRule
 from speedo.storage.base import Store
 from speedo.storage.memory_store import MemoryStore
 from speedo.storage.redis.store import RedisStore
-from speedo.storage.shared_memory import SharedMemory
-from speedo.storage.shared_memory_store import SharedMemoryStore
+from speedo.storage.shared_memory.folder import SharedMemory
+from speedo.storage.shared_memory.store import SharedMemoryStore
 from speedo.weights import HEADER_BYTES, Layout, Vector, as_bytes
 from speedo.worker import Worker
 

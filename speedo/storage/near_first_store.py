@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from speedo.errors import MissingKeyError, StoreUnavailableError
 from speedo.storage.base import Arrived, Store, View
-from speedo.storage.shared_memory_store import SharedMemoryStore
+from speedo.storage.shared_memory.store import SharedMemoryStore
 
 
 class NearFirstStore:

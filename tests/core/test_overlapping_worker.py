@@ -17,7 +17,7 @@ from speedo.overlap import OverlappingWorker
 from speedo.storage import keys
 from speedo.storage.base import Store
 from speedo.storage.memory_store import MemoryStore
-from speedo.storage.shared_memory_store import SharedMemoryStore
+from speedo.storage.shared_memory.store import SharedMemoryStore
 from speedo.vectors_in_store import fetch_vector
 from speedo.weights import Blob, Kind, Layout, Vector, as_bytes, header_for
 
@@ -67,7 +67,7 @@ def train(ticket: int, **change: object) -> Train:
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     if request.param == "copies":
         return MemoryStore(clock=lambda: 0.0)
-    monkeypatch.setattr("speedo.storage.shared_memory_store._LONG", 1)
+    monkeypatch.setattr("speedo.storage.shared_memory.store._LONG", 1)
     return SharedMemoryStore(tmp_path)
 
 

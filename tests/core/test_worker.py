@@ -14,7 +14,7 @@ from speedo.errors import MissingKeyError, PayloadError
 from speedo.messages import Train
 from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
-from speedo.storage.shared_memory_store import SharedMemoryStore
+from speedo.storage.shared_memory.store import SharedMemoryStore
 from speedo.vectors_in_store import fetch_vector
 from speedo.weights import Blob, DType, Header, Kind, Vector, as_bytes, header_for
 from speedo.worker import PAYLOAD_EXPIRY_S, Worker

@@ -9,7 +9,7 @@ import pytest
 from speedo.errors import MissingKeyError, StoreUnavailableError
 from speedo.storage import MemoryStore, Store
 from speedo.storage.near_first_store import NearFirstStore
-from speedo.storage.shared_memory_store import SharedMemoryStore
+from speedo.storage.shared_memory.store import SharedMemoryStore
 
 
 class Full(SharedMemoryStore):

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from speedo.errors import MissingKeyError, PayloadError, StoreUnavailableError
-from speedo.storage.shared_memory import SharedMemory
-from speedo.storage.shared_memory_store import SharedMemoryStore
+from speedo.storage.shared_memory.folder import SharedMemory
+from speedo.storage.shared_memory.store import SharedMemoryStore
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_memory_that_was_not_used_is_given_back(tmp_path: Path) -> None:
 def test_writers_that_are_killed_before_they_write_fill_no_memory(tmp_path: Path) -> None:
     """A worker has its file from the beginning of its steps on."""
     code = (
-        "import os, pathlib, sys; from speedo.storage.shared_memory_store import SharedMemoryStore\n"
+        "import os, pathlib, sys; from speedo.storage.shared_memory.store import SharedMemoryStore\n"
         "SharedMemoryStore(pathlib.Path(sys.argv[1])).place('k:1', 100_000); os.kill(os.getpid(), 9)"
     )
     for _ in range(3):
@@ -243,7 +243,7 @@ def test_files_are_for_their_user_alone(tmp_path: Path) -> None:
 
 def test_the_folder_goes_with_a_process_that_is_killed(tmp_path: Path) -> None:
     code = (
-        "import os, sys, pathlib; from speedo.storage.shared_memory import SharedMemory\n"
+        "import os, sys, pathlib; from speedo.storage.shared_memory.folder import SharedMemory\n"
         "with SharedMemory(1, pathlib.Path(sys.argv[1])) as memory: os.kill(os.getpid(), 9)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)]).returncode == -9

@@ -17,7 +17,7 @@ from speedo.errors import MissingKeyError, PayloadError, StoreError
 from speedo.storage import MAX_HEAD_BYTES, MemoryStore, RedisStore, Store
 from speedo.storage.near_first_store import NearFirstStore
 from speedo.storage.patient_store import PatientStore
-from speedo.storage.shared_memory_store import SharedMemoryStore
+from speedo.storage.shared_memory.store import SharedMemoryStore
 from tests.storage.conftest import RawClient
 
 CHUNK = 64

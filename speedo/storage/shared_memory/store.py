@@ -21,9 +21,9 @@ from urllib.parse import unquote
 from speedo.errors import MissingKeyError, StoreError, StoreUnavailableError
 from speedo.failpoints import reached
 from speedo.storage.base import Arrived, View, address_of, check_blob
-from speedo.storage.mapped_files import FILE_MODE, MappedFiles, file_name, kind_of
-from speedo.storage.shared_memory import MEMORY
-from speedo.storage.shared_prefix import (
+from speedo.storage.shared_memory.files import FILE_MODE, MappedFiles, file_name, kind_of
+from speedo.storage.shared_memory.folder import MEMORY
+from speedo.storage.shared_memory.prefix import (
     BODY_AT,
     PREFIX_BYTES,
     TAKEN,

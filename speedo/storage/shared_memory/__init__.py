@@ -1,0 +1,1 @@
+"""The store in the shared memory of one machine."""
