@@ -28,7 +28,7 @@ from speedo.run_dir import LOGS
 from speedo.settings import RunSettings
 from speedo.status import Status
 from speedo.storage import keys
-from speedo.storage.near_first_store import NearFirstStore
+from speedo.storage.tiered_store import NearFirstStore
 from speedo.training import Training
 
 NAME = "master"

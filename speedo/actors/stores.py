@@ -10,11 +10,11 @@ from typing import TypeVar
 
 from speedo.settings import Near, RunSettings
 from speedo.storage.base import Store
-from speedo.storage.near_first_store import NearFirstStore
-from speedo.storage.patient_store import PatientStore
 from speedo.storage.redis.store import RedisStore
 from speedo.storage.redis.url import url_by_socket
+from speedo.storage.retrying_store import PatientStore
 from speedo.storage.shared_memory.store import SharedMemoryStore
+from speedo.storage.tiered_store import NearFirstStore
 
 AStore = TypeVar("AStore", bound=Store)
 

@@ -21,7 +21,7 @@ from speedo.doctor.cluster import own_redis, token
 from speedo.doctor.machine import cores, redis, temporary
 from speedo.doctor.resources import Net, disk, exchange, memory
 from speedo.storage import PrivateRedis, RedisStore
-from speedo.storage.patient_store import Patience
+from speedo.storage.retrying_store import Patience
 from tests.cluster.commands import free_port
 from tests.engines.nets import net_text, write_data, write_solver
 

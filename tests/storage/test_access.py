@@ -12,8 +12,8 @@ import pytest
 
 from speedo.errors import MissingKeyError, StoreAccessError, StoreError
 from speedo.storage import PrivateRedis, RedisStore, keys
-from speedo.storage.patient_store import PatientStore
 from speedo.storage.redis.users import Access
+from speedo.storage.retrying_store import PatientStore
 from tests.storage.conftest import BODY, RawClient, get, put
 
 pytestmark = pytest.mark.redis

@@ -8,8 +8,8 @@ import pytest
 
 from speedo.errors import MissingKeyError, StoreUnavailableError
 from speedo.storage import MemoryStore, Store
-from speedo.storage.near_first_store import NearFirstStore
 from speedo.storage.shared_memory.store import SharedMemoryStore
+from speedo.storage.tiered_store import NearFirstStore
 
 
 class Full(SharedMemoryStore):

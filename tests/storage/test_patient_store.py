@@ -13,7 +13,7 @@ from speedo.errors import (
     StoreUnavailableError,
 )
 from speedo.storage import MemoryStore
-from speedo.storage.patient_store import PatientStore
+from speedo.storage.retrying_store import PatientStore
 from tests.storage.conftest import get, put
 
 

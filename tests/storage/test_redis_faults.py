@@ -13,7 +13,7 @@ import pytest
 
 from speedo.errors import StoreUnavailableError
 from speedo.storage import PrivateRedis, RedisStore
-from speedo.storage.patient_store import PatientStore
+from speedo.storage.retrying_store import PatientStore
 from tests.storage.conftest import BODY, RawClient, get, put
 
 pytestmark = pytest.mark.redis

@@ -13,7 +13,7 @@ import pytest
 
 from speedo.errors import MissingKeyError, StoreUnavailableError
 from speedo.storage import PrivateRedis, RedisStore
-from speedo.storage.patient_store import PatientStore
+from speedo.storage.retrying_store import PatientStore
 from tests.storage.conftest import BODY, get, is_alive, put, wait_until
 
 pytestmark = pytest.mark.redis

@@ -16,9 +16,9 @@ import pytest
 
 from speedo.errors import StoreError, StoreUnavailableError
 from speedo.storage import PrivateRedis, RedisStore
-from speedo.storage.patient_store import PatientStore
 from speedo.storage.redis import strangers as module
 from speedo.storage.redis.url import url_by_socket
+from speedo.storage.retrying_store import PatientStore
 from tests.storage.conftest import wait_until
 
 pytestmark = pytest.mark.redis

@@ -11,9 +11,9 @@ import pytest
 
 from speedo.errors import StoreError, StoreUnavailableError
 from speedo.storage import PrivateRedis, RedisStore
-from speedo.storage.patient_store import PatientStore
 from speedo.storage.redis.certificate import make_certificate
 from speedo.storage.redis.users import Access
+from speedo.storage.retrying_store import PatientStore
 from tests.storage.conftest import BODY, get, put
 
 pytestmark = pytest.mark.redis

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from speedo.errors import MissingKeyError, PayloadError, StoreError
 from speedo.storage import MAX_HEAD_BYTES, MemoryStore, RedisStore, Store
-from speedo.storage.near_first_store import NearFirstStore
-from speedo.storage.patient_store import PatientStore
+from speedo.storage.retrying_store import PatientStore
 from speedo.storage.shared_memory.store import SharedMemoryStore
+from speedo.storage.tiered_store import NearFirstStore
 from tests.storage.conftest import RawClient
 
 CHUNK = 64

@@ -17,9 +17,9 @@ from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
 from speedo.errors import StoreAccessError, StoreError, StoreUnavailableError
-from speedo.storage.patient_store import Patience, Result
 from speedo.storage.redis.acl import reader_rules, secret, worker_rules
 from speedo.storage.redis.store import RedisStore
+from speedo.storage.retrying_store import Patience, Result
 
 WATCH_S: Final = 1.0
 
