@@ -20,7 +20,7 @@ from bench.arguments import parser_for, rounds, size
 from bench.machine import heading
 from bench.processes import end_by_signals
 from bench.store_speed import SIZES, SMALL_MB, seconds
-from speedo.compression import Codec, make_codec
+from speedo.vectors.codecs import Codec, make_codec
 from speedo.weights import Blob, Layout, Vector
 
 CODECS = ("none", "bfloat16", "int8", "topk:0.1", "topk:0.01")

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from speedo.compression import NO_COMPRESSION, Codec, Compression, make_codec
 from speedo.errors import MissingKeyError, PayloadError
 from speedo.failpoints import reached
 from speedo.gate import NormGate
@@ -21,6 +20,7 @@ from speedo.messages import Drop, Merge, Refused, Trained
 from speedo.sgd_modes.rules import Contribution, MergeRule
 from speedo.storage import keys
 from speedo.storage.base import Store
+from speedo.vectors.codecs import NO_COMPRESSION, Codec, Compression, make_codec
 from speedo.vectors_in_store import fetch_vector, look_at_vector
 from speedo.weights import HEADER_BYTES, Header, Kind, Layout, Vector, header_for
 

@@ -231,9 +231,9 @@ def _measured(
     **options: Any,
 ) -> Calibration:
     """Measured here, with the messages of a run if one is given."""
-    from speedo.compression import Compression
     from speedo.planning.from_run import check_run, with_run
     from speedo.planning.solvers import measure_solver
+    from speedo.vectors.codecs import Compression
 
     check_workplace()
     check_names({"the solver": solver, "the data root": options.get("data_root")})

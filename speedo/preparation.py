@@ -13,7 +13,6 @@ from typing import Final
 from speedo.bundled import bundled_solver
 from speedo.caffe_snapshot import SUFFIX as CAFFE_SUFFIX
 from speedo.caffe_snapshot import CaffeSnapshot, read_snapshot
-from speedo.compression import bytes_of
 from speedo.config.run_config import ModeOptions, RunConfig
 from speedo.data import default_data_root, ensure_bundled
 from speedo.data.roots import cache_root
@@ -37,6 +36,7 @@ from speedo.solver.conversion import convert_databases
 from speedo.solver.records import count_records
 from speedo.storage.redis.store import RedisStore
 from speedo.system.workplace import check_names
+from speedo.vectors.codecs import bytes_of
 
 SOLVER_VARIABLE: Final = "SPEEDO_SOLVER"
 PREPARABLE: Final = ("fashion-mnist", "mnist", "cifar10")  # datasets that `speedo data` makes

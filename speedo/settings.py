@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import speedo
-from speedo.compression import NO_COMPRESSION, Compression
 from speedo.config.run_config import Overlap, RunConfig
 from speedo.solver import SolverSpec, split_batch
+from speedo.vectors.codecs import NO_COMPRESSION, Compression
 
 
 @dataclass(frozen=True, slots=True)

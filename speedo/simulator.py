@@ -12,7 +12,6 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field, replace
 
 from speedo.center import Center
-from speedo.compression import NO_COMPRESSION, Compression, make_codec
 from speedo.coordinator import Coordinator, Plan
 from speedo.driver import Driver, Limits, Observer, Outcome
 from speedo.engines.quadratic import QuadraticEngine
@@ -23,6 +22,7 @@ from speedo.sgd_modes.base import Strategy
 from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
 from speedo.trace import Trace
+from speedo.vectors.codecs import NO_COMPRESSION, Compression, make_codec
 from speedo.weights import Header, checksum
 from speedo.worker import Worker
 

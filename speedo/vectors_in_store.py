@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from speedo.compression import Codec, make_codec
 from speedo.errors import PayloadError
 from speedo.storage.base import Store
+from speedo.vectors.codecs import Codec, make_codec
 from speedo.weights import (
     Header,
     Kind,

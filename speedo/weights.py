@@ -2,7 +2,7 @@
 
 Every exchange moves one vector, all parameter blobs of the net end to end in the net's own order,
 shared parameters once. Outside the process a vector is a header of fixed length, little-endian, and the
-array, raw or as `speedo.compression` makes it smaller. The header says what the bytes are and for whom, so a
+array, raw or as `speedo.vectors.codecs` makes it smaller. The header says what the bytes are and for whom, so a
 delta can never be taken for weights.
 """
 
@@ -41,7 +41,7 @@ class Kind(enum.IntEnum):
 
 
 class DType(enum.IntEnum):
-    """How its values are written (`speedo.compression`); the numbers are part of the format."""
+    """How its values are written (`speedo.vectors.codecs`); the numbers are part of the format."""
 
     FLOAT32 = 1
     BFLOAT16 = 2

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from speedo.compression import NO_COMPRESSION, Compression, make_codec
 from speedo.engines.base import Engine
 from speedo.errors import PayloadError
 from speedo.failpoints import reached
@@ -15,6 +14,7 @@ from speedo.messages import Train, Trained
 from speedo.sgd_modes.rules import pull_towards
 from speedo.storage import keys
 from speedo.storage.base import Store
+from speedo.vectors.codecs import NO_COMPRESSION, Compression, make_codec
 from speedo.vectors_in_store import fetch_vector, look_at_vector
 from speedo.weights import Blob, Kind, Vector, header_for
 

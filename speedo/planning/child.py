@@ -18,7 +18,6 @@ from typing import Any, Final
 import numpy as np
 
 from speedo.center import Center
-from speedo.compression import Compression
 from speedo.engines.base import Engine
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.errors import SpeedoError
@@ -29,6 +28,7 @@ from speedo.storage.memory_store import MemoryStore
 from speedo.storage.redis.store import RedisStore
 from speedo.storage.shared_memory.folder import SharedMemory
 from speedo.storage.shared_memory.store import SharedMemoryStore
+from speedo.vectors.codecs import Compression
 from speedo.weights import HEADER_BYTES, Layout, Vector, as_bytes
 from speedo.worker import Worker
 

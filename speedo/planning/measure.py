@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
-from speedo.compression import NO_COMPRESSION, Compression
 from speedo.engines.caffe_import import prepare_environment
 from speedo.engines.fatal import describe_death
 from speedo.errors import EngineError, SolverError
@@ -38,6 +37,7 @@ from speedo.planning.calibration import (
 from speedo.planning.child import MARK, PROBLEM
 from speedo.solver import SolverSpec, solver_for_worker
 from speedo.storage.redis.server import PrivateRedis
+from speedo.vectors.codecs import NO_COMPRESSION, Compression
 
 MOST_AT_ONCE: Final = 8  # processes that compute at the same time
 START_S: Final = 180.0  # for Caffe to build a net

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speedo.compression import bytes_of, make_codec
 from speedo.errors import ConfigError, PayloadError
+from speedo.vectors.codecs import bytes_of, make_codec
 from speedo.weights import Blob, Layout, Vector
 
 LOSSY = ("bfloat16", "int8", "topk:0.01", "topk:0.5")

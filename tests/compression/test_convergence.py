@@ -6,12 +6,12 @@ from functools import cache
 
 import pytest
 
-from speedo.compression import Compression
 from speedo.config.run_config import make_config
 from speedo.coordinator import Plan
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.sgd_modes.registry import make_strategy
 from speedo.simulator import World, simulate
+from speedo.vectors.codecs import Compression
 
 SIZE, BATCH, ITERATIONS = 500, 4, 600
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speedo.compression import make_codec
+from speedo.vectors.codecs import make_codec
 from speedo.weights import Blob, Layout
 
 LOSSY = ("bfloat16", "int8", "topk:0.01", "topk:0.3")

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from speedo.compression import NO_COMPRESSION, Compression
 from speedo.config.run_config import make_config
 from speedo.coordinator import Plan
 from speedo.driver import HEARTBEAT_S, Limits
@@ -20,6 +19,7 @@ from speedo.messages import Event, Left, StopAsked
 from speedo.sgd_modes.registry import make_strategy
 from speedo.simulator import Faults, SimulatedCluster, World, simulate
 from speedo.trace import Trace
+from speedo.vectors.codecs import NO_COMPRESSION, Compression
 from speedo.weights import Vector
 from tests.core.checker import Checker
 from tests.core.replica import GRADIENT_LR, SIZE, kind_of

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from speedo.center import Center
-from speedo.compression import NO_COMPRESSION, Compression, make_codec
 from speedo.messages import Drop, Merge, Part, Refused, Trained
 from speedo.sgd_modes.rules import AddDelta, Elastic
 from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
 from speedo.storage.shared_memory.store import SharedMemoryStore
+from speedo.vectors.codecs import NO_COMPRESSION, Compression, make_codec
 from speedo.vectors_in_store import fetch_vector
 from speedo.weights import Blob, Kind, Layout, Vector, header_for
 

@@ -11,7 +11,6 @@ import pytest
 from speedo import center
 from speedo.books import Member, Merged, Turn
 from speedo.center import Center
-from speedo.compression.int8 import Int8
 from speedo.coordinator import Coordinator
 from speedo.driver import Driver
 from speedo.messages import NOTHING, Decision, Result
@@ -20,6 +19,7 @@ from speedo.sgd_modes.partial import Partial
 from speedo.sgd_modes.rules import AddDelta, AverageDeltas
 from speedo.sgd_modes.synchronous import Synchronous
 from speedo.sgd_modes.weed_out import WeedOut
+from speedo.vectors.codecs.int8 import Int8
 from tests.core.rules_of_a_run import Violation
 from tests.core.schedules import check
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from speedo.compression import Compression
 from speedo.coordinator import Coordinator, Plan
 from speedo.deadlines import FEWEST_TURNS, HEARTBEAT_S, TurnDeadlines, TurnsUnderWay, TurnUnderWay
 from speedo.messages import Action, Event, Joined, Left, Merge, Refused, Train, Trained
@@ -16,6 +15,7 @@ from speedo.sgd_modes.base import Strategy
 from speedo.sgd_modes.easgd import easgd
 from speedo.sgd_modes.rules import AddDelta
 from speedo.simulator import SimulatedCluster, World, simulate
+from speedo.vectors.codecs import Compression
 from speedo.weights import Kind
 
 BATCH = 10

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speedo.compression import NO_COMPRESSION, Compression
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.errors import PayloadError
 from speedo.messages import Train
@@ -18,6 +17,7 @@ from speedo.storage import keys
 from speedo.storage.base import Store
 from speedo.storage.memory_store import MemoryStore
 from speedo.storage.shared_memory.store import SharedMemoryStore
+from speedo.vectors.codecs import NO_COMPRESSION, Compression
 from speedo.vectors_in_store import fetch_vector
 from speedo.weights import Blob, Kind, Layout, Vector, as_bytes, header_for
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speedo.compression import NO_COMPRESSION, Compression, make_codec
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.errors import MissingKeyError, PayloadError
 from speedo.messages import Train
 from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
 from speedo.storage.shared_memory.store import SharedMemoryStore
+from speedo.vectors.codecs import NO_COMPRESSION, Compression, make_codec
 from speedo.vectors_in_store import fetch_vector
 from speedo.weights import Blob, DType, Header, Kind, Vector, as_bytes, header_for
 from speedo.worker import PAYLOAD_EXPIRY_S, Worker

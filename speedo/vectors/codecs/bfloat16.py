@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from speedo.compression.base import BLOCK, Bytes, LossyCodec, blocks
+from speedo.vectors.codecs.base import BLOCK, Bytes, LossyCodec, blocks
 from speedo.weights import DType, Layout, Vector
 
 _NAN = 0x7FC0

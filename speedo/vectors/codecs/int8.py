@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from speedo.compression.base import BLOCK, Bytes, LossyCodec, blocks
+from speedo.vectors.codecs.base import BLOCK, Bytes, LossyCodec, blocks
 from speedo.weights import DType, Layout, Vector
 
 ROW = 1024

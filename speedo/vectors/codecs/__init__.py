@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from speedo.compression.base import Codec
-from speedo.compression.bfloat16 import BFloat16
-from speedo.compression.float32 import Float32
-from speedo.compression.int8 import Int8
-from speedo.compression.topk import TopK
 from speedo.config.formats import parse_compression
+from speedo.vectors.codecs.base import Codec
+from speedo.vectors.codecs.bfloat16 import BFloat16
+from speedo.vectors.codecs.float32 import Float32
+from speedo.vectors.codecs.int8 import Int8
+from speedo.vectors.codecs.topk import TopK
 from speedo.weights import Blob, Layout
 
 __all__ = ["NO_COMPRESSION", "Codec", "Compression", "bytes_of", "make_codec"]

@@ -11,8 +11,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from speedo.compression.base import BLOCK, Bytes, LossyCodec, blocks
 from speedo.errors import PayloadError
+from speedo.vectors.codecs.base import BLOCK, Bytes, LossyCodec, blocks
 from speedo.weights import DType, Layout, Vector
 
 Places = npt.NDArray[np.intp]
