@@ -21,7 +21,7 @@ from bench.machine import heading
 from bench.processes import end_by_signals
 from bench.store_speed import SIZES, SMALL_MB, seconds
 from speedo.vectors.codecs import Codec, make_codec
-from speedo.weights import Blob, Layout, Vector
+from speedo.vectors.vector import Blob, Layout, Vector
 
 CODECS = ("none", "bfloat16", "int8", "topk:0.1", "topk:0.01")
 HEADING = ["body", "encode", "GB/s", "with feedback", "GB/s", "decode", "GB/s", "pays below"]

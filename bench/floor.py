@@ -57,7 +57,7 @@ from bench.nets import SHAPES, Bench
 from bench.processes import child, end_by_signals, last_words
 from bench.runs import START_S, plain_terms
 from speedo.storage.shared_memory.folder import MEMORY
-from speedo.weights import Vector
+from speedo.vectors.vector import Vector
 
 FREE = "free-running"
 SHOW_EVERY_S = 20.0

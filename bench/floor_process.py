@@ -22,7 +22,7 @@ import xxhash
 from speedo.actors.driver_core import Draw, DriverThread
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.solver import Draws, read_solver, solver_for_worker
-from speedo.weights import Vector, as_bytes
+from speedo.vectors.vector import Vector, as_bytes
 
 SOCKET: Final = "socket"
 WORD: Final = struct.Struct("<cBd")  # what, which center or way, until when on the machine's clock

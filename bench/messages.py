@@ -20,7 +20,7 @@ from speedo.actors.channel import Channels, WorkerChannel
 from speedo.actors.inbox import Inbox
 from speedo.messages import Train, Trained
 from speedo.token import new_token
-from speedo.weights import Kind
+from speedo.vectors.vector import Kind
 
 COMMAND = Train(0, 1, 1, 1, 1, 1, 1, Kind.DELTA)
 RESULT = Trained(0, 1, 1, 0.5, 64, {"fetch": 0.001, "compute": 0.02, "publish": 0.001})

@@ -30,8 +30,8 @@ from speedo.sgd_modes.rules import AddDelta, AverageDeltas, Contribution, Elasti
 from speedo.storage import PrivateRedis, RedisStore, Store
 from speedo.storage.shared_memory.folder import MEMORY
 from speedo.storage.shared_memory.store import SharedMemoryStore
-from speedo.vectors_in_store import fetch_vector
-from speedo.weights import Blob, Kind, Layout, Vector, as_bytes, header_for
+from speedo.vectors.transfer import fetch_vector
+from speedo.vectors.vector import Blob, Kind, Layout, Vector, as_bytes, header_for
 
 SIZES = (1.72, 53.5)  # MB: LeNet, GoogLeNet
 SMALL_MB = 20.0  # below it a call takes less than some ms, and chance weighs more

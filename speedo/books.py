@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from speedo.messages import Drop, Part, Refused, Trained
 from speedo.sgd_modes.rules import MergeRule
-from speedo.weights import Kind
+from speedo.vectors.vector import Kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from speedo.sgd_modes.rules import Contribution, MergeRule
 from speedo.storage import keys
 from speedo.storage.base import Store
 from speedo.vectors.codecs import NO_COMPRESSION, Codec, Compression, make_codec
-from speedo.vectors_in_store import fetch_vector, look_at_vector
-from speedo.weights import HEADER_BYTES, Header, Kind, Layout, Vector, header_for
+from speedo.vectors.transfer import fetch_vector, look_at_vector
+from speedo.vectors.vector import HEADER_BYTES, Header, Kind, Layout, Vector, header_for
 
 PROBE_EXPIRY_S = 60.0
 

@@ -25,7 +25,7 @@ from speedo.bounds import LARGEST_INT32
 from speedo.errors import CheckpointError
 from speedo.failpoints import reached
 from speedo.system.files import open_to_read
-from speedo.weights import Vector, as_bytes
+from speedo.vectors.vector import Vector, as_bytes
 
 MAGIC: Final = b"SPEEDO-CHECKPOINT-1\n"
 SUFFIX: Final = ".checkpoint"

@@ -18,9 +18,9 @@ from speedo.center import Center
 from speedo.checkpoint import Checkpoint, Counters, WorkerState, write_checkpoint
 from speedo.coordinator import Coordinator
 from speedo.errors import PayloadError, SpeedoError, StoreError
-from speedo.history_transfer import take_history
 from speedo.messages import Checkpointed, Left, SaveState, StateSaved
 from speedo.storage.base import Store
+from speedo.vectors.history_transfer import take_history
 
 GATHER_S: Final = 30.0  # workers that have not answered by then keep their history to themselves
 POLL_S: Final = 0.05

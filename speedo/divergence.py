@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from speedo.weights import Kind
+from speedo.vectors.vector import Kind
 
 WINDOW: Final = 50
 SUSTAINED: Final = 100  # points; a bump of a rate's warm-up is shorter

@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from speedo.weights import Kind
+from speedo.vectors.vector import Kind
 
 LARGEST_RATIO: Final = (
     1_000.0  # a step of a learning rate policy is 10 or 100; a flipped exponent bit far more

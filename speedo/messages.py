@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from speedo.weights import Kind
+from speedo.vectors.vector import Kind
 
 # ---------------------------------------------------------------- events: to the master
 

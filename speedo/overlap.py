@@ -18,8 +18,8 @@ from speedo.failpoints import reached
 from speedo.messages import Train, Trained
 from speedo.sgd_modes.rules import add_scaled
 from speedo.turn_buffers import COUNT, COUNT_KEPT, TurnBuffer, TurnBuffers
-from speedo.vectors_in_store import Seen, fetch_vector, look_at_vector
-from speedo.weights import Blob, Kind, Vector
+from speedo.vectors.transfer import Seen, fetch_vector, look_at_vector
+from speedo.vectors.vector import Blob, Kind, Vector
 from speedo.worker import Worker, needs_center
 
 

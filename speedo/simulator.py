@@ -23,7 +23,7 @@ from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
 from speedo.trace import Trace
 from speedo.vectors.codecs import NO_COMPRESSION, Compression, make_codec
-from speedo.weights import Header, checksum
+from speedo.vectors.vector import Header, checksum
 from speedo.worker import Worker
 
 

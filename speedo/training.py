@@ -22,7 +22,6 @@ from speedo.divergence import DivergenceWatch
 from speedo.driver import Cluster, Driver, Limits, Outcome
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.errors import CheckpointError, EngineError, FencedError, StoreError, TrainingStopped
-from speedo.history_transfer import put_history
 from speedo.messages import Event
 from speedo.outputs import config_for_people, hand_over
 from speedo.result import RunResult, accuracy_of
@@ -35,7 +34,8 @@ from speedo.solver import solver_for_server
 from speedo.status import Status, StatusBoard
 from speedo.storage import keys
 from speedo.storage.base import Store
-from speedo.weights import Vector
+from speedo.vectors.history_transfer import put_history
+from speedo.vectors.vector import Vector
 
 TICKETS_OF_AN_EPOCH = 1_000_000_000  # a resumed run gives out no ticket that the log has already
 

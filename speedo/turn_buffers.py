@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Final
 
-from speedo.weights import Layout, Vector
+from speedo.vectors.vector import Layout, Vector
 
 COUNT: Final = 2  # one turn is published, or added to the next one's center, while another is fetched or computed
 COUNT_KEPT: Final = 3  # where a result is needed until the turn after the next

@@ -15,8 +15,8 @@ from speedo.sgd_modes.rules import pull_towards
 from speedo.storage import keys
 from speedo.storage.base import Store
 from speedo.vectors.codecs import NO_COMPRESSION, Compression, make_codec
-from speedo.vectors_in_store import fetch_vector, look_at_vector
-from speedo.weights import Blob, Kind, Vector, header_for
+from speedo.vectors.transfer import fetch_vector, look_at_vector
+from speedo.vectors.vector import Blob, Kind, Vector, header_for
 
 PAYLOAD_EXPIRY_S = 900.0  # a payload that no master fetched leaves the store by itself
 

@@ -24,7 +24,7 @@ from speedo.actors.inbox import READ_BYTES, Inbox
 from speedo.errors import MissingKeyError, PayloadError, StoreUnavailableError
 from speedo.json_lines import line_of, values_of
 from speedo.messages import Refused, SaveState, StateSaved, Train, Trained
-from speedo.weights import Kind
+from speedo.vectors.vector import Kind
 
 SOCKET: Final = "turns"
 CONNECT_S: Final = 10.0

@@ -47,8 +47,8 @@ class TesterActor:
     def evaluate(self, version: int) -> Mapping[str, float]:
         """The metrics of one version of the center."""
         from speedo.storage import keys
-        from speedo.vectors_in_store import fetch_vector
-        from speedo.weights import Kind
+        from speedo.vectors.transfer import fetch_vector
+        from speedo.vectors.vector import Kind
 
         key = keys.center(self._settings.keyspace, version)
         fetch_vector(self._store, key, self._engine.layout, Kind.CENTER, self._vector)

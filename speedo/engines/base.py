@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from speedo.weights import Blob, Layout, Vector
+from speedo.vectors.vector import Blob, Layout, Vector
 
 
 class Engine(Protocol):

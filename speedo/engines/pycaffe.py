@@ -28,7 +28,7 @@ from speedo.engines.parameters import Parameters
 from speedo.engines.python_layers import import_python_layers
 from speedo.engines.solver_history import PREFIX, history_from, restore_history, save_history
 from speedo.errors import EngineError, SpeedoError
-from speedo.weights import Blob, Layout, Vector
+from speedo.vectors.vector import Blob, Layout, Vector
 
 
 class Schedule(Protocol):

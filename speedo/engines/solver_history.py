@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from speedo.engines.files import memory_file
 from speedo.errors import EngineError
-from speedo.weights import Layout
+from speedo.vectors.vector import Layout
 
 _MAGIC: Final = b"speedo-history-1"
 # Adam and AdaDelta keep two vectors, the others one (Caffe: adam_solver.cpp, adadelta_solver.cpp).

@@ -29,7 +29,7 @@ from speedo.storage.redis.store import RedisStore
 from speedo.storage.shared_memory.folder import SharedMemory
 from speedo.storage.shared_memory.store import SharedMemoryStore
 from speedo.vectors.codecs import Compression
-from speedo.weights import HEADER_BYTES, Layout, Vector, as_bytes
+from speedo.vectors.vector import HEADER_BYTES, Layout, Vector, as_bytes
 from speedo.worker import Worker
 
 MARK: Final = "speedo-plan: "

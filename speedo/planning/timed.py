@@ -22,7 +22,7 @@ from speedo.sgd_modes.rules import MergeRule
 from speedo.simulator import SimulatedCluster, World
 from speedo.storage.memory_store import MemoryStore
 from speedo.storage.redis.store import RECORD_BYTES
-from speedo.weights import Layout, Vector
+from speedo.vectors.vector import Layout, Vector
 from speedo.worker import Worker
 
 

@@ -14,7 +14,7 @@ from speedo.sgd_modes.partial import Partial
 from speedo.sgd_modes.rules import AddDelta, AverageDeltas, Elastic, MergeRule, ServerGradient
 from speedo.sgd_modes.synchronous import Synchronous
 from speedo.sgd_modes.weed_out import WeedOut
-from speedo.weights import Vector
+from speedo.vectors.vector import Vector
 
 Update = Callable[[Vector, Vector, int], None]
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from speedo.weights import Kind, Vector
+from speedo.vectors.vector import Kind, Vector
 
 BLOCK = 1 << 18  # float32 values: 1 MiB; `bench.store_speed` tells what a size is worth
 

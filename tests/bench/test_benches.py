@@ -17,7 +17,7 @@ from bench.startup import Memory, Started
 from bench.throughput import Variant
 from bench.timed import Follower
 from speedo.storage import MemoryStore
-from speedo.weights import Blob, Layout
+from speedo.vectors.vector import Blob, Layout
 
 
 def measured(rate: float) -> Measured:

@@ -9,7 +9,7 @@ from rich.console import Console
 from speedo.messages import Joined, Left, Train
 from speedo.progress import Progress, plain_line
 from speedo.status import StatusBoard
-from speedo.weights import Kind
+from speedo.vectors.vector import Kind
 
 SIGNAL = "killed by SIGKILL"
 

@@ -22,7 +22,7 @@ from speedo.actors.driver_core import DriverCore, DriverThread
 from speedo.actors.inbox import Inbox
 from speedo.errors import EngineError, MissingKeyError, StoreUnavailableError
 from speedo.messages import Refused, SaveState, StateSaved, Train, Trained
-from speedo.weights import Kind
+from speedo.vectors.vector import Kind
 
 pytestmark = pytest.mark.ray  # the package it is in imports it
 WAIT_S = 10.0

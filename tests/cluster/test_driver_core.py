@@ -16,7 +16,7 @@ from speedo.actors.channel import Channels, Message, WorkerChannel
 from speedo.actors.driver_core import Draw, DriverCore, DriverThread
 from speedo.actors.inbox import Inbox
 from speedo.messages import Train, Trained
-from speedo.weights import Kind
+from speedo.vectors.vector import Kind
 
 pytestmark = pytest.mark.ray  # the package it is in imports it
 WAIT_S = 10.0

@@ -18,8 +18,8 @@ from speedo.messages import Train, Trained
 from speedo.overlap import OverlappingWorker
 from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
-from speedo.vectors_in_store import fetch_vector
-from speedo.weights import Kind, Vector, as_bytes, header_for
+from speedo.vectors.transfer import fetch_vector
+from speedo.vectors.vector import Kind, Vector, as_bytes, header_for
 
 WAIT_S = 30.0
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from speedo.errors import ConfigError, PayloadError
 from speedo.vectors.codecs import bytes_of, make_codec
-from speedo.weights import Blob, Layout, Vector
+from speedo.vectors.vector import Blob, Layout, Vector
 
 LOSSY = ("bfloat16", "int8", "topk:0.01", "topk:0.5")
 ALL = ("none", *LOSSY)

@@ -20,7 +20,7 @@ from speedo.sgd_modes.registry import make_strategy
 from speedo.simulator import Faults, SimulatedCluster, World, simulate
 from speedo.trace import Trace
 from speedo.vectors.codecs import NO_COMPRESSION, Compression
-from speedo.weights import Vector
+from speedo.vectors.vector import Vector
 from tests.core.checker import Checker
 from tests.core.replica import GRADIENT_LR, SIZE, kind_of
 from tests.core.rules_of_a_run import Rules

@@ -13,7 +13,7 @@ from speedo.coordinator import Plan
 from speedo.messages import Drop, Merge
 from speedo.sgd_modes.registry import make_strategy
 from speedo.simulator import Simulation, World, simulate
-from speedo.weights import Vector
+from speedo.vectors.vector import Vector
 from tests.core.replica import GRADIENT_LR
 
 WORKERS, ITERATIONS = 8, 200

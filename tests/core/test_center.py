@@ -15,8 +15,8 @@ from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
 from speedo.storage.shared_memory.store import SharedMemoryStore
 from speedo.vectors.codecs import NO_COMPRESSION, Compression, make_codec
-from speedo.vectors_in_store import fetch_vector
-from speedo.weights import Blob, Kind, Layout, Vector, header_for
+from speedo.vectors.transfer import fetch_vector
+from speedo.vectors.vector import Blob, Kind, Layout, Vector, header_for
 
 LAYOUT = Layout((Blob("w/0", (4,)),))
 RULE = AddDelta(1.0)

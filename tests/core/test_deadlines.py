@@ -6,7 +6,7 @@ import pytest
 
 from speedo.deadlines import FEWEST_TURNS, HEARTBEAT_S, TurnDeadlines, TurnUnderWay
 from speedo.messages import Train
-from speedo.weights import Kind
+from speedo.vectors.vector import Kind
 
 FIRST_S = 100.0
 

@@ -10,7 +10,7 @@ import pytest
 from speedo.gate import NormGate
 from speedo.messages import Refused
 from speedo.sgd_modes.rules import AddDelta, Elastic, MergeRule
-from speedo.weights import Kind
+from speedo.vectors.vector import Kind
 from tests.core.test_center import EVENT, KEY, make_center, merge, send
 
 

@@ -35,7 +35,7 @@ from speedo.sgd_modes.rules import AddDelta
 from speedo.sgd_modes.weed_out import WeedOut
 from speedo.simulator import Faults, World, simulate
 from speedo.status import RECENT_S, StatusBoard
-from speedo.weights import Kind
+from speedo.vectors.vector import Kind
 
 
 def part(worker: int, ticket: int, samples: int = 10, loss: float = 0.5) -> Part:

@@ -16,7 +16,7 @@ from speedo.sgd_modes.easgd import easgd
 from speedo.sgd_modes.rules import AddDelta
 from speedo.simulator import SimulatedCluster, World, simulate
 from speedo.vectors.codecs import Compression
-from speedo.weights import Kind
+from speedo.vectors.vector import Kind
 
 BATCH = 10
 

@@ -18,8 +18,8 @@ from speedo.storage.base import Store
 from speedo.storage.memory_store import MemoryStore
 from speedo.storage.shared_memory.store import SharedMemoryStore
 from speedo.vectors.codecs import NO_COMPRESSION, Compression
-from speedo.vectors_in_store import fetch_vector
-from speedo.weights import Blob, Kind, Layout, Vector, as_bytes, header_for
+from speedo.vectors.transfer import fetch_vector
+from speedo.vectors.vector import Blob, Kind, Layout, Vector, as_bytes, header_for
 
 BATCH = 10
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speedo.errors import PayloadError
-from speedo.weights import (
+from speedo.vectors.vector import (
     HEADER_BYTES,
     Blob,
     DType,

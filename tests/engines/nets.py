@@ -10,7 +10,7 @@ import numpy as np
 
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.parameters import Parameters
-from speedo.weights import Vector
+from speedo.vectors.vector import Vector
 
 DATA = """
 layer {{ name: "data" type: "Data" top: "data" top: "label" include {{ phase: TRAIN }}

@@ -6,7 +6,7 @@ from typing import Any
 
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.solver import SolverSpec, solver_for_tester, solver_for_worker
-from speedo.weights import Vector
+from speedo.vectors.vector import Vector
 
 TYPES: dict[str, dict[str, Any]] = {
     "SGD": {},

@@ -12,7 +12,7 @@ import pytest
 from speedo.engines.base import Engine
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.errors import EngineError
-from speedo.weights import Vector
+from speedo.vectors.vector import Vector
 from tests.engines.nets import net_text, write_solver
 
 Make = Callable[[], Engine]

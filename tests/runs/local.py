@@ -20,8 +20,8 @@ from speedo.solver import read_solver, solver_for_tester, solver_for_worker
 from speedo.storage import keys
 from speedo.storage.base import Store
 from speedo.training import Training
-from speedo.vectors_in_store import fetch_vector
-from speedo.weights import Kind, Vector
+from speedo.vectors.transfer import fetch_vector
+from speedo.vectors.vector import Kind, Vector
 from speedo.worker import Worker
 
 

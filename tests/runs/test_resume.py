@@ -16,7 +16,7 @@ from speedo.engines.caffe_import import load_caffe
 from speedo.engines.parameters import Parameters
 from speedo.storage.redis.server import PrivateRedis
 from speedo.storage.redis.store import RedisStore
-from speedo.weights import Vector
+from speedo.vectors.vector import Vector
 from tests.cluster.commands import KEEPERS, commands, wait_for_line
 from tests.engines.nets import (
     SMOOTH,

@@ -26,7 +26,7 @@ from speedo.preparation import prepare
 from speedo.solver import split_batch
 from speedo.storage.redis.server import PrivateRedis
 from speedo.storage.redis.store import RedisStore
-from speedo.weights import Vector
+from speedo.vectors.vector import Vector
 from tests.engines.nets import (
     SMOOTH,
     net_text,

@@ -10,7 +10,7 @@ from speedo.vectors.codecs.bfloat16 import BFloat16
 from speedo.vectors.codecs.float32 import Float32
 from speedo.vectors.codecs.int8 import Int8
 from speedo.vectors.codecs.topk import TopK
-from speedo.weights import Blob, Layout
+from speedo.vectors.vector import Blob, Layout
 
 __all__ = ["NO_COMPRESSION", "Codec", "Compression", "bytes_of", "make_codec"]
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from speedo.errors import PayloadError
-from speedo.weights import DType, Layout, Vector
+from speedo.vectors.vector import DType, Layout, Vector
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from speedo.vectors.codecs.base import BLOCK, Bytes, LossyCodec, blocks
-from speedo.weights import DType, Layout, Vector
+from speedo.vectors.vector import DType, Layout, Vector
 
 _NAN = 0x7FC0
 

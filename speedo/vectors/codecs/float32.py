@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from speedo.errors import PayloadError
-from speedo.weights import DType, Layout, Vector, as_bytes
+from speedo.vectors.vector import DType, Layout, Vector, as_bytes
 
 
 class Float32:

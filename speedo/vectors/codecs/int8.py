@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from speedo.vectors.codecs.base import BLOCK, Bytes, LossyCodec, blocks
-from speedo.weights import DType, Layout, Vector
+from speedo.vectors.vector import DType, Layout, Vector
 
 ROW = 1024
 _LEVELS = np.float32(127)

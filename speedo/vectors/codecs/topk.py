@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from speedo.errors import PayloadError
 from speedo.vectors.codecs.base import BLOCK, Bytes, LossyCodec, blocks
-from speedo.weights import DType, Layout, Vector
+from speedo.vectors.vector import DType, Layout, Vector
 
 Places = npt.NDArray[np.intp]
 

@@ -10,7 +10,7 @@ import numpy as np
 from speedo.errors import PayloadError
 from speedo.storage.base import Store
 from speedo.vectors.codecs import Codec, make_codec
-from speedo.weights import (
+from speedo.vectors.vector import (
     Header,
     Kind,
     Layout,

@@ -1,0 +1,1 @@
+"""What travels: the flat vector and its layout, codecs, checked transfer."""
