@@ -16,7 +16,7 @@ from typing import IO
 from bench.figures import Measured, MeasureError, run_measured, steps_measured
 from bench.nets import Bench
 from bench.processes import child, last_words
-from speedo.engines.blas import CHOICE
+from speedo.engines.openblas_kernels import CHOICE
 
 START_S = 180.0  # for a process to start, or to end beyond what it was asked to do
 PLAIN = Path(__file__).with_name("plain_caffe.py")

@@ -16,7 +16,7 @@ from speedo.caffe_snapshot import CaffeSnapshot, read_snapshot
 from speedo.config.run_config import ModeOptions, RunConfig
 from speedo.data import default_data_root, ensure_bundled
 from speedo.data.roots import cache_root
-from speedo.engines.caffe_check import CaffeFacts, check_in_subprocess
+from speedo.engines.net_trial import CaffeFacts, check_in_subprocess
 from speedo.engines.weights_check import check_weights
 from speedo.errors import ConfigError, StoreError
 from speedo.resume import Resumed, find_run

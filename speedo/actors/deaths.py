@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from speedo.engines.fatal import fatal_line, signal_hint
+from speedo.engines.native_failures import fatal_line, signal_hint
 
 SILENT: Final = f"died without a word, as by SIGKILL ({signal_hint('SIGKILL')})"
 _TAIL_BYTES: Final = 20_000

@@ -47,7 +47,7 @@ class MasterActor:
         checkpoint: Path | None,
     ) -> None:
         """`scratch` takes small files, of the tester too, and is not ours to remove."""
-        from speedo.engines.fatal import capture_stderr
+        from speedo.engines.native_failures import capture_stderr
         from speedo.storage.redis.users import Access
 
         capture_stderr(run_dir / LOGS / "master.log")

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from speedo.engines.fatal import capture_stderr
+from speedo.engines.native_failures import capture_stderr
 from speedo.failpoints import reached
 from speedo.settings import RunSettings
 

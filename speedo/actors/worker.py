@@ -18,7 +18,7 @@ from speedo import failpoints
 from speedo.actors.channel import WorkerChannel, first_line, refusal
 from speedo.actors.turn_pipeline import TurnPipeline
 from speedo.engines.base import Engine
-from speedo.engines.fatal import capture_stderr
+from speedo.engines.native_failures import capture_stderr
 from speedo.errors import MissingKeyError, PayloadError, SpeedoError
 from speedo.messages import SaveState, StateSaved, Train, Trained
 from speedo.roster import Assignment

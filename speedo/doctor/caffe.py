@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from speedo.doctor.base import Finding, fail, ok
-from speedo.engines.blas import use_the_processor
 from speedo.engines.caffe_import import is_cpu_only, load_caffe
-from speedo.engines.fatal import describe_death
+from speedo.engines.native_failures import describe_death
+from speedo.engines.openblas_kernels import use_the_processor
 from speedo.errors import EngineError
 
 IMPORT_S: Final = 60.0

@@ -13,7 +13,7 @@ from speedo.data import default_data_root
 from speedo.data.mnist import FASHION_MNIST, FASHION_MNIST_PACKAGE, FASHION_MNIST_SOURCE
 from speedo.doctor.base import Finding, Request, fail, ok, size, warn
 from speedo.doctor.resources import Net
-from speedo.engines.caffe_check import CaffeFacts, check_in_subprocess
+from speedo.engines.net_trial import CaffeFacts, check_in_subprocess
 from speedo.errors import SolverError, SpeedoError
 from speedo.preparation import SOLVER_VARIABLE, preparable_dataset
 from speedo.solver import (

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from speedo.engines.blas import use_the_processor
+from speedo.engines.openblas_kernels import use_the_processor
 from speedo.errors import EngineError
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")

@@ -7,7 +7,7 @@ the bit.
 
 Rank and count of the solver are properties of the thread in Caffe, and some data layers ask for
 them at every batch, so they are set before every call: several engines may live in one process. A
-failing native CHECK aborts the process (`speedo.engines.fatal`). Native calls hold the GIL unless `let_others_run`.
+failing native CHECK aborts the process (`speedo.engines.native_failures`). Native calls hold the GIL unless `let_others_run`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from google.protobuf import text_format
 from speedo.engines import data_position
 from speedo.engines.caffe_import import is_cpu_only, load_caffe, prepare_environment
 from speedo.engines.evaluation import TestNets
-from speedo.engines.fatal import describe_exception
 from speedo.engines.files import folder_in, memory_file, write_out
+from speedo.engines.native_failures import describe_exception
 from speedo.engines.parameters import Parameters
 from speedo.engines.python_layers import import_python_layers
 from speedo.engines.solver_history import PREFIX, history_from, restore_history, save_history

@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-from speedo.engines.fatal import describe_exception
+from speedo.engines.native_failures import describe_exception
 from speedo.errors import EngineError
 
 

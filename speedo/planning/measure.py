@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from speedo.engines.caffe_import import prepare_environment
-from speedo.engines.fatal import describe_death
+from speedo.engines.native_failures import describe_death
 from speedo.errors import EngineError, SolverError
 from speedo.planning.calibration import (
     BACKGROUND,

@@ -17,7 +17,7 @@ def check_solver(spec: SolverSpec, *, workers: int, split: bool) -> None:
     """Raise one `SolverError` with every problem that can be seen from outside Caffe.
 
     `split` says that the batch is divided over the workers. What only Caffe itself can tell
-    (shapes, layer parameters, Python layers) is found by `speedo.engines.caffe_check`.
+    (shapes, layer parameters, Python layers) is found by `speedo.engines.net_trial`.
     """
     parameter = parse_text(spec.text, caffe_proto().SolverParameter())
     problems = solver_problems(parameter, spec.path)

@@ -15,7 +15,7 @@ from tests.disks import fill, small_disk
 PREPARED = """
 import faulthandler, os, signal, sys
 from pathlib import Path
-from speedo.engines.fatal import capture_stderr
+from speedo.engines.native_failures import capture_stderr
 capture_stderr(Path(sys.argv[1]))
 faulthandler.enable()
 """

@@ -14,7 +14,7 @@ from speedo.actors.worker import WorkerActor, scratch_of
 from speedo.config.run_config import make_config
 from speedo.engines.base import Engine
 from speedo.engines.caffe_import import load_caffe
-from speedo.engines.fatal import restore_stderr
+from speedo.engines.native_failures import restore_stderr
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.roster import Roster
 from speedo.settings import RunSettings

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from speedo.engines.blas import CHOICE, better_than, processor_flags
+from speedo.engines.openblas_kernels import CHOICE, better_than, processor_flags
 
 AVX2 = {"sse3", "avx", "avx2", "fma"}
 AVX512 = AVX2 | {"avx512f", "avx512cd", "avx512dq", "avx512bw", "avx512vl"}

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speedo.engines.caffe_check import check_in_subprocess
-from speedo.engines.fatal import (
+from speedo.engines.native_failures import (
     capture_stderr,
     describe_death,
     describe_exception,
@@ -19,6 +18,7 @@ from speedo.engines.fatal import (
     fatal_line,
     restore_stderr,
 )
+from speedo.engines.net_trial import check_in_subprocess
 from speedo.errors import EngineError, SolverError
 from speedo.solver import read_solver, solver_for_tester, solver_for_worker
 from tests.engines.nets import net_text, write_lmdb, write_solver
@@ -89,7 +89,7 @@ def test_stderr_goes_to_a_file_and_comes_back(tmp_path: Path) -> None:
 ABORT = """
 import sys
 from pathlib import Path
-from speedo.engines.fatal import capture_stderr
+from speedo.engines.native_failures import capture_stderr
 from speedo.engines.caffe_import import load_caffe
 capture_stderr(Path(sys.argv[1]))
 load_caffe().get_solver(sys.argv[2])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from speedo.engines.caffe_check import check_in_subprocess
+from speedo.engines.net_trial import check_in_subprocess
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.errors import EngineError, SolverError
 from speedo.solver import read_solver, solver_for_worker

@@ -14,8 +14,8 @@ import lmdb
 import pytest
 from PIL import Image
 
-from speedo.engines.caffe_check import check_in_subprocess
 from speedo.engines.caffe_import import load_caffe
+from speedo.engines.net_trial import check_in_subprocess
 from speedo.engines.record_check import first_problem, is_known, remember
 from speedo.engines.record_rules import RecordRule
 from speedo.engines.record_watch import RecordWatch

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from speedo.caffe_snapshot import read_snapshot
-from speedo.engines.caffe_check import CaffeFacts, check_in_subprocess
 from speedo.engines.caffe_import import load_caffe
+from speedo.engines.net_trial import CaffeFacts, check_in_subprocess
 from speedo.engines.weights_check import check_weights
 from speedo.errors import ConfigError, SolverError
 from speedo.solver import Draws, SolverSpec, read_solver, solver_for_worker

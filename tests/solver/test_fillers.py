@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from google.protobuf import text_format
 
-from speedo.engines.caffe_check import check_in_subprocess
+from speedo.engines.net_trial import check_in_subprocess
 from speedo.errors import SolverError
 from speedo.solver import Draws, read_solver, solver_for_worker
 from speedo.solver.fillers import is_doubtful

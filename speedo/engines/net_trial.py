@@ -1,6 +1,6 @@
 """Builds the nets of a run once in a child process, so that an abort of Caffe kills only that.
 
-`python -m speedo.engines.caffe_check` reads one JSON object from its standard input and answers
+`python -m speedo.engines.net_trial` reads one JSON object from its standard input and answers
 with one line of JSON behind a mark, because a Python layer may print.
 """
 
@@ -21,7 +21,7 @@ from typing import Any, Final
 from google.protobuf import text_format
 
 from speedo.engines.caffe_import import load_caffe, prepare_environment, with_our_path
-from speedo.engines.fatal import describe_death, describe_exception
+from speedo.engines.native_failures import describe_death, describe_exception
 from speedo.engines.record_check import first_problem, is_known, remember, until
 from speedo.engines.record_rules import RecordRule, record_rules, with_classes
 from speedo.engines.weights_check import check_start
@@ -98,7 +98,7 @@ def check_in_subprocess(
         # An abort leaves the engines' scratch folders: they lie in one that we remove.
         with tempfile.TemporaryDirectory(prefix="speedo-check-") as scratch:
             child = subprocess.run(
-                [sys.executable, "-P", "-m", "speedo.engines.caffe_check"],
+                [sys.executable, "-P", "-m", "speedo.engines.net_trial"],
                 input=json.dumps(request),
                 capture_output=True,
                 text=True,
