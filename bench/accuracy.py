@@ -47,8 +47,8 @@ print(sum(float(net.forward()["accuracy"]) for _ in range(100)) / 100)
 def plain_score(model: Path) -> float:
     """Accuracy of a model over the 10,000 test images, by pycaffe alone."""
     from bench.runs import plain_terms
-    from speedo.bundled import bundled_solver
     from speedo.data import default_data_root
+    from speedo.solver.bundled import bundled_solver
 
     net = bundled_solver("lenet").with_name("train_test.prototxt")
     answer = subprocess.run(

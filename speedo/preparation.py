@@ -10,7 +10,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from speedo.bundled import bundled_solver
 from speedo.caffe_snapshot import SUFFIX as CAFFE_SUFFIX
 from speedo.caffe_snapshot import CaffeSnapshot, read_snapshot
 from speedo.config.run_config import ModeOptions, RunConfig
@@ -32,6 +31,7 @@ from speedo.solver import (
     solver_for_worker,
     split_batch,
 )
+from speedo.solver.bundled import bundled_solver
 from speedo.solver.conversion import convert_databases
 from speedo.solver.records import count_records
 from speedo.storage.redis.store import RedisStore

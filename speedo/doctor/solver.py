@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from speedo.bundled import bundled_solver
 from speedo.data import default_data_root
 from speedo.data.mnist import FASHION_MNIST, FASHION_MNIST_PACKAGE, FASHION_MNIST_SOURCE
 from speedo.doctor.base import Finding, Request, fail, ok, size, warn
@@ -24,6 +23,7 @@ from speedo.solver import (
     solver_for_tester,
     solver_for_worker,
 )
+from speedo.solver.bundled import bundled_solver
 from speedo.solver.paths import SearchPath
 from speedo.solver.records import count_records
 

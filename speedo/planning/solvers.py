@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from speedo.bundled import bundled_solver
 from speedo.config.run_config import make_config
 from speedo.data import default_data_root
 from speedo.planning.calibration import Calibration
@@ -14,6 +13,7 @@ from speedo.planning.measure import Effort, measure
 from speedo.planning.prediction import HYBRID
 from speedo.preparation import SOLVER_VARIABLE, make_dataset, preparable_dataset
 from speedo.solver import SolverOverrides, check_solver, read_solver
+from speedo.solver.bundled import bundled_solver
 from speedo.vectors.codecs import NO_COMPRESSION, Compression
 
 

@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 
 import speedo
-from speedo.bundled import bundled_solver
 from speedo.config.run_config import make_config
 from speedo.data import ensure_bundled
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.parameters import Parameters
 from speedo.preparation import prepare
 from speedo.solver import split_batch
+from speedo.solver.bundled import bundled_solver
 from speedo.storage.redis.server import PrivateRedis
 from speedo.storage.redis.store import RedisStore
 from speedo.vectors.vector import Vector
