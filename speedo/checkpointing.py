@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Final
 
 from speedo.center import Center
-from speedo.checkpoint import Checkpoint, Counters, WorkerState, write_checkpoint
 from speedo.coordinator import Coordinator
 from speedo.errors import PayloadError, SpeedoError, StoreError
 from speedo.messages import Checkpointed, Left, SaveState, StateSaved
+from speedo.run_dir.checkpoint_file import Checkpoint, Counters, WorkerState, write_checkpoint
 from speedo.storage.base import Store
 from speedo.vectors.history_transfer import take_history
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from speedo.control import OTHER
-from speedo.run_files import read_result
+from speedo.run_dir.read_back import read_result
 
 RESULT: Final = "result.json"
 COLUMNS: Final = ("worker", "host", "merged", "dropped", "images/s", "state")

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from speedo import runlog
 from speedo.config.run_config import RunConfig
-from speedo.rescue import Rescue
 from speedo.result import RunResult, result_fields
+from speedo.run_dir import metrics_log as runlog
+from speedo.run_dir.rescue import Rescue
 
 
 def hand_over(

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from speedo.errors import DataError
-from speedo.run_files import (
+from speedo.run_dir.metrics_log import METRICS
+from speedo.run_dir.read_back import (
     count_of,
     json_lines,
     mapping_of,
     number_of,
     optional_number_of,
 )
-from speedo.runlog import METRICS
 from speedo.system.files import open_to_write
 
 SMOOTH: Final = 50  # a loss is drawn as the mean of so many results

@@ -18,8 +18,8 @@ from speedo.data.roots import cache_root
 from speedo.engines.net_trial import CaffeFacts, check_in_subprocess
 from speedo.engines.weights_check import check_weights
 from speedo.errors import ConfigError, StoreError
-from speedo.resume import Resumed, find_run
-from speedo.run_dir import check_run_dir, create_run_dir
+from speedo.run_dir.directory import check_run_dir, create_run_dir
+from speedo.run_dir.resume import Resumed, find_run
 from speedo.solver import (
     Draws,
     SolverOverrides,

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from speedo.checkpoint import WorkerState
+from speedo.run_dir.checkpoint_file import WorkerState
 from speedo.sharding import Shard, Sharding
 
 

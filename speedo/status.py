@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from speedo.checkpoint import Counters
 from speedo.messages import (
     Action,
     Checkpointed,
@@ -23,6 +22,7 @@ from speedo.messages import (
     Train,
     Trained,
 )
+from speedo.run_dir.checkpoint_file import Counters
 
 NOTICES = 20  # of the latest that a status carries
 RECENT_S = 10.0  # images/s and losses are means over so many of the latest seconds

@@ -11,10 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from speedo import runlog
 from speedo.caffe_snapshot import CaffeSnapshot
 from speedo.center import Center, squared_norm
-from speedo.checkpoint import Checkpoint
 from speedo.checkpointing import CheckpointKeeper
 from speedo.config.run_config import RunConfig
 from speedo.coordinator import Coordinator, Plan
@@ -25,9 +23,11 @@ from speedo.errors import CheckpointError, EngineError, FencedError, StoreError,
 from speedo.messages import Event
 from speedo.outputs import config_for_people, hand_over
 from speedo.result import RunResult, accuracy_of
-from speedo.resume import CHECKPOINTS, Fence
 from speedo.roles import Observers
 from speedo.roster import Roster
+from speedo.run_dir import metrics_log as runlog
+from speedo.run_dir.checkpoint_file import Checkpoint
+from speedo.run_dir.resume import CHECKPOINTS, Fence
 from speedo.settings import RunSettings
 from speedo.sgd_modes.registry import make_strategy, needs_update
 from speedo.solver import solver_for_server

@@ -17,14 +17,14 @@ from speedo.actors.supervisor import Supervisor
 from speedo.actors.tester import TesterActor
 from speedo.actors.worker import Ready
 from speedo.caffe_snapshot import SUFFIX, CaffeSnapshot, read_snapshot
-from speedo.checkpoint import Checkpoint, read_checkpoint
 from speedo.config.run_config import RunConfig
 from speedo.errors import ClusterError, StoreError
 from speedo.messages import StoreTrouble
 from speedo.pacing import Pace
 from speedo.result import RunResult
 from speedo.roster import Assignment
-from speedo.run_dir import LOGS
+from speedo.run_dir.checkpoint_file import Checkpoint, read_checkpoint
+from speedo.run_dir.directory import LOGS
 from speedo.settings import RunSettings
 from speedo.status import Status
 from speedo.storage import keys

@@ -28,7 +28,7 @@ from bench.throughput import (
     turned,
 )
 from speedo.messages import Drop, Finish, Left, Merge, Part, Trained
-from speedo.runlog import METRICS, MetricsLog
+from speedo.run_dir.metrics_log import METRICS, MetricsLog
 
 TIMINGS = {"fetch": 0.01, "compute": 0.07, "publish": 0.005}
 

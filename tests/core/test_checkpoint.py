@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speedo.checkpoint import (
+from speedo.errors import CheckpointError, ConfigError, FencedError
+from speedo.run_dir.checkpoint_file import (
     Checkpoint,
     Counters,
     WorkerState,
@@ -20,8 +21,7 @@ from speedo.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from speedo.errors import CheckpointError, ConfigError, FencedError
-from speedo.resume import Fence, claim, epoch_of, find_run, owned
+from speedo.run_dir.resume import Fence, claim, epoch_of, find_run, owned
 
 COUNTERS = Counters(
     run="ab12", epoch=1, mode="sync", version=7, iteration=7, samples=448, received=14, seconds=1.5,
@@ -88,7 +88,7 @@ def test_a_disk_without_room_leaves_the_former_one_and_says_so(tmp_path: Path) -
     script = (
         "import resource, sys; from pathlib import Path\n"
         "from tests.core.test_checkpoint import checkpoint\n"
-        "from speedo.checkpoint import write_checkpoint\n"
+        "from speedo.run_dir.checkpoint_file import write_checkpoint\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\n"
         "write_checkpoint(Path(sys.argv[1]), checkpoint(7))\n"
     )

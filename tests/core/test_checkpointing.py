@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from speedo.center import Center
-from speedo.checkpoint import checkpoints_in
 from speedo.checkpointing import CheckpointKeeper
 from speedo.coordinator import Coordinator, Plan
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.messages import Checkpointed, Joined, Left
+from speedo.run_dir.checkpoint_file import checkpoints_in
 from speedo.sgd_modes.rules import AverageDeltas
 from speedo.sgd_modes.synchronous import Synchronous
 from speedo.storage.memory_store import MemoryStore

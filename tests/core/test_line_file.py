@@ -8,7 +8,7 @@ import pytest
 
 from speedo.json_lines import line_of
 from speedo.messages import Drop
-from speedo.runlog import MetricsLog
+from speedo.run_dir.metrics_log import MetricsLog
 from speedo.system.line_file import AGAIN_S, LineFile
 from tests.disks import fill, small_disk
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from speedo import messages, runlog
+from speedo import messages
 from speedo.coordinator import Plan
 from speedo.driver import Observer
 from speedo.errors import ConfigError
@@ -29,8 +29,9 @@ from speedo.messages import (
     Train,
     Trained,
 )
-from speedo.run_dir import create_run_dir
-from speedo.runlog import MetricsLog
+from speedo.run_dir import metrics_log as runlog
+from speedo.run_dir.directory import create_run_dir
+from speedo.run_dir.metrics_log import MetricsLog
 from speedo.sgd_modes.rules import AddDelta
 from speedo.sgd_modes.weed_out import WeedOut
 from speedo.simulator import Faults, World, simulate

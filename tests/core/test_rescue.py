@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from speedo.errors import EngineError
-from speedo.rescue import Rescue
+from speedo.run_dir.rescue import Rescue
 from tests.disks import fill, read_only, small_disk
 
 
@@ -23,7 +23,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
         folder.mkdir()
     monkeypatch.setenv("HOME", str(found["home"]))
     monkeypatch.setattr("tempfile.tempdir", str(found["temporary"]))
-    monkeypatch.setattr("speedo.rescue.LAST_PLACES", ())
+    monkeypatch.setattr("speedo.run_dir.rescue.LAST_PLACES", ())
     return found
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from speedo.errors import ConfigError
-from speedo.run_dir import check_run_dir, create_run_dir, discard_run_dir
+from speedo.run_dir.directory import check_run_dir, create_run_dir, discard_run_dir
 from tests.disks import fill, small_disk
 
 

@@ -13,13 +13,13 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speedo.checkpoint import MAGIC, latest, read_checkpoint, write_checkpoint
 from speedo.control_view import lines_of, outcome_of
 from speedo.errors import CheckpointError, ConfigError, DataError
 from speedo.picture import draw, read_run
 from speedo.planning.calibration import read_calibration
 from speedo.planning.from_run import from_run
-from speedo.runlog import MetricsLog
+from speedo.run_dir.checkpoint_file import MAGIC, latest, read_checkpoint, write_checkpoint
+from speedo.run_dir.metrics_log import MetricsLog
 from tests.core.test_checkpoint import checkpoint
 from tests.picture.test_picture import write_run
 from tests.planning.test_from_run import write_run as write_timed_run

@@ -14,7 +14,7 @@ from speedo.driver import Cluster
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.messages import Command, Evaluate, Event, Joined, SaveState, Tested, Train
 from speedo.result import RunResult
-from speedo.run_dir import create_run_dir
+from speedo.run_dir.directory import create_run_dir
 from speedo.settings import RunSettings
 from speedo.solver import read_solver, solver_for_tester, solver_for_worker
 from speedo.storage import keys

@@ -11,9 +11,9 @@ import numpy as np
 import psutil
 import pytest
 
-from speedo.checkpoint import checkpoints_in, read_checkpoint
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.parameters import Parameters
+from speedo.run_dir.checkpoint_file import checkpoints_in, read_checkpoint
 from speedo.storage.redis.server import PrivateRedis
 from speedo.storage.redis.store import RedisStore
 from speedo.vectors.vector import Vector

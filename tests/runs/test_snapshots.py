@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from speedo import runlog
 from speedo.engines.caffe_import import load_caffe
+from speedo.run_dir import metrics_log as runlog
 from speedo.storage.memory_store import MemoryStore
 from tests.engines.nets import net_text, write_data, write_solver
 from tests.runs.local import train_here

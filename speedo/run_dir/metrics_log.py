@@ -16,7 +16,6 @@ from typing import Any
 
 import yaml
 
-from speedo.checkpoint import Counters
 from speedo.json_lines import line_of, plain, values_of
 from speedo.messages import (
     Action,
@@ -34,7 +33,8 @@ from speedo.messages import (
     Tested,
     Trained,
 )
-from speedo.run_files import number_of
+from speedo.run_dir.checkpoint_file import Counters
+from speedo.run_dir.read_back import number_of
 from speedo.system.files import read_bytes
 from speedo.system.line_file import LineFile
 

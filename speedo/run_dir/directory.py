@@ -7,10 +7,10 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from speedo import runlog
 from speedo.errors import ConfigError
 from speedo.progress import LOG
-from speedo.resume import CHECKPOINTS, EPOCH, LOCK
+from speedo.run_dir import metrics_log as runlog
+from speedo.run_dir.resume import CHECKPOINTS, EPOCH, LOCK
 
 LOGS: Final = "logs"
 FILES: Final = (runlog.CONFIG, runlog.MODEL, LOG, EPOCH, LOCK)

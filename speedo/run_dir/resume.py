@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from speedo import runlog
 from speedo.bounds import LARGEST_INT32, whole_number
-from speedo.checkpoint import Counters, checkpoints_in, latest
 from speedo.errors import CheckpointError, ConfigError, FencedError
+from speedo.run_dir import metrics_log as runlog
+from speedo.run_dir.checkpoint_file import Counters, checkpoints_in, latest
 from speedo.system.files import read_text
 
 CHECKPOINTS: Final = "checkpoints"
