@@ -28,7 +28,7 @@ def train(
     from speedo.actors.launcher import train as launch
     from speedo.config.run_config import make_config
     from speedo.doctor import require_for
-    from speedo.progress import Quiet
+    from speedo.monitor.console import Quiet
 
     given = {"mode": mode, "workers": workers, **options}
     if solver is not None:

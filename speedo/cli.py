@@ -20,8 +20,8 @@ from speedo.crash import traceback_kept, unforeseen
 from speedo.data_cli import data
 from speedo.doctor_cli import doctor, with_port
 from speedo.errors import ConfigError, SpeedoError
+from speedo.monitor.console import ErrorConsole, Progress, unread
 from speedo.plan_cli import plan
-from speedo.progress import ErrorConsole, Progress, unread
 from speedo.run_options import (
     FILE,
     FOLDER,
@@ -203,7 +203,7 @@ for command in (data, status, stop, scale, doctor, plan):
 )
 def plot(runs: tuple[Path, ...], output: Path | None) -> None:
     """Draw one or several RUNS: loss, accuracy, images/s and staleness, in one picture."""
-    from speedo.picture import draw
+    from speedo.monitor.plot import draw
 
     click.echo(draw(runs, output or runs[0] / "run.png"))
 

@@ -13,9 +13,9 @@ import click
 import psutil
 
 from speedo.config.run_config import LARGEST_WORKERS
-from speedo.control import RunGone, RunSocket, running
-from speedo.control_view import lines_of, outcome_of
 from speedo.errors import ClusterError
+from speedo.monitor.control_socket import RunGone, RunSocket, running
+from speedo.monitor.status_text import lines_of, outcome_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 POLL_S: Final = 0.2

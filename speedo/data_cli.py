@@ -11,7 +11,7 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from speedo.bounds import LARGEST_SEED, said, whole_number
-from speedo.progress import ErrorConsole
+from speedo.monitor.console import ErrorConsole
 from speedo.system.workplace import check_names, check_workplace
 
 FOLDER = click.Path(path_type=Path, file_okay=False)

@@ -21,6 +21,7 @@ from speedo.driver import Cluster, Driver, Limits, Outcome
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.errors import CheckpointError, EngineError, FencedError, StoreError, TrainingStopped
 from speedo.messages import Event
+from speedo.monitor.status import Status, StatusBoard
 from speedo.outputs import config_for_people, hand_over
 from speedo.result import RunResult, accuracy_of
 from speedo.roles import Observers
@@ -31,7 +32,6 @@ from speedo.run_dir.resume import CHECKPOINTS, Fence
 from speedo.settings import RunSettings
 from speedo.sgd_modes.registry import make_strategy, needs_update
 from speedo.solver import solver_for_server
-from speedo.status import Status, StatusBoard
 from speedo.storage import keys
 from speedo.storage.base import Store
 from speedo.vectors.history_transfer import put_history

@@ -15,11 +15,11 @@ from speedo.actors import facts
 from speedo.actors.channel import first_line
 from speedo.bounds import said
 from speedo.config.run_config import LARGEST_WORKERS
-from speedo.control import Asked, ControlServer, plain
 from speedo.errors import ClusterError, SpeedoError
+from speedo.monitor.console import Watch
+from speedo.monitor.control_socket import Asked, ControlServer, plain
+from speedo.monitor.status import Status
 from speedo.preparation import Prepared
-from speedo.progress import Watch
-from speedo.status import Status
 
 ANSWER_S: Final = 20.0
 SCALE_S: Final = 150.0  # workers may be started meanwhile

@@ -17,8 +17,8 @@ from speedo.actors.stores import this_machine
 from speedo.config.run_config import RunConfig
 from speedo.engines.record_watch import RecordWatch
 from speedo.errors import EngineError, SpeedoError, StoreError
+from speedo.monitor.console import Watch
 from speedo.preparation import Prepared, check_nets, checked_records, prepare
-from speedo.progress import Watch
 from speedo.result import RunResult
 from speedo.run_dir.checkpoint_file import checkpoints_in
 from speedo.run_dir.directory import LOGS, discard_run_dir

@@ -23,8 +23,8 @@ from speedo.actors.signals import stop_signals
 from speedo.actors.stay import LEAVE_S, Crashed, Ending, Failed, Lost, Over, Request, Stopped
 from speedo.data import default_data_root
 from speedo.errors import ClusterError, EngineError
-from speedo.progress import Watch
-from speedo.status import Status
+from speedo.monitor.console import Watch
+from speedo.monitor.status import Status
 from speedo.system.background_process import start_in_background
 from speedo.system.private_folders import make_private_folder
 from speedo.system.workplace import check_names

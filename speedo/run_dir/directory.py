@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from speedo.errors import ConfigError
-from speedo.progress import LOG
+from speedo.monitor.console import LOG
 from speedo.run_dir import metrics_log as runlog
 from speedo.run_dir.resume import CHECKPOINTS, EPOCH, LOCK
 

@@ -7,8 +7,8 @@ from io import StringIO
 from rich.console import Console
 
 from speedo.messages import Joined, Left, Train
-from speedo.progress import Progress, plain_line
-from speedo.status import StatusBoard
+from speedo.monitor.console import Progress, plain_line
+from speedo.monitor.status import StatusBoard
 from speedo.vectors.vector import Kind
 
 SIGNAL = "killed by SIGKILL"

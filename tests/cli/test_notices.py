@@ -7,8 +7,8 @@ from io import StringIO
 from rich.console import Console
 
 from speedo.messages import Checkpointed, Joined, Left, StoreTrouble
-from speedo.progress import Progress
-from speedo.status import NOTICES, StatusBoard
+from speedo.monitor.console import Progress
+from speedo.monitor.status import NOTICES, StatusBoard
 
 FULL = "no checkpoint: No space left on device"
 

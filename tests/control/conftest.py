@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from speedo.control import RUNTIME_VARIABLE
+from speedo.monitor.control_socket import RUNTIME_VARIABLE
 from tests.cluster.commands import Commands, commands
 
 

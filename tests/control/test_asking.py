@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from speedo.actors.control import Control
-from speedo.control import ControlServer, RunSocket
 from speedo.errors import ClusterError
+from speedo.monitor.control_socket import ControlServer, RunSocket
 
 
 class Asked(Control):

@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from speedo.cli import main
-from speedo.control import Asked, ControlServer
 from speedo.errors import ClusterError
+from speedo.monitor.control_socket import Asked, ControlServer
 
 WORKER = {
     "worker": 0, "host": "node-a:1f2e", "state": "training", "merged": 1200, "dropped": 3, "loss": 0.5,

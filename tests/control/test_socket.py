@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from speedo.control import (
+from speedo.errors import ClusterError
+from speedo.monitor.control_socket import (
     MOST_ASKED_BYTES,
     Asked,
     ControlServer,
@@ -23,11 +24,10 @@ from speedo.control import (
     running,
     runtime_folders,
 )
-from speedo.errors import ClusterError
 
 LEADER = """
 import sys, time
-from speedo.control import ControlServer
+from speedo.monitor.control_socket import ControlServer
 with ControlServer(sys.argv[1], lambda asked: {}):
     print("served", flush=True)
     time.sleep(60)

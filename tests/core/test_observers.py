@@ -29,13 +29,13 @@ from speedo.messages import (
     Train,
     Trained,
 )
+from speedo.monitor.status import RECENT_S, StatusBoard
 from speedo.run_dir import metrics_log as runlog
 from speedo.run_dir.directory import create_run_dir
 from speedo.run_dir.metrics_log import MetricsLog
 from speedo.sgd_modes.rules import AddDelta
 from speedo.sgd_modes.weed_out import WeedOut
 from speedo.simulator import Faults, World, simulate
-from speedo.status import RECENT_S, StatusBoard
 from speedo.vectors.vector import Kind
 
 

@@ -13,9 +13,9 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speedo.control_view import lines_of, outcome_of
 from speedo.errors import CheckpointError, ConfigError, DataError
-from speedo.picture import draw, read_run
+from speedo.monitor.plot import draw, read_run
+from speedo.monitor.status_text import lines_of, outcome_of
 from speedo.planning.calibration import read_calibration
 from speedo.planning.from_run import from_run
 from speedo.run_dir.checkpoint_file import MAGIC, latest, read_checkpoint, write_checkpoint

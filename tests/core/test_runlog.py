@@ -12,11 +12,11 @@ from speedo.coordinator import Coordinator, Plan
 from speedo.driver import Driver
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.messages import Command, Drop, Evaluate, Merge, Part, StoreTrouble, Trained
+from speedo.monitor.status import StatusBoard
 from speedo.run_dir.metrics_log import METRICS, MetricsLog
 from speedo.sgd_modes.rules import AverageDeltas
 from speedo.sgd_modes.synchronous import Synchronous
 from speedo.simulator import SimulatedCluster, World
-from speedo.status import StatusBoard
 from speedo.storage.memory_store import MemoryStore
 
 

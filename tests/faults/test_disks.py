@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from speedo.actors.deaths import SILENT
-from speedo.control import RunSocket
+from speedo.monitor.control_socket import RunSocket
 from tests.cluster.commands import Commands, interrupt
 from tests.disks import fill, is_full, mount, read_only, small_disk
 from tests.faults.invariants import check_run

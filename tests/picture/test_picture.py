@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from speedo.errors import DataError
-from speedo.picture import _means, _rates, draw, read_run
+from speedo.monitor.plot import _means, _rates, draw, read_run
 
 
 def write_run(folder: Path, results: int = 500, cut: str = "") -> Path:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from speedo.control import OTHER
+from speedo.monitor.control_socket import OTHER
 from speedo.run_dir.read_back import read_result
 
 RESULT: Final = "result.json"

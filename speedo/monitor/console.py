@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from speedo.status import Status, WorkerStatus
+from speedo.monitor.status import Status, WorkerStatus
 from speedo.system.line_file import LineFile
 
 LINE_S: Final = 5.0  # seconds between plain lines
