@@ -19,9 +19,9 @@ from typing import Final
 import numpy as np
 import xxhash
 
-from speedo.actors.driver_core import Draw, DriverThread
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.solver import Draws, read_solver, solver_for_worker
+from speedo.transport.core_affinity import Draw, DriverThread
 from speedo.vectors.vector import Vector, as_bytes
 
 SOCKET: Final = "socket"

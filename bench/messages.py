@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from speedo.actors import session
-from speedo.actors.channel import Channels, WorkerChannel
-from speedo.actors.inbox import Inbox
 from speedo.messages import Train, Trained
 from speedo.token import new_token
+from speedo.transport.channel import Channels, WorkerChannel
+from speedo.transport.event_queue import Inbox
 from speedo.vectors.vector import Kind
 
 COMMAND = Train(0, 1, 1, 1, 1, 1, 1, Kind.DELTA)

@@ -13,9 +13,6 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from speedo.actors.channel import Channels, first_line, refusal
-from speedo.actors.driver_core import DriverCore
-from speedo.actors.inbox import Inbox
 from speedo.actors.version_tests import VersionTests
 from speedo.actors.worker import Ready
 from speedo.messages import (
@@ -31,6 +28,9 @@ from speedo.messages import (
     Trained,
 )
 from speedo.pacing import Pace
+from speedo.transport.channel import Channels, first_line, refusal
+from speedo.transport.core_affinity import DriverCore
+from speedo.transport.event_queue import Inbox
 
 CAUSE_WAIT_S = (
     2.0  # a worker's own host knows better than Ray why it died, and may say so within this time

@@ -12,7 +12,6 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 import speedo
 from speedo.actors import facts
-from speedo.actors.channel import first_line
 from speedo.bounds import said
 from speedo.config.run_config import LARGEST_WORKERS
 from speedo.errors import ClusterError, SpeedoError
@@ -20,6 +19,7 @@ from speedo.monitor.console import Watch
 from speedo.monitor.control_socket import Asked, ControlServer, plain
 from speedo.monitor.status import Status
 from speedo.preparation import Prepared
+from speedo.transport.channel import first_line
 
 ANSWER_S: Final = 20.0
 SCALE_S: Final = 150.0  # workers may be started meanwhile

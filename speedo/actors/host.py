@@ -14,7 +14,6 @@ import psutil
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from speedo.actors.channel import first_line
 from speedo.actors.deaths import cause_in
 from speedo.actors.orders import Orders
 from speedo.actors.seat import Seat, started, warm
@@ -22,6 +21,7 @@ from speedo.actors.worker import Ready
 from speedo.errors import SpeedoError
 from speedo.roster import Assignment
 from speedo.settings import RunSettings
+from speedo.transport.channel import first_line
 
 WATCH_S: Final = 0.25  # how often the workers' processes are looked at
 SOON_S: Final = 0.05  # the same while one of them starts, or is to be started

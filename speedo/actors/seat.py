@@ -11,7 +11,6 @@ import psutil
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
-from speedo.actors.channel import first_line
 from speedo.actors.cluster import death_cause
 from speedo.actors.deaths import cause_in, memory_kills, silent_death, size_of
 from speedo.actors.spawn import spawn
@@ -21,6 +20,7 @@ from speedo.errors import EngineError, SpeedoError
 from speedo.roster import Assignment
 from speedo.settings import RunSettings
 from speedo.supervision import Restarts
+from speedo.transport.channel import first_line
 
 START_S: Final = 120.0  # building a solver may take this long
 END_S: Final = 2.0  # for a process to vanish after SIGKILL

@@ -11,7 +11,6 @@ from typing import Any, Final
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from speedo.actors.channel import first_line
 from speedo.actors.cluster import CAUSE_WAIT_S, Gone, RayCluster, death_cause
 from speedo.actors.orders import End, Orders
 from speedo.config.run_config import LARGEST_WORKERS, RunConfig
@@ -20,6 +19,7 @@ from speedo.roster import Assignment
 from speedo.sharding import Resharding, sharding_for
 from speedo.supervision import spread
 from speedo.training import Training
+from speedo.transport.channel import first_line
 
 SILENT_S: Final = (
     30.0  # a host that was not heard of for so long is left out where workers are spread

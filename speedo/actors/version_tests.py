@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from speedo.actors.channel import first_line
 from speedo.errors import SpeedoError
 from speedo.messages import Evaluate, Tested
+from speedo.transport.channel import first_line
 
 MOST_TESTERS: Final = 100  # a tester that dies again and again does so for a reason
 

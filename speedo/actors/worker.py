@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from speedo import failpoints
-from speedo.actors.channel import WorkerChannel, first_line, refusal
 from speedo.actors.turn_pipeline import TurnPipeline
 from speedo.engines.base import Engine
 from speedo.engines.native_failures import capture_stderr
@@ -24,6 +23,7 @@ from speedo.messages import SaveState, StateSaved, Train, Trained
 from speedo.roster import Assignment
 from speedo.settings import RunSettings
 from speedo.storage.base import Store
+from speedo.transport.channel import WorkerChannel, first_line, refusal
 
 Argument = TypeVar("Argument")
 Answer = TypeVar("Answer")

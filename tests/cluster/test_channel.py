@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from speedo.actors.channel import (
+from speedo.errors import EngineError, MissingKeyError, StoreUnavailableError
+from speedo.messages import Refused, SaveState, StateSaved, Train, Trained
+from speedo.transport.channel import (
     SOCKET,
     Channels,
     Message,
@@ -18,10 +20,8 @@ from speedo.actors.channel import (
     refusal,
     unpack,
 )
-from speedo.actors.driver_core import DriverCore, DriverThread
-from speedo.actors.inbox import Inbox
-from speedo.errors import EngineError, MissingKeyError, StoreUnavailableError
-from speedo.messages import Refused, SaveState, StateSaved, Train, Trained
+from speedo.transport.core_affinity import DriverCore, DriverThread
+from speedo.transport.event_queue import Inbox
 from speedo.vectors.vector import Kind
 
 pytestmark = pytest.mark.ray  # the package it is in imports it

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from speedo.actors.channel import Channels, Message, WorkerChannel
-from speedo.actors.driver_core import Draw, DriverCore, DriverThread
-from speedo.actors.inbox import Inbox
 from speedo.messages import Train, Trained
+from speedo.transport.channel import Channels, Message, WorkerChannel
+from speedo.transport.core_affinity import Draw, DriverCore, DriverThread
+from speedo.transport.event_queue import Inbox
 from speedo.vectors.vector import Kind
 
 pytestmark = pytest.mark.ray  # the package it is in imports it

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from speedo.actors.inbox import Inbox
+from speedo.transport.event_queue import Inbox
 
 pytestmark = pytest.mark.ray  # the package it is in imports it
 WAIT_S = 10.0

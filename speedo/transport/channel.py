@@ -19,11 +19,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from speedo.actors.driver_core import Draw, DriverCore, DriverThread
-from speedo.actors.inbox import READ_BYTES, Inbox
 from speedo.errors import MissingKeyError, PayloadError, StoreUnavailableError
 from speedo.json_lines import line_of, values_of
 from speedo.messages import Refused, SaveState, StateSaved, Train, Trained
+from speedo.transport.core_affinity import Draw, DriverCore, DriverThread
+from speedo.transport.event_queue import READ_BYTES, Inbox
 from speedo.vectors.vector import Kind
 
 SOCKET: Final = "turns"
