@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from speedo.config.run_config import make_config
-from speedo.coordinator import Plan
+from speedo.master.coordinator import Plan
 from speedo.messages import Action, Drop, Event, Merge, StopAsked
 from speedo.sgd_modes.registry import make_strategy
 from speedo.simulator import SimulatedCluster, simulate

@@ -11,11 +11,11 @@ import random
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field, replace
 
-from speedo.center import Center
-from speedo.coordinator import Coordinator, Plan
-from speedo.driver import Driver, Limits, Observer, Outcome
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.errors import MissingKeyError, PayloadError
+from speedo.master.center import Center
+from speedo.master.coordinator import Coordinator, Plan
+from speedo.master.driver import Driver, Limits, Observer, Outcome
 from speedo.messages import Command, Event, Joined, Left, Refused, Tested, Train, Trained
 from speedo.overlap import OverlappingWorker
 from speedo.sgd_modes.base import Strategy
@@ -60,7 +60,7 @@ class World:
 
 
 class SimulatedCluster:
-    """Implements `speedo.driver.Cluster` over a heap of things to come; chance comes from one seed."""
+    """Implements `speedo.master.driver.Cluster` over a heap of things to come; chance comes from one seed."""
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ from speedo.messages import (
 
 
 class Trace:
-    """Implements `speedo.driver.Observer`; without `keep` nothing is kept."""
+    """Implements `speedo.master.driver.Observer`; without `keep` nothing is kept."""
 
     def __init__(self, keep: bool = True) -> None:
         self.lines: list[str] | None = [] if keep else None

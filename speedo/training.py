@@ -12,20 +12,20 @@ from pathlib import Path
 import numpy as np
 
 from speedo.caffe_snapshot import CaffeSnapshot
-from speedo.center import Center, squared_norm
-from speedo.checkpointing import CheckpointKeeper
 from speedo.config.run_config import RunConfig
-from speedo.coordinator import Coordinator, Plan
-from speedo.divergence import DivergenceWatch
-from speedo.driver import Cluster, Driver, Limits, Outcome
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.errors import CheckpointError, EngineError, FencedError, StoreError, TrainingStopped
+from speedo.master.center import Center, squared_norm
+from speedo.master.checkpoint_writer import CheckpointKeeper
+from speedo.master.coordinator import Coordinator, Plan
+from speedo.master.divergence import DivergenceWatch
+from speedo.master.driver import Cluster, Driver, Limits, Outcome
+from speedo.master.roles import Observers
+from speedo.master.slots import Roster
 from speedo.messages import Event
 from speedo.monitor.status import Status, StatusBoard
 from speedo.outputs import config_for_people, hand_over
 from speedo.result import RunResult, accuracy_of
-from speedo.roles import Observers
-from speedo.roster import Roster
 from speedo.run_dir import metrics_log as runlog
 from speedo.run_dir.checkpoint_file import Checkpoint
 from speedo.run_dir.resume import CHECKPOINTS, Fence

@@ -203,7 +203,7 @@ def test_every_room_has_its_layer() -> None:
         ("driver", "def f():\n    import time", "driver imports time"),
         ("sgd_modes.new", "from random import random", "sgd_modes.new imports random"),
         ("simulator", "from speedo.actors.cluster import RayCluster", "simulator imports actors.cluster"),
-        ("center", "from speedo.coordinator import Plan", "center imports coordinator"),
+        ("center", "from speedo.master.coordinator import Plan", "center imports coordinator"),
         ("training", "import ray", "training imports ray, which only ['actors'] may"),
         ("actors.new", "import redis.client", "actors.new imports redis, which only ['storage.redis_store'] may"),
         ("engines.new", "import caffe", "engines.new imports caffe, which only ['engines.caffe_import'] may"),

@@ -15,6 +15,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from speedo.actors.version_tests import VersionTests
 from speedo.actors.worker import Ready
+from speedo.master.fetch_pacing import Pace
 from speedo.messages import (
     Command,
     Evaluate,
@@ -27,7 +28,6 @@ from speedo.messages import (
     Train,
     Trained,
 )
-from speedo.pacing import Pace
 from speedo.transport.channel import Channels, first_line, refusal
 from speedo.transport.core_affinity import DriverCore
 from speedo.transport.event_queue import Inbox
@@ -46,7 +46,7 @@ class Gone:
 
 
 class RayCluster:
-    """Implements `speedo.driver.Cluster`. `send` and `next_event` belong to the driver's thread."""
+    """Implements `speedo.master.driver.Cluster`. `send` and `next_event` belong to the driver's thread."""
 
     def __init__(
         self,

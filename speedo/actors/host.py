@@ -19,7 +19,7 @@ from speedo.actors.orders import Orders
 from speedo.actors.seat import Seat, started, warm
 from speedo.actors.worker import Ready
 from speedo.errors import SpeedoError
-from speedo.roster import Assignment
+from speedo.master.slots import Assignment
 from speedo.settings import RunSettings
 from speedo.transport.channel import first_line
 

@@ -19,11 +19,11 @@ from speedo.actors.worker import Ready
 from speedo.caffe_snapshot import SUFFIX, CaffeSnapshot, read_snapshot
 from speedo.config.run_config import RunConfig
 from speedo.errors import ClusterError, StoreError
+from speedo.master.fetch_pacing import Pace
+from speedo.master.slots import Assignment
 from speedo.messages import StoreTrouble
 from speedo.monitor.status import Status
-from speedo.pacing import Pace
 from speedo.result import RunResult
-from speedo.roster import Assignment
 from speedo.run_dir.checkpoint_file import Checkpoint, read_checkpoint
 from speedo.run_dir.directory import LOGS
 from speedo.settings import RunSettings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from speedo.roster import Assignment
+from speedo.master.slots import Assignment
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from speedo.actors.spawn import spawn
 from speedo.actors.stores import overlaps
 from speedo.actors.worker import Ready, WorkerActor, scratch_of
 from speedo.errors import EngineError, SpeedoError
-from speedo.roster import Assignment
+from speedo.master.restarts import Restarts
+from speedo.master.slots import Assignment
 from speedo.settings import RunSettings
-from speedo.supervision import Restarts
 from speedo.transport.channel import first_line
 
 START_S: Final = 120.0  # building a solver may take this long

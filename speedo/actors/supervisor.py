@@ -15,9 +15,9 @@ from speedo.actors.cluster import CAUSE_WAIT_S, Gone, RayCluster, death_cause
 from speedo.actors.orders import End, Orders
 from speedo.config.run_config import LARGEST_WORKERS, RunConfig
 from speedo.errors import ClusterError, ConfigError, SpeedoError
-from speedo.roster import Assignment
-from speedo.sharding import Resharding, sharding_for
-from speedo.supervision import spread
+from speedo.master.restarts import spread
+from speedo.master.sharding import Resharding, sharding_for
+from speedo.master.slots import Assignment
 from speedo.training import Training
 from speedo.transport.channel import first_line
 

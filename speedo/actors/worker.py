@@ -19,8 +19,8 @@ from speedo.actors.turn_pipeline import TurnPipeline
 from speedo.engines.base import Engine
 from speedo.engines.native_failures import capture_stderr
 from speedo.errors import MissingKeyError, PayloadError, SpeedoError
+from speedo.master.slots import Assignment
 from speedo.messages import SaveState, StateSaved, Train, Trained
-from speedo.roster import Assignment
 from speedo.settings import RunSettings
 from speedo.storage.base import Store
 from speedo.transport.channel import WorkerChannel, first_line, refusal

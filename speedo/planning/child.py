@@ -17,10 +17,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from speedo.center import Center
 from speedo.engines.base import Engine
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.errors import SpeedoError
+from speedo.master.center import Center
 from speedo.messages import Merge, Part, Train
 from speedo.sgd_modes.rules import AddDelta, Elastic, MergeRule
 from speedo.storage.base import Store

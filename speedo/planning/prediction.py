@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from speedo.config.run_config import make_config
-from speedo.coordinator import Coordinator, Plan
-from speedo.driver import Driver, Limits
 from speedo.engines.quadratic import QuadraticEngine
+from speedo.master.coordinator import Coordinator, Plan
+from speedo.master.driver import Driver, Limits
 from speedo.messages import Action, Drop, Event, Merge, StopAsked
 from speedo.planning.calibration import Calibration
 from speedo.planning.site import Site

@@ -11,10 +11,10 @@ import heapq
 from collections import defaultdict, deque
 from collections.abc import Callable, Container
 
-from speedo.center import Center
 from speedo.engines.quadratic import QuadraticEngine
+from speedo.master.center import Center
+from speedo.master.fetch_pacing import LEAST_S, Pace
 from speedo.messages import Command, Event, Merge, Refused, Train, Trained
-from speedo.pacing import LEAST_S, Pace
 from speedo.planning.calibration import Calibration, Passage, Transport
 from speedo.planning.flow import Job, Queue, Shared, Then, chain, pause, together
 from speedo.planning.site import Site

@@ -16,9 +16,9 @@ from speedo.engines.base import Engine
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.native_failures import restore_stderr
 from speedo.engines.pycaffe import PycaffeEngine
-from speedo.roster import Roster
+from speedo.master.sharding import Sharding
+from speedo.master.slots import Roster
 from speedo.settings import RunSettings
-from speedo.sharding import Sharding
 from speedo.solver import read_solver
 from tests.engines.nets import net_text, write_data, write_solver
 

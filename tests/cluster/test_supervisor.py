@@ -12,9 +12,9 @@ from speedo.actors.orders import End
 from speedo.actors.supervisor import Supervisor
 from speedo.config.run_config import make_config
 from speedo.errors import ClusterError, ConfigError
+from speedo.master.sharding import Sharding
+from speedo.master.slots import Roster
 from speedo.monitor.status import StatusBoard
-from speedo.roster import Roster
-from speedo.sharding import Sharding
 
 pytestmark = pytest.mark.ray
 

@@ -7,8 +7,8 @@ from functools import cache
 import pytest
 
 from speedo.config.run_config import make_config
-from speedo.coordinator import Plan
 from speedo.engines.quadratic import QuadraticEngine
+from speedo.master.coordinator import Plan
 from speedo.sgd_modes.registry import make_strategy
 from speedo.simulator import World, simulate
 from speedo.vectors.codecs import Compression

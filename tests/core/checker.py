@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from speedo.driver import Observer
+from speedo.master.driver import Observer
 from speedo.messages import (
     Action,
     Drop,
@@ -41,7 +41,7 @@ LONGEST_RUN_S = 100_000.0
 
 
 class Checker:
-    """Implements `speedo.driver.Observer`; hands everything on to `next`."""
+    """Implements `speedo.master.driver.Observer`; hands everything on to `next`."""
 
     def __init__(self, rules: Rules) -> None:
         self.rules, self.next, self.now = rules, None, 0.0

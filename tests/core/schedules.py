@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from speedo.config.run_config import make_config
-from speedo.coordinator import Plan
-from speedo.driver import HEARTBEAT_S, Limits
+from speedo.master.coordinator import Plan
+from speedo.master.driver import HEARTBEAT_S, Limits
 from speedo.messages import Event, Left, StopAsked
 from speedo.sgd_modes.registry import make_strategy
 from speedo.simulator import Faults, SimulatedCluster, World, simulate

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speedo.center import Center
+from speedo.master.center import Center
 from speedo.messages import Drop, Merge, Part, Refused, Trained
 from speedo.sgd_modes.rules import AddDelta, Elastic
 from speedo.storage import keys

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from speedo import center
-from speedo.books import Member, Merged, Turn
-from speedo.center import Center
-from speedo.coordinator import Coordinator
-from speedo.driver import Driver
+from speedo.master import center
+from speedo.master.books import Member, Merged, Turn
+from speedo.master.center import Center
+from speedo.master.coordinator import Coordinator
+from speedo.master.driver import Driver
 from speedo.messages import NOTHING, Decision, Result
 from speedo.sgd_modes.hybrid import Hybrid
 from speedo.sgd_modes.partial import Partial

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from speedo.coordinator import STRIKES, Coordinator, Plan
+from speedo.master.coordinator import STRIKES, Coordinator, Plan
 from speedo.messages import (
     Action,
     Drop,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from speedo.deadlines import FEWEST_TURNS, HEARTBEAT_S, TurnDeadlines, TurnUnderWay
+from speedo.master.turn_deadlines import FEWEST_TURNS, HEARTBEAT_S, TurnDeadlines, TurnUnderWay
 from speedo.messages import Train
 from speedo.vectors.vector import Kind
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speedo.divergence import DivergenceWatch
+from speedo.master.divergence import DivergenceWatch
 from speedo.vectors.vector import Kind
 
 CLAMP = 87.3365  # Caffe: softmax_loss_layer.cpp takes the logarithm of at least FLT_MIN

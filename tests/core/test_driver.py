@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from speedo import messages
-from speedo.coordinator import Plan
-from speedo.driver import HEARTBEAT_S, Limits
+from speedo.master.coordinator import Plan
+from speedo.master.driver import HEARTBEAT_S, Limits
 from speedo.messages import Action, Command, Evaluate, Event, Snapshot
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.rules import AddDelta, AverageDeltas

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from speedo.config.run_config import make_config
-from speedo.coordinator import Plan
-from speedo.driver import Limits
+from speedo.master.coordinator import Plan
+from speedo.master.driver import Limits
 from speedo.messages import Train
 from speedo.sgd_modes.registry import make_strategy
 from speedo.simulator import SimulatedCluster, World, simulate

@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from speedo.coordinator import Coordinator, Plan
+from speedo.master.coordinator import Coordinator, Plan
 from speedo.messages import Joined, Left, Train, Trained
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.base import Strategy

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from speedo import messages
-from speedo.coordinator import Plan
-from speedo.driver import Observer
 from speedo.errors import ConfigError
+from speedo.master.coordinator import Plan
+from speedo.master.driver import Observer
 from speedo.messages import (
     Action,
     Drop,

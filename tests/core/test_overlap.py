@@ -7,8 +7,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from speedo.coordinator import Coordinator, Plan
-from speedo.deadlines import FEWEST_TURNS, HEARTBEAT_S, TurnDeadlines, TurnsUnderWay, TurnUnderWay
+from speedo.master.coordinator import Coordinator, Plan
+from speedo.master.turn_deadlines import (
+    FEWEST_TURNS,
+    HEARTBEAT_S,
+    TurnDeadlines,
+    TurnsUnderWay,
+    TurnUnderWay,
+)
 from speedo.messages import Action, Event, Joined, Left, Merge, Refused, Train, Trained
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.base import Strategy

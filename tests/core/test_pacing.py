@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from speedo.pacing import AGAIN, LEAST_S, READS, SETTLING, Pace, covered
+from speedo.master.fetch_pacing import AGAIN, LEAST_S, READS, SETTLING, Pace, covered
 from speedo.planning.flow import Shared
 
 TRANSFER_S, COMPUTE_S = 0.015, 0.024

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from speedo.coordinator import STRIKES, Coordinator, Plan
-from speedo.driver import Limits
+from speedo.master.coordinator import STRIKES, Coordinator, Plan
+from speedo.master.driver import Limits
 from speedo.messages import (
     Action,
     Event,

@@ -7,10 +7,10 @@ import pickle
 from pathlib import Path
 
 from speedo import messages
-from speedo.center import Center
-from speedo.coordinator import Coordinator, Plan
-from speedo.driver import Driver
 from speedo.engines.quadratic import QuadraticEngine
+from speedo.master.center import Center
+from speedo.master.coordinator import Coordinator, Plan
+from speedo.master.driver import Driver
 from speedo.messages import Command, Drop, Evaluate, Merge, Part, StoreTrouble, Trained
 from speedo.monitor.status import StatusBoard
 from speedo.run_dir.metrics_log import METRICS, MetricsLog

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speedo.roster import Roster
-from speedo.sharding import Resharding, Shard, Sharding, sharding_for
+from speedo.master.sharding import Resharding, Shard, Sharding, sharding_for
+from speedo.master.slots import Roster
 
 SLOTS = st.frozensets(st.integers(0, 40), min_size=1, max_size=20)
 # What may happen to a cluster: seconds pass, a worker of this slot comes or goes.

@@ -9,7 +9,7 @@ import pytest
 
 from bench.simulator import MODES, options_of
 from speedo.config.run_config import make_config
-from speedo.coordinator import Plan
+from speedo.master.coordinator import Plan
 from speedo.messages import Action, Drop, Event, Merge, Trained
 from speedo.sgd_modes.registry import make_strategy
 from speedo.simulator import Faults, Simulation, World, simulate

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speedo.supervision import AT_WORK_S, HEALTHY_S, Restarts, spread
+from speedo.master.restarts import AT_WORK_S, HEALTHY_S, Restarts, spread
 
 HOSTS = st.dictionaries(
     st.sampled_from("abcdef"), st.tuples(st.integers(0, 9), st.integers(1, 64)), min_size=1

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from speedo.coordinator import Plan
+from speedo.master.coordinator import Plan
 from speedo.messages import Action, Event, Merge
 from speedo.simulator import Faults
 from tests.cluster.commands import Commands

@@ -10,8 +10,8 @@ from typing import Any
 
 from speedo.caffe_snapshot import read_snapshot
 from speedo.config.run_config import make_config
-from speedo.driver import Cluster
 from speedo.engines.pycaffe import PycaffeEngine
+from speedo.master.driver import Cluster
 from speedo.messages import Command, Evaluate, Event, Joined, SaveState, Tested, Train
 from speedo.result import RunResult
 from speedo.run_dir.directory import create_run_dir

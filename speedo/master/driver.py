@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from speedo.center import Center
-from speedo.coordinator import Coordinator
-from speedo.deadlines import HEARTBEAT_S, TurnDeadlines, TurnsUnderWay
+from speedo.master.center import Center
+from speedo.master.coordinator import Coordinator
+from speedo.master.roles import Checkpoints, Cluster, Limits, Observer, Outcome
+from speedo.master.turn_deadlines import HEARTBEAT_S, TurnDeadlines, TurnsUnderWay
 from speedo.messages import (
     Action,
     Checkpointed,
@@ -31,7 +32,6 @@ from speedo.messages import (
     Train,
     Trained,
 )
-from speedo.roles import Checkpoints, Cluster, Limits, Observer, Outcome
 
 __all__ = ["HEARTBEAT_S", "Cluster", "Driver", "Limits", "Observer", "Outcome"]
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from speedo.errors import MissingKeyError, PayloadError
 from speedo.failpoints import reached
-from speedo.gate import NormGate
+from speedo.master.gate import NormGate
 from speedo.messages import Drop, Merge, Refused, Trained
 from speedo.sgd_modes.rules import Contribution, MergeRule
 from speedo.storage import keys

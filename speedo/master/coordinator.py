@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from speedo.books import Held, Member, Merged, Plan, Turn, crossed, drop_of
+from speedo.master.books import Held, Member, Merged, Plan, Turn, crossed, drop_of
 from speedo.messages import (
     Action,
     Decision,

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from speedo.center import Center
-from speedo.coordinator import Coordinator
 from speedo.errors import PayloadError, SpeedoError, StoreError
+from speedo.master.center import Center
+from speedo.master.coordinator import Coordinator
 from speedo.messages import Checkpointed, Left, SaveState, StateSaved
 from speedo.run_dir.checkpoint_file import Checkpoint, Counters, WorkerState, write_checkpoint
 from speedo.storage.base import Store
@@ -39,7 +39,7 @@ class _Gathering:
 
 @dataclass
 class CheckpointKeeper:
-    """Implements `speedo.roles.Checkpoints`. One every `interval_s` seconds of training; 0 means only at the end.
+    """Implements `speedo.master.roles.Checkpoints`. One every `interval_s` seconds of training; 0 means only at the end.
 
     `open_store` makes a connection for the writing thread; `fence` raises `FencedError` if another master has
     taken the run over; `server_history` is the master's own solver history, `dropped` counts results by fate.
@@ -127,7 +127,7 @@ class CheckpointKeeper:
         return [_outcome(counters, future) for counters, future in done]
 
     def deadline(self) -> float:
-        """See `speedo.roles.Checkpoints`."""
+        """See `speedo.master.roles.Checkpoints`."""
         if self._writing:
             return 0.0 if self._writing[0][1].done() else time.monotonic() + POLL_S
         if self._gathering is None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from speedo.coordinator import Coordinator
+from speedo.master.coordinator import Coordinator
 from speedo.messages import Action, Checkpointed, Command, Event, Left, SaveState, StateSaved
 
 

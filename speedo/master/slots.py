@@ -6,8 +6,8 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from speedo.master.sharding import Shard, Sharding
 from speedo.run_dir.checkpoint_file import WorkerState
-from speedo.sharding import Shard, Sharding
 
 
 @dataclass(frozen=True, slots=True)

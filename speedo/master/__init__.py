@@ -1,0 +1,1 @@
+"""The master: decides and merges."""
