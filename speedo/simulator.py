@@ -17,14 +17,14 @@ from speedo.master.center import Center
 from speedo.master.coordinator import Coordinator, Plan
 from speedo.master.driver import Driver, Limits, Observer, Outcome
 from speedo.messages import Command, Event, Joined, Left, Refused, Tested, Train, Trained
-from speedo.overlap import OverlappingWorker
 from speedo.sgd_modes.base import Strategy
 from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
 from speedo.trace import Trace
 from speedo.vectors.codecs import NO_COMPRESSION, Compression, make_codec
 from speedo.vectors.vector import Header, checksum
-from speedo.worker import Worker
+from speedo.worker.overlapping_turns import OverlappingWorker
+from speedo.worker.turn import Worker
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from speedo import failpoints
-from speedo.actors.turn_pipeline import TurnPipeline
 from speedo.engines.base import Engine
 from speedo.engines.native_failures import capture_stderr
 from speedo.errors import MissingKeyError, PayloadError, SpeedoError
@@ -24,6 +23,7 @@ from speedo.messages import SaveState, StateSaved, Train, Trained
 from speedo.settings import RunSettings
 from speedo.storage.base import Store
 from speedo.transport.channel import WorkerChannel, first_line, refusal
+from speedo.worker.turn_pipeline import TurnPipeline
 
 Argument = TypeVar("Argument")
 Answer = TypeVar("Answer")
@@ -41,7 +41,7 @@ class Ready:
 
 
 class WorkerActor:
-    """A thin shell around `speedo.worker.Worker`.
+    """A thin shell around `speedo.worker.turn.Worker`.
 
     One thread has all to do with the solver, because Caffe's settings belong to threads: the actor's own or, where
     turns overlap, the pipeline's `engine`. Such an actor has several threads.
@@ -121,9 +121,9 @@ class WorkerActor:
         from speedo.actors.stores import run_store
         from speedo.engines.caffe_import import let_others_run
         from speedo.engines.pycaffe import PycaffeEngine
-        from speedo.overlap import OverlappingWorker
         from speedo.solver import Draws, solver_for_worker
-        from speedo.worker import Worker
+        from speedo.worker.overlapping_turns import OverlappingWorker
+        from speedo.worker.turn import Worker
 
         settings = self._settings
         spec = settings.spec.on_node(self._data_root)

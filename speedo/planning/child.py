@@ -30,7 +30,7 @@ from speedo.storage.shared_memory.folder import SharedMemory
 from speedo.storage.shared_memory.store import SharedMemoryStore
 from speedo.vectors.codecs import Compression
 from speedo.vectors.vector import HEADER_BYTES, Layout, Vector, as_bytes
-from speedo.worker import Worker
+from speedo.worker.turn import Worker
 
 MARK: Final = "speedo-plan: "
 PROBLEM: Final = "speedo-problem: "

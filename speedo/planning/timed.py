@@ -23,7 +23,7 @@ from speedo.simulator import SimulatedCluster, World
 from speedo.storage.memory_store import MemoryStore
 from speedo.storage.redis.store import RECORD_BYTES
 from speedo.vectors.vector import Layout, Vector
-from speedo.worker import Worker
+from speedo.worker.turn import Worker
 
 
 class TimedCluster(SimulatedCluster):

@@ -10,16 +10,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from speedo.actors import turn_pipeline
-from speedo.actors.turn_pipeline import TurnPipeline
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.errors import MissingKeyError, PayloadError
 from speedo.messages import Train, Trained
-from speedo.overlap import OverlappingWorker
 from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
 from speedo.vectors.transfer import fetch_vector
 from speedo.vectors.vector import Kind, Vector, as_bytes, header_for
+from speedo.worker import turn_pipeline
+from speedo.worker.overlapping_turns import OverlappingWorker
+from speedo.worker.turn_pipeline import TurnPipeline
 
 WAIT_S = 30.0
 

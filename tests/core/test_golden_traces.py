@@ -17,7 +17,7 @@ from speedo.master.driver import Limits
 from speedo.messages import Train
 from speedo.sgd_modes.registry import make_strategy
 from speedo.simulator import SimulatedCluster, World, simulate
-from speedo.worker import Worker
+from speedo.worker.turn import Worker
 
 FOLDER = Path(__file__).parent / "golden"
 LINES = 60

@@ -12,7 +12,6 @@ import pytest
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.errors import PayloadError
 from speedo.messages import Train
-from speedo.overlap import OverlappingWorker
 from speedo.storage import keys
 from speedo.storage.base import Store
 from speedo.storage.memory_store import MemoryStore
@@ -20,6 +19,7 @@ from speedo.storage.shared_memory.store import SharedMemoryStore
 from speedo.vectors.codecs import NO_COMPRESSION, Compression
 from speedo.vectors.transfer import fetch_vector
 from speedo.vectors.vector import Blob, Kind, Layout, Vector, as_bytes, header_for
+from speedo.worker.overlapping_turns import OverlappingWorker
 
 BATCH = 10
 

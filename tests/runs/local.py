@@ -22,7 +22,7 @@ from speedo.storage.base import Store
 from speedo.training import Training
 from speedo.vectors.transfer import fetch_vector
 from speedo.vectors.vector import Kind, Vector
-from speedo.worker import Worker
+from speedo.worker.turn import Worker
 
 
 class LocalCluster(Cluster):

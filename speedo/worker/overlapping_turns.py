@@ -17,10 +17,10 @@ from speedo.errors import PayloadError
 from speedo.failpoints import reached
 from speedo.messages import Train, Trained
 from speedo.sgd_modes.rules import add_scaled
-from speedo.turn_buffers import COUNT, COUNT_KEPT, TurnBuffer, TurnBuffers
 from speedo.vectors.transfer import Seen, fetch_vector, look_at_vector
 from speedo.vectors.vector import Blob, Kind, Vector
-from speedo.worker import Worker, needs_center
+from speedo.worker.turn import Worker, needs_center
+from speedo.worker.turn_buffers import COUNT, COUNT_KEPT, TurnBuffer, TurnBuffers
 
 
 @dataclass(frozen=True, slots=True)

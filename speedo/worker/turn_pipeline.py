@@ -8,7 +8,7 @@ from typing import Final
 
 from speedo.errors import PayloadError
 from speedo.messages import Train, Trained
-from speedo.overlap import OverlappingWorker
+from speedo.worker.overlapping_turns import OverlappingWorker
 
 ORDER_S: Final = 30.0  # within which a turn that was sent before another must have come, too
 
