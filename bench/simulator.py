@@ -15,7 +15,7 @@ from speedo.config.run_config import make_config
 from speedo.master.coordinator import Plan
 from speedo.messages import Action, Drop, Event, Merge, StopAsked
 from speedo.sgd_modes.registry import make_strategy
-from speedo.simulator import SimulatedCluster, simulate
+from speedo.simulation.simulator import SimulatedCluster, simulate
 
 MODES = ("sync", "async", "partial", "weed-out", "easgd", "hybrid")
 BATCH = 10

@@ -19,7 +19,7 @@ from speedo.planning.calibration import Calibration, Passage, Transport
 from speedo.planning.flow import Job, Queue, Shared, Then, chain, pause, together
 from speedo.planning.site import Site
 from speedo.sgd_modes.rules import MergeRule
-from speedo.simulator import SimulatedCluster, World
+from speedo.simulation.simulator import SimulatedCluster, World
 from speedo.storage.memory_store import MemoryStore
 from speedo.storage.redis.store import RECORD_BYTES
 from speedo.vectors.vector import Layout, Vector

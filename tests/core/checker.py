@@ -31,7 +31,7 @@ from speedo.messages import (
     Train,
     Trained,
 )
-from speedo.simulator import SimulatedCluster, Simulation
+from speedo.simulation.simulator import SimulatedCluster, Simulation
 from tests.core.mode_checks import ModeCheck, mode_check
 from tests.core.replica import Replica, kind_of, rate_of
 from tests.core.rules_of_a_run import KINDS, Rules, Turn, Violation

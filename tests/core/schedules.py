@@ -17,8 +17,8 @@ from speedo.master.coordinator import Plan
 from speedo.master.driver import HEARTBEAT_S, Limits
 from speedo.messages import Event, Left, StopAsked
 from speedo.sgd_modes.registry import make_strategy
-from speedo.simulator import Faults, SimulatedCluster, World, simulate
-from speedo.trace import Trace
+from speedo.simulation.simulator import Faults, SimulatedCluster, World, simulate
+from speedo.simulation.trace import Trace
 from speedo.vectors.codecs import NO_COMPRESSION, Compression
 from speedo.vectors.vector import Vector
 from tests.core.checker import Checker

@@ -12,7 +12,7 @@ from speedo.config.run_config import make_config
 from speedo.master.coordinator import Plan
 from speedo.messages import Drop, Merge
 from speedo.sgd_modes.registry import make_strategy
-from speedo.simulator import Simulation, World, simulate
+from speedo.simulation.simulator import Simulation, World, simulate
 from speedo.vectors.vector import Vector
 from tests.core.replica import GRADIENT_LR
 

@@ -14,7 +14,7 @@ from speedo.messages import Action, Command, Evaluate, Event, Snapshot
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.rules import AddDelta, AverageDeltas
 from speedo.sgd_modes.synchronous import Synchronous
-from speedo.simulator import SimulatedCluster, Simulation, World, simulate
+from speedo.simulation.simulator import SimulatedCluster, Simulation, World, simulate
 
 
 def run(plan: Plan, **options: Any) -> Simulation:

@@ -16,7 +16,7 @@ from speedo.master.coordinator import Plan
 from speedo.master.driver import Limits
 from speedo.messages import Train
 from speedo.sgd_modes.registry import make_strategy
-from speedo.simulator import SimulatedCluster, World, simulate
+from speedo.simulation.simulator import SimulatedCluster, World, simulate
 from speedo.worker.turn import Worker
 
 FOLDER = Path(__file__).parent / "golden"

@@ -35,7 +35,7 @@ from speedo.run_dir.directory import create_run_dir
 from speedo.run_dir.metrics_log import MetricsLog
 from speedo.sgd_modes.rules import AddDelta
 from speedo.sgd_modes.weed_out import WeedOut
-from speedo.simulator import Faults, World, simulate
+from speedo.simulation.simulator import Faults, World, simulate
 from speedo.vectors.vector import Kind
 
 

@@ -26,9 +26,9 @@ from speedo.sgd_modes.easgd import easgd
 from speedo.sgd_modes.hybrid import Hybrid, Phase
 from speedo.sgd_modes.rules import AddDelta, AverageDeltas
 from speedo.sgd_modes.synchronous import Synchronous
-from speedo.simulator import Faults, SimulatedCluster, Simulation, World, simulate
+from speedo.simulation.simulator import Faults, SimulatedCluster, Simulation, World, simulate
+from speedo.simulation.trace import Trace
 from speedo.storage import keys
-from speedo.trace import Trace
 
 
 def run(strategy: Strategy, plan: Plan, **options: Any) -> tuple[Simulation, list[str]]:

@@ -16,7 +16,7 @@ from speedo.monitor.status import StatusBoard
 from speedo.run_dir.metrics_log import METRICS, MetricsLog
 from speedo.sgd_modes.rules import AverageDeltas
 from speedo.sgd_modes.synchronous import Synchronous
-from speedo.simulator import SimulatedCluster, World
+from speedo.simulation.simulator import SimulatedCluster, World
 from speedo.storage.memory_store import MemoryStore
 
 

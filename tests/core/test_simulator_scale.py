@@ -12,7 +12,7 @@ from speedo.config.run_config import make_config
 from speedo.master.coordinator import Plan
 from speedo.messages import Action, Drop, Event, Merge, Trained
 from speedo.sgd_modes.registry import make_strategy
-from speedo.simulator import Faults, Simulation, World, simulate
+from speedo.simulation.simulator import Faults, Simulation, World, simulate
 
 BATCH = 10
 FAULTS = Faults(die=0.02, lose=0.01, repeat=0.05, late=0.02, poison=0.02, leave=0.02, fail=0.02,

@@ -11,7 +11,7 @@ import pytest
 
 from speedo.master.coordinator import Plan
 from speedo.messages import Action, Event, Merge
-from speedo.simulator import Faults
+from speedo.simulation.simulator import Faults
 from tests.cluster.commands import Commands
 from tests.core.schedules import Schedule
 from tests.core.schedules import run as simulate

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from speedo.master.coordinator import Plan
-from speedo.simulator import Faults
+from speedo.simulation.simulator import Faults
 from tests.cluster.commands import Commands
 from tests.core.schedules import Schedule
 from tests.core.schedules import run as simulate

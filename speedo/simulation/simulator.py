@@ -18,9 +18,9 @@ from speedo.master.coordinator import Coordinator, Plan
 from speedo.master.driver import Driver, Limits, Observer, Outcome
 from speedo.messages import Command, Event, Joined, Left, Refused, Tested, Train, Trained
 from speedo.sgd_modes.base import Strategy
+from speedo.simulation.trace import Trace
 from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
-from speedo.trace import Trace
 from speedo.vectors.codecs import NO_COMPRESSION, Compression, make_codec
 from speedo.vectors.vector import Header, checksum
 from speedo.worker.overlapping_turns import OverlappingWorker
