@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from speedo.result import RunResult
+    from speedo.run.result import RunResult
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "train"]

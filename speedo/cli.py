@@ -36,7 +36,7 @@ NO_FILES: Final = (errno.EMFILE, errno.ENFILE)
 MISPLACED: Final = 4  # the status of a run whose outputs are not all in its directory
 
 if TYPE_CHECKING:  # what a run needs takes a second to import, and a mistake is told before
-    from speedo.result import RunResult
+    from speedo.run.result import RunResult
 
 
 _NOBODY_READS: Final = (errno.EPIPE, errno.EIO)  # `| head`, a closed terminal

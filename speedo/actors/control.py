@@ -18,7 +18,7 @@ from speedo.errors import ClusterError, SpeedoError
 from speedo.monitor.console import Watch
 from speedo.monitor.control_socket import Asked, ControlServer, plain
 from speedo.monitor.status import Status
-from speedo.preparation import Prepared
+from speedo.run.prepare import Prepared
 from speedo.transport.channel import first_line
 
 ANSWER_S: Final = 20.0

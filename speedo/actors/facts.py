@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import speedo
 from speedo.actors import session
-from speedo.preparation import Prepared
+from speedo.run.prepare import Prepared
 
 NAMESPACE: Final = b"speedo"
 FACTS: Final = b"facts"

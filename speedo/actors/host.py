@@ -20,7 +20,7 @@ from speedo.actors.seat import Seat, started, warm
 from speedo.actors.worker import Ready
 from speedo.errors import SpeedoError
 from speedo.master.slots import Assignment
-from speedo.settings import RunSettings
+from speedo.run.settings import RunSettings
 from speedo.transport.channel import first_line
 
 WATCH_S: Final = 0.25  # how often the workers' processes are looked at

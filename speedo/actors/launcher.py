@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, Final
 from speedo.actors import session
 from speedo.actors.ports import redis_port, require_free_port
 from speedo.actors.signals import stop_signals
-from speedo.actors.stores import this_machine
 from speedo.config.run_config import RunConfig
 from speedo.engines.record_watch import RecordWatch
 from speedo.errors import EngineError, SpeedoError, StoreError
 from speedo.monitor.console import Watch
-from speedo.preparation import Prepared, check_nets, checked_records, prepare
-from speedo.result import RunResult
+from speedo.run.open_store import this_machine
+from speedo.run.prepare import Prepared, check_nets, checked_records, prepare
+from speedo.run.result import RunResult
+from speedo.run.scratch import scratch_folder
+from speedo.run.settings import Near, RunSettings
 from speedo.run_dir.checkpoint_file import checkpoints_in
 from speedo.run_dir.directory import LOGS, discard_run_dir
 from speedo.run_dir.resume import CHECKPOINTS, Resumed, claim, owned
-from speedo.scratch import scratch_folder
-from speedo.settings import Near, RunSettings
 from speedo.storage.redis.errors import clients_of
 from speedo.storage.redis.server import MAX_CLIENTS, PrivateRedis
 from speedo.storage.redis.store import RedisStore

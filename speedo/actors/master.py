@@ -12,30 +12,30 @@ from speedo.actors.cluster import RayCluster
 from speedo.actors.orders import Orders
 from speedo.actors.seat import started
 from speedo.actors.spawn import spawn
-from speedo.actors.stores import by_shared_memory, redis_store, run_store
 from speedo.actors.supervisor import Supervisor
 from speedo.actors.tester import TesterActor
 from speedo.actors.worker import Ready
-from speedo.caffe_snapshot import SUFFIX, CaffeSnapshot, read_snapshot
 from speedo.config.run_config import RunConfig
 from speedo.errors import ClusterError, StoreError
 from speedo.master.fetch_pacing import Pace
 from speedo.master.slots import Assignment
 from speedo.messages import StoreTrouble
 from speedo.monitor.status import Status
-from speedo.result import RunResult
+from speedo.run.caffe_snapshot import SUFFIX, CaffeSnapshot, read_snapshot
+from speedo.run.open_store import by_shared_memory, redis_store, run_store
+from speedo.run.result import RunResult
+from speedo.run.settings import RunSettings
+from speedo.run.training import Training
 from speedo.run_dir.checkpoint_file import Checkpoint, read_checkpoint
 from speedo.run_dir.directory import LOGS
-from speedo.settings import RunSettings
 from speedo.storage import keys
 from speedo.storage.tiered_store import NearFirstStore
-from speedo.training import Training
 
 NAME = "master"
 
 
 class MasterActor:
-    """A thin shell around `speedo.training.Training`."""
+    """A thin shell around `speedo.run.training.Training`."""
 
     def __init__(
         self,

@@ -14,12 +14,12 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from speedo.actors.cluster import death_cause
 from speedo.actors.deaths import cause_in, memory_kills, silent_death, size_of
 from speedo.actors.spawn import spawn
-from speedo.actors.stores import overlaps
 from speedo.actors.worker import Ready, WorkerActor, scratch_of
 from speedo.errors import EngineError, SpeedoError
 from speedo.master.restarts import Restarts
 from speedo.master.slots import Assignment
-from speedo.settings import RunSettings
+from speedo.run.open_store import overlaps
+from speedo.run.settings import RunSettings
 from speedo.transport.channel import first_line
 
 START_S: Final = 120.0  # building a solver may take this long

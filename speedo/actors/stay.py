@@ -28,8 +28,8 @@ from speedo.actors import session
 from speedo.actors.lifeline import Lifeline
 from speedo.errors import ClusterError, EngineError, SpeedoError
 from speedo.monitor.status import Status
-from speedo.preparation import make_dataset, preparable_dataset
-from speedo.scratch import scratch_folder
+from speedo.run.prepare import make_dataset, preparable_dataset
+from speedo.run.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from speedo.actors.host import WorkerHost

@@ -18,7 +18,7 @@ from speedo.errors import ClusterError, ConfigError, SpeedoError
 from speedo.master.restarts import spread
 from speedo.master.sharding import Resharding, sharding_for
 from speedo.master.slots import Assignment
-from speedo.training import Training
+from speedo.run.training import Training
 from speedo.transport.channel import first_line
 
 SILENT_S: Final = (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from speedo.engines.native_failures import capture_stderr
 from speedo.failpoints import reached
-from speedo.settings import RunSettings
+from speedo.run.settings import RunSettings
 
 
 class TesterActor:
@@ -40,7 +40,7 @@ class TesterActor:
 
     def connect(self, redis_url: str) -> None:
         """Centers are read from there; before the first `evaluate`."""
-        from speedo.actors.stores import run_store
+        from speedo.run.open_store import run_store
 
         self._store = run_store(redis_url, self._settings)
 

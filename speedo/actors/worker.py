@@ -20,7 +20,7 @@ from speedo.engines.native_failures import capture_stderr
 from speedo.errors import MissingKeyError, PayloadError, SpeedoError
 from speedo.master.slots import Assignment
 from speedo.messages import SaveState, StateSaved, Train, Trained
-from speedo.settings import RunSettings
+from speedo.run.settings import RunSettings
 from speedo.storage.base import Store
 from speedo.transport.channel import WorkerChannel, first_line, refusal
 from speedo.worker.turn_pipeline import TurnPipeline
@@ -74,7 +74,7 @@ class WorkerActor:
 
         `master` is told when the store is waited for.
         """
-        from speedo.actors.stores import overlaps
+        from speedo.run.open_store import overlaps
 
         capture_stderr(log)
         failpoints.i_am_worker(place.worker)
@@ -96,7 +96,7 @@ class WorkerActor:
         return self._ready(self._begin(place))
 
     def _ready(self, engine: Engine) -> Ready:
-        from speedo.actors.stores import is_near
+        from speedo.run.open_store import is_near
 
         near = is_near(self._settings.near)
         overlaps = self._pipeline is not None
@@ -118,9 +118,9 @@ class WorkerActor:
         return self._ready(engine)
 
     def _begin(self, place: Assignment) -> Engine:
-        from speedo.actors.stores import run_store
         from speedo.engines.caffe_import import let_others_run
         from speedo.engines.pycaffe import PycaffeEngine
+        from speedo.run.open_store import run_store
         from speedo.solver import Draws, solver_for_worker
         from speedo.worker.overlapping_turns import OverlappingWorker
         from speedo.worker.turn import Worker
@@ -171,7 +171,7 @@ class WorkerActor:
 
     def _store_trouble(self, trouble: str | None) -> None:
         """Say in the own log, and to the master without waiting for it, why the store is waited for."""
-        from speedo.actors.stores import log_trouble
+        from speedo.run.open_store import log_trouble
 
         log_trouble(trouble)
         if self._master is not None:
@@ -223,7 +223,7 @@ class WorkerActor:
         return self._by_engine(self._save_state, command)
 
     def _save_state(self, command: SaveState) -> StateSaved:
-        from speedo.actors.stores import run_store
+        from speedo.run.open_store import run_store
         from speedo.vectors.history_transfer import put_history
 
         worker, place, settings = self._worker, self._place, self._settings

@@ -11,7 +11,7 @@ from speedo.data import default_data_root
 from speedo.planning.calibration import Calibration
 from speedo.planning.measure import Effort, measure
 from speedo.planning.prediction import HYBRID
-from speedo.preparation import SOLVER_VARIABLE, make_dataset, preparable_dataset
+from speedo.run.prepare import SOLVER_VARIABLE, make_dataset, preparable_dataset
 from speedo.solver import SolverOverrides, check_solver, read_solver
 from speedo.solver.bundled import bundled_solver
 from speedo.vectors.codecs import NO_COMPRESSION, Compression

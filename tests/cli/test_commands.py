@@ -16,8 +16,8 @@ import speedo
 from speedo.cli import main
 from speedo.config.run_config import RunConfig
 from speedo.errors import ConfigError
-from speedo.preparation import prepare
-from speedo.result import RunResult
+from speedo.run.prepare import prepare
+from speedo.run.result import RunResult
 from tests.data.makers import idx_folder
 from tests.engines.nets import net_text, write_data, write_solver
 

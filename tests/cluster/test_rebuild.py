@@ -18,7 +18,7 @@ from speedo.engines.native_failures import restore_stderr
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.master.sharding import Sharding
 from speedo.master.slots import Roster
-from speedo.settings import RunSettings
+from speedo.run.settings import RunSettings
 from speedo.solver import read_solver
 from tests.engines.nets import net_text, write_data, write_solver
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from speedo.caffe_snapshot import read_snapshot
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.net_trial import CaffeFacts, check_in_subprocess
 from speedo.engines.weights_check import check_weights
 from speedo.errors import ConfigError, SolverError
+from speedo.run.caffe_snapshot import read_snapshot
 from speedo.solver import Draws, SolverSpec, read_solver, solver_for_worker
 from tests.engines.nets import net_text, write_solver
 

@@ -8,18 +8,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from speedo.caffe_snapshot import read_snapshot
 from speedo.config.run_config import make_config
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.master.driver import Cluster
 from speedo.messages import Command, Evaluate, Event, Joined, SaveState, Tested, Train
-from speedo.result import RunResult
+from speedo.run.caffe_snapshot import read_snapshot
+from speedo.run.result import RunResult
+from speedo.run.settings import RunSettings
+from speedo.run.training import Training
 from speedo.run_dir.directory import create_run_dir
-from speedo.settings import RunSettings
 from speedo.solver import read_solver, solver_for_tester, solver_for_worker
 from speedo.storage import keys
 from speedo.storage.base import Store
-from speedo.training import Training
 from speedo.vectors.transfer import fetch_vector
 from speedo.vectors.vector import Kind, Vector
 from speedo.worker.turn import Worker

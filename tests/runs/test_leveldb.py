@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from speedo.config.run_config import make_config
-from speedo.preparation import prepare
+from speedo.run.prepare import prepare
 from speedo.storage.memory_store import MemoryStore
 from tests.cluster.commands import Commands, commands
 from tests.engines.siamese import write_siamese

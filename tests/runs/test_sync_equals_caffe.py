@@ -21,7 +21,7 @@ from speedo.config.run_config import make_config
 from speedo.data import ensure_bundled
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.parameters import Parameters
-from speedo.preparation import prepare
+from speedo.run.prepare import prepare
 from speedo.solver import split_batch
 from speedo.solver.bundled import bundled_solver
 from speedo.storage.redis.server import PrivateRedis

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from speedo.caffe_snapshot import CaffeSnapshot
 from speedo.config.run_config import RunConfig
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.errors import CheckpointError, EngineError, FencedError, StoreError, TrainingStopped
@@ -24,12 +23,13 @@ from speedo.master.roles import Observers
 from speedo.master.slots import Roster
 from speedo.messages import Event
 from speedo.monitor.status import Status, StatusBoard
-from speedo.outputs import config_for_people, hand_over
-from speedo.result import RunResult, accuracy_of
+from speedo.run.caffe_snapshot import CaffeSnapshot
+from speedo.run.outputs import config_for_people, hand_over
+from speedo.run.result import RunResult, accuracy_of
+from speedo.run.settings import RunSettings
 from speedo.run_dir import metrics_log as runlog
 from speedo.run_dir.checkpoint_file import Checkpoint
 from speedo.run_dir.resume import CHECKPOINTS, Fence
-from speedo.settings import RunSettings
 from speedo.sgd_modes.registry import make_strategy, needs_update
 from speedo.solver import solver_for_server
 from speedo.storage import keys

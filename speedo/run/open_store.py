@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from speedo.settings import Near, RunSettings
+from speedo.run.settings import Near, RunSettings
 from speedo.storage.base import Store
 from speedo.storage.redis.store import RedisStore
 from speedo.storage.redis.url import url_by_socket

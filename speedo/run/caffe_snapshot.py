@@ -15,8 +15,8 @@ from google.protobuf.message import DecodeError
 
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.errors import ConfigError
+from speedo.run.settings import RunSettings
 from speedo.run_dir.checkpoint_file import Checkpoint, Counters, WorkerState
-from speedo.settings import RunSettings
 from speedo.solver.proto import caffe_proto
 from speedo.system.files import problem_with_name, read_bytes
 

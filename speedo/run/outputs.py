@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from speedo.config.run_config import RunConfig
-from speedo.result import RunResult, result_fields
+from speedo.run.result import RunResult, result_fields
 from speedo.run_dir import metrics_log as runlog
 from speedo.run_dir.rescue import Rescue
 

@@ -10,14 +10,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from speedo.caffe_snapshot import SUFFIX as CAFFE_SUFFIX
-from speedo.caffe_snapshot import CaffeSnapshot, read_snapshot
 from speedo.config.run_config import ModeOptions, RunConfig
 from speedo.data import default_data_root, ensure_bundled
 from speedo.data.roots import cache_root
 from speedo.engines.net_trial import CaffeFacts, check_in_subprocess
 from speedo.engines.weights_check import check_weights
 from speedo.errors import ConfigError, StoreError
+from speedo.run.caffe_snapshot import SUFFIX as CAFFE_SUFFIX
+from speedo.run.caffe_snapshot import CaffeSnapshot, read_snapshot
 from speedo.run_dir.directory import check_run_dir, create_run_dir
 from speedo.run_dir.resume import Resumed, find_run
 from speedo.solver import (
