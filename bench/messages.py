@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from speedo.actors import session
+from speedo.actors.ray_node import session
 from speedo.messages import Train, Trained
 from speedo.token import new_token
 from speedo.transport.channel import Channels, WorkerChannel

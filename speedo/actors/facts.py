@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import speedo
-from speedo.actors import session
+from speedo.actors.ray_node import session
 from speedo.run.prepare import Prepared
 
 NAMESPACE: Final = b"speedo"

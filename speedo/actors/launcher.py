@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from speedo.actors import session
-from speedo.actors.ports import redis_port, require_free_port
+from speedo.actors.ray_node import session
+from speedo.actors.ray_node.ports import redis_port, require_free_port
 from speedo.actors.signals import stop_signals
 from speedo.config.run_config import RunConfig
 from speedo.engines.record_watch import RecordWatch
@@ -186,7 +186,7 @@ def _redis(
 def _spawn_master(prepared: Prepared, settings: RunSettings, scratch: Path) -> Any:
     """The master actor, which begins to build its engine."""
     from speedo.actors.master import NAME, MasterActor
-    from speedo.actors.spawn import spawn
+    from speedo.actors.ray_node.spawn import spawn
 
     return spawn(
         MasterActor,

@@ -10,8 +10,8 @@ from typing import Any
 
 from speedo.actors.cluster import RayCluster
 from speedo.actors.orders import Orders
+from speedo.actors.ray_node.spawn import spawn
 from speedo.actors.seat import started
-from speedo.actors.spawn import spawn
 from speedo.actors.supervisor import Supervisor
 from speedo.actors.tester import TesterActor
 from speedo.actors.worker import Ready

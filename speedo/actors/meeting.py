@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from speedo.actors.session import clean_environment
+from speedo.actors.ray_node.session import clean_environment
 from speedo.errors import ClusterError
 
 LOOK_S = 0.3

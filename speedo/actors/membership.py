@@ -17,8 +17,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
-from speedo.actors import session
 from speedo.actors.meeting import wait_for_master
+from speedo.actors.ray_node import session
 from speedo.actors.signals import stop_signals
 from speedo.actors.stay import LEAVE_S, Crashed, Ending, Failed, Lost, Over, Request, Stopped
 from speedo.data import default_data_root

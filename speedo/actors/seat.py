@@ -13,7 +13,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 
 from speedo.actors.cluster import death_cause
 from speedo.actors.deaths import cause_in, memory_kills, silent_death, size_of
-from speedo.actors.spawn import spawn
+from speedo.actors.ray_node.spawn import spawn
 from speedo.actors.worker import Ready, WorkerActor, scratch_of
 from speedo.errors import EngineError, SpeedoError
 from speedo.master.restarts import Restarts

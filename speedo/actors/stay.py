@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import psutil
 
 import speedo
-from speedo.actors import session
 from speedo.actors.lifeline import Lifeline
+from speedo.actors.ray_node import session
 from speedo.errors import ClusterError, EngineError, SpeedoError
 from speedo.monitor.status import Status
 from speedo.run.prepare import make_dataset, preparable_dataset

@@ -17,7 +17,7 @@ from typing import Final
 import psutil
 
 import speedo
-from speedo.actors.session import OBJECT_STORE_BYTES, RAY_FOLDER, STORE_SOCKET
+from speedo.actors.ray_node.session import OBJECT_STORE_BYTES, RAY_FOLDER, STORE_SOCKET
 from speedo.doctor.base import Finding, Request, fail, ok, size, warn
 from speedo.system.private_folders import unsafe
 

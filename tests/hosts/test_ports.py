@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from speedo.actors import session
-from speedo.actors.ports import BLOCK, master_ports, member_ports, redis_port
+from speedo.actors.ray_node import session
+from speedo.actors.ray_node.ports import BLOCK, master_ports, member_ports, redis_port
 from speedo.errors import ClusterError
 
 pytestmark = pytest.mark.ray
@@ -48,7 +48,7 @@ def test_on_loopback_all_but_the_masters_own_port_are_free_ones(base: int | None
 def test_a_taken_service_port_is_named_and_a_taken_process_port_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("speedo.actors.ports.LINGER_S", 0.3)
+    monkeypatch.setattr("speedo.actors.ray_node.ports.LINGER_S", 0.3)
     with socket.create_server((address(), BASE + 44)), master_ports(address(), BASE) as ports:
         assert ports.processes is not None
         assert BASE + 44 not in ports.processes

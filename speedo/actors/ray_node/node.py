@@ -16,10 +16,10 @@ from ray._private.node import Node
 from ray._private.parameter import RayParams
 from ray.job_config import JobConfig
 
-from speedo.actors.idle_agent import idle_agents
-from speedo.actors.node_keeper import kept
-from speedo.actors.ports import Ports
-from speedo.actors.session import OBJECT_STORE_BYTES, RAY_FOLDER, STORE_SOCKET
+from speedo.actors.ray_node.agent_stub import idle_agents
+from speedo.actors.ray_node.cleanup import kept
+from speedo.actors.ray_node.ports import Ports
+from speedo.actors.ray_node.session import OBJECT_STORE_BYTES, RAY_FOLDER, STORE_SOCKET
 from speedo.errors import ClusterError
 from speedo.system.background_process import deaf_children
 

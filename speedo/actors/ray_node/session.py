@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Final
 
-from speedo.actors import ports
+from speedo.actors.ray_node import ports
 from speedo.errors import ClusterError
 from speedo.system.private_folders import make_private_folder
 
@@ -108,7 +108,7 @@ def head(token: str, host: str, port: int | None) -> Iterator[Callable[[], str |
     address = ports.resolved(host)
     with ExitStack() as stack:
         held = stack.enter_context(ports.master_ports(address, port))
-        from speedo.actors.node import dead_process, ray_node
+        from speedo.actors.ray_node.node import dead_process, ray_node
 
         folder = _ray_folder(stack)
         node = stack.enter_context(ray_node(address, held, folder))
@@ -127,7 +127,7 @@ def member(token: str, master: str, folder: str | None = None) -> Iterator[int |
     address = ports.resolved(host.strip("[]"))
     gcs = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
     with ExitStack() as stack:
-        from speedo.actors.node import ray_node, sentence
+        from speedo.actors.ray_node.node import ray_node, sentence
 
         process = None
         ours = address
@@ -153,7 +153,7 @@ def _connected(gcs: str, address: str) -> Iterator[None]:
     import ray
     from ray._private import worker
 
-    from speedo.actors.node import OwnCodeOnly, take_addresses_literally
+    from speedo.actors.ray_node.node import OwnCodeOnly, take_addresses_literally
 
     take_addresses_literally()
     ray.init(

@@ -1,0 +1,1 @@
+"""All that bends Ray: its node, its ports, its session."""
