@@ -175,7 +175,7 @@ def worker(
     address: str, workers: int, timeout: float, data_root: Path | None, token_file: Path | None
 ) -> None:
     """Join a master with one or more workers, and leave when its run ends."""
-    from speedo.actors.membership import serve_worker
+    from speedo.actors.join.worker_command import serve_worker
     from speedo.doctor import Request, require
 
     request = Request(master=with_port(address), workers=workers)

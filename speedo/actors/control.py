@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 import speedo
-from speedo.actors import facts
+from speedo.actors.join import advertised_facts as facts
 from speedo.bounds import said
 from speedo.config.run_config import LARGEST_WORKERS
 from speedo.errors import ClusterError, SpeedoError

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import speedo
-from speedo.actors.facts import read_facts
-from speedo.actors.meeting import wait_for_master
+from speedo.actors.join.advertised_facts import read_facts
+from speedo.actors.join.find_master import wait_for_master
 from speedo.actors.ray_node import ports
 from speedo.doctor.base import Finding, Request, fail, ok, warn
 from speedo.errors import ClusterError, SpeedoError

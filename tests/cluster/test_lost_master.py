@@ -37,7 +37,7 @@ def test_a_start_on_one_machine_ends_with_a_sentence(tmp_path: Path) -> None:
 def test_a_host_that_joins_takes_it_for_a_lost_master_and_a_bug_for_a_bug() -> None:
     from ray.exceptions import RayTaskError
 
-    from speedo.actors.stay import _ray_lost_the_master
+    from speedo.actors.join.session_process import _ray_lost_the_master
 
     for error, _ in errors_of_ray():
         assert _ray_lost_the_master(error) == type(error).__name__
@@ -48,7 +48,7 @@ def test_a_host_that_joins_takes_it_for_a_lost_master_and_a_bug_for_a_bug() -> N
 def test_a_worker_says_that_nobody_answers_behind_an_open_port(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from speedo.actors import meeting
+    from speedo.actors.join import find_master as meeting
 
     # Ray's own try to be answered takes twenty seconds.
     monkeypatch.setattr(meeting, "_probe", lambda *_: (None, "DEADLINE_EXCEEDED"))

@@ -17,10 +17,19 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
-from speedo.actors.meeting import wait_for_master
+from speedo.actors.join.find_master import wait_for_master
+from speedo.actors.join.session_process import (
+    LEAVE_S,
+    Crashed,
+    Ending,
+    Failed,
+    Lost,
+    Over,
+    Request,
+    Stopped,
+)
 from speedo.actors.ray_node import session
 from speedo.actors.signals import stop_signals
-from speedo.actors.stay import LEAVE_S, Crashed, Ending, Failed, Lost, Over, Request, Stopped
 from speedo.data import default_data_root
 from speedo.errors import ClusterError, EngineError
 from speedo.monitor.console import Watch
@@ -104,7 +113,13 @@ def _stay(request: Request, watch: Watch) -> Over | Lost | Failed | str:
     with stop_signals() as stopped, ours, open(request.logs / "host.log", "wb") as log:
         with theirs:
             child = start_in_background(
-                [sys.executable, "-P", "-m", "speedo.actors.stay", str(theirs.fileno())],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "speedo.actors.join.session_process",
+                    str(theirs.fileno()),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from speedo.actors.meeting import connection_to
+from speedo.actors.join.find_master import connection_to
 
 LOOK_S: Final = 1.0
 ANSWER_S: Final = 2.0

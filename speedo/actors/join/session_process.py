@@ -1,4 +1,4 @@
-"""One stay of a host in a cluster, as a process of its own: `python -m speedo.actors.stay DESCRIPTOR`.
+"""One stay of a host in a cluster, as a process of its own: `python -m speedo.actors.join.session_process DESCRIPTOR`.
 
 Ray's native core may end a process whose master is gone, and belongs to one cluster for good. So `membership`
 runs each stay in a child, and speaks with it over a connection: the `Request` goes in, then perhaps the name of
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import psutil
 
 import speedo
-from speedo.actors.lifeline import Lifeline
+from speedo.actors.join.master_monitor import Lifeline
 from speedo.actors.ray_node import session
 from speedo.errors import ClusterError, EngineError, SpeedoError
 from speedo.monitor.status import Status
@@ -274,7 +274,9 @@ def _say_farewell(master: Any, name: str) -> None:
 
 
 if __name__ == "__main__":
-    from speedo.actors.stay import Stay as ImportedStay  # endings are told under this module's name
+    from speedo.actors.join.session_process import (
+        Stay as ImportedStay,  # endings are told under this module's name
+    )
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     ImportedStay(Connection(int(sys.argv[1]))).serve()

@@ -113,7 +113,7 @@ def _minor(version: str) -> list[str]:
 
 def _probe(address: str, token: str) -> tuple[dict[str, Any] | None, str]:
     child = subprocess.Popen(
-        [sys.executable, "-P", "-m", "speedo.actors.probe", address],
+        [sys.executable, "-P", "-m", "speedo.actors.join.version_probe", address],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

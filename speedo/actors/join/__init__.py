@@ -1,0 +1,1 @@
+"""How a machine finds, joins and keeps a master."""
