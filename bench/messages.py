@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from speedo.actors.ray_node import session
+from speedo.actors.token import new_token
 from speedo.messages import Train, Trained
-from speedo.token import new_token
 from speedo.transport.channel import Channels, WorkerChannel
 from speedo.transport.event_queue import Inbox
 from speedo.vectors.vector import Kind

@@ -23,5 +23,5 @@ rm -rf "$site"/ray/jars "$site"/ray/rllib "$site"/ray/dashboard/client
 "$venv/bin/pip" uninstall --yes setuptools pip
 
 cd /
-"$venv/bin/python" -c 'import ray, ray.scripts.scripts, speedo.actors.launcher'
+"$venv/bin/python" -c 'import ray, ray.scripts.scripts, speedo.actors.launch'
 "$venv/bin/speedo" --version

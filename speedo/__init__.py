@@ -25,7 +25,7 @@ def train(
     `options` are those of `speedo train`, with underscores: `max_iter`, `moving_rate`, `run_dir`, ... .
     Raises `SpeedoError` with what is wrong and what to change.
     """
-    from speedo.actors.launcher import train as launch
+    from speedo.actors.launch import train as launch
     from speedo.config.run_config import make_config
     from speedo.doctor import require_for
     from speedo.monitor.console import Quiet

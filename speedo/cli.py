@@ -121,7 +121,7 @@ def train(**options: Any) -> None:
     """
 
     def launch(config: RunConfig, watch: Progress) -> RunResult:
-        from speedo.actors import launcher
+        from speedo.actors import launch as launcher
 
         return launcher.train(config, watch)
 
@@ -138,7 +138,7 @@ def master(token_file: Path | None, **options: Any) -> None:
     """
 
     def launch(config: RunConfig, watch: Progress) -> RunResult:
-        from speedo.actors import launcher
+        from speedo.actors import launch as launcher
 
         return launcher.serve_master(config, watch, token_file)
 

@@ -202,7 +202,7 @@ def test_every_room_has_its_layer() -> None:
         ("coordinator", "from speedo.storage.base import Store", "coordinator imports storage.base"),
         ("driver", "def f():\n    import time", "driver imports time"),
         ("sgd_modes.new", "from random import random", "sgd_modes.new imports random"),
-        ("simulator", "from speedo.actors.cluster import RayCluster", "simulator imports actors.cluster"),
+        ("simulator", "from speedo.actors.ray_cluster import RayCluster", "simulator imports actors.cluster"),
         ("center", "from speedo.master.coordinator import Plan", "center imports coordinator"),
         ("training", "import ray", "training imports ray, which only ['actors'] may"),
         ("actors.new", "import redis.client", "actors.new imports redis, which only ['storage.redis_store'] may"),

@@ -10,12 +10,12 @@ import speedo
 from speedo.actors.join.advertised_facts import read_facts
 from speedo.actors.join.find_master import wait_for_master
 from speedo.actors.ray_node import ports
+from speedo.actors.token import TOKEN_VARIABLE, load_token, token_file
 from speedo.doctor.base import Finding, Request, fail, ok, warn
 from speedo.errors import ClusterError, SpeedoError
 from speedo.storage.redis.errors import clients_of
 from speedo.storage.redis.store import RedisStore
 from speedo.storage.redis.url import url_with_password
-from speedo.token import TOKEN_VARIABLE, load_token, token_file
 
 REACH_S: Final = 4.0  # a master that is there answers at once; whoever waits is told so
 LARGEST_SKEW_S: Final = 2.0

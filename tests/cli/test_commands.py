@@ -125,7 +125,7 @@ OPTIONS = (
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
     """The configurations of the runs that `train` would have started."""
-    from speedo.actors import launcher
+    from speedo.actors import launch as launcher
 
     seen: list[RunConfig] = []
 

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from speedo.actors import launcher
+from speedo.actors import launch as launcher
 from speedo.actors.join import worker_command as membership
 from speedo.cli import main
 from speedo.doctor.base import ok

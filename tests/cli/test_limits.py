@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from speedo.actors import launcher
+from speedo.actors import launch as launcher
 from speedo.cli import main
 from speedo.config.formats import read_options
 from speedo.config.run_config import make_config

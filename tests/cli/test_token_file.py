@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from speedo.actors.token import load_token
 from speedo.errors import ClusterError
-from speedo.token import load_token
 
 
 def read_until_there(file: Path) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from speedo.actors import deaths
-from speedo.actors.deaths import SILENT, cause_in, memory_kills, silent_death
+from speedo.actors import death_causes as deaths
+from speedo.actors.death_causes import SILENT, cause_in, memory_kills, silent_death
 from tests.disks import fill, small_disk
 
 PREPARED = """

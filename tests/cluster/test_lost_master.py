@@ -26,7 +26,7 @@ def errors_of_ray() -> list[tuple[Exception, str]]:
 
 
 def test_a_start_on_one_machine_ends_with_a_sentence(tmp_path: Path) -> None:
-    from speedo.actors.launcher import _told_of
+    from speedo.actors.launch import _told_of
 
     prepared: Any = SimpleNamespace(run_dir=tmp_path)
     for error, words in errors_of_ray():

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speedo.actors.worker import WorkerActor, scratch_of
+from speedo.actors.worker_actor import WorkerActor, scratch_of
 from speedo.config.run_config import make_config
 from speedo.engines.base import Engine
 from speedo.engines.caffe_import import load_caffe

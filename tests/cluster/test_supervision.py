@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from speedo.actors.deaths import SILENT
+from speedo.actors.death_causes import SILENT
 from tests.cluster.commands import Commands, interrupt, standard_error, wait_for_line
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]

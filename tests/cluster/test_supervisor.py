@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from speedo.actors.cluster import RayCluster
-from speedo.actors.orders import End
-from speedo.actors.supervisor import Supervisor
+from speedo.actors.host_manager import Supervisor
+from speedo.actors.host_orders import End
+from speedo.actors.ray_cluster import RayCluster
 from speedo.config.run_config import make_config
 from speedo.errors import ClusterError, ConfigError
 from speedo.master.sharding import Sharding

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import yaml
 
-from speedo.actors.deaths import SILENT
+from speedo.actors.death_causes import SILENT
 from tests.cluster.commands import Commands, interrupt, wait_for_line
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]

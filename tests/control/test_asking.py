@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from speedo.actors.control import Control
+from speedo.actors.control_answers import Control
 from speedo.errors import ClusterError
 from speedo.monitor.control_socket import ControlServer, RunSocket
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from speedo.actors.deaths import SILENT
+from speedo.actors.death_causes import SILENT
 from speedo.monitor.control_socket import RunSocket
 from tests.cluster.commands import Commands, interrupt
 from tests.disks import fill, is_full, mount, read_only, small_disk

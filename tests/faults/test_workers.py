@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from speedo.actors.deaths import SILENT
+from speedo.actors.death_causes import SILENT
 from tests.cluster.commands import Commands
 from tests.faults.nets import order
 from tests.faults.rows import Finding, row

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from speedo.token import how_to_join
+from speedo.actors.token import how_to_join
 
 ADDRESS = "10.0.0.5:56126"
 

@@ -32,7 +32,7 @@ from speedo.run.prepare import make_dataset, preparable_dataset
 from speedo.run.scratch import scratch_folder
 
 if TYPE_CHECKING:
-    from speedo.actors.host import WorkerHost
+    from speedo.actors.worker_host import WorkerHost
 
 SLOW_S: Final = 5.0  # a start that waits longer for the master says so
 STATUS_S: Final = 0.5
@@ -130,7 +130,7 @@ class Stay:
             session.member(request.token, request.address, str(request.folder)) as self._node,
         ):
             lifeline.start()
-            from speedo.actors.host import WorkerHost
+            from speedo.actors.worker_host import WorkerHost
 
             master = _find_master(request.address, request.timeout_s, self.note)
             try:
@@ -232,7 +232,7 @@ def _ray_lost_the_master(error: Exception) -> str:
 def _find_master(address: str, timeout_s: float, note: Callable[[str], None]) -> Any:
     import ray
 
-    from speedo.actors.master import NAME
+    from speedo.actors.master_actor import NAME
 
     began, said = time.monotonic(), False
     while True:

@@ -30,6 +30,7 @@ from speedo.actors.join.session_process import (
 )
 from speedo.actors.ray_node import session
 from speedo.actors.signals import stop_signals
+from speedo.actors.token import load_token
 from speedo.data import default_data_root
 from speedo.errors import ClusterError, EngineError
 from speedo.monitor.console import Watch
@@ -37,7 +38,6 @@ from speedo.monitor.status import Status
 from speedo.system.background_process import start_in_background
 from speedo.system.private_folders import make_private_folder
 from speedo.system.workplace import check_names
-from speedo.token import load_token
 
 LOOK_S: Final = 0.2
 CRASHES: Final = 3  # a stay that breaks is tried again so often

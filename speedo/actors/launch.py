@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from speedo.actors.ray_node import session
 from speedo.actors.ray_node.ports import redis_port, require_free_port
 from speedo.actors.signals import stop_signals
+from speedo.actors.token import how_to_join, load_token, new_token
 from speedo.config.run_config import RunConfig
 from speedo.engines.record_watch import RecordWatch
 from speedo.errors import EngineError, SpeedoError, StoreError
@@ -31,10 +32,9 @@ from speedo.storage.redis.store import RedisStore
 from speedo.storage.redis.url import url_with_password
 from speedo.storage.redis.users import Access
 from speedo.storage.shared_memory.folder import SharedMemory, room_for
-from speedo.token import how_to_join, load_token, new_token
 
 if TYPE_CHECKING:
-    from speedo.actors.host import WorkerHost
+    from speedo.actors.worker_host import WorkerHost
 
 LOOK_S: Final = 0.5  # how often this process looks whether it was told to stop
 STATUS_S: Final = 1.0  # how often it asks the master how it goes
@@ -49,8 +49,8 @@ def train(config: RunConfig, watch: Watch) -> RunResult:
         prepared, settings, dead, scratch, records = _start(
             config, watch, stack, new_token(), port=None
         )
-        from speedo.actors.control import under_control
-        from speedo.actors.host import WorkerHost
+        from speedo.actors.control_answers import under_control
+        from speedo.actors.worker_host import WorkerHost
 
         master = _spawn_master(prepared, settings, scratch)
         folders = (prepared.run_dir / LOGS, scratch, prepared.data_root)
@@ -77,7 +77,7 @@ def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> Ru
         prepared, settings, dead, scratch, records = _start(
             config, watch, stack, token, port=config.port
         )
-        from speedo.actors.control import under_control
+        from speedo.actors.control_answers import under_control
 
         master = _spawn_master(prepared, settings, scratch)
         run = _begin_run(master, prepared)
@@ -185,7 +185,7 @@ def _redis(
 
 def _spawn_master(prepared: Prepared, settings: RunSettings, scratch: Path) -> Any:
     """The master actor, which begins to build its engine."""
-    from speedo.actors.master import NAME, MasterActor
+    from speedo.actors.master_actor import NAME, MasterActor
     from speedo.actors.ray_node.spawn import spawn
 
     return spawn(
@@ -203,7 +203,7 @@ def _spawn_master(prepared: Prepared, settings: RunSettings, scratch: Path) -> A
 
 def _begin_run(master: Any, prepared: Prepared) -> Any:
     """The reference of its run, once its engine is built."""
-    from speedo.actors.host import started
+    from speedo.actors.worker_host import started
 
     started(master.ready.remote(), prepared.run_dir / LOGS / "master.log", "the master")
     return master.run.remote()
@@ -266,7 +266,7 @@ def _told_of(prepared: Prepared) -> Iterator[None]:
     """Ray's errors about the master's process as errors of ours."""
     from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-    from speedo.actors.host import cause_in
+    from speedo.actors.worker_host import cause_in
 
     try:
         yield

@@ -11,10 +11,10 @@ import psutil
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
-from speedo.actors.cluster import death_cause
-from speedo.actors.deaths import cause_in, memory_kills, silent_death, size_of
+from speedo.actors.death_causes import cause_in, memory_kills, silent_death, size_of
+from speedo.actors.ray_cluster import death_cause
 from speedo.actors.ray_node.spawn import spawn
-from speedo.actors.worker import Ready, WorkerActor, scratch_of
+from speedo.actors.worker_actor import Ready, WorkerActor, scratch_of
 from speedo.errors import EngineError, SpeedoError
 from speedo.master.restarts import Restarts
 from speedo.master.slots import Assignment

@@ -14,10 +14,10 @@ import psutil
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from speedo.actors.deaths import cause_in
-from speedo.actors.orders import Orders
-from speedo.actors.seat import Seat, started, warm
-from speedo.actors.worker import Ready
+from speedo.actors.death_causes import cause_in
+from speedo.actors.host_orders import Orders
+from speedo.actors.worker_actor import Ready
+from speedo.actors.worker_process import Seat, started, warm
 from speedo.errors import SpeedoError
 from speedo.master.slots import Assignment
 from speedo.run.settings import RunSettings

@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from speedo.actors.cluster import RayCluster
-from speedo.actors.orders import Orders
+from speedo.actors.host_manager import Supervisor
+from speedo.actors.host_orders import Orders
+from speedo.actors.ray_cluster import RayCluster
 from speedo.actors.ray_node.spawn import spawn
-from speedo.actors.seat import started
-from speedo.actors.supervisor import Supervisor
-from speedo.actors.tester import TesterActor
-from speedo.actors.worker import Ready
+from speedo.actors.tester_actor import TesterActor
+from speedo.actors.worker_actor import Ready
+from speedo.actors.worker_process import started
 from speedo.config.run_config import RunConfig
 from speedo.errors import ClusterError, StoreError
 from speedo.master.fetch_pacing import Pace

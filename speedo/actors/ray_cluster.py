@@ -14,7 +14,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from speedo.actors.version_tests import VersionTests
-from speedo.actors.worker import Ready
+from speedo.actors.worker_actor import Ready
 from speedo.master.fetch_pacing import Pace
 from speedo.messages import (
     Command,

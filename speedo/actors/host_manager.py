@@ -11,8 +11,8 @@ from typing import Any, Final
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from speedo.actors.cluster import CAUSE_WAIT_S, Gone, RayCluster, death_cause
-from speedo.actors.orders import End, Orders
+from speedo.actors.host_orders import End, Orders
+from speedo.actors.ray_cluster import CAUSE_WAIT_S, Gone, RayCluster, death_cause
 from speedo.config.run_config import LARGEST_WORKERS, RunConfig
 from speedo.errors import ClusterError, ConfigError, SpeedoError
 from speedo.master.restarts import spread
