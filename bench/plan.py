@@ -33,9 +33,9 @@ from bench.nets import SHAPES, Bench
 from bench.processes import end_by_signals
 from bench.runs import cores, iterations_for, train
 from bench.wire import Hosts
+from speedo.planning.calibrate_from_run import with_run
 from speedo.planning.calibration import Calibration
-from speedo.planning.from_run import with_run
-from speedo.planning.prediction import predict
+from speedo.planning.predict import predict
 from speedo.planning.site import Site
 from speedo.planning.solvers import measure_solver
 from tests.hosts.network import network

@@ -18,7 +18,7 @@ from speedo.system.workplace import check_names, check_workplace
 
 if TYPE_CHECKING:
     from speedo.planning.calibration import Calibration
-    from speedo.planning.prediction import Wish
+    from speedo.planning.predict import Wish
 
 PATH: Final = click.Path(path_type=Path)
 FOLDER: Final = click.Path(path_type=Path, file_okay=False)
@@ -167,7 +167,7 @@ def plan(
     Nothing else should run meanwhile. The last lines say what was measured and what was assumed. Tests, checkpoints
     and how well a mode learns are not part of it.
     """
-    from speedo.planning.prediction import Wish, predict_all, shares_of
+    from speedo.planning.predict import Wish, predict_all, shares_of
     from speedo.planning.report import as_json as to_json
     from speedo.planning.report import as_text
     from speedo.planning.site import Site
@@ -215,8 +215,8 @@ def _modes_that_take(compress: str) -> tuple[str, ...]:
 
 def _known(source: Path, cores: int) -> Calibration:
     """From a file of --save, or a run."""
+    from speedo.planning.calibrate_from_run import from_run
     from speedo.planning.calibration import read_calibration
-    from speedo.planning.from_run import from_run
 
     _must_exist(source)
     return from_run(source, cores=cores) if os.path.isdir(source) else read_calibration(source)
@@ -231,7 +231,7 @@ def _measured(
     **options: Any,
 ) -> Calibration:
     """Measured here, with the messages of a run if one is given."""
-    from speedo.planning.from_run import check_run, with_run
+    from speedo.planning.calibrate_from_run import check_run, with_run
     from speedo.planning.solvers import measure_solver
     from speedo.vectors.codecs import Compression
 

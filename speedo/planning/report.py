@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from speedo.planning.calibration import Calibration
-from speedo.planning.prediction import HYBRID, Prediction, best_of
+from speedo.planning.predict import HYBRID, Prediction, best_of
 from speedo.planning.site import Site
 
 NEARLY: Final = 0.95  # of the best, at which fewer workers are worth a line

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from speedo.config.run_config import make_config
 from speedo.data import default_data_root
+from speedo.planning.calibrate_by_measuring import Effort, measure
 from speedo.planning.calibration import Calibration
-from speedo.planning.measure import Effort, measure
-from speedo.planning.prediction import HYBRID
+from speedo.planning.predict import HYBRID
 from speedo.run.prepare import SOLVER_VARIABLE, make_dataset, preparable_dataset
 from speedo.solver import SolverOverrides, check_solver, read_solver
 from speedo.solver.bundled import bundled_solver

@@ -26,7 +26,7 @@ from speedo.actors.join import worker_command as membership
 from speedo.cli import main
 from speedo.doctor.base import ok
 from speedo.errors import SpeedoError
-from speedo.planning import prediction
+from speedo.planning import predict as prediction
 from tests.data.makers import idx_folder
 from tests.engines.nets import net_text, write_data, write_solver
 from tests.planning.test_from_run import write_run

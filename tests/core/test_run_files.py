@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from speedo.errors import CheckpointError, ConfigError, DataError
 from speedo.monitor.plot import draw, read_run
 from speedo.monitor.status_text import lines_of, outcome_of
+from speedo.planning.calibrate_from_run import from_run
 from speedo.planning.calibration import read_calibration
-from speedo.planning.from_run import from_run
 from speedo.run_dir.checkpoint_file import MAGIC, latest, read_checkpoint, write_checkpoint
 from speedo.run_dir.metrics_log import MetricsLog
 from tests.core.test_checkpoint import checkpoint

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from speedo.errors import ConfigError
+from speedo.planning.calibrate_from_run import check_run, from_run, with_run
 from speedo.planning.calibration import HANDLE_S, StepTime, read_calibration, write_calibration
-from speedo.planning.from_run import check_run, from_run, with_run
-from speedo.planning.prediction import predict
+from speedo.planning.predict import predict
 from speedo.planning.site import Site
 from tests.planning.times import calibration, passage
 

@@ -9,7 +9,7 @@ import pytest
 
 from speedo.config.run_config import MODES
 from speedo.planning.calibration import StepTime, shape_of
-from speedo.planning.prediction import Prediction, Wish, best_of, predict, predict_all
+from speedo.planning.predict import Prediction, Wish, best_of, predict, predict_all
 from speedo.planning.site import PAYLOAD_SHARE, Site
 from tests.planning.times import calibration, passage
 

@@ -13,7 +13,7 @@ from speedo.master.driver import Driver, Limits
 from speedo.messages import Action, Drop, Event, Merge, StopAsked
 from speedo.planning.calibration import Calibration
 from speedo.planning.site import Site
-from speedo.planning.timed import TimedCenter, TimedCluster
+from speedo.planning.timed_cluster import TimedCenter, TimedCluster
 from speedo.sgd_modes.registry import make_strategy
 from speedo.solver import split_batch
 from speedo.storage.memory_store import MemoryStore

@@ -16,7 +16,7 @@ from speedo.master.center import Center
 from speedo.master.fetch_pacing import LEAST_S, Pace
 from speedo.messages import Command, Event, Merge, Refused, Train, Trained
 from speedo.planning.calibration import Calibration, Passage, Transport
-from speedo.planning.flow import Job, Queue, Shared, Then, chain, pause, together
+from speedo.planning.shared_resources import Job, Queue, Shared, Then, chain, pause, together
 from speedo.planning.site import Site
 from speedo.sgd_modes.rules import MergeRule
 from speedo.simulation.simulator import SimulatedCluster, World

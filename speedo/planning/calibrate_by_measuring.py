@@ -34,7 +34,7 @@ from speedo.planning.calibration import (
     Transport,
     shape_of,
 )
-from speedo.planning.child import MARK, PROBLEM
+from speedo.planning.measuring_process import MARK, PROBLEM
 from speedo.solver import SolverSpec, solver_for_worker
 from speedo.storage.redis.server import PrivateRedis
 from speedo.vectors.codecs import NO_COMPRESSION, Compression
@@ -175,7 +175,7 @@ def _remark(core: float) -> str:
 
 
 class _Children:
-    """Starts `speedo.planning.child` for this solver, several at once if need be."""
+    """Starts `speedo.planning.measuring_process` for this solver, several at once if need be."""
 
     def __init__(self, spec: SolverSpec, scratch: Path, effort: Effort) -> None:
         self._spec, self._scratch, self._effort = spec, scratch, effort
@@ -221,7 +221,7 @@ class _Children:
         prepare_environment(1, environment)
         with (folder / "stderr").open("w+", encoding="utf-8", errors="replace") as errors:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "speedo.planning.child"],
+                [sys.executable, "-P", "-m", "speedo.planning.measuring_process"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
