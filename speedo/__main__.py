@@ -1,6 +1,6 @@
 """`python -m speedo` is the command `speedo`."""
 
-from speedo.cli import main
+from speedo.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import speedo
-from speedo.cli import main
+from speedo.cli.main import main
 from speedo.config.run_config import RunConfig
 from speedo.errors import ConfigError
 from speedo.run.prepare import prepare

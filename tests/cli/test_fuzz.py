@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from speedo.actors import launch as launcher
 from speedo.actors.join import worker_command as membership
-from speedo.cli import main
+from speedo.cli.main import main
 from speedo.doctor.base import ok
 from speedo.errors import SpeedoError
 from speedo.planning import predict as prediction

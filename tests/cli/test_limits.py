@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from speedo.actors import launch as launcher
-from speedo.cli import main
+from speedo.cli.main import main
 from speedo.config.formats import read_options
 from speedo.config.run_config import make_config
 from speedo.errors import ConfigError, SolverError

@@ -7,10 +7,10 @@ import shlex
 import pytest
 from click.testing import CliRunner
 
-from speedo.cli import main
+from speedo.cli.main import main
+from speedo.cli.original_options import NAMES, for_a_run, for_a_worker
 from speedo.config.run_config import RunConfig, make_config
 from speedo.errors import ConfigError
-from speedo.original_options import NAMES, for_a_run, for_a_worker
 
 
 def parsed(command: str, line: str) -> dict[str, object]:

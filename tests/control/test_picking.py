@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from speedo.cli import main
+from speedo.cli.main import main
 from speedo.errors import ClusterError
 from speedo.monitor.control_socket import Asked, ControlServer
 

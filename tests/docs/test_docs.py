@@ -15,11 +15,11 @@ import click
 import pytest
 import yaml
 
-from speedo.cli import main
+from speedo.cli.main import main
+from speedo.cli.original_options import NAMES
 from speedo.config.formats import parse_phase
 from speedo.config.run_config import RunConfig, make_config
 from speedo.monitor.status import Status, WorkerStatus
-from speedo.original_options import NAMES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]

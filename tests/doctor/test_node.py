@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from speedo.cli import main
+from speedo.cli.main import main
 from speedo.data.mnist import FASHION_MNIST_SOURCE
 from speedo.doctor import Finding, Request, examine
 from speedo.doctor.base import size

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from speedo.cli import main
+from speedo.cli.main import main
 from speedo.planning.calibration import read_calibration, write_calibration
 from tests.engines.nets import net_text, write_data, write_solver
 from tests.planning.test_from_run import write_run

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from speedo.cli.units import parse_link, parse_steps, parse_time, parse_workers
 from speedo.errors import ConfigError
 from speedo.planning.site import rate
-from speedo.planning.units import parse_link, parse_steps, parse_time, parse_workers
 
 
 @pytest.mark.parametrize(

@@ -167,11 +167,11 @@ def plan(
     Nothing else should run meanwhile. The last lines say what was measured and what was assumed. Tests, checkpoints
     and how well a mode learns are not part of it.
     """
+    from speedo.cli.units import parse_link, parse_steps, parse_time, parse_workers
     from speedo.planning.predict import Wish, predict_all, shares_of
     from speedo.planning.report import as_json as to_json
     from speedo.planning.report import as_text
     from speedo.planning.site import Site
-    from speedo.planning.units import parse_link, parse_steps, parse_time, parse_workers
 
     here = cores or len(os.sched_getaffinity(0))
     usual = f"1..{here}" if link is None else "1..64"

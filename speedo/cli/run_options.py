@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from speedo import original_options
+from speedo.cli import original_options
 from speedo.config.run_config import DEFAULT_PORT, MODES
 
 Function = TypeVar("Function", bound=Callable[..., Any])

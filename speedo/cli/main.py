@@ -13,16 +13,11 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import click
 
 import speedo
-from speedo.config.formats import parse_phase
-from speedo.config.run_config import LARGEST_WORKERS, RunConfig, make_config
-from speedo.control_cli import scale, status, stop
-from speedo.crash import traceback_kept, unforeseen
-from speedo.data_cli import data
-from speedo.doctor_cli import doctor, with_port
-from speedo.errors import ConfigError, SpeedoError
-from speedo.monitor.console import ErrorConsole, Progress, unread
-from speedo.plan_cli import plan
-from speedo.run_options import (
+from speedo.cli.control import scale, status, stop
+from speedo.cli.data import data
+from speedo.cli.doctor import doctor, with_port
+from speedo.cli.plan import plan
+from speedo.cli.run_options import (
     FILE,
     FOLDER,
     GroupedCommand,
@@ -30,6 +25,11 @@ from speedo.run_options import (
     master_options,
     run_options,
 )
+from speedo.cli.unforeseen import traceback_kept, unforeseen
+from speedo.config.formats import parse_phase
+from speedo.config.run_config import LARGEST_WORKERS, RunConfig, make_config
+from speedo.errors import ConfigError, SpeedoError
+from speedo.monitor.console import ErrorConsole, Progress, unread
 
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 NO_FILES: Final = (errno.EMFILE, errno.ENFILE)

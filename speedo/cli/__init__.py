@@ -1,0 +1,1 @@
+"""The commands: click, and nothing else."""
