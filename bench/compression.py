@@ -15,11 +15,11 @@ import sys
 
 import numpy as np
 
-from bench import table
-from bench.arguments import parser_for, rounds, size
-from bench.machine import heading
-from bench.processes import end_by_signals
 from bench.store_speed import SIZES, SMALL_MB, seconds
+from bench.support import table
+from bench.support.arguments import parser_for, rounds, size
+from bench.support.machine import heading
+from bench.support.processes import end_by_signals
 from speedo.vectors.codecs import Codec, make_codec
 from speedo.vectors.vector import Blob, Layout, Vector
 

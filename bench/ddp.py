@@ -17,15 +17,15 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import table
-from bench.arguments import parser_for, seconds, whole
-from bench.arguments import rounds as said
-from bench.figures import Measured, MeasureError, Ratio, median_rate, paired_ratio
-from bench.machine import heading
-from bench.nets import Bench
-from bench.processes import end_by_signals
-from bench.runs import cores, free_running, iterations_for, plain_caffe, train
-from bench.throughput import Round, Row, rounds_of
+from bench.support import table
+from bench.support.arguments import parser_for, seconds, whole
+from bench.support.arguments import rounds as said
+from bench.support.figures import Measured, MeasureError, Ratio, median_rate, paired_ratio
+from bench.support.machine import heading
+from bench.support.nets import Bench
+from bench.support.processes import end_by_signals
+from bench.support.runs import cores, free_running, iterations_for, plain_caffe, train
+from bench.support.throughput import Round, Row, rounds_of
 
 TORCH = Path(__file__).with_name("torch_lenet.py")
 DDP, SYNC = "DistributedDataParallel", "sync"

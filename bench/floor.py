@@ -33,10 +33,10 @@ from pathlib import Path
 
 import numpy as np
 
-from bench import floor_process, table
-from bench.arguments import parser_for, rounds, seconds, whole
-from bench.figures import MeasureError
-from bench.floor_process import (
+from bench.support import floor_process, table
+from bench.support.arguments import parser_for, rounds, seconds, whole
+from bench.support.figures import MeasureError
+from bench.support.floor_process import (
     ALONE,
     BEGIN,
     EXCHANGE,
@@ -52,10 +52,10 @@ from bench.floor_process import (
     receive,
     tell,
 )
-from bench.machine import heading
-from bench.nets import SHAPES, Bench
-from bench.processes import child, end_by_signals, last_words
-from bench.runs import START_S, plain_terms
+from bench.support.machine import heading
+from bench.support.nets import SHAPES, Bench
+from bench.support.processes import child, end_by_signals, last_words
+from bench.support.runs import START_S, plain_terms
 from speedo.storage.shared_memory.folder import MEMORY
 from speedo.vectors.vector import Vector
 
@@ -190,7 +190,7 @@ def training(net: Bench, workers: int, steps: int) -> Iterator[Middle]:
         solver = net.solver(net.batch)
         for number in range(workers):
             words = [folder, number, workers, solver, net.batch, steps]
-            command = [sys.executable, "-m", "bench.floor_process", *map(str, words)]
+            command = [sys.executable, "-m", "bench.support.floor_process", *map(str, words)]
             stack.enter_context(child(command, log=log, environment=plain_terms()))
         try:
             yield _met(stack, listener, folder, workers)

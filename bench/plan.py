@@ -24,14 +24,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import table
-from bench.arguments import parser_for, rounds, seconds, whole
-from bench.figures import MeasureError
-from bench.link import limit, packet_work
-from bench.machine import heading
-from bench.nets import SHAPES, Bench
-from bench.processes import end_by_signals
-from bench.runs import cores, iterations_for, train
+from bench.support import table
+from bench.support.arguments import parser_for, rounds, seconds, whole
+from bench.support.figures import MeasureError
+from bench.support.link import limit, packet_work
+from bench.support.machine import heading
+from bench.support.nets import SHAPES, Bench
+from bench.support.processes import end_by_signals
+from bench.support.runs import cores, iterations_for, train
 from bench.wire import Hosts
 from speedo.planning.calibrate_from_run import with_run
 from speedo.planning.calibration import Calibration

@@ -22,15 +22,15 @@ from pathlib import Path
 
 import psutil
 
-from bench import table
-from bench.arguments import parser_for, rounds, seconds, whole
-from bench.figures import MeasureError
-from bench.machine import heading
-from bench.nets import SHAPES, Bench
-from bench.processes import child, end_by_signals, last_words
-from bench.runs import START_S
 from bench.soak import MARK, NAMES, processes
-from bench.timed import Follower, endless
+from bench.support import table
+from bench.support.arguments import parser_for, rounds, seconds, whole
+from bench.support.figures import MeasureError
+from bench.support.machine import heading
+from bench.support.nets import SHAPES, Bench
+from bench.support.processes import child, end_by_signals, last_words
+from bench.support.runs import START_S
+from bench.support.timed import Follower, endless
 
 TURNS = 5  # of each worker before the time begins
 POLL_S = 0.02

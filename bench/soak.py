@@ -32,7 +32,7 @@ from typing import Any
 
 import psutil
 
-from bench.processes import child, end_by_signals
+from bench.support.processes import child, end_by_signals
 
 MARK = "SPEEDO_SOAK_MARK"
 KINDS = (("worker", 8), ("redis", 1), ("tester", 1))

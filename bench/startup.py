@@ -27,15 +27,15 @@ from pathlib import Path
 
 import psutil
 
-from bench import table
-from bench.arguments import parser_for, rounds, whole
-from bench.figures import MeasureError
-from bench.machine import Clock, heading
-from bench.nets import SHAPES, Bench
-from bench.processes import child, end_by_signals, last_words
-from bench.runs import CTRL_C, START_S, plain_terms
 from bench.soak import MARK, processes
-from bench.timed import Follower, endless
+from bench.support import table
+from bench.support.arguments import parser_for, rounds, whole
+from bench.support.figures import MeasureError
+from bench.support.machine import Clock, heading
+from bench.support.nets import SHAPES, Bench
+from bench.support.processes import child, end_by_signals, last_words
+from bench.support.runs import CTRL_C, START_S, plain_terms
+from bench.support.timed import Follower, endless
 
 PLAIN = Path(__file__).with_name("plain_caffe.py")
 TURNS = 5  # of each worker before its memory is taken

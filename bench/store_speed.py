@@ -21,11 +21,11 @@ from pathlib import Path
 import numpy as np
 import redis
 
-from bench import table
-from bench.arguments import parser_for, rounds, size
-from bench.bare_socket import bare_socket
-from bench.machine import heading
-from bench.processes import end_by_signals
+from bench.support import table
+from bench.support.arguments import parser_for, rounds, size
+from bench.support.bare_socket import bare_socket
+from bench.support.machine import heading
+from bench.support.processes import end_by_signals
 from speedo.sgd_modes.rules import AddDelta, AverageDeltas, Contribution, Elastic, MergeRule
 from speedo.storage import PrivateRedis, RedisStore, Store
 from speedo.storage.shared_memory.folder import MEMORY

@@ -9,13 +9,13 @@ import pytest
 
 from bench import ddp, startup, store_speed
 from bench.__main__ import arguments
-from bench.bare_socket import bare_socket
-from bench.figures import Measured, MeasureError
 from bench.processor import Thread, shares
-from bench.runs import free_running, iterations_for
 from bench.startup import Memory, Started
-from bench.throughput import Variant
-from bench.timed import Follower
+from bench.support.bare_socket import bare_socket
+from bench.support.figures import Measured, MeasureError
+from bench.support.runs import free_running, iterations_for
+from bench.support.throughput import Variant
+from bench.support.timed import Follower
 from speedo.storage import MemoryStore
 from speedo.vectors.vector import Blob, Layout
 
@@ -126,7 +126,7 @@ def test_a_log_is_followed_while_it_is_written(tmp_path: Path) -> None:
 def test_a_run_is_long_enough_for_its_turns_and_for_its_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("bench.runs.cores", lambda: 2)
+    monkeypatch.setattr("bench.support.runs.cores", lambda: 2)
     assert iterations_for(5.0, 2560.0, 64, 4, 1) == 400
     assert iterations_for(5.0, 20.0, 16, 2, 10, turns=6) == 120
 

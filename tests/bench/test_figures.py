@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import table
-from bench.figures import (
+from bench.support import table
+from bench.support.figures import (
     Measured,
     MeasureError,
     Ratio,
@@ -16,7 +16,7 @@ from bench.figures import (
     steps_measured,
     window_of,
 )
-from bench.throughput import (
+from bench.support.throughput import (
     AS_IT_IS,
     SEQUENTIAL,
     Round,

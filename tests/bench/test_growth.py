@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from bench import growth
-from bench.figures import Measured
 from bench.growth import Line
 from bench.growth_picture import draw
+from bench.support.figures import Measured
 
 
 def turn(milliseconds: float, rate: float = 1.0) -> Measured:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.nets import SHAPES, Bench
+from bench.support.nets import SHAPES, Bench
 from speedo.solver import check_solver, read_solver
 
 pytestmark = pytest.mark.caffe

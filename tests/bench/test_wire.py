@@ -4,9 +4,9 @@ from functools import partial
 
 import pytest
 
-from bench.figures import Measured
-from bench.link import limit, megabits_between, sent
-from bench.throughput import Row
+from bench.support.figures import Measured
+from bench.support.link import limit, megabits_between, sent
+from bench.support.throughput import Row
 from bench.wire import Traffic, codec_options, is_refused, report, wire_limit
 from tests.hosts.network import network
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.link import limit
+from bench.support.link import limit
 from tests.cluster.commands import Commands, wait_for_line
 from tests.hosts.network import Host, ip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from bench.figures import (
+from bench.support.figures import (
     Measured,
     least_core,
     median_discarded,
@@ -14,7 +14,7 @@ from bench.figures import (
     paired_ratio,
     parts_of,
 )
-from bench.throughput import SEQUENTIAL, Round, Row
+from bench.support.throughput import SEQUENTIAL, Round, Row
 
 WHOLE_CORE = 0.95  # less than this of a core: somebody else was computing
 Table = list[list[str]]  # the first row is the heading

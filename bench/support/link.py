@@ -8,7 +8,7 @@ import sys
 
 import psutil
 
-from bench.figures import MeasureError
+from bench.support.figures import MeasureError
 from tests.hosts.network import Host, ip
 
 BURST = "64kb"  # what a link lets through at once before it counts

@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
-from bench.figures import Measured, MeasureError, run_measured, steps_measured
-from bench.nets import Bench
-from bench.processes import child, last_words
+from bench.support.figures import Measured, MeasureError, run_measured, steps_measured
+from bench.support.nets import Bench
+from bench.support.processes import child, last_words
 from speedo.engines.openblas_kernels import CHOICE
 
 START_S = 180.0  # for a process to start, or to end beyond what it was asked to do

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 RECORDS, CLASSES = 5000, 10
-RATE, MOMENTUM, DECAY = 1e-4, 0.9, 0.0005  # as bench/nets.py and prototxt/lenet have them
+RATE, MOMENTUM, DECAY = 1e-4, 0.9, 0.0005  # as bench/support/nets.py and prototxt/lenet have them
 PROBED = 20  # steps whose length says how many there are in SECONDS
 
 

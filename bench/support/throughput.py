@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from bench.figures import Measured, MeasureError, mean_of
-from bench.nets import Bench
-from bench.runs import LEAST_TURNS, free_running, iterations_for, plain_caffe, train
+from bench.support.figures import Measured, MeasureError, mean_of
+from bench.support.nets import Bench
+from bench.support.runs import LEAST_TURNS, free_running, iterations_for, plain_caffe, train
 from speedo.solver import split_batch
 
 MODES = ("sync", "async", "partial", "weed-out", "easgd", "hybrid")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.runs import cores
+from bench.support.runs import cores
 
 BUSY = 0.3  # cores in use before a bench begins, from which its figures are worthless
 LOOK_S = 2.0

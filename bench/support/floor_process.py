@@ -1,6 +1,6 @@
 """A process of `bench.floor`: Caffe's steps, and around them as little as an exchange can be.
 
-    python -m bench.floor_process FOLDER NUMBER WORKERS SOLVER BATCH STEPS
+    python -m bench.support.floor_process FOLDER NUMBER WORKERS SOLVER BATCH STEPS
 
 It speaks through the socket in the folder: `Word`s of one length, so that none needs to be parsed.
 """

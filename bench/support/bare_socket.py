@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from bench.processes import child
+from bench.support.processes import child
 
 Move = Callable[[memoryview], None]
 
@@ -22,7 +22,7 @@ Move = Callable[[memoryview], None]
 @contextmanager
 def bare_socket(nbytes: int) -> Iterator[tuple[Move, Move]]:
     """Functions that send so many bytes to the other process, and take them back."""
-    command = [sys.executable, "-m", "bench.bare_socket", str(nbytes)]
+    command = [sys.executable, "-m", "bench.support.bare_socket", str(nbytes)]
     with (
         open(os.devnull, "w") as log,
         child(command, log=log, talk=True) as process,
