@@ -6,10 +6,12 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from speedo.version import VERSION
+
 if TYPE_CHECKING:
     from speedo.run.result import RunResult
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = ["__version__", "train"]
 
 

@@ -10,7 +10,6 @@ from typing import Any, Final
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-import speedo
 from speedo.actors.join import advertised_facts as facts
 from speedo.bounds import said
 from speedo.config.run_config import LARGEST_WORKERS
@@ -20,6 +19,7 @@ from speedo.monitor.control_socket import Asked, ControlServer, plain
 from speedo.monitor.status import Status
 from speedo.run.prepare import Prepared
 from speedo.transport.channel import first_line
+from speedo.version import VERSION
 
 ANSWER_S: Final = 20.0
 SCALE_S: Final = 150.0  # workers may be started meanwhile
@@ -73,7 +73,7 @@ class Control:
             done = self._ask("scale", number, timeout_s=SCALE_S)
             return {"run": self._prepared.run, "workers": number, "said": done}
         raise ClusterError(
-            f"this run, of SpeeDO {speedo.__version__}, does not know what was asked: "
+            f"this run, of SpeeDO {VERSION}, does not know what was asked: "
             "use the same version of SpeeDO for the command"
         )
 
@@ -87,7 +87,7 @@ class Control:
             "run_dir": prepared.run_dir,
             "address": self._address,
             "pid": os.getpid(),
-            "speedo": speedo.__version__,
+            "speedo": VERSION,
             "solver": prepared.spec.path,
             "expected_workers": config.workers,
             "min_workers": config.min_workers,

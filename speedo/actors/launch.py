@@ -24,8 +24,9 @@ from speedo.run.result import RunResult
 from speedo.run.scratch import scratch_folder
 from speedo.run.settings import Near, RunSettings
 from speedo.run_dir.checkpoint_file import checkpoints_in
-from speedo.run_dir.directory import LOGS, discard_run_dir
-from speedo.run_dir.resume import CHECKPOINTS, Resumed, claim, owned
+from speedo.run_dir.directory import CHECKPOINTS, LOGS, discard_run_dir
+from speedo.run_dir.fence import claim, owned
+from speedo.run_dir.resume import Resumed
 from speedo.storage.redis.errors import clients_of
 from speedo.storage.redis.server import MAX_CLIENTS, PrivateRedis
 from speedo.storage.redis.store import RedisStore

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
-import speedo
 from speedo.cli.control import scale, status, stop
 from speedo.cli.data import data
 from speedo.cli.doctor import doctor, with_port
@@ -30,6 +29,7 @@ from speedo.config.formats import parse_phase
 from speedo.config.run_config import LARGEST_WORKERS, RunConfig, make_config
 from speedo.errors import ConfigError, SpeedoError
 from speedo.monitor.console import ErrorConsole, Progress, unread
+from speedo.version import VERSION
 
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 NO_FILES: Final = (errno.EMFILE, errno.ENFILE)
@@ -96,7 +96,7 @@ class Commands(click.Group):
 @click.group(
     cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
 )
-@click.version_option(speedo.__version__, prog_name="speedo", message="%(prog)s %(version)s")
+@click.version_option(VERSION, prog_name="speedo", message="%(prog)s %(version)s")
 def main() -> None:
     """Train one Caffe model with many workers.
 

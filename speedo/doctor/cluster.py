@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 from typing import Any, Final
 
-import speedo
 from speedo.actors.join.advertised_facts import read_facts
 from speedo.actors.join.find_master import wait_for_master
 from speedo.actors.ray_node import ports
@@ -16,6 +15,7 @@ from speedo.errors import ClusterError, SpeedoError
 from speedo.storage.redis.errors import clients_of
 from speedo.storage.redis.store import RedisStore
 from speedo.storage.redis.url import url_with_password
+from speedo.version import VERSION
 
 REACH_S: Final = 4.0  # a master that is there answers at once; whoever waits is told so
 LARGEST_SKEW_S: Final = 2.0
@@ -64,9 +64,9 @@ def examine_master(request: Request, secret: str | None) -> tuple[list[Finding],
 
 def _version(facts: dict[str, Any]) -> Finding:
     theirs = facts["speedo"]
-    if theirs != speedo.__version__:
+    if theirs != VERSION:
         return fail(
-            "speedo", f"the master has SpeeDO {theirs}, this node {speedo.__version__}",
+            "speedo", f"the master has SpeeDO {theirs}, this node {VERSION}",
             "install the same version on every node",
         )  # fmt: skip
     return ok("speedo", f"{theirs}, as the master's")

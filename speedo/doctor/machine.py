@@ -16,10 +16,10 @@ from typing import Final
 
 import psutil
 
-import speedo
 from speedo.actors.ray_node.session import OBJECT_STORE_BYTES, RAY_FOLDER, STORE_SOCKET
 from speedo.doctor.base import Finding, Request, fail, ok, size, warn
 from speedo.system.private_folders import unsafe
+from speedo.version import VERSION
 
 PYTHONS: Final = ((3, 11), (3, 12))  # pyproject.toml: requires-python
 LEAST_REDIS: Final = 6  # speedo.storage.redis.store
@@ -36,7 +36,7 @@ SHARED: Final = Path("/dev/shm")
 
 def python() -> Finding:
     """The interpreter, and the SpeeDO that it finds."""
-    text = f"{platform.python_version()} at {sys.executable}, SpeeDO {speedo.__version__}"
+    text = f"{platform.python_version()} at {sys.executable}, SpeeDO {VERSION}"
     if sys.version_info[:2] not in PYTHONS:
         return fail("python", text, "use Python 3.11 or 3.12")
     return ok("python", text)

@@ -7,7 +7,8 @@ the bit.
 
 Rank and count of the solver are properties of the thread in Caffe, and some data layers ask for
 them at every batch, so they are set before every call: several engines may live in one process. A
-failing native CHECK aborts the process (`speedo.engines.native_failures`). Native calls hold the GIL unless `let_others_run`.
+failing native CHECK aborts the process (`speedo.engines.native_failures`). Native calls hold the GIL
+unless `let_others_run`.
 """
 
 from __future__ import annotations

@@ -39,7 +39,8 @@ class _Gathering:
 
 @dataclass
 class CheckpointKeeper:
-    """Implements `speedo.master.roles.Checkpoints`. One every `interval_s` seconds of training; 0 means only at the end.
+    """Implements `speedo.master.roles.Checkpoints`. One every `interval_s` seconds of training;
+    0 means only at the end.
 
     `open_store` makes a connection for the writing thread; `fence` raises `FencedError` if another master has
     taken the run over; `server_history` is the master's own solver history, `dropped` counts results by fate.

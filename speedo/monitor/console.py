@@ -17,11 +17,11 @@ from rich.table import Table
 from rich.text import Text
 
 from speedo.monitor.status import Status, WorkerStatus
+from speedo.run_dir.directory import LOG
 from speedo.system.line_file import LineFile
 
 LINE_S: Final = 5.0  # seconds between plain lines
 SAME_LINE_S: Final = 30.0  # seconds until a line is said again that has not changed
-LOG: Final = "train.log"
 KEPT_BYTES: Final = 1 << 20  # of lines that the disk does not take, at most
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from speedo.errors import DataError
-from speedo.run_dir.metrics_log import METRICS
+from speedo.run_dir.directory import METRICS
 from speedo.run_dir.read_back import (
     count_of,
     json_lines,

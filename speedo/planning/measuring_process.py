@@ -1,7 +1,7 @@
 """Measures a net in a process of its own: its steps, and what an exchange of its model costs around them.
 
-`python -m speedo.planning.measuring_process` reads one line of JSON, builds the engine, says `ready`, waits for a line, and
-answers with one line of JSON behind a mark, because a Python layer may print. It ends when its input does.
+`python -m speedo.planning.measuring_process` reads one line of JSON, builds the engine, says `ready`, waits for a line,
+and answers with one line of JSON behind a mark, because a Python layer may print. It ends when its input does.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Any, Final
 from speedo.bounds import whole_number
 from speedo.config.formats import read_options
 from speedo.errors import ConfigError
-from speedo.run_dir.metrics_log import CONFIG, METRICS
+from speedo.run_dir.directory import CONFIG, METRICS
 from speedo.run_dir.read_back import count_of, json_lines, number_of
 from speedo.system.files import read_bytes
 

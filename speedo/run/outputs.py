@@ -10,14 +10,23 @@ from typing import Any
 
 from speedo.config.run_config import RunConfig
 from speedo.run.result import RunResult, result_fields
-from speedo.run_dir import metrics_log as runlog
+from speedo.run_dir.directory import (
+    CONFIG,
+    METRICS,
+    MODEL,
+    RESULT,
+    link_or_copy,
+    write_config,
+    write_result,
+)
+from speedo.run_dir.metrics_log import MetricsLog
 from speedo.run_dir.rescue import Rescue
 
 
 def hand_over(
     result: RunResult,
     run_dir: Path,
-    log: runlog.MetricsLog,
+    log: MetricsLog,
     config: Mapping[str, Any],
     export: Callable[[Path], None],
     snapshot: str = "",
@@ -29,22 +38,20 @@ def hand_over(
     Raises `EngineError` if no place takes the model.
     """
     rescue = Rescue(run_dir)
-    model = rescue.keep(runlog.MODEL, export)
+    model = rescue.keep(MODEL, export)
     if snapshot:
         with suppress(OSError):  # the model itself is there
-            runlog.link_or_copy(model, model.with_name(snapshot))
-    if not (run_dir / runlog.CONFIG).exists():  # there was no room for it when the run began
-        rescue.keep(runlog.CONFIG, lambda path: runlog.write_config(path.parent, config))
+            link_or_copy(model, model.with_name(snapshot))
+    if not (run_dir / CONFIG).exists():  # there was no room for it when the run began
+        rescue.keep(CONFIG, lambda path: write_config(path.parent, config))
     rest, lost = log.close(), log.lines_lost
-    if rest and not rescue.keep_rest(runlog.METRICS, rest, log.problem):
+    if rest and not rescue.keep_rest(METRICS, rest, log.problem):
         lost += rest.count(b"\n")
     if lost:
-        rescue.problems.append(
-            f"{lost} lines of {run_dir / runlog.METRICS} are lost: no disk took them"
-        )
+        rescue.problems.append(f"{lost} lines of {run_dir / METRICS} are lost: no disk took them")
     result = replace(result, model=str(model), log_lines_lost=lost, problems=tuple(rescue.problems))
     fields = result_fields(result)
-    rescue.keep(runlog.RESULT, lambda path: runlog.write_result(path.parent, fields))
+    rescue.keep(RESULT, lambda path: write_result(path.parent, fields))
     return replace(result, problems=tuple(rescue.problems))
 
 

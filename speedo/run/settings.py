@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-import speedo
 from speedo.config.run_config import Overlap, RunConfig
 from speedo.solver import SolverSpec, split_batch
 from speedo.vectors.codecs import NO_COMPRESSION, Compression
+from speedo.version import VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class RunSettings:
         seed = spec.random_seed if spec.random_seed >= 0 else int(run[:7], 16)
         return cls(
             run,
-            speedo.__version__,
+            VERSION,
             redis_url,
             spec,
             config.workers,

@@ -27,9 +27,10 @@ from speedo.run.caffe_snapshot import CaffeSnapshot
 from speedo.run.outputs import config_for_people, hand_over
 from speedo.run.result import RunResult, accuracy_of
 from speedo.run.settings import RunSettings
-from speedo.run_dir import metrics_log as runlog
 from speedo.run_dir.checkpoint_file import Checkpoint
-from speedo.run_dir.resume import CHECKPOINTS, Fence
+from speedo.run_dir.directory import CHECKPOINTS, CONFIG, METRICS, MODEL, write_config
+from speedo.run_dir.fence import Fence
+from speedo.run_dir.metrics_log import MetricsLog
 from speedo.sgd_modes.registry import make_strategy, needs_update
 from speedo.solver import solver_for_server
 from speedo.storage import keys
@@ -121,9 +122,9 @@ class Training:
         self.histories = dict(resume.histories) if resume else {}  # by slot, of the checkpoint
         self._config_values = config_for_people(config, spec.path, settings.seed)
         try:
-            runlog.write_config(run_dir, self._config_values)
+            write_config(run_dir, self._config_values)
         except OSError as error:  # tried again at the end
-            self.board.notice(f"warning: no {runlog.CONFIG} in {run_dir}: {error.strerror}")
+            self.board.notice(f"warning: no {CONFIG} in {run_dir}: {error.strerror}")
 
     def run(self) -> RunResult:
         """Train, test the last version, export it, and write the result; elsewhere if `run_dir` has no room.
@@ -257,7 +258,7 @@ class Training:
             seconds,
             outcome.samples,
             dict(self.board.dropped),
-            str(self.run_dir / runlog.MODEL),
+            str(self.run_dir / MODEL),
             str(self.run_dir),
             self.board.results * self.center.payload_bytes,
             self.board.turns * self.center.center_bytes,
@@ -291,11 +292,9 @@ class Training:
         np.copyto(center, updated)
 
 
-def _run_log(run_dir: Path, board: StatusBoard, *, resumed: bool) -> runlog.MetricsLog:
+def _run_log(run_dir: Path, board: StatusBoard, *, resumed: bool) -> MetricsLog:
     try:
-        return runlog.MetricsLog(
-            run_dir, time.monotonic(), resumed=resumed, tell=board.trouble_with_log
-        )
+        return MetricsLog(run_dir, time.monotonic(), resumed=resumed, tell=board.trouble_with_log)
     except OSError as error:
-        what = f"{run_dir / runlog.METRICS} cannot be copied to go on with"
+        what = f"{run_dir / METRICS} cannot be copied to go on with"
         raise CheckpointError(f"{what}: {error.strerror}; make room or make it writable") from None

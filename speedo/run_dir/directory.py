@@ -1,19 +1,33 @@
-"""The directory of a new run: made where nothing would be written over, and kept free of what never began."""
+"""The directory of a run: the names in it, made where nothing would be written over, files written whole."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import yaml
 
 from speedo.errors import ConfigError
-from speedo.monitor.console import LOG
-from speedo.run_dir import metrics_log as runlog
-from speedo.run_dir.resume import CHECKPOINTS, EPOCH, LOCK
+from speedo.json_lines import plain
 
+# What a run leaves.
+METRICS: Final = "metrics.jsonl"
+CONFIG: Final = "config.yaml"
+RESULT: Final = "result.json"
+MODEL: Final = "model.caffemodel"
+LOG: Final = "train.log"
 LOGS: Final = "logs"
-FILES: Final = (runlog.CONFIG, runlog.MODEL, LOG, EPOCH, LOCK)
+CHECKPOINTS: Final = "checkpoints"
+EPOCH: Final = "epoch"
+LOCK: Final = "lock"
+
+FILES: Final = (CONFIG, MODEL, LOG, EPOCH, LOCK)
 FOLDERS: Final = (CHECKPOINTS, LOGS)
 
 
@@ -64,12 +78,48 @@ def discard_run_dir(folder: Path) -> None:
         return  # it holds other things, or its disk fails, and why the run never began is what counts
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all; raises `OSError`, and leaves nothing else behind."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def link_or_copy(file: Path, other: Path) -> None:
+    """Give a file a second name, or a copy where the file system has no links; whole or not at all."""
+    temporary = other.with_name(f".{other.name}.{os.getpid()}")
+    try:
+        temporary.unlink(missing_ok=True)
+        try:
+            os.link(file, temporary)
+        except OSError:
+            shutil.copyfile(file, temporary)
+        temporary.replace(other)
+    finally:
+        temporary.unlink(missing_ok=True)  # renaming a file onto itself leaves both names
+
+
+def write_config(folder: Path, values: Mapping[str, Any]) -> None:
+    """Keep the configuration in the form that `--config` reads; secrets must be gone from it. Raises `OSError`."""
+    write_whole(folder / CONFIG, yaml.safe_dump(dict(values), sort_keys=False))
+
+
+def write_result(folder: Path, result: Mapping[str, Any]) -> None:
+    """Keep the result as JSON, whole or not at all; raises `OSError`."""
+    write_whole(folder / RESULT, json.dumps(plain(result), indent=2) + "\n")
+
+
 def _check(folder: Path, snapshots: str) -> None:
     if not os.path.lexists(folder):
         return
     if not os.path.isdir(folder):
         raise ConfigError(f"run_dir {folder} is no directory; give another with --run-dir")
-    for name in (runlog.METRICS, runlog.RESULT):
+    for name in (METRICS, RESULT):
         if os.path.lexists(folder / name):
             raise ConfigError(
                 f"run_dir {folder} already holds a run; give another, or remove that one"

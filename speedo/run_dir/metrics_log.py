@@ -6,17 +6,13 @@ test, join and leave. `time` is seconds since the run began, on a clock that nev
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-import yaml
-
-from speedo.json_lines import line_of, plain, values_of
+from speedo.json_lines import line_of, values_of
 from speedo.messages import (
     Action,
     Checkpointed,
@@ -34,51 +30,14 @@ from speedo.messages import (
     Trained,
 )
 from speedo.run_dir.checkpoint_file import Counters
+from speedo.run_dir.directory import METRICS
 from speedo.run_dir.read_back import number_of
 from speedo.system.files import read_bytes
 from speedo.system.line_file import LineFile
 
-METRICS = "metrics.jsonl"
-CONFIG = "config.yaml"
-RESULT = "result.json"
-MODEL = "model.caffemodel"
-MOST_TIMINGS = 20_000  # of results whose fate is not known yet; late ones leave theirs behind
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all; raises `OSError`, and leaves nothing else behind."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
-
-
-def link_or_copy(file: Path, other: Path) -> None:
-    """Give a file a second name, or a copy where the file system has no links; whole or not at all."""
-    temporary = other.with_name(f".{other.name}.{os.getpid()}")
-    try:
-        temporary.unlink(missing_ok=True)
-        try:
-            os.link(file, temporary)
-        except OSError:
-            shutil.copyfile(file, temporary)
-        temporary.replace(other)
-    finally:
-        temporary.unlink(missing_ok=True)  # renaming a file onto itself leaves both names
-
-
-def write_config(folder: Path, values: Mapping[str, Any]) -> None:
-    """Keep the configuration in the form that `--config` reads; secrets must be gone from it. Raises `OSError`."""
-    write_whole(folder / CONFIG, yaml.safe_dump(dict(values), sort_keys=False))
-
-
-def write_result(folder: Path, result: Mapping[str, Any]) -> None:
-    """Keep the result as JSON, whole or not at all; raises `OSError`."""
-    write_whole(folder / RESULT, json.dumps(plain(result), indent=2) + "\n")
+MOST_TIMINGS: Final = (
+    20_000  # of results whose fate is not known yet; late ones leave theirs behind
+)
 
 
 class MetricsLog:

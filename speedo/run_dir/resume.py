@@ -1,31 +1,14 @@
-"""Going on with a run that ended: who may write its directory, and what its last checkpoint says.
-
-The directory holds the fencing `epoch` of the master that owns the run. Whoever resumes raises it; a master
-that finds another epoch there than its own has been replaced and must not write any more.
-"""
+"""Going on with a run that ended: what its last good checkpoint says."""
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
-from speedo.bounds import LARGEST_INT32, whole_number
-from speedo.errors import CheckpointError, ConfigError, FencedError
-from speedo.run_dir import metrics_log as runlog
+from speedo.errors import CheckpointError, ConfigError
 from speedo.run_dir.checkpoint_file import Counters, checkpoints_in, latest
-from speedo.system.files import read_text
-
-CHECKPOINTS: Final = "checkpoints"
-EPOCH: Final = "epoch"
-LOCK: Final = "lock"
-MOST_EPOCH_BYTES: Final = 64
-FENCE_S: Final = 0.5
+from speedo.run_dir.directory import CHECKPOINTS, CONFIG
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,97 +50,15 @@ def find_run(folder: Path) -> Resumed:
         raise ConfigError(
             f"resume names {folder}, which is no run directory; give the one that the run printed"
         )
-    if not os.path.isfile(folder / runlog.CONFIG):
+    if not os.path.isfile(folder / CONFIG):
         raise ConfigError(
-            f"resume names {folder}, which holds no run: it has no {runlog.CONFIG}; give a run directory"
+            f"resume names {folder}, which holds no run: it has no {CONFIG}; give a run directory"
         )
     if not checkpoints_in(folder / CHECKPOINTS):
         raise CheckpointError(
             f"{folder} has no checkpoint: the run ended before its first one; start it anew, "
-            f"with --config {folder / runlog.CONFIG}"
+            f"with --config {folder / CONFIG}"
         )
     path, checkpoint, problems = latest(folder / CHECKPOINTS)
     slots = tuple(sorted(checkpoint.histories))
     return Resumed(folder.resolve(), path, checkpoint.counters, slots, tuple(problems))
-
-
-@contextmanager
-def owned(run_dir: Path, *, take_over: bool) -> Iterator[None]:
-    """Hold the run directory's lock: two masters on one machine do not train the same run unawares.
-
-    Raises `ConfigError` if a living process holds it, unless `take_over`.
-    """
-    lock = _lock_file(run_dir / LOCK)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            holder = os.pread(lock, 32, 0).decode("ascii", "replace").strip() or "?"
-            if not take_over:
-                raise ConfigError(
-                    f"{run_dir} is still being trained by process {holder}; `speedo stop` ends it, and if it "
-                    "hangs, --take-over shuts it out"
-                ) from None
-        else:
-            with suppress(OSError):  # the lock itself is what counts
-                os.ftruncate(lock, 0)
-                os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-        yield
-    finally:
-        os.close(lock)
-
-
-def _lock_file(path: Path) -> int:
-    try:
-        if os.path.lexists(path) and not os.path.isfile(path):
-            raise OSError(errno.EINVAL, "it is no regular file")
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise ConfigError(
-            f"{path}, the lock of the run, cannot be opened ({error.strerror}): make room there, make it writable, "
-            "or remove it"
-        ) from None
-
-
-def epoch_of(run_dir: Path) -> int:
-    """The fencing epoch of the run's present master."""
-    try:
-        epoch = whole_number(read_text(run_dir / EPOCH, MOST_EPOCH_BYTES))
-    except (OSError, ValueError):
-        return 0
-    return epoch if epoch is not None and epoch < LARGEST_INT32 else 0
-
-
-def claim(run_dir: Path, at_least: int = 0) -> int:
-    """Become the run's master: a higher epoch than any before, on the disk when this returns."""
-    epoch = max(epoch_of(run_dir) + 1, at_least)
-    try:
-        runlog.write_whole(run_dir / EPOCH, f"{epoch}\n")
-    except OSError as error:
-        raise CheckpointError(
-            f"{run_dir} cannot be written: {error.strerror}; make room there or make it writable"
-        ) from None
-    return epoch
-
-
-class Fence:
-    """Tells the master of `epoch` that another has taken its run over."""
-
-    def __init__(self, run_dir: Path, epoch: int, clock: Callable[[], float]) -> None:
-        self._run_dir, self._epoch, self._clock = run_dir, epoch, clock
-        self._next = clock()
-
-    def check(self) -> None:
-        """`require`, but only now and then: cheap enough for every merge."""
-        if self._clock() >= self._next:
-            self.require()
-            self._next = self._clock() + FENCE_S
-
-    def require(self) -> None:
-        """Raises `FencedError` if another master has claimed the run."""
-        present = epoch_of(self._run_dir)
-        if present > self._epoch:
-            raise FencedError(
-                f"another master has resumed this run (epoch {present}, ours is {self._epoch}): this one stops "
-                "and writes nothing more"
-            )

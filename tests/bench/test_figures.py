@@ -28,7 +28,8 @@ from bench.support.throughput import (
     turned,
 )
 from speedo.messages import Drop, Finish, Left, Merge, Part, Trained
-from speedo.run_dir.metrics_log import METRICS, MetricsLog
+from speedo.run_dir.directory import METRICS
+from speedo.run_dir.metrics_log import MetricsLog
 
 TIMINGS = {"fetch": 0.01, "compute": 0.07, "publish": 0.005}
 

@@ -21,7 +21,8 @@ from speedo.run_dir.checkpoint_file import (
     read_checkpoint,
     write_checkpoint,
 )
-from speedo.run_dir.resume import Fence, claim, epoch_of, find_run, owned
+from speedo.run_dir.fence import Fence, claim, epoch_of, owned
+from speedo.run_dir.resume import find_run
 
 COUNTERS = Counters(
     run="ab12", epoch=1, mode="sync", version=7, iteration=7, samples=448, received=14, seconds=1.5,

@@ -30,8 +30,7 @@ from speedo.messages import (
     Trained,
 )
 from speedo.monitor.status import RECENT_S, StatusBoard
-from speedo.run_dir import metrics_log as runlog
-from speedo.run_dir.directory import create_run_dir
+from speedo.run_dir.directory import METRICS, RESULT, create_run_dir, write_result, write_whole
 from speedo.run_dir.metrics_log import MetricsLog
 from speedo.sgd_modes.rules import AddDelta
 from speedo.sgd_modes.weed_out import WeedOut
@@ -60,7 +59,7 @@ def log(tmp_path: Path) -> Iterator[MetricsLog]:
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / runlog.METRICS).read_text().splitlines()]
+    return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
 
 
 # ---------------------------------------------------------------- status
@@ -234,8 +233,8 @@ def test_a_line_is_there_as_soon_as_it_is_known(tmp_path: Path, log: MetricsLog)
 
 def test_a_folder_that_holds_a_run_is_not_taken_again(tmp_path: Path) -> None:
     folder = create_run_dir(tmp_path / "run")
-    runlog.write_result(folder, {"accuracy": float("nan"), "version": 3})
-    assert json.loads((folder / runlog.RESULT).read_text()) == {"accuracy": None, "version": 3}
+    write_result(folder, {"accuracy": float("nan"), "version": 3})
+    assert json.loads((folder / RESULT).read_text()) == {"accuracy": None, "version": 3}
     with pytest.raises(ConfigError, match="already holds a run; give another"):
         create_run_dir(folder)
 
@@ -247,7 +246,7 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
 
 
 def test_files_are_written_whole_and_nothing_else_is_left(tmp_path: Path) -> None:
-    runlog.write_whole(tmp_path / "a.txt", "first")
-    runlog.write_whole(tmp_path / "a.txt", "second")
+    write_whole(tmp_path / "a.txt", "first")
+    write_whole(tmp_path / "a.txt", "second")
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
     assert (tmp_path / "a.txt").read_text() == "second"

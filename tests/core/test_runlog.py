@@ -13,7 +13,8 @@ from speedo.master.coordinator import Coordinator, Plan
 from speedo.master.driver import Driver
 from speedo.messages import Command, Drop, Evaluate, Merge, Part, StoreTrouble, Trained
 from speedo.monitor.status import StatusBoard
-from speedo.run_dir.metrics_log import METRICS, MetricsLog
+from speedo.run_dir.directory import METRICS
+from speedo.run_dir.metrics_log import MetricsLog
 from speedo.sgd_modes.rules import AverageDeltas
 from speedo.sgd_modes.synchronous import Synchronous
 from speedo.simulation.simulator import SimulatedCluster, World

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from speedo.engines.caffe_import import load_caffe
-from speedo.run_dir import metrics_log as runlog
+from speedo.run_dir.directory import link_or_copy
 from speedo.storage.memory_store import MemoryStore
 from tests.engines.nets import net_text, write_data, write_solver
 from tests.runs.local import train_here
@@ -64,6 +64,6 @@ def test_a_second_name_is_whole_and_may_be_given_again(
     file.write_text("new")
     other.write_text("old")
     for _ in range(2):
-        runlog.link_or_copy(file, other)
+        link_or_copy(file, other)
     assert other.read_text() == "new"
     assert sorted(one.name for one in tmp_path.iterdir()) == ["file", "other"]

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-import speedo
 from speedo.actors.ray_node import session
 from speedo.run.prepare import Prepared
+from speedo.version import VERSION
 
 NAMESPACE: Final = b"speedo"
 FACTS: Final = b"facts"
@@ -32,7 +32,7 @@ def published(master: Any, prepared: Prepared) -> Iterator[None]:
 
     spec = prepared.spec
     facts = {
-        "speedo": speedo.__version__,
+        "speedo": VERSION,
         "run": prepared.run,
         "mode": prepared.config.mode,
         "workers": prepared.config.workers,

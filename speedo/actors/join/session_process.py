@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import psutil
 
-import speedo
 from speedo.actors.join.master_monitor import Lifeline
 from speedo.actors.ray_node import session
 from speedo.errors import ClusterError, EngineError, SpeedoError
 from speedo.monitor.status import Status
 from speedo.run.prepare import make_dataset, preparable_dataset
 from speedo.run.scratch import scratch_folder
+from speedo.version import VERSION
 
 if TYPE_CHECKING:
     from speedo.actors.worker_host import WorkerHost
@@ -257,9 +257,9 @@ def _settings(master: Any, name: str, address: str) -> Any:
     import ray
 
     theirs = ray.get(master.version.remote(), timeout=ANSWER_S)
-    if theirs != speedo.__version__:
+    if theirs != VERSION:
         raise ClusterError(
-            f"SpeeDO differs: the master at {address} has {theirs}, this node {speedo.__version__}: "
+            f"SpeeDO differs: the master at {address} has {theirs}, this node {VERSION}: "
             "install the same version on every node"
         )
     return ray.get(master.settings.remote(name), timeout=ANSWER_S)

@@ -1,4 +1,4 @@
-"""Asks a master's Ray for its versions, in a process of its own: `python -m speedo.actors.join.version_probe HOST:PORT`.
+"""Asks a master's Ray for its versions: `python -m speedo.actors.join.version_probe HOST:PORT`, a process of its own.
 
 Answers with one line of JSON; a refused token shows on standard error, in Ray's own words, and ends the process.
 """
