@@ -14,7 +14,7 @@ import shlex
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +41,7 @@ WORKERS = (1, 2, 4, 8, 16)
 KINDS = ("master", "redis")
 Say = Callable[[str], None]
 Shares = dict[str, list[dict[str, float]]]
+Point = tuple[int, float, float]  # workers, milliseconds per exchange, the master's share of a core
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,9 +208,9 @@ def workers_table(
 
 def points_of(
     modes: Sequence[str], counts: Sequence[int], measured: Sequence[Round], shares: Shares
-) -> dict[str, list[tuple[int, float, float]]]:
+) -> dict[str, list[Point]]:
     """Workers, milliseconds per exchange and the master's share, for each mode."""
-    points: dict[str, list[tuple[int, float, float]]] = {}
+    points: dict[str, list[Point]] = {}
     for mode in modes:
         for count in counts:
             rate = median_rate(measured, workers_name(mode, count))
@@ -217,6 +218,49 @@ def points_of(
                 seen = [one["master"] for one in shares[workers_name(mode, count)]]
                 points.setdefault(mode, []).append((count, 1000 / rate, statistics.median(seen)))
     return points
+
+
+# ---------------------------------------------------------------- the picture
+
+
+def draw(
+    path: Path,
+    times: Mapping[float, Sequence[float]],
+    line: Line,
+    modes: Mapping[str, Sequence[Point]],
+) -> None:
+    """Two panels as PNG: milliseconds against MB with the fitted line, and against workers for each mode."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    if times:
+        x = np.array(list(times))
+        middle = np.array([statistics.median(one) for one in times.values()])
+        below = middle - [min(one) for one in times.values()]
+        above = [max(one) for one in times.values()] - middle
+        left.errorbar(x, middle, [below, above], fmt="o", label="measured, least to most")
+        wide = np.geomspace(x.min(), x.max(), 50)
+        fitted = f"{line.constant:.2f} ms + {line.per_mb:.3f} ms per MB"
+        left.plot(wide, line.constant + line.per_mb * wide, label=fitted)
+        left.set(xscale="log", yscale="log", xlabel="model, MB", ylabel="exchange, ms")
+        left.legend()
+    shares = right.twinx()
+    for mode, points in modes.items():
+        workers = [point[0] for point in points]
+        (drawn,) = right.plot(workers, [point[1] for point in points], "o-", label=mode)
+        shares.plot(workers, [point[2] for point in points], "x--", color=drawn.get_color())
+    ticks = sorted({point[0] for points in modes.values() for point in points})
+    right.set(xlabel="workers", ylabel="exchange, ms (points)", xticks=ticks)
+    most = max((point[1] for points in modes.values() for point in points), default=1.0)
+    right.set_ylim(0, 1.15 * most)
+    shares.set(ylabel="master's share of a core (crosses)", ylim=(0, 1.05))
+    if modes:
+        right.legend(loc="lower right")
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
 
 
 # ---------------------------------------------------------------- the program
@@ -269,8 +313,6 @@ def main() -> int:
                 flush=True,
             )
     if asked.picture is not None:
-        from bench.growth_picture import draw
-
         draw(asked.picture, times, line, points_of(asked.modes, asked.workers, done, shares))
     for failure in failures:
         print(f"failed: {failure}", file=sys.stderr)

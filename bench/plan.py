@@ -33,11 +33,11 @@ from bench.support.nets import SHAPES, Bench
 from bench.support.processes import end_by_signals
 from bench.support.runs import cores, iterations_for, train
 from bench.wire import Hosts
+from speedo.planning.calibrate_by_measuring import measure_solver
 from speedo.planning.calibrate_from_run import with_run
 from speedo.planning.calibration import Calibration
 from speedo.planning.predict import predict
 from speedo.planning.site import Site
-from speedo.planning.solvers import measure_solver
 from tests.hosts.network import network
 
 PLACES = ("here", "redis", "link")

@@ -23,7 +23,7 @@ from speedo.messages import SaveState, StateSaved, Train, Trained
 from speedo.run.settings import RunSettings
 from speedo.storage.base import Store
 from speedo.transport.channel import WorkerChannel, first_line, refusal
-from speedo.worker.turn_pipeline import TurnPipeline
+from speedo.worker.overlapping_turns import TurnPipeline
 
 Argument = TypeVar("Argument")
 Answer = TypeVar("Answer")
@@ -224,7 +224,7 @@ class WorkerActor:
 
     def _save_state(self, command: SaveState) -> StateSaved:
         from speedo.run.open_store import run_store
-        from speedo.vectors.history_transfer import put_history
+        from speedo.vectors.transfer import put_history
 
         worker, place, settings = self._worker, self._place, self._settings
         history = worker.engine.history()
@@ -247,7 +247,7 @@ class WorkerActor:
 
 def _take_over(engine: Engine, store: Store, keyspace: str, place: Assignment) -> None:
     """Load the history that this slot had in the checkpoint; without it, which is told, momentum begins at 0."""
-    from speedo.vectors.history_transfer import take_history
+    from speedo.vectors.transfer import take_history
 
     assert place.history is not None
     try:

@@ -231,8 +231,8 @@ def _measured(
     **options: Any,
 ) -> Calibration:
     """Measured here, with the messages of a run if one is given."""
+    from speedo.planning.calibrate_by_measuring import measure_solver
     from speedo.planning.calibrate_from_run import check_run, with_run
-    from speedo.planning.solvers import measure_solver
     from speedo.vectors.codecs import Compression
 
     check_workplace()

@@ -23,7 +23,7 @@ from speedo.version import VERSION
 
 PYTHONS: Final = ((3, 11), (3, 12))  # pyproject.toml: requires-python
 LEAST_REDIS: Final = 6  # speedo.storage.redis.store
-REDIS_WITH_USERS: Final = 7  # speedo.storage.redis.acl
+REDIS_WITH_USERS: Final = 7  # speedo.storage.redis.users
 # The longest name of a socket under the temporary folder, and what a socket's name may have.
 RAY_SOCKET: Final = f"/speedo-ray-12345678/{RAY_FOLDER}/{STORE_SOCKET}"
 LONGEST_SOCKET: Final = 107

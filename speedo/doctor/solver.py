@@ -24,8 +24,8 @@ from speedo.solver import (
     solver_for_worker,
 )
 from speedo.solver.bundled import bundled_solver
+from speedo.solver.data_layers import count_records
 from speedo.solver.paths import SearchPath
-from speedo.solver.records import count_records
 
 BUILD_S: Final = 60.0
 

@@ -20,7 +20,6 @@ from typing import Any, Protocol
 
 from google.protobuf import text_format
 
-from speedo.engines import data_position
 from speedo.engines.caffe_import import is_cpu_only, load_caffe, prepare_environment
 from speedo.engines.evaluation import TestNets
 from speedo.engines.files import folder_in, memory_file, write_out
@@ -140,9 +139,16 @@ class PycaffeEngine:
         return total / (n * self._iter_size)
 
     def advance(self, batches: int) -> None:
-        """Pass over so many batches of the train net's data."""
+        """Let every layer that reads data pass over this number of batches.
+
+        What it draws at random for them (mirrored or cropped images) is drawn as in training, so a rebuilt net that
+        is advanced continues with the same images.
+        """
+        layers = [at for at in range(len(self._net.layers)) if not len(self._net._bottom_ids(at))]
         with self._native():
-            data_position.advance(self._net, batches)
+            for _ in range(batches):
+                for layer in layers:
+                    self._net._forward(layer, layer)
 
     def gradient(self, n: int, out: Vector) -> float:
         """Mean raw gradient over `n * iter_size` batches at the present weights; mean loss.

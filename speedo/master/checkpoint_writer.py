@@ -20,7 +20,7 @@ from speedo.master.coordinator import Coordinator
 from speedo.messages import Checkpointed, Left, SaveState, StateSaved
 from speedo.run_dir.checkpoint_file import Checkpoint, Counters, WorkerState, write_checkpoint
 from speedo.storage.base import Store
-from speedo.vectors.history_transfer import take_history
+from speedo.vectors.transfer import take_history
 
 GATHER_S: Final = 30.0  # workers that have not answered by then keep their history to themselves
 POLL_S: Final = 0.05

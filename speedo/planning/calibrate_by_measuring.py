@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
+from speedo.config.run_config import make_config
+from speedo.data import default_data_root
 from speedo.engines.caffe_import import prepare_environment
 from speedo.engines.native_failures import describe_death
 from speedo.errors import EngineError, SolverError
@@ -35,7 +37,16 @@ from speedo.planning.calibration import (
     shape_of,
 )
 from speedo.planning.measuring_process import MARK, PROBLEM
-from speedo.solver import SolverSpec, solver_for_worker
+from speedo.planning.predict import HYBRID
+from speedo.run.prepare import SOLVER_VARIABLE, make_dataset, preparable_dataset
+from speedo.solver import (
+    SolverOverrides,
+    SolverSpec,
+    check_solver,
+    read_solver,
+    solver_for_worker,
+)
+from speedo.solver.bundled import bundled_solver
 from speedo.storage.redis.server import PrivateRedis
 from speedo.vectors.codecs import NO_COMPRESSION, Compression
 
@@ -55,6 +66,48 @@ class Effort:
     batch_sizes: Sequence[int] = ()
     crowd: bool = True
     compression: Compression = NO_COMPRESSION
+
+
+def measure_solver(
+    solver: Path | None,
+    modes: Sequence[str],
+    workers: Sequence[int],
+    split: bool | None,
+    seconds: float,
+    note: Callable[[str], None],
+    *,
+    data_root: Path | None = None,
+    cpu: bool = False,
+    compression: Compression = NO_COMPRESSION,
+) -> Calibration:
+    """Without a `solver` that of the environment, or LeNet, whose data are made if they are missing.
+
+    Raises `SolverError` with all that is wrong, `DataError`, `EngineError`, `StoreError`.
+    """
+    named = os.environ.get(SOLVER_VARIABLE)
+    path = solver or (Path(named) if named else bundled_solver())
+    root = (data_root or default_data_root()).absolute()
+    spec = read_solver(path, overrides=SolverOverrides(cpu=cpu), data_root=root)
+    dataset = preparable_dataset(spec)
+    if dataset is not None:
+        make_dataset(root, dataset, note)
+    check_solver(spec, workers=1, split=False)
+    sizes: Sequence[int] = ()
+    if any(_splits(mode, split) for mode in modes):
+        sizes = batches_between(spec.batch_size, max(workers))
+    return measure(spec, Effort(seconds, sizes, compression=compression), note)
+
+
+def batches_between(batch_size: int, workers: int) -> tuple[int, ...]:
+    """The share of each of so many workers, and a size halfway to it by ratio: where a step's time is measured."""
+    least = max(1, batch_size // workers)
+    middle = round((least * batch_size) ** 0.5)
+    return tuple(sorted({least, middle} - {batch_size}))
+
+
+def _splits(mode: str, split: bool | None) -> bool:
+    phases = [{"mode": kind, "iterations": 1} for kind in HYBRID] if mode == "hybrid" else []
+    return make_config({"mode": mode, "split_batch": split, "phases": phases}).splits_batch
 
 
 def measure(spec: SolverSpec, effort: Effort, note: Note) -> Calibration:

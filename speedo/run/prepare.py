@@ -33,7 +33,7 @@ from speedo.solver import (
 )
 from speedo.solver.bundled import bundled_solver
 from speedo.solver.conversion import convert_databases
-from speedo.solver.records import count_records
+from speedo.solver.data_layers import count_records
 from speedo.storage.redis.store import RedisStore
 from speedo.system.workplace import check_names
 from speedo.vectors.codecs import bytes_of

@@ -35,7 +35,7 @@ from speedo.sgd_modes.registry import make_strategy, needs_update
 from speedo.solver import solver_for_server
 from speedo.storage import keys
 from speedo.storage.base import Store
-from speedo.vectors.history_transfer import put_history
+from speedo.vectors.transfer import put_history
 from speedo.vectors.vector import Vector
 
 TICKETS_OF_AN_EPOCH = 1_000_000_000  # a resumed run gives out no ticket that the log has already

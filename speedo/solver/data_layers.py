@@ -1,14 +1,21 @@
-"""The layers that bring the records in: how many at a time, and from where.
+"""The layers that bring the records in: how many at a time, from where, and how many there are.
 
 One table instead of a branch per layer type wherever batch or source is asked for.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any, Final
 
-from speedo.solver.proto import set_field
+import lmdb
+
+from speedo.errors import DataError
+from speedo.solver.conversion import conversion_of, reads_leveldb
+from speedo.solver.proto import caffe_proto, parse_text, set_field
+from speedo.solver.spec import SolverSpec
+from speedo.system.files import open_to_read
 
 # Layer type -> the parameter that holds `source` and `batch_size`.
 SOURCES: Final = {
@@ -83,3 +90,36 @@ def set_net_batch(net: Any, batch_size: int) -> None:
 def source_of(layer: Any) -> str:
     """The file or database that the layer reads, as it is written; empty for one without."""
     return str(getattr(layer, SOURCES[layer.type]).source) if layer.type in SOURCES else ""
+
+
+def count_records(spec: SolverSpec) -> int | None:
+    """Training records: the entries of the first data layer's database, or the lines of its image list.
+
+    None where that cannot be known without reading them.
+    """
+    parameter = parse_text(spec.text, caffe_proto().SolverParameter())
+    for layer in parameter.train_net_param.layer:
+        if layer.type == "Data":
+            found = spec.search.find(layer.data_param.source)
+            if found is None:
+                return None
+            try:
+                if reads_leveldb(layer):
+                    found = conversion_of(found)
+                if not os.path.isfile(found / "data.mdb" if found.is_dir() else found):
+                    return None  # LMDB waits for what comes out of a pipe
+                with lmdb.open(
+                    str(found), readonly=True, lock=False, subdir=found.is_dir()
+                ) as database:
+                    return int(database.stat()["entries"])
+            except (lmdb.Error, DataError):
+                return None
+        if layer.type == "ImageData":
+            found = spec.search.find(layer.image_data_param.source)
+            if found is not None:
+                try:
+                    with open_to_read(found) as lines:
+                        return sum(1 for line in lines if line.strip())
+                except OSError:
+                    return None
+    return None

@@ -1,13 +1,17 @@
-"""Vectors out of the store: read into memory of one's own, or looked at where they lie; checked either way."""
+"""What passes through the store: vectors, copied or read in place, and solver histories; checked when read."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
+import xxhash
 
 from speedo.errors import PayloadError
+from speedo.storage import keys
 from speedo.storage.base import Store
 from speedo.vectors.codecs import Codec, make_codec
 from speedo.vectors.vector import (
@@ -20,6 +24,11 @@ from speedo.vectors.vector import (
     check_header,
     check_sum,
 )
+
+HISTORY_EXPIRY_S: Final = 900.0  # a history that nobody fetched leaves the store by itself
+MOST_HISTORY_BYTES: Final = 16 << 30
+_HISTORY_HEAD: Final = struct.Struct("<4sIQQ")  # magic, slot, version, xxh3 of the body
+_HISTORY_MAGIC: Final = b"SPH1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +77,31 @@ def look_at_vector(store: Store, key: str, layout: Layout, kind: Kind, codec: Co
         view.check()
         raise PayloadError(f"{key}: {error}") from None
     return Seen(header, np.frombuffer(view.body, np.float32), view.check)
+
+
+def put_history(store: Store, run: str, worker: int, version: int, history: bytes) -> None:
+    """Write the history that slot `worker` had at `version`. Raises `StoreError`."""
+    head = _HISTORY_HEAD.pack(_HISTORY_MAGIC, worker, version, xxhash.xxh3_64_intdigest(history))
+    key = keys.state(run, worker, version)
+    store.write(key, head, memoryview(history), expire_s=HISTORY_EXPIRY_S)
+
+
+def take_history(store: Store, run: str, worker: int, version: int) -> bytes:
+    """Read a history and remove it. Raises `MissingKeyError`, `StoreError`; `PayloadError` if it is damaged."""
+    key = keys.state(run, worker, version)
+    _, size = store.read_head(key)
+    if size > MOST_HISTORY_BYTES:
+        raise PayloadError(f"{key} has {size} bytes, more than any history")
+    body = bytearray(size)
+    head = store.read(key, memoryview(body))
+    store.delete(key)
+    if len(head) != _HISTORY_HEAD.size:
+        raise PayloadError(f"{key} is no solver history")
+    if _HISTORY_HEAD.unpack(head) != (
+        _HISTORY_MAGIC,
+        worker,
+        version,
+        xxhash.xxh3_64_intdigest(body),
+    ):
+        raise PayloadError(f"{key} is damaged, or another's")
+    return bytes(body)

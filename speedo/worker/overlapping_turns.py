@@ -9,7 +9,10 @@ from three threads, each stage of the turns in their order.
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Final
 
 import numpy as np
 
@@ -18,9 +21,55 @@ from speedo.failpoints import reached
 from speedo.messages import Train, Trained
 from speedo.sgd_modes.rules import add_scaled
 from speedo.vectors.transfer import Seen, fetch_vector, look_at_vector
-from speedo.vectors.vector import Blob, Kind, Vector
+from speedo.vectors.vector import Blob, Kind, Layout, Vector
 from speedo.worker.turn import Worker, needs_center
-from speedo.worker.turn_buffers import COUNT, COUNT_KEPT, TurnBuffer, TurnBuffers
+
+BUFFERS: Final = 2  # one turn is published, or added to the next one's center, while another is fetched or computed
+BUFFERS_KEPT: Final = 3  # where a result is needed until the turn after the next
+ORDER_S: Final = 30.0  # within which a turn that was sent before another must have come, too
+
+
+@dataclass(eq=False, slots=True)
+class TurnBuffer:
+    """A vector, and how many still need it."""
+
+    vector: Vector
+    users: int = 0
+
+
+@dataclass
+class TurnBuffers:
+    """Vectors that are lent and come back, each once nobody needs it. May be used from several threads.
+
+    Turns must take theirs in their order: else the one that comes first could wait for the one after it.
+    """
+
+    layout: Layout
+    _made: int = 0
+    _free: SimpleQueue[TurnBuffer] = field(default_factory=SimpleQueue)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self, most: int = BUFFERS) -> TurnBuffer:
+        """A buffer for one user, as soon as there is one of so many."""
+        if self._made < most and self._free.empty():
+            self._made += 1
+            self._free.put(TurnBuffer(self.layout.zeros()))
+        buffer = self._free.get()
+        buffer.users = 1
+        return buffer
+
+    def share(self, buffer: TurnBuffer) -> None:
+        """One more needs it."""
+        with self._lock:
+            buffer.users += 1
+
+    def give_back(self, buffer: TurnBuffer) -> None:
+        """One of its users needs it no longer."""
+        with self._lock:
+            buffer.users -= 1
+            free = buffer.users == 0
+        if free:
+            self._free.put(buffer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +109,7 @@ class OverlappingWorker(Worker):
     def fetch(self, command: Train) -> Fetched:
         """Get the turn's center out of the store, or find it there."""
         began = self.clock()
-        buffer = self._buffers.take(COUNT_KEPT if command.payload is Kind.WEIGHTS else COUNT)
+        buffer = self._buffers.take(BUFFERS_KEPT if command.payload is Kind.WEIGHTS else BUFFERS)
         try:
             key = self._center_key(self.run, command.version)
             place = (self.store, key, self.engine.layout, Kind.CENTER)
@@ -161,3 +210,41 @@ class OverlappingWorker(Worker):
             return super()._seal(command, payload)
         with self._statistics:
             return super()._seal(command, payload)
+
+
+class TurnPipeline:
+    """Turns go in by `submit`, in any order and from any thread, and come out in the order of their tickets.
+
+    `engine` is the one thread that the solver knows: Caffe's settings and its random numbers belong to a thread.
+    """
+
+    def __init__(self, worker: OverlappingWorker, engine: ThreadPoolExecutor) -> None:
+        self.worker, self._engine = worker, engine
+        self._fetching = ThreadPoolExecutor(1, "fetch")
+        self._publishing = ThreadPoolExecutor(1, "publish")
+        self._changed = threading.Condition()
+        self._latest = 0  # ticket
+        self._last: Future[Trained] | None = None
+
+    def submit(self, command: Train) -> Future[Trained]:
+        """Begin this turn, behind all that were submitted and the one that it comes after."""
+        worker = self.worker
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._latest >= command.after, ORDER_S):
+                raise PayloadError(f"the turn before it, ticket {command.after}, never came")
+            fetched = self._fetching.submit(worker.fetch, command)
+            computed = self._engine.submit(lambda: worker.compute(command, fetched.result()))
+            self._last = self._publishing.submit(lambda: worker.publish(command, computed.result()))
+            self._latest = command.ticket
+            self._changed.notify_all()
+            return self._last
+
+    def drain(self) -> None:
+        """Wait for the turns that were submitted."""
+        if self._last is not None:
+            wait([self._last])
+
+    def close(self) -> None:
+        """Wait, and end the threads that are its own."""
+        self._fetching.shutdown()
+        self._publishing.shutdown()

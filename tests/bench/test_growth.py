@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench import growth
-from bench.growth import Line
-from bench.growth_picture import draw
+from bench.growth import Line, draw
 from bench.support.figures import Measured
 
 

@@ -144,7 +144,7 @@ def at_the_farm(farm: Farm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setattr(membership, "wait_for_master", stop_here)
     monkeypatch.setattr(membership.time, "sleep", stop_here)  # it waits for its token, as it should
     monkeypatch.setattr(prediction, "predict_all", stop_here)
-    monkeypatch.setattr("speedo.planning.solvers.measure", stop_here)
+    monkeypatch.setattr("speedo.planning.calibrate_by_measuring.measure", stop_here)
     monkeypatch.setattr("speedo.doctor.examination.pycaffe", lambda: ok("pycaffe", "not tried"))
     monkeypatch.setattr(
         "speedo.doctor.examination.examine_master", lambda request, secret: ([], {})

@@ -17,9 +17,8 @@ from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
 from speedo.vectors.transfer import fetch_vector
 from speedo.vectors.vector import Kind, Vector, as_bytes, header_for
-from speedo.worker import turn_pipeline
-from speedo.worker.overlapping_turns import OverlappingWorker
-from speedo.worker.turn_pipeline import TurnPipeline
+from speedo.worker import overlapping_turns
+from speedo.worker.overlapping_turns import OverlappingWorker, TurnPipeline
 
 WAIT_S = 30.0
 
@@ -153,7 +152,7 @@ def test_a_turn_that_comes_too_early_waits_for_the_one_before_it(pipeline: TurnP
 def test_one_whose_predecessor_never_comes_is_refused(
     pipeline: TurnPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turn_pipeline, "ORDER_S", 0.01)
+    monkeypatch.setattr(overlapping_turns, "ORDER_S", 0.01)
     with pytest.raises(PayloadError, match="ticket 7, never came"):
         pipeline.submit(train(8, after=7))
 

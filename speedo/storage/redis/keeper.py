@@ -17,8 +17,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from speedo.storage.redis.acl import acl_file
 from speedo.storage.redis.certificate import CERTIFICATE, KEY
+from speedo.storage.redis.users import acl_file
 
 CONFIG: Final = "redis.conf"
 USERS: Final = "users.acl"

@@ -20,12 +20,12 @@ from types import TracebackType
 from typing import Final, Self
 
 from speedo.errors import StoreError
-from speedo.storage.redis.acl import MASTER
 from speedo.storage.redis.certificate import make_certificate, trusting
 from speedo.storage.redis.keeper import KEEPER, write_config
 from speedo.storage.redis.resp import ProtocolError, ReplyError, RespStream
 from speedo.storage.redis.strangers import Doorkeeper
 from speedo.storage.redis.url import url_by_socket
+from speedo.storage.redis.users import MASTER
 from speedo.system.background_process import start_in_background
 from speedo.system.private_folders import make_private_folder
 
