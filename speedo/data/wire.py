@@ -1,26 +1,63 @@
-"""Caffe's `Datum` and `BlobProto` as bytes, without Caffe.
+"""Caffe's `Datum` and `BlobProto` as bytes, without Caffe: importing pycaffe takes a second and needs a native library.
 
-Importing pycaffe loads a native library and takes a second; the two messages are a handful of
-fields in protobuf's wire format (https://protobuf.dev/programming-guides/encoding/), so they are
-written here by hand. Field numbers: Caffe, src/caffe/proto/caffe.proto. A test holds the result
-against Caffe's own parser.
+Protobuf itself reads and writes them, by a schema made here. It is in a descriptor pool of its own, because Caffe's
+file defines messages of the same names in the default pool. Field numbers: Caffe, src/caffe/proto/caffe.proto.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
 
 from speedo.errors import DataError
 
-_VARINT: Final = 0
-_FIXED64: Final = 1
-_LENGTH: Final = 2
-_FIXED32: Final = 5
+_Field = FieldDescriptorProto
+_MESSAGES: Final[dict[str, dict[str, tuple[int, _Field.Type.ValueType]]]] = {
+    "Datum": {
+        "channels": (1, _Field.TYPE_INT32),
+        "height": (2, _Field.TYPE_INT32),
+        "width": (3, _Field.TYPE_INT32),
+        "data": (4, _Field.TYPE_BYTES),
+        "label": (5, _Field.TYPE_INT32),
+        "encoded": (7, _Field.TYPE_BOOL),
+    },
+    "BlobProto": {
+        "num": (1, _Field.TYPE_INT32),
+        "channels": (2, _Field.TYPE_INT32),
+        "height": (3, _Field.TYPE_INT32),
+        "width": (4, _Field.TYPE_INT32),
+        "data": (5, _Field.TYPE_FLOAT),
+    },
+}
+
+
+def _message_classes() -> dict[str, Any]:
+    """A message class for each entry of `_MESSAGES`; its floats are a packed list."""
+    file = FileDescriptorProto(name="speedo/datum.proto", package="speedo", syntax="proto2")
+    for name, table in _MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for field, (number, kind) in table.items():
+            added = message.field.add(name=field, number=number, type=kind)
+            added.label = _Field.LABEL_OPTIONAL
+            if kind == _Field.TYPE_FLOAT:
+                added.label = _Field.LABEL_REPEATED
+                added.options.packed = True
+    pool = DescriptorPool()
+    pool.Add(file)
+    return {
+        name: GetMessageClass(pool.FindMessageTypeByName(f"speedo.{name}")) for name in _MESSAGES
+    }
+
+
+_CLASSES: Final = _message_classes()
+BlobProto: Final = _CLASSES["BlobProto"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,27 +74,25 @@ class Datum:
 
     def to_bytes(self) -> bytes:
         """The message; an encoded image carries no sizes, Caffe takes them from the file itself."""
-        sizes = b"" if self.encoded else self._sizes()
-        tail = b"\x38\x01" if self.encoded else b""
-        return b"".join(
-            (sizes, b"\x22", _varint(len(self.data)), self.data, b"\x28", _varint(self.label), tail)
-        )
-
-    def _sizes(self) -> bytes:
-        numbers = (self.channels, self.height, self.width)
-        return b"".join(_key(field, _VARINT) + _varint(n) for field, n in enumerate(numbers, 1))
+        if self.label < 0:
+            raise ValueError(f"{self.label} is negative: labels start at 0")
+        message = _CLASSES["Datum"](data=self.data, label=self.label)
+        if self.encoded:
+            message.encoded = True
+        else:
+            message.channels, message.height, message.width = self.channels, self.height, self.width
+        return bytes(message.SerializeToString())
 
     @classmethod
     def from_bytes(cls, message: bytes) -> Datum:
-        """Read a message back; raises DataError if it is not one."""
-        numbers = dict.fromkeys((1, 2, 3, 5, 7), 0)
-        data = b""
-        for field, value in _fields(message):
-            if field in numbers and isinstance(value, int):
-                numbers[field] = value
-            elif field == 4 and isinstance(value, bytes):
-                data = value
-        return cls(numbers[1], numbers[2], numbers[3], data, numbers[5], bool(numbers[7]))
+        """Read a message; raises DataError if it is not one."""
+        try:
+            found = _CLASSES["Datum"].FromString(message)
+        except DecodeError as error:
+            raise DataError(f"not a Datum of Caffe: {error}") from None
+        return cls(
+            found.channels, found.height, found.width, found.data, found.label, found.encoded
+        )
 
 
 def mean_to_bytes(mean: npt.NDArray[np.float32]) -> bytes:
@@ -66,78 +101,5 @@ def mean_to_bytes(mean: npt.NDArray[np.float32]) -> bytes:
     It carries the four old size fields, as Caffe's own tool writes them, which every Caffe reads.
     """
     channels, height, width = mean.shape
-    sizes = b"".join(
-        _key(field, _VARINT) + _varint(number)
-        for field, number in enumerate((1, channels, height, width), 1)
-    )
-    raw = np.ascontiguousarray(mean, dtype="<f4").tobytes()
-    return sizes + _key(5, _LENGTH) + _varint(len(raw)) + raw
-
-
-def mean_from_bytes(message: bytes) -> npt.NDArray[np.float32]:
-    """The mean image in a `BlobProto` of ours; raises DataError if sizes and values do not
-    agree."""
-    sizes = {1: 0, 2: 0, 3: 0, 4: 0}
-    raw = b""
-    for field, value in _fields(message):
-        if field in sizes and isinstance(value, int):
-            sizes[field] = value
-        elif field == 5 and isinstance(value, bytes):
-            raw = value
-    shape = (sizes[2], sizes[3], sizes[4])
-    if sizes[1] != 1 or len(raw) != 4 * int(np.prod(shape)):
-        raise DataError(
-            f"the mean file says 1 x {shape} but holds {len(raw)} bytes: prepare it again"
-        )
-    return np.frombuffer(raw, dtype="<f4").reshape(shape).astype(np.float32)
-
-
-def _key(field: int, kind: int) -> bytes:
-    return _varint(field << 3 | kind)
-
-
-def _varint(number: int) -> bytes:
-    if number < 0:
-        raise ValueError(f"{number} is negative: sizes and labels start at 0")
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a message in order: numbers for varints, bytes for everything else."""
-    at = 0
-    while at < len(message):
-        key, at = _read_varint(message, at)
-        field, kind = key >> 3, key & 7
-        if kind == _VARINT:
-            number, at = _read_varint(message, at)
-            yield field, number
-            continue
-        if kind == _LENGTH:
-            size, at = _read_varint(message, at)
-        elif kind in (_FIXED32, _FIXED64):
-            size = 4 if kind == _FIXED32 else 8
-        else:
-            raise DataError(f"not a protobuf message: wire type {kind} at byte {at}")
-        if at + size > len(message):
-            raise DataError(
-                f"the message is cut off: field {field} wants {size} bytes at byte {at}"
-            )
-        yield field, message[at : at + size]
-        at += size
-
-
-def _read_varint(message: bytes, at: int) -> tuple[int, int]:
-    number = shift = 0
-    while at < len(message):
-        byte = message[at]
-        at += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, at
-        shift += 7
-    raise DataError("the message is cut off in the middle of a number")
+    blob = BlobProto(num=1, channels=channels, height=height, width=width, data=mean.ravel())
+    return bytes(blob.SerializeToString())

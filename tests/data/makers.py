@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from speedo.data.wire import BlobProto
+
 Bytes = npt.NDArray[np.uint8]
 IDX_NAMES = (
     "train-images-idx3-ubyte",
@@ -63,3 +65,9 @@ def cifar_archive(
             member = tarfile.TarInfo(name)
             member.size = len(content)
             tar.addfile(member, BytesIO(content))
+
+
+def mean_in(file: Path) -> npt.NDArray[np.float32]:
+    """The values of a mean file, of shape (channels, height, width)."""
+    blob = BlobProto.FromString(file.read_bytes())
+    return np.array(blob.data, np.float32).reshape(blob.channels, blob.height, blob.width)

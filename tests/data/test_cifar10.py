@@ -11,9 +11,8 @@ import pytest
 from speedo.data import cifar10, prepare_cifar10
 from speedo.data.database import datum_image, read_database
 from speedo.data.download import file_sha256
-from speedo.data.wire import mean_from_bytes
 from speedo.errors import DataError
-from tests.data.makers import Bytes, cifar_archive, cifar_files
+from tests.data.makers import Bytes, cifar_archive, cifar_files, mean_in
 
 RECORDS = 6
 
@@ -72,7 +71,7 @@ def test_the_mean_is_that_of_the_training_images(
     assert prepared.mean is not None
     training = np.concatenate([content for name, content in files.items() if "data" in name])
     expected = training[:, 1:].mean(axis=0, dtype=np.float64).reshape(3, 32, 32)
-    assert np.allclose(mean_from_bytes(prepared.mean.read_bytes()), expected, rtol=1e-6)
+    assert np.allclose(mean_in(prepared.mean), expected, rtol=1e-6)
 
 
 def test_another_seed_in_the_same_folder_is_refused(tmp_path: Path, archive: Path) -> None:

@@ -12,8 +12,9 @@ from PIL import Image
 
 from speedo.data import prepare_images
 from speedo.data.database import datum_image, read_database
-from speedo.data.wire import Datum, mean_from_bytes
+from speedo.data.wire import Datum
 from speedo.errors import DataError
+from tests.data.makers import mean_in
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -50,7 +51,7 @@ def test_raw_datums_hold_blue_green_red_planes(tmp_path: Path, pictures: list[Pi
         assert np.array_equal(datum_image(datum), pixels[:, :, ::-1].transpose(2, 0, 1))
     assert prepared.mean is not None
     mean = np.mean(pictures, axis=0, dtype=np.float64)[:, :, ::-1].transpose(2, 0, 1)
-    assert np.allclose(mean_from_bytes(prepared.mean.read_bytes()), mean, rtol=1e-6)
+    assert np.allclose(mean_in(prepared.mean), mean, rtol=1e-6)
 
 
 def test_gray_images_have_one_plane(tmp_path: Path, pictures: list[Pixels]) -> None:

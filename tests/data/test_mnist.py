@@ -23,9 +23,8 @@ from speedo.data import (
 )
 from speedo.data.database import datum_image, read_database
 from speedo.data.download import file_sha256
-from speedo.data.wire import mean_from_bytes
 from speedo.errors import DataError
-from tests.data.makers import IDX_NAMES, idx_bytes, idx_folder
+from tests.data.makers import IDX_NAMES, idx_bytes, idx_folder, mean_in
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -50,7 +49,7 @@ def test_the_mean_is_that_of_the_training_images(tmp_path: Path) -> None:
     images = idx_folder(tmp_path / "source")[0]
     prepared = prepare_fashion_mnist(tmp_path / "out", source=tmp_path / "source")
     assert prepared.mean is not None
-    mean = mean_from_bytes(prepared.mean.read_bytes())
+    mean = mean_in(prepared.mean)
     assert mean.dtype == np.float32
     assert np.allclose(mean[0], images.mean(axis=0, dtype=np.float64), rtol=1e-6)
 
@@ -215,6 +214,4 @@ def test_the_packaged_fashion_mnist_has_its_known_content(tmp_path: Path) -> Non
     assert first.label == 9
     assert prepared.mean is not None
     # The known mean of the training pixels is 0.2860 of 255 (as in torchvision's normalisation).
-    assert mean_from_bytes(prepared.mean.read_bytes()).mean() / 255 == pytest.approx(
-        0.2860, abs=1e-4
-    )
+    assert mean_in(prepared.mean).mean() / 255 == pytest.approx(0.2860, abs=1e-4)
