@@ -1,4 +1,4 @@
-"""A process that lives as long as we need it, whatever happens to the terminal or the group that we were started in."""
+"""Processes that signals to our terminal or group do not end, and the shells that clean up behind this process."""
 
 from __future__ import annotations
 
@@ -6,11 +6,43 @@ import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 # Those that a closed terminal, `timeout`, systemd or a shutdown send to all processes at once. Only the command itself
 # answers them: it needs the others to test and export what was trained.
 _SENT_TO_ALL: Final = (signal.SIGHUP, signal.SIGTERM)
+_IGNORE_SIGNALS: Final = """
+umask 077
+trap '' HUP INT TERM
+cd /
+"""
+# A process that ends more slowly than ours may still put a file there while the folder is being removed.
+_REMOVE_FOLDER: Final = """
+cd /
+tries=0
+while rm -rf -- "$1" && [ ! -e "$1" ] && exit; [ $tries -lt 40 ]; do
+    tries=$((tries + 1))
+    sleep 0.25
+done
+"""
+
+
+def start_keeper(
+    name: str, folder: str | Path, *arguments: str, script: str = "read -r _", **options: Any
+) -> subprocess.Popen[bytes]:
+    """Start a shell that removes `folder` once `script` has ended, which waits for the end of its input.
+
+    Its input is a pipe whose writing end only this process has, so however this process ends, the kernel closes it.
+    In the script `$1` is the folder, and what follows are the `arguments`; the options are Popen's.
+    """
+    return start_in_background(
+        ["/bin/sh", "-c", _IGNORE_SIGNALS + script + _REMOVE_FOLDER, name, str(folder), *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        **options,
+    )
 
 
 def start_in_background(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:

@@ -1,8 +1,7 @@
 """What stands behind a Ray node: a small shell that ends what is left of it, and removes its folder.
 
 A process of a node whose raylet was killed may look for it, and for its master, up to a minute longer, and nobody is
-its parent any more. But each holds files in the node's folder open, and by that it is known. However our process ends,
-the kernel closes its end of the keeper's pipe.
+its parent any more. But each holds files in the node's folder open, and by that it is known.
 """
 
 from __future__ import annotations
@@ -13,14 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from speedo.system.background_process import start_in_background
+from speedo.system.background_process import start_keeper
 
 _WAIT_S: Final = 15.0
 # A node whose process was killed has 2 s to end by itself; one that was stopped has had its time. What no signal
 # ends, as a process that waits for a broken disk, is left after 8 s more. $PPID is the process that started us.
-_KEEPER: Final = """
-trap '' HUP INT TERM
-cd /
+_END_PROCESSES: Final = """
 tries=0
 if read -r _; then tries=20; fi
 while [ $tries -lt 100 ]; do
@@ -30,19 +27,13 @@ while [ $tries -lt 100 ]; do
     tries=$((tries + 1))
     sleep 0.1
 done
-exec rm -rf -- "$1"
 """
 
 
 @contextmanager
 def kept(folder: str) -> Iterator[None]:
     """At the end of this context nobody but this process holds a file in the folder open, and it is gone."""
-    keeper = start_in_background(
-        ["/bin/sh", "-c", _KEEPER, "speedo-ray", os.path.realpath(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    keeper = start_keeper("speedo-ray", os.path.realpath(folder), script=_END_PROCESSES)
     try:
         yield
     finally:

@@ -1,10 +1,9 @@
 """What stands between us and our Redis server: its keeper, and the server's configuration.
 
-The keeper is a small shell. It holds the reading end of a pipe whose writing end only our process
-has. However that process ends, the kernel closes its end; the keeper then kills the server, waits
-for it and removes the directory. A server that ends before that is started again, empty, with the
-users that it last saved, after pauses of 0.2 s growing to 5 s. Where `setpriv` is installed, which is
-part of Debian's base, the kernel ends the server with a keeper that is killed.
+The keeper is a small shell (`start_keeper`). Once our process has ended, it kills the server, waits for it
+and removes the directory. A server that ends before that is started again, empty, with the users that it
+last saved, after pauses of 0.2 s growing to 5 s. Where `setpriv` is installed, which is part of Debian's
+base, the kernel ends the server with a keeper that is killed.
 
 In the directory: `redis.conf` and `users.acl`, which hold no password but its hash; `child`, the
 process to kill; `started`, which we make once the server answers; `exit`, its status when it ended;
@@ -24,9 +23,7 @@ CONFIG: Final = "redis.conf"
 USERS: Final = "users.acl"
 
 KEEPER: Final = """
-umask 077
-trap '' HUP INT TERM
-cd "$2" || exit 1
+cd "$1" || exit 1
 exec 3<&0
 { read -r _ <&3; touch over || kill -KILL 0; kill -KILL "$(cat child)"; } 2>/dev/null &
 await() {
@@ -41,7 +38,7 @@ $tie true 2>/dev/null || tie=""
 pause=0.2
 while :; do
     born=$(date +%s)
-    $tie "$1" "$2/redis.conf" </dev/null 3<&- >log 2>&1 &
+    $tie "$2" "$1/redis.conf" </dev/null 3<&- >log 2>&1 &
     await $!
     echo "$status" >exit
     if [ -e over ] || [ ! -e started ]; then break; fi
@@ -53,7 +50,6 @@ while :; do
     rm -f exit
 done
 wait
-cd / && rm -rf "$2"
 """
 _CONFIG: Final = """
 bind {host}

@@ -1,6 +1,6 @@
 """A Redis server of our own, which lives exactly as long as the process that started it.
 
-`redis_keeper.KEEPER` stands between, and starts the server again when it dies before us. Both are
+`keeper.KEEPER` stands between, and starts the server again when it dies before us. Both are
 in a session of their own, so Ctrl-C, SIGTERM and SIGHUP do not reach the server before the run has exported.
 """
 
@@ -26,7 +26,7 @@ from speedo.storage.redis.resp import ProtocolError, ReplyError, RespStream
 from speedo.storage.redis.strangers import Doorkeeper
 from speedo.storage.redis.url import url_by_socket
 from speedo.storage.redis.users import MASTER
-from speedo.system.background_process import start_in_background
+from speedo.system.background_process import start_keeper
 from speedo.system.private_folders import make_private_folder
 
 MAX_CLIENTS: Final = 10_000  # Redis's own default
@@ -209,11 +209,11 @@ class PrivateRedis:
             unix_socket=self._with_socket,
             max_clients=self._max_clients,
         )
-        self._keeper = start_in_background(
-            ["/bin/sh", "-c", KEEPER, "speedo-redis", program, str(self._directory)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+        self._keeper = start_keeper(
+            "speedo-redis",
+            self._directory,
+            program,
+            script=KEEPER,
             env={"MALLOC_CONF": _KEEP_MEMORY, "JE_MALLOC_CONF": _KEEP_MEMORY, **os.environ},
         )
         while True:

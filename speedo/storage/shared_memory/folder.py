@@ -8,20 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from speedo.errors import ConfigError
-from speedo.system.background_process import start_in_background
+from speedo.system.background_process import start_keeper
 from speedo.system.private_folders import make_private_folder
 
 MEMORY: Final = Path("/dev/shm")
-# A process that ends more slowly than ours may still put a file there while the folder is being removed.
-_KEEPER: Final = """
-trap '' HUP INT TERM
-read -r _
-tries=0
-while rm -rf -- "$1" && [ ! -e "$1" ] && exit; [ $tries -lt 40 ]; do
-    tries=$((tries + 1))
-    sleep 0.25
-done
-"""
 
 
 class SharedMemory:
@@ -49,12 +39,7 @@ class SharedMemory:
             self.problem = str(error)
             return self
         self.path = path
-        self._keeper = start_in_background(
-            ["/bin/sh", "-c", _KEEPER, "speedo-memory", str(path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        self._keeper = start_keeper("speedo-memory", path)
         return self
 
     def __exit__(self, *_: object) -> None:
