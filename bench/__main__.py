@@ -2,7 +2,7 @@
 
     python -m bench [--rounds 5] [--local-steps 1 10] [--variant NAME=OPTIONS] [--markdown] [--json FILE]
 
-Progress goes to standard error, tables to standard output. docs/performance.md says what they mean.
+Progress goes to standard error, tables to standard output. bench/results/throughput.md says what they mean.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def arguments() -> argparse.Namespace:
         default=True,
         help="compare each mode with free-running processes right before and right after it, not once a round",
     )
-    parser.add_argument("--markdown", action="store_true", help="tables for docs/performance.md")
+    parser.add_argument("--markdown", action="store_true", help="tables as Markdown, as in bench/results")
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write every single figure here too"
     )

@@ -24,6 +24,7 @@ from speedo.monitor.status import Status, WorkerStatus
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 DOCKER = ROOT / "docker"
+RESULTS = sorted((ROOT / "bench" / "results").glob("*.md"))  # options there are those of their time
 MODULES = [ROOT / "docs" / "architecture.md", ROOT / "docs" / "development.md"]
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -34,6 +35,7 @@ OPTION = re.compile(r"--[a-z][A-Za-z-]*")
 OTHERS = {"--rewrite-traces", "--seconds", "--turns", "--variant", "--whole-only"}
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+every_page = pytest.mark.parametrize("page", [*PAGES, *RESULTS], ids=lambda page: page.name)
 
 
 def blocks(text: str, *languages: str) -> Iterator[str]:
@@ -174,7 +176,7 @@ def test_yaml_examples_are_configurations(page: Path, tmp_path: Path) -> None:
         make_config({}, file=file)
 
 
-@each_page
+@every_page
 def test_links_resolve(page: Path) -> None:
     text = BLOCK.sub("", page.read_text(encoding="utf-8"))
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -224,7 +226,7 @@ def test_environment_variables_are_read_somewhere(page: Path) -> None:
         assert name in source, name
 
 
-@each_page
+@every_page
 def test_no_machine_is_named(page: Path) -> None:
     """Paths and servers of one machine are of no use to a reader of another."""
     text = page.read_text(encoding="utf-8")
