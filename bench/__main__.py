@@ -57,7 +57,9 @@ def arguments() -> argparse.Namespace:
         default=True,
         help="compare each mode with free-running processes right before and right after it, not once a round",
     )
-    parser.add_argument("--markdown", action="store_true", help="tables as Markdown, as in bench/results")
+    parser.add_argument(
+        "--markdown", action="store_true", help="tables as Markdown, as in bench/results"
+    )
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write every single figure here too"
     )

@@ -134,18 +134,33 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True)
+class OwnResults:
+    """What became of a worker's own results before its turn, by their tickets; 0 is none.
+
+    `merged` is the one whose merge made the turn's center. `pending` is on its way and not in this center: the worker
+    was given the turn before that result was merged. `rate` is the factor by which the master will merge it.
+    """
+
+    merged: int = 0
+    pending: int = 0
+    rate: float = 1.0
+
+
+NO_RESULTS = OwnResults()
+
+
+@dataclass(frozen=True, slots=True)
 class Train:
     """Command to a worker: one turn of `steps` solver steps.
 
     Without `moving_rate` the turn starts from center `version`. With it the worker goes on from its own
-    weights (elastic averaging), after its half of the merge that made this center: that of its result of ticket
-    `merged`, at this rate. Without `merged` there is none to catch up on. Step `k` of the turn belongs to
+    weights (elastic averaging), after its half of the merge that made this center: that of its result `own.merged`,
+    at this rate. Without one there is nothing to catch up on. Step `k` of the turn belongs to
     iteration `iteration + k * stride`. With `carry_over`, because the worker's last result was merged, its payload
     makes up for what the compression of the last ones lost; without, that is forgotten.
 
-    With `after` the turn was given ahead: the worker's own result of that ticket is still on its way, and not in this
-    center. Its deltas are added to the center, times `after_rate`, as the master will. So a worker alone trains as if
-    it had waited. Its weights are pulled a turn later, by what the merge of that result then took from them.
+    The worker adds a pending delta to the center itself, times `own.rate`, so a worker alone trains as if it had
+    waited. Its weights are pulled a turn later, by what the merge of that result then took from them.
     """
 
     worker: int
@@ -157,10 +172,8 @@ class Train:
     stride: int
     payload: Kind
     moving_rate: float | None = None
-    merged: int = 0
     carry_over: bool = False
-    after: int = 0
-    after_rate: float = 1.0
+    own: OwnResults = NO_RESULTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from speedo.run.training import Training
 from speedo.run_dir.checkpoint_file import Checkpoint, read_checkpoint
 from speedo.run_dir.directory import LOGS
 from speedo.storage import keys
-from speedo.storage.tiered_store import NearFirstStore
+from speedo.storage.tiered_store import TieredStore
 
 NAME = "master"
 
@@ -72,7 +72,6 @@ class MasterActor:
         self._troubles: dict[str, str] = {}
         self._troubling = threading.Lock()
         self._store = run_store(settings.redis_url, settings, self._store_trouble)
-        self._all_near, self._reaching = True, threading.Lock()
         self._training = Training(
             config,
             settings,
@@ -153,8 +152,11 @@ class MasterActor:
                 f"worker {place.worker} has built another net than the master: run the same SpeeDO and Caffe "
                 "on every node"
             )
-        if not ready.near:
-            self._reach_far()
+        if not ready.near and isinstance(self._store, TieredStore):
+            prefix = keys.prefix(self._settings.keyspace)
+            self._store.reach_far(
+                prefix, lambda: redis_store(self._settings.redis_url, self._settings)
+            )
         self._cluster.join(place.worker, place.incarnation, handle, ready)
 
     def lost(self, place: Assignment, cause: str, outlook: str = "") -> None:
@@ -219,15 +221,6 @@ class MasterActor:
     def _admitted(self, place: Assignment) -> Assignment:
         """The place with a user of its own in the store; former users of its slot are shut out."""
         return replace(place, redis_url=self._access.admit_worker(place.worker, place.incarnation))
-
-    def _reach_far(self) -> None:
-        """From now on centers go into Redis as well: somebody has no other way."""
-        with self._reaching:
-            if self._all_near and isinstance(self._store, NearFirstStore):
-                copier = redis_store(self._settings.redis_url, self._settings)
-                self._store.reach_far(keys.prefix(self._settings.keyspace), copier)
-                copier.close()
-            self._all_near = False
 
     def _release(self, worker: int, incarnation: int) -> None:
         self._training.roster.release(worker, incarnation)

@@ -59,7 +59,7 @@ class Member:
     merged: Merged | None = None
 
     def catch_up(self, rule: MergeRule, version: int) -> tuple[float | None, int]:
-        """Elastic averaging: `Train.moving_rate` and `Train.merged` of the turn that was just added.
+        """Elastic averaging: `Train.moving_rate` and `Train.own.merged` of the turn that was just added.
 
         A worker goes on from its own weights right after its own merge, or ahead of it.
         """

@@ -32,6 +32,7 @@ from speedo.messages import (
     Joined,
     Left,
     Merge,
+    OwnResults,
     Part,
     Refused,
     Result,
@@ -261,10 +262,8 @@ class Coordinator:
             max(1, self._samples_per_step // self.plan.batch),
             rule.payload,
             moving_rate,
-            merged,
             carry_over,
-            0 if former is None else former.ticket,
-            rate if former is not None else 1.0,
+            OwnResults(merged) if former is None else OwnResults(merged, former.ticket, rate),
         )
 
     def _rate(self, rule: MergeRule) -> float:

@@ -12,9 +12,9 @@ from speedo.run.settings import Near, RunSettings
 from speedo.storage.base import Store
 from speedo.storage.redis.store import RedisStore
 from speedo.storage.redis.url import url_by_socket
-from speedo.storage.retrying_store import PatientStore
+from speedo.storage.retrying_store import RetryingStore
 from speedo.storage.shared_memory.store import SharedMemoryStore
-from speedo.storage.tiered_store import NearFirstStore
+from speedo.storage.tiered_store import TieredStore
 
 AStore = TypeVar("AStore", bound=Store)
 
@@ -53,16 +53,16 @@ def redis_store(url: str, settings: RunSettings) -> RedisStore:
 
 def run_store(
     url: str, settings: RunSettings, on_trouble: Callable[[str | None], None] = log_trouble
-) -> PatientStore | NearFirstStore:
+) -> RetryingStore | TieredStore:
     """The store of a run at a user's own URL of Redis, with the patience of the run's timeout."""
-    far = PatientStore(
+    far = RetryingStore(
         redis_store(url, settings), patience_s=settings.timeout_s, on_trouble=on_trouble
     )
     return by_shared_memory(far, settings.near)
 
 
-def by_shared_memory(far: AStore, near: Near) -> AStore | NearFirstStore:
+def by_shared_memory(far: AStore, near: Near) -> AStore | TieredStore:
     """With shared memory before it, if there is such for this process."""
     if near.by_memory and is_near(near):
-        return NearFirstStore(SharedMemoryStore(Path(near.folder)), far)
+        return TieredStore(SharedMemoryStore(Path(near.folder)), far)
     return far

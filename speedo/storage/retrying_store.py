@@ -84,7 +84,7 @@ class Patience:
             self._on_trouble(None)
 
 
-class PatientStore:
+class RetryingStore:
     """Any store, with patience; see `Patience` for `patience_s`, `on_trouble` and `outages`."""
 
     def __init__(
@@ -100,7 +100,7 @@ class PatientStore:
         self._patience = Patience(patience_s, on_trouble=on_trouble, clock=clock, sleep=sleep)
 
     def __repr__(self) -> str:
-        return f"PatientStore({self._store!r})"
+        return f"RetryingStore({self._store!r})"
 
     @property
     def outages(self) -> int:

@@ -6,14 +6,16 @@ far one as well (`reach_far`). What is not near is looked for far away.
 
 from __future__ import annotations
 
-from contextlib import suppress
+import threading
+from collections.abc import Callable
+from contextlib import closing, suppress
 
 from speedo.errors import MissingKeyError, StoreUnavailableError
 from speedo.storage.base import Arrived, Store, View
 from speedo.storage.shared_memory.store import SharedMemoryStore
 
 
-class NearFirstStore:
+class TieredStore:
     """`near` and `far` as one store; a near store that is full is passed over.
 
     A blob that this store wrote into both is read from the far one, which may have lost it: its writer looks so
@@ -22,11 +24,12 @@ class NearFirstStore:
 
     def __init__(self, near: SharedMemoryStore, far: Store) -> None:
         self._near, self._far = near, far
-        self._everywhere = False
+        self._everywhere = self._is_copied = False
+        self._copying = threading.Lock()
         self._in_both: set[str] = set()
 
     def __repr__(self) -> str:
-        return f"NearFirstStore({self._near!r}, {self._far!r})"
+        return f"TieredStore({self._near!r}, {self._far!r})"
 
     @property
     def address(self) -> str:
@@ -38,20 +41,25 @@ class NearFirstStore:
         """How many outages of the far store have ended; 0 for one that does not count them."""
         return int(getattr(self._far, "outages", 0))
 
-    def reach_far(self, prefix: str, copier: Store) -> None:
-        """From now on write to both; what is there already under `prefix` is copied with `copier`.
+    def reach_far(self, prefix: str, connect: Callable[[], Store]) -> None:
+        """From now on write to both; the first call that succeeds copies what is there already under `prefix`.
 
-        `copier` is another connection to the far store, for the caller's thread. Call it before anybody is sent to
-        the far store. Raises `StoreError`.
+        `connect` makes a connection to the far store for the caller's thread. Call it before anybody is sent to the
+        far store. Raises `StoreError`.
         """
-        self._everywhere = True
-        for key in self._near.keys(prefix):
-            with suppress(MissingKeyError):  # deleted meanwhile
-                _, size = self._near.read_head(key)
-                body = bytearray(size)
-                head = self._near.read(key, memoryview(body))
-                copier.write(key, head, memoryview(body))
-                self._in_both.add(key)
+        with self._copying:
+            if self._is_copied:
+                return
+            self._everywhere = True
+            with closing(connect()) as copier:
+                for key in self._near.keys(prefix):
+                    with suppress(MissingKeyError):  # deleted meanwhile
+                        _, size = self._near.read_head(key)
+                        body = bytearray(size)
+                        head = self._near.read(key, memoryview(body))
+                        copier.write(key, head, memoryview(body))
+                        self._in_both.add(key)
+            self._is_copied = True
 
     def place(self, key: str, nbytes: int) -> memoryview | None:
         """See `Store.place`."""

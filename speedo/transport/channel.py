@@ -21,7 +21,7 @@ from typing import Any, Final, Self
 
 from speedo.errors import MissingKeyError, PayloadError, StoreUnavailableError
 from speedo.json_lines import line_of, values_of
-from speedo.messages import Refused, SaveState, StateSaved, Train, Trained
+from speedo.messages import OwnResults, Refused, SaveState, StateSaved, Train, Trained
 from speedo.transport.core_affinity import Draw, DriverCore, DriverThread
 from speedo.transport.event_queue import READ_BYTES, Inbox
 from speedo.vectors.vector import Kind
@@ -57,6 +57,8 @@ def unpack(line: bytes) -> Message:
         raise ValueError("no message of a channel")
     if "payload" in values:
         values["payload"] = Kind(values["payload"])
+    if "own" in values:
+        values["own"] = OwnResults(**values["own"])
     if values.get("loss", 0.0) is None:
         values["loss"] = math.nan
     message: Message = kind(**values)

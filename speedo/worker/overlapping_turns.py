@@ -1,9 +1,9 @@
 """A worker whose turns overlap: one is fetched and another published while the solver computes a third.
 
-Such a worker is given its next turn before the result of the one it is at was merged. That turn then begins with a
-center in which the own result is still missing; so the worker puts it in itself (`Train.after`). In elastic averaging
-it is pulled a turn later, when it has the center that its result made (`Train.merged`). Its three stages may be called
-from three threads, each stage of the turns in their order.
+Such a worker is given its next turn before the result of its present one was merged. The center of that turn does not
+have this result yet, so the worker adds it itself (`Train.own.pending`). In elastic averaging it is pulled a turn
+later, when it has the center that its result made (`Train.own.merged`). The stages may be called from three threads
+(`TurnPipeline`), each stage of the turns in their order.
 """
 
 from __future__ import annotations
@@ -159,16 +159,18 @@ class OverlappingWorker(Worker):
         needed = 0
         try:
             last = max(self._kept, default=0)
-            if command.after and last != command.after:
-                raise PayloadError(f"the turn before it, ticket {command.after}, had no result")
+            if command.own.pending and last != command.own.pending:
+                raise PayloadError(
+                    f"the turn before it, ticket {command.own.pending}, had no result"
+                )
             if command.moving_rate is None:
                 self._load_center(command, fetched)
-            elif command.merged:
+            elif command.own.merged:
                 self._catch_up(command, fetched, last)
             if fetched.seen is not None:
                 fetched.seen.check()
             if command.payload is Kind.WEIGHTS:
-                needed = command.after  # its merge is still to come
+                needed = command.own.pending  # its merge is still to come
         finally:
             for ticket in [one for one in self._kept if one != needed]:
                 self._buffers.give_back(self._kept.pop(ticket))
@@ -176,21 +178,21 @@ class OverlappingWorker(Worker):
     def _load_center(self, command: Train, fetched: Fetched) -> None:
         memory, seen = fetched.buffer.vector, fetched.seen
         center = memory if seen is None else seen.vector
-        if seen is not None and (command.after or needs_center(command)):
+        if seen is not None and (command.own.pending or needs_center(command)):
             np.copyto(memory, center)
             center = memory
-        if command.after:
+        if command.own.pending:
             with self._statistics:
-                add_scaled(memory, self._kept[command.after].vector, command.after_rate)
+                add_scaled(memory, self._kept[command.own.pending].vector, command.own.rate)
         self.engine.load_weights(center)
 
     def _catch_up(self, command: Train, fetched: Fetched, last: int) -> None:
         """The worker's half of a merge, for a result that it may have gone on from."""
         assert command.moving_rate is not None
         center = fetched.buffer.vector if fetched.seen is None else fetched.seen.vector
-        if command.merged not in self._kept:
-            raise PayloadError(f"its result of ticket {command.merged}, now merged, is gone")
-        sent = None if command.merged == last else self._kept[command.merged].vector
+        if command.own.merged not in self._kept:
+            raise PayloadError(f"its result of ticket {command.own.merged}, now merged, is gone")
+        sent = None if command.own.merged == last else self._kept[command.own.merged].vector
         self._pull(center, command.moving_rate, sent)
 
     def _train(self, command: Train, memory: Vector) -> float:
@@ -230,8 +232,8 @@ class TurnPipeline:
         """Begin this turn, behind all that were submitted and the one that it comes after."""
         worker = self.worker
         with self._changed:
-            if not self._changed.wait_for(lambda: self._latest >= command.after, ORDER_S):
-                raise PayloadError(f"the turn before it, ticket {command.after}, never came")
+            if not self._changed.wait_for(lambda: self._latest >= command.own.pending, ORDER_S):
+                raise PayloadError(f"the turn before it, ticket {command.own.pending}, never came")
             fetched = self._fetching.submit(worker.fetch, command)
             computed = self._engine.submit(lambda: worker.compute(command, fetched.result()))
             self._last = self._publishing.submit(lambda: worker.publish(command, computed.result()))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from speedo.errors import EngineError, MissingKeyError, StoreUnavailableError
-from speedo.messages import Refused, SaveState, StateSaved, Train, Trained
+from speedo.messages import OwnResults, Refused, SaveState, StateSaved, Train, Trained
 from speedo.transport.channel import (
     SOCKET,
     Channels,
@@ -26,7 +26,7 @@ from speedo.vectors.vector import Kind
 
 pytestmark = pytest.mark.ray  # the package it is in imports it
 WAIT_S = 10.0
-TRAIN = Train(3, 2, 17, 5, 400, 10, 2, Kind.DELTA, 0.1 + 0.2, True)
+TRAIN = Train(3, 2, 17, 5, 400, 10, 2, Kind.DELTA, 0.1 + 0.2, True, OwnResults(15, 16, 0.5))
 TRAINED = Trained(3, 2, 17, 1 / 3, 640, {"fetch": 1e-9, "compute": 0.1})
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.errors import MissingKeyError, PayloadError
-from speedo.messages import Train, Trained
+from speedo.messages import OwnResults, Train, Trained
 from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
 from speedo.vectors.transfer import fetch_vector
@@ -81,7 +81,7 @@ def results(pipeline: TurnPipeline, *tickets: int, kind: Kind = Kind.DELTA) -> l
 def test_turns_come_out_in_order_and_the_solver_knows_one_thread(pipeline: TurnPipeline) -> None:
     last: Future[Trained] | None = None
     for ticket in range(1, 40):
-        last = pipeline.submit(train(ticket, after=ticket - 1))
+        last = pipeline.submit(train(ticket, own=OwnResults(pending=ticket - 1)))
     assert last is not None
     assert last.result(WAIT_S).ticket == 39
     assert engine_of(pipeline).threads == {"engine_0"}
@@ -100,10 +100,14 @@ def test_elastic_turns_lose_what_the_result_two_turns_before_them_gave(
     """Each is sent when that one has come, as the master does; the center stays at 0, so a result of x gives x / 4."""
     elastic = {"payload": Kind.WEIGHTS, "moving_rate": 0.2}
     turns = [pipeline.submit(train(1, payload=Kind.WEIGHTS))]
-    turns.append(pipeline.submit(train(2, payload=Kind.WEIGHTS, moving_rate=0.0, after=1)))
+    turns.append(
+        pipeline.submit(train(2, payload=Kind.WEIGHTS, moving_rate=0.0, own=OwnResults(pending=1)))
+    )
     for ticket in range(3, 40):
         assert turns[ticket - 3].result(WAIT_S).ticket == ticket - 2
-        turns.append(pipeline.submit(train(ticket, **elastic, merged=ticket - 2, after=ticket - 1)))
+        turns.append(
+            pipeline.submit(train(ticket, **elastic, own=OwnResults(ticket - 2, ticket - 1)))
+        )
     turns[-1].result(WAIT_S)
     alone, sent, share = QuadraticEngine(4, batch=5, momentum=0.9), [], np.float32(0.2 / 0.8)
     alone.load_weights(np.zeros(4, np.float32))
@@ -131,7 +135,7 @@ def test_a_turn_is_fetched_and_the_one_before_published_while_the_solver_is_busy
     engine.begun.clear()
     second = pipeline.submit(train(2))
     assert engine.begun.wait(WAIT_S)
-    third = pipeline.submit(train(3, after=2))
+    third = pipeline.submit(train(3, own=OwnResults(pending=2)))
     assert fetched.wait(WAIT_S)
     assert not second.done()
     engine.go.set()
@@ -141,7 +145,9 @@ def test_a_turn_is_fetched_and_the_one_before_published_while_the_solver_is_busy
 def test_a_turn_that_comes_too_early_waits_for_the_one_before_it(pipeline: TurnPipeline) -> None:
     found: list[Trained] = []
     early = threading.Thread(
-        target=lambda: found.append(pipeline.submit(train(8, after=7)).result(WAIT_S))
+        target=lambda: found.append(
+            pipeline.submit(train(8, own=OwnResults(pending=7))).result(WAIT_S)
+        )
     )
     early.start()
     assert pipeline.submit(train(7)).result(WAIT_S).ticket == 7
@@ -154,7 +160,7 @@ def test_one_whose_predecessor_never_comes_is_refused(
 ) -> None:
     monkeypatch.setattr(overlapping_turns, "ORDER_S", 0.01)
     with pytest.raises(PayloadError, match="ticket 7, never came"):
-        pipeline.submit(train(8, after=7))
+        pipeline.submit(train(8, own=OwnResults(pending=7)))
 
 
 def test_a_turn_that_fails_takes_the_one_behind_it_along_and_no_other(
@@ -162,7 +168,7 @@ def test_a_turn_that_fails_takes_the_one_behind_it_along_and_no_other(
 ) -> None:
     for ticket in range(1, 21, 4):
         lost = pipeline.submit(train(ticket, version=99))
-        behind = pipeline.submit(train(ticket + 1, after=ticket))
+        behind = pipeline.submit(train(ticket + 1, own=OwnResults(pending=ticket)))
         with pytest.raises(MissingKeyError):
             lost.result(WAIT_S)
         with pytest.raises(PayloadError, match=f"ticket {ticket}, had no result"):

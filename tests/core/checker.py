@@ -199,7 +199,7 @@ class Checker:
         room = former is None or (self.members[worker].depth == 2 and worker not in self.ahead)
         self.require(room, "its worker has a turn already", train)
         after = 0 if former is None else former.train.ticket
-        self.require(train.after == after, "follows another", after, train)
+        self.require(train.own.pending == after, "follows another", after, train)
         in_order = former is None or self.latest[worker] == after
         self.require(in_order, "follows one that a later one has overtaken", train)
         self.require(len(self.members) >= rules.min_workers, "below min_workers", train)
@@ -224,8 +224,8 @@ class Checker:
         if former is not None:
             rate = rate_of(options, len(self.members))
             expected, carries = ((0.0, 0) if elastic and not pulls else expected), True
-            self.require(train.after_rate == rate, "another rate than its result's", rate, train)
-        pull = train.moving_rate, train.merged
+            self.require(train.own.rate == rate, "another rate than its result's", rate, train)
+        pull = train.moving_rate, train.own.merged
         self.require(pull == expected, "wrong moving rate", expected, train)
         self.require(train.carry_over == carries, "carries over", train)
         self.mode.training(worker)

@@ -15,7 +15,7 @@ from speedo.master.turn_deadlines import (
     TurnsUnderWay,
     TurnUnderWay,
 )
-from speedo.messages import Action, Event, Joined, Left, Merge, Refused, Train, Trained
+from speedo.messages import Action, Event, Joined, Left, Merge, OwnResults, Refused, Train, Trained
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.base import Strategy
 from speedo.sgd_modes.easgd import easgd
@@ -59,14 +59,14 @@ def trains(actions: list[Action]) -> list[Train]:
 
 def test_each_worker_gets_one_turn_and_then_each_one_ahead() -> None:
     books = Books()
-    found = [(one.worker, one.ticket, one.after, one.iteration) for one in books.issued]
+    found = [(one.worker, one.ticket, one.own.pending, one.iteration) for one in books.issued]
     assert found == [(0, 1, 0, 0), (1, 2, 0, 0), (0, 3, 1, 1), (1, 4, 2, 1)]
 
 
 def test_a_result_brings_one_turn_more_behind_the_one_under_way() -> None:
     books = Books()
     (train,) = trains(books.finish(1))
-    assert (train.worker, train.after, train.version, train.iteration) == (0, 3, 1, 2)
+    assert (train.worker, train.own.pending, train.version, train.iteration) == (0, 3, 1, 2)
 
 
 def test_an_own_result_makes_no_turn_staler() -> None:
@@ -81,7 +81,7 @@ def test_an_own_result_makes_no_turn_staler() -> None:
 def test_what_was_given_ahead_of_a_refused_result_ends_with_it() -> None:
     books = Books()
     actions = books.do(Refused(0, 1, 1, "not finite"))
-    assert [(one.worker, one.ticket, one.after) for one in trains(actions)] == [
+    assert [(one.worker, one.ticket, one.own.pending) for one in trains(actions)] == [
         (0, 5, 0),
         (0, 6, 5),
     ]
@@ -92,7 +92,7 @@ def test_what_was_given_ahead_of_a_refused_result_ends_with_it() -> None:
 def test_a_result_that_overtakes_another_is_merged_and_the_next_turn_waits_for_both() -> None:
     books = Books()
     assert trains(books.finish(3)) == []
-    assert [(one.ticket, one.after) for one in trains(books.finish(1))] == [(5, 0), (6, 5)]
+    assert [(one.ticket, one.own.pending) for one in trains(books.finish(1))] == [(5, 0), (6, 5)]
 
 
 @pytest.mark.parametrize("iterations", [1, 2, 3, 7])
@@ -116,10 +116,10 @@ def test_a_worker_that_left_owes_nothing() -> None:
 def test_in_easgd_each_merge_is_caught_up_on_in_the_next_turn_that_is_given() -> None:
     """Its first two turns have nothing to catch up on; the third does, a turn behind the result that was merged."""
     books = Books(easgd(0.3))
-    found = [(one.moving_rate, one.merged) for one in books.issued]
+    found = [(one.moving_rate, one.own.merged) for one in books.issued]
     assert found == [(None, 0), (None, 0), (0.0, 0), (0.0, 0)]
     (train,) = trains(books.finish(1))
-    assert (train.moving_rate, train.merged, train.after) == (0.3, 1, 3)
+    assert (train.moving_rate, train.own.merged, train.own.pending) == (0.3, 1, 3)
     assert train.carry_over
 
 
@@ -127,7 +127,7 @@ def test_in_easgd_no_merge_is_caught_up_on_twice() -> None:
     """Two turns after a result that was overtaken: the first catches up, the second has nothing left."""
     books = Books(easgd(0.3))
     assert trains(books.finish(3)) == []
-    found = [(one.ticket, one.moving_rate, one.merged) for one in trains(books.finish(1))]
+    found = [(one.ticket, one.moving_rate, one.own.merged) for one in trains(books.finish(1))]
     assert found == [(5, 0.3, 1), (6, 0.0, 0)]
 
 
@@ -139,7 +139,8 @@ def test_the_clock_of_a_turn_given_ahead_begins_when_the_one_before_it_ends() ->
     deadlines = TurnDeadlines(lambda worker, ticket: ticket in outstanding, 100.0)
     turns = TurnsUnderWay(lambda worker, ticket: ticket in outstanding, deadlines)
     first, second = (
-        Train(0, 1, ticket, 0, 0, 1, 1, Kind.DELTA, after=ticket - 1) for ticket in (1, 2)
+        Train(0, 1, ticket, 0, 0, 1, 1, Kind.DELTA, own=OwnResults(pending=ticket - 1))
+        for ticket in (1, 2)
     )
     for _ in range(FEWEST_TURNS):
         deadlines.measure(TurnUnderWay(first, 0.0), 2.0)

@@ -11,7 +11,7 @@ import pytest
 
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.errors import PayloadError
-from speedo.messages import Train
+from speedo.messages import OwnResults, Train
 from speedo.storage import keys
 from speedo.storage.base import Store
 from speedo.storage.memory_store import MemoryStore
@@ -79,7 +79,7 @@ def test_a_turn_begins_where_the_center_will_be_with_its_own_result(
     worker.turn(train(1, steps=steps))
     waits.step(steps)
     first = result(worker, 1)
-    worker.turn(train(2, steps=steps, after=1, after_rate=0.5))
+    worker.turn(train(2, steps=steps, own=OwnResults(0, 1, 0.5)))
     waits.load_weights(np.float32(0.5) * first)
     expected = np.empty(4, np.float32)
     before = np.float32(0.5) * first
@@ -97,8 +97,8 @@ def test_weights_are_pulled_a_turn_later_by_what_the_center_gained(store: Store)
     sent, before = result(worker, 1, Kind.WEIGHTS), np.full(4, 2.0, np.float32)
     gained = np.float32(0.25) * (sent - before)
     publish(worker, before + gained, 1)
-    worker.turn(train(2, payload=Kind.WEIGHTS, moving_rate=0.0, after=1))
-    worker.turn(train(3, payload=Kind.WEIGHTS, version=1, moving_rate=0.25, merged=1, after=2))
+    worker.turn(train(2, payload=Kind.WEIGHTS, moving_rate=0.0, own=OwnResults(pending=1)))
+    worker.turn(train(3, payload=Kind.WEIGHTS, version=1, moving_rate=0.25, own=OwnResults(1, 2)))
     engine.step(2)
     own = engine.layout.zeros()
     engine.read_weights(own)
@@ -113,10 +113,14 @@ def test_a_result_that_nobody_waits_for_any_more_gives_its_memory_back(store: St
     worker = worker_of(store)
     for ticket in range(1, 40, 4):
         worker.turn(train(ticket, payload=Kind.WEIGHTS))
-        worker.turn(train(ticket + 1, payload=Kind.WEIGHTS, moving_rate=0.0, after=ticket))
+        worker.turn(
+            train(ticket + 1, payload=Kind.WEIGHTS, moving_rate=0.0, own=OwnResults(pending=ticket))
+        )
         with pytest.raises(PayloadError, match=f"ticket {ticket + 90}, now merged, is gone"):
             worker.turn(
-                train(ticket + 2, payload=Kind.WEIGHTS, moving_rate=0.3, merged=ticket + 90)
+                train(
+                    ticket + 2, payload=Kind.WEIGHTS, moving_rate=0.3, own=OwnResults(ticket + 90)
+                )
             )
         worker.turn(train(ticket + 3, payload=Kind.WEIGHTS))
     assert np.any(result(worker, 40, Kind.WEIGHTS))
@@ -127,12 +131,12 @@ def test_without_the_result_before_it_a_turn_fails_and_the_next_begins_anew(stor
     worker.turn(train(1))
     for ticket in range(3, 13, 2):
         with pytest.raises(PayloadError, match=f"before it, ticket {ticket - 1}, had no result"):
-            worker.turn(train(ticket, after=ticket - 1))
+            worker.turn(train(ticket, own=OwnResults(pending=ticket - 1)))
         store.write(keys.center("run", 8), *as_written(worker, 7))
         with pytest.raises(PayloadError, match="holds version 7"):
             worker.turn(train(ticket + 1, version=8))
     worker.turn(train(20))
-    worker.turn(train(21, after=20))
+    worker.turn(train(21, own=OwnResults(pending=20)))
     assert np.any(result(worker, 21))
 
 
@@ -149,7 +153,7 @@ def test_statistics_of_a_compressed_result_are_added_whole(store: Store) -> None
     exact = worker_of(MemoryStore(clock=lambda: 0.0), engine=HalfStatistics())
     exact.turn(train(1))
     for one in (worker, exact):
-        one.turn(train(2, after=1))
+        one.turn(train(2, own=OwnResults(pending=1)))
     found, expected = (one.engine.layout.zeros() for one in (worker, exact))
     worker.engine.read_weights(found)
     exact.engine.read_weights(expected)

@@ -13,7 +13,7 @@ import pytest
 from speedo.errors import MissingKeyError, StoreAccessError, StoreError
 from speedo.storage import PrivateRedis, RedisStore, keys
 from speedo.storage.redis.users import Access
-from speedo.storage.retrying_store import PatientStore
+from speedo.storage.retrying_store import RetryingStore
 from tests.storage.conftest import BODY, RawClient, get, put
 
 pytestmark = pytest.mark.redis
@@ -186,7 +186,7 @@ def test_workers_go_on_when_redis_comes_back(saved: bool):
     """Our own server knows its users again by itself; to another, the master tells them within a second or so."""
     with PrivateRedis() as server:
         access = Access(server.url, RUN, saved=saved)
-        worker = PatientStore(RedisStore(access.admit_worker(0, 1)), patience_s=30)
+        worker = RetryingStore(RedisStore(access.admit_worker(0, 1)), patience_s=30)
         gone = access.admit_worker(1, 1)
         access.dismiss(1, 1)
         worker.ping()
@@ -208,7 +208,7 @@ def test_users_that_the_server_could_not_save_are_restored_by_the_master():
         text = file.read_text()
         file.unlink()
         file.mkdir()
-        worker = PatientStore(RedisStore(access.admit_worker(0, 1)), patience_s=30)
+        worker = RetryingStore(RedisStore(access.admit_worker(0, 1)), patience_s=30)
         worker.ping()
         file.rmdir()
         file.write_text(text)

@@ -13,7 +13,7 @@ import pytest
 
 from speedo.errors import StoreUnavailableError
 from speedo.storage import PrivateRedis, RedisStore
-from speedo.storage.retrying_store import PatientStore
+from speedo.storage.retrying_store import RetryingStore
 from tests.storage.conftest import BODY, RawClient, get, put
 
 pytestmark = pytest.mark.redis
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.redis
 def test_calls_go_on_after_the_server_was_stopped_for_a_while():
     with PrivateRedis() as server:
         told: list[str | None] = []
-        store = PatientStore(
+        store = RetryingStore(
             RedisStore(server.url, timeout_s=0.3), patience_s=30, on_trouble=told.append
         )
         big = bytes(3_000_000)
@@ -42,7 +42,7 @@ def test_calls_go_on_after_the_server_was_stopped_for_a_while():
 def test_a_write_is_repeated_until_there_is_memory_again():
     with PrivateRedis() as server:
         raw = RawClient(server)
-        store = PatientStore(RedisStore(server.url, chunk_bytes=100_000), patience_s=30)
+        store = RetryingStore(RedisStore(server.url, chunk_bytes=100_000), patience_s=30)
         put(store, "k")
         raw.redis.config_set("maxmemory", "1")
         roomy = threading.Timer(0.7, raw.redis.config_set, ("maxmemory", "0"))
@@ -74,7 +74,7 @@ def test_a_full_server_lets_blobs_go_and_so_makes_room():
 
 def test_without_memory_the_write_ends_with_the_remedy_and_leaves_no_part():
     with PrivateRedis(maxmemory_bytes=1 << 20) as server:
-        store = PatientStore(RedisStore(server.url, chunk_bytes=100_000), patience_s=0.3)
+        store = RetryingStore(RedisStore(server.url, chunk_bytes=100_000), patience_s=0.3)
         with pytest.raises(StoreUnavailableError, match=r"raise its maxmemory.*in 0\.\d s"):
             put(store, "big", bytes(5_000_000))
         assert RawClient(server).redis.keys("*") == []
@@ -82,7 +82,7 @@ def test_without_memory_the_write_ends_with_the_remedy_and_leaves_no_part():
 
 def test_a_killed_server_costs_no_call():
     with PrivateRedis() as server:
-        store = PatientStore(RedisStore(server.url, chunk_bytes=1000), patience_s=30)
+        store = RetryingStore(RedisStore(server.url, chunk_bytes=1000), patience_s=30)
         killed = threading.Timer(0.2, os.kill, (server.process_id, signal.SIGKILL))
         killed.start()
         body, writes = bytes(200_000), 0
@@ -141,7 +141,7 @@ def test_a_write_whose_answer_was_lost_is_written_again_without_a_trace(
 ):
     between = Forgetful(server)
     url = server.url.replace(server.address, between.address)
-    patient = PatientStore(RedisStore(url, chunk_bytes=100), patience_s=20)
+    patient = RetryingStore(RedisStore(url, chunk_bytes=100), patience_s=20)
     if former:
         put(store, "k", bytes(former))
     body = bytes(BODY[:size])
@@ -157,7 +157,7 @@ def test_a_write_whose_answer_was_lost_is_written_again_without_a_trace(
 def test_a_delete_whose_answer_was_lost_is_repeated(server: PrivateRedis, store: RedisStore, raw):
     between = Forgetful(server)
     url = server.url.replace(server.address, between.address)
-    patient = PatientStore(RedisStore(url, chunk_bytes=100), patience_s=20)
+    patient = RetryingStore(RedisStore(url, chunk_bytes=100), patience_s=20)
     put(store, "k")
     patient.delete("k")
     assert patient.outages == 1
@@ -168,7 +168,7 @@ def test_a_delete_whose_answer_was_lost_is_repeated(server: PrivateRedis, store:
 
 def test_times_are_bounded_while_the_server_is_stopped():
     with PrivateRedis() as server:
-        store = PatientStore(RedisStore(server.url, timeout_s=0.2), patience_s=0.5)
+        store = RetryingStore(RedisStore(server.url, timeout_s=0.2), patience_s=0.5)
         os.kill(server.process_id, signal.SIGSTOP)
         began = time.monotonic()
         with pytest.raises(StoreUnavailableError, match="did not get better"):

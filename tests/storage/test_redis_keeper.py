@@ -13,7 +13,7 @@ import pytest
 
 from speedo.errors import MissingKeyError, StoreUnavailableError
 from speedo.storage import PrivateRedis, RedisStore
-from speedo.storage.retrying_store import PatientStore
+from speedo.storage.retrying_store import RetryingStore
 from tests.storage.conftest import BODY, get, is_alive, put, wait_until
 
 pytestmark = pytest.mark.redis
@@ -49,7 +49,7 @@ def test_a_server_that_dies_comes_back_empty_with_its_users(how: signal.Signals)
         os.kill(pid, how)
         wait_until(lambda: not is_alive(pid))
         for store in stores:
-            patient = PatientStore(store, patience_s=20)
+            patient = RetryingStore(store, patience_s=20)
             with pytest.raises(MissingKeyError):
                 patient.read_head("k")
             put(patient, "k")
@@ -61,7 +61,7 @@ def test_a_server_that_dies_comes_back_empty_with_its_users(how: signal.Signals)
 
 def test_it_comes_back_every_time():
     with PrivateRedis() as server:
-        store = PatientStore(RedisStore(server.url), patience_s=20)
+        store = RetryingStore(RedisStore(server.url), patience_s=20)
         for outages in range(1, 4):
             kill(server)
             store.ping()

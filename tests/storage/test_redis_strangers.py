@@ -18,7 +18,7 @@ from speedo.errors import StoreError, StoreUnavailableError
 from speedo.storage import PrivateRedis, RedisStore
 from speedo.storage.redis import strangers as module
 from speedo.storage.redis.url import url_by_socket
-from speedo.storage.retrying_store import PatientStore
+from speedo.storage.retrying_store import RetryingStore
 from tests.storage.conftest import wait_until
 
 pytestmark = pytest.mark.redis
@@ -43,8 +43,8 @@ def place(server: PrivateRedis) -> tuple[str, int]:
     return host, int(port)
 
 
-def member(server: PrivateRedis, patience_s: float = 20.0) -> PatientStore:
-    return PatientStore(RedisStore(server.url, ca_pem=server.ca_pem), patience_s=patience_s)
+def member(server: PrivateRedis, patience_s: float = 20.0) -> RetryingStore:
+    return RetryingStore(RedisStore(server.url, ca_pem=server.ca_pem), patience_s=patience_s)
 
 
 def is_cut(stranger: socket.socket) -> bool:

@@ -13,7 +13,7 @@ from speedo.errors import StoreError, StoreUnavailableError
 from speedo.storage import PrivateRedis, RedisStore
 from speedo.storage.redis.certificate import make_certificate
 from speedo.storage.redis.users import Access
-from speedo.storage.retrying_store import PatientStore
+from speedo.storage.retrying_store import RetryingStore
 from tests.storage.conftest import BODY, get, put
 
 pytestmark = pytest.mark.redis
@@ -65,7 +65,7 @@ def test_after_a_restart_the_same_authority_and_users_hold():
         access = Access(server.url, "r:1", ca_pem=server.ca_pem, saved=True)
         url = access.admit_worker(0, 1)
         store = RedisStore(url, ca_pem=server.ca_pem)
-        worker = PatientStore(store, patience_s=20)
+        worker = RetryingStore(store, patience_s=20)
         worker.ping()
         os.kill(server.process_id, signal.SIGKILL)
         put(worker, "speedo:r:1:payload:0:1")

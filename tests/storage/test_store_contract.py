@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from speedo.errors import MissingKeyError, PayloadError, StoreError
 from speedo.storage import MAX_HEAD_BYTES, MemoryStore, RedisStore, Store
-from speedo.storage.retrying_store import PatientStore
+from speedo.storage.retrying_store import RetryingStore
 from speedo.storage.shared_memory.store import SharedMemoryStore
-from speedo.storage.tiered_store import NearFirstStore
+from speedo.storage.tiered_store import TieredStore
 from tests.storage.conftest import RawClient
 
 CHUNK = 64
@@ -54,7 +54,7 @@ def bench(request):
 
         store: Store = MemoryStore(clock=lambda: now[0])
         if request.param == "patient-memory":
-            store = PatientStore(store, patience_s=1.0)
+            store = RetryingStore(store, patience_s=1.0)
         if request.param == "shared-memory":
             folder = request.getfixturevalue("tmp_path")
             store = SharedMemoryStore(folder, clock=lambda: now[0])
@@ -64,7 +64,7 @@ def bench(request):
         return
     if request.param == "near-first":
         folder, far = request.getfixturevalue("tmp_path"), MemoryStore()
-        stores = (NearFirstStore(SharedMemoryStore(folder), far) for _ in range(2))
+        stores = (TieredStore(SharedMemoryStore(folder), far) for _ in range(2))
         yield Bench(*stores, time.sleep)
         assert far.keys("") == []
         return
@@ -72,7 +72,7 @@ def bench(request):
     url = server.unix_url if request.param == "redis-unix" else server.url
     store, other = (RedisStore(url, chunk_bytes=CHUNK) for _ in range(2))
     if request.param == "patient-redis":
-        store = PatientStore(store, patience_s=1.0)
+        store = RetryingStore(store, patience_s=1.0)
     yield Bench(store, other, time.sleep)
     store.delete(*store.keys("speedo:"))
     behind = RawClient(server).redis

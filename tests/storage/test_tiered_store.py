@@ -1,4 +1,4 @@
-"""Which of its two stores a `NearFirstStore` uses, and what it does when one of them fails."""
+"""Which of its two stores a `TieredStore` uses, and what it does when one of them fails."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from speedo.errors import MissingKeyError, StoreUnavailableError
 from speedo.storage import MemoryStore, Store
 from speedo.storage.shared_memory.store import SharedMemoryStore
-from speedo.storage.tiered_store import NearFirstStore
+from speedo.storage.tiered_store import TieredStore
 
 
 class Full(SharedMemoryStore):
@@ -42,7 +42,7 @@ def near(tmp_path: Path) -> Full:
 
 def test_near_blobs_stay_near(near: Full) -> None:
     far = MemoryStore()
-    store = NearFirstStore(near, far)
+    store = TieredStore(near, far)
     put(store, "k", b"body")
     assert far.keys("") == []
     assert get(store, "k") == b"body"
@@ -50,7 +50,7 @@ def test_near_blobs_stay_near(near: Full) -> None:
 
 def test_what_is_far_alone_is_found_and_deleted_there(near: Full) -> None:
     far = MemoryStore()
-    store = NearFirstStore(near, far)
+    store = TieredStore(near, far)
     put(far, "payload", b"of a worker far away")
     assert get(store, "payload") == b"of a worker far away"
     assert store.keys("") == ["payload"]
@@ -60,9 +60,9 @@ def test_what_is_far_alone_is_found_and_deleted_there(near: Full) -> None:
 
 def test_once_somebody_is_far_everything_is_there_too(near: Full) -> None:
     far = MemoryStore()
-    store = NearFirstStore(near, far)
+    store = TieredStore(near, far)
     put(store, "center:1", b"one")
-    store.reach_far("center", far)
+    store.reach_far("center", lambda: far)
     assert get(far, "center:1") == b"one"
     put(store, "center:2", b"two")
     assert get(far, "center:2") == get(near, "center:2") == b"two"
@@ -70,11 +70,26 @@ def test_once_somebody_is_far_everything_is_there_too(near: Full) -> None:
     assert far.keys("") == near.keys("") == []
 
 
+def test_a_copy_that_failed_is_made_for_the_next_who_is_far(near: Full) -> None:
+    far = MemoryStore()
+    store = TieredStore(near, far)
+    put(store, "center:1", b"one")
+
+    def away() -> Store:
+        raise StoreUnavailableError("away")
+
+    with pytest.raises(StoreUnavailableError):
+        store.reach_far("center", away)
+    store.reach_far("center", lambda: far)
+    assert get(far, "center:1") == b"one"
+    store.reach_far("center", away)  # it is done once
+
+
 def test_a_loss_of_the_far_copy_is_seen_by_who_wrote_it(near: Full) -> None:
     """The master looks whether its center is still there for all."""
     far = MemoryStore()
-    store = NearFirstStore(near, far)
-    store.reach_far("center", far)
+    store = TieredStore(near, far)
+    store.reach_far("center", lambda: far)
     put(store, "center:1", b"one")
     far.delete("center:1")
     with pytest.raises(MissingKeyError):
@@ -85,7 +100,7 @@ def test_a_loss_of_the_far_copy_is_seen_by_who_wrote_it(near: Full) -> None:
 
 def test_a_full_memory_is_passed_over(near: Full) -> None:
     far = MemoryStore()
-    store, reader = NearFirstStore(near, far), NearFirstStore(near, far)
+    store, reader = TieredStore(near, far), TieredStore(near, far)
     put(store, "k", b"former")
     near.full = True
     put(store, "k", b"newer")

@@ -13,7 +13,7 @@ from speedo.errors import (
     StoreUnavailableError,
 )
 from speedo.storage import MemoryStore
-from speedo.storage.retrying_store import PatientStore
+from speedo.storage.retrying_store import RetryingStore
 from tests.storage.conftest import get, put
 
 
@@ -26,7 +26,7 @@ class Ailing(MemoryStore):
         self.pauses: list[float] = []
         self.told: list[str | None] = []
         self.failures: list[StoreError] = []
-        self.patient = PatientStore(
+        self.patient = RetryingStore(
             self,
             patience_s=20.0,
             on_trouble=self.told.append,
