@@ -117,7 +117,12 @@ def test_a_clock_that_jumps_has_no_effect(
 
 
 # What shows a time to people, or compares the clocks of two machines for them; and a file's age in seconds.
-TELLS = {"actors/facts.py", "preparation.py", "progress.py", "control.py"}
+TELLS = {
+    "actors/join/advertised_facts.py",
+    "monitor/console.py",
+    "monitor/control_socket.py",
+    "run/prepare.py",
+}
 WALL = {"time", "time_ns", "now", "today", "utcnow", "localtime", "strftime"}
 
 
