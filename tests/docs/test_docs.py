@@ -31,7 +31,7 @@ SPAN = re.compile(r"`([^`\n]+)`")
 OPTION = re.compile(r"--[a-z][A-Za-z-]*")
 # Options in the pages that are other programs': pytest's own flag of this suite.
 # Options of benches and tests.
-OTHERS = {"--rewrite-traces", "--seconds", "--turns", "--variant", "--whole-only"}
+OTHERS = {"--rewrite-traces", "--sample", "--seconds", "--turns", "--variant", "--whole-only"}
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
