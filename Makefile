@@ -30,6 +30,7 @@ check: ## the fast loop, in seconds: format, lint, types, and the tests that sta
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache >/dev/null || $(BIN)/lint-imports
 	$(BIN)/python -m pytest -q -m 'not redis and not ray and not caffe and not slow' $(ARGS)
 
 format: ## let ruff format the code and mend what it can

@@ -27,7 +27,7 @@ from bench.support.processes import end_by_signals
 from bench.support.runs import cores, free_running, iterations_for, plain_caffe, train
 from bench.support.throughput import Round, Row, rounds_of
 
-TORCH = Path(__file__).with_name("torch_lenet.py")
+TORCH = Path(__file__).with_name("support") / "torch_lenet.py"
 DDP, SYNC = "DistributedDataParallel", "sync"
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from bench.support import table
 from bench.support.arguments import parser_for, rounds, seconds, whole
 from bench.support.figures import MeasureError
-from bench.support.link import limit, packet_work
+from bench.support.link import packet_work
 from bench.support.machine import heading
 from bench.support.nets import SHAPES, Bench
 from bench.support.processes import end_by_signals
@@ -38,7 +38,7 @@ from speedo.planning.calibrate_from_run import with_run
 from speedo.planning.calibration import Calibration
 from speedo.planning.predict import predict
 from speedo.planning.site import Site
-from tests.hosts.network import network
+from tests.support.network import limit, network
 
 PLACES = ("here", "redis", "link")
 ROUND_TRIP_S = 0.1e-3  # between two namespaces

@@ -9,24 +9,15 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import Any
 
 from speedo.config.run_config import make_config
 from speedo.master.coordinator import Plan
 from speedo.messages import Action, Drop, Event, Merge, StopAsked
 from speedo.sgd_modes.registry import make_strategy
 from speedo.simulation.simulator import SimulatedCluster, simulate
+from tests.support.every_mode import MODES, options_of
 
-MODES = ("sync", "async", "partial", "weed-out", "easgd", "hybrid")
 BATCH = 10
-
-
-def options_of(mode: str, iterations: int) -> dict[str, Any]:
-    """The defaults of a mode; hybrid has two phases, each twice in so many iterations."""
-    if mode != "hybrid":
-        return {"mode": mode}
-    phases = [{"mode": kind, "iterations": iterations // 4} for kind in ("sync", "easgd")]
-    return {"mode": mode, "phases": phases}
 
 
 class Results:

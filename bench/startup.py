@@ -37,7 +37,7 @@ from bench.support.processes import child, end_by_signals, last_words
 from bench.support.runs import CTRL_C, START_S, plain_terms
 from bench.support.timed import Follower, endless
 
-PLAIN = Path(__file__).with_name("plain_caffe.py")
+PLAIN = Path(__file__).with_name("support") / "plain_caffe.py"
 TURNS = 5  # of each worker before its memory is taken
 POLL_S = 0.005
 TOUCHED_GB = 4  # to see how fast memory comes

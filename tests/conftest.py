@@ -32,7 +32,7 @@ settings.load_profile("speedo")
 @pytest.fixture
 def problem(tmp_path: Path) -> Path:
     """A small net's solver with its data, for runs that go on until a test has seen enough: its workers mostly rest."""
-    from tests.faults.nets import write_problem  # which loads a BLAS
+    from tests.support.sabotaged_net import write_problem  # which loads a BLAS
 
     return write_problem(tmp_path / "problem")
 
@@ -41,5 +41,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rewrite-traces",
         action="store_true",
-        help="write tests/core/golden anew from what happens now; read the difference before you commit it",
+        help="write tests/simulation/golden anew from what happens now; read the difference before you commit it",
     )

@@ -9,13 +9,8 @@ import sys
 import psutil
 
 from bench.support.figures import MeasureError
-from tests.hosts.network import Host, ip
+from tests.support.network import Host, tc
 
-BURST = "64kb"  # what a link lets through at once before it counts
-# What the kernel hands to a link at once. More than the burst it would cut into packets of 1,500 bytes itself, on the
-# very cores that train; a real card does that.
-HANDED = "32768"
-QUEUE = "50ms"
 PORT = 34567
 LINK_BYTES = (20_000_000, 220_000_000)  # of the two transfers that are compared
 LOOPBACK_BYTES = (100_000_000, 2_100_000_000)
@@ -40,16 +35,6 @@ import socket, sys
 with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=30) as peer:
     peer.sendall(bytes(int(sys.argv[3])))
 """
-
-
-def limit(host: Host, megabits: float) -> None:
-    """From now on the cable of this host carries so much each way."""
-    for namespace, device in ((host.name, "eth0"), (host.bridge, host.port)):
-        ip("-n", namespace, "link", "set", "dev", device, "gso_max_size", HANDED)
-        _tc(
-            *("-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf"),
-            *("rate", f"{megabits:g}mbit", "burst", BURST, "latency", QUEUE),
-        )
 
 
 def sent(host: Host) -> tuple[int, int]:
@@ -105,14 +90,5 @@ def _busy() -> float:
 
 
 def _bytes(namespace: str, device: str) -> int:
-    told = json.loads(_tc("-n", namespace, "-s", "-j", "qdisc", "show", "dev", device))
+    told = json.loads(tc("-n", namespace, "-s", "-j", "qdisc", "show", "dev", device))
     return int(next(one["bytes"] for one in told if one["kind"] == "tbf"))
-
-
-def _tc(*arguments: str) -> str:
-    done = subprocess.run(
-        ["tc", *arguments], capture_output=True, text=True, timeout=30, check=False
-    )
-    if done.returncode != 0:
-        raise MeasureError(f"tc {' '.join(arguments)}: {done.stderr.strip()}")
-    return done.stdout

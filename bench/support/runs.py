@@ -48,9 +48,9 @@ def plain_terms() -> dict[str, str]:
     On a processor that OpenBLAS does not know plain Caffe would compute with its oldest, several times slower.
     """
     ask = (
-        "from speedo.engines import blas, caffe_import\n"
+        "from speedo.engines import caffe_import, openblas_kernels\n"
         "caffe_import.load_caffe()\n"
-        "print(blas.use_the_processor() or '')"
+        "print(openblas_kernels.use_the_processor() or '')"
     )
     told = subprocess.run(
         [sys.executable, "-c", ask], capture_output=True, text=True, check=True,

@@ -32,17 +32,17 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 @click.command(short_help="Show how a run on this machine goes.")
 @run_option
 @json_option
-@click.option("--watch", is_flag=True, help="Show it again every --interval, until the run ends.")
+@click.option("--watch", is_flag=True, help="Repeat every --interval seconds, until the run ends.")
 @click.option(
     "--interval", type=click.FloatRange(0.1, 3600), default=2.0, show_default=True, metavar="S",
-    help="Seconds between two looks.",
+    help="Seconds between two updates.",
 )  # fmt: skip
 def status(run: str | None, as_json: bool, watch: bool, interval: float) -> None:
     """Show how a run goes: state, iteration, loss, images/s, the last test, and a line per worker.
 
-    Runs of `speedo train` and `speedo master` are found that you started on this machine, wherever you are. If
-    there are several, each is shown; --run picks one. On the nodes of workers there is nothing to ask: use the
-    master's machine.
+    Shows the runs of `speedo train` and `speedo master` that you started on this machine, from any directory.
+    If there are several, it shows each; --run selects one. Use it on the master's machine: the nodes of workers
+    do not know the state of the run.
 
     --json prints one object, `{"runs": [...]}`, with a fixed set of fields for each run; docs/running.md has
     them. Looking does not disturb a run, and Ctrl-C here ends only the looking.
@@ -80,7 +80,7 @@ def status(run: str | None, as_json: bool, watch: bool, interval: float) -> None
 @click.option("--no-wait", is_flag=True, help="Do not wait until the run has ended.")
 @click.option(
     "--timeout", type=click.FloatRange(0, 1e6, min_open=True), default=900.0, show_default=True, metavar="S",
-    help="Seconds to wait: the last test belongs to it.",
+    help="Seconds to wait for the end, including the last test.",
 )  # fmt: skip
 def stop(run: str | None, as_json: bool, no_wait: bool, timeout: float) -> None:
     """End a run early, as Ctrl-C at its terminal would: the model so far is tested and exported.

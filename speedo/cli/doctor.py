@@ -35,7 +35,7 @@ FILE: Final = click.Path(path_type=Path, dir_okay=False)
     metavar="N",
     help="Workers to run on this machine.  [default: 2, or 1 with --master]",
 )
-@click.option("--data-root", type=FOLDER, help="Where relative data paths are tried last.")
+@click.option("--data-root", type=FOLDER, help="Last folder searched for relative data paths.")
 @click.option(
     "--token-file", type=FILE, help="The shared secret.  [default: ~/.config/speedo/token]"
 )

@@ -166,7 +166,7 @@ def master(token_file: Path | None, **options: Any) -> None:
     help="Seconds to wait for the master.",
 )
 @click.option(
-    "--data-root", type=FOLDER, help="Where relative data paths are tried last on this node."
+    "--data-root", type=FOLDER, help="Last folder searched for relative data paths on this node."
 )
 @click.option(
     "--token-file", type=FILE, help="The shared secret.  [default: ~/.config/speedo/token]"

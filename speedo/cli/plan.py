@@ -96,7 +96,8 @@ PLAIN: Final = tuple(mode for mode in MODES if mode != "hybrid")
     type=click.Choice(["far", "all", "none"]),
     default="none",
     show_default=True,
-    help="async, easgd: workers that get their next turn ahead; far: those on other machines.",
+    help="async, easgd: workers that fetch and publish in the background while they compute; "
+    "far: those on other machines.",
 )
 @click.option(
     "--split-batch/--whole-batch",
@@ -121,11 +122,11 @@ PLAIN: Final = tuple(mode for mode in MODES if mode != "hybrid")
     help="How long to measure steps, for each size of batch.",
 )
 @click.option("--save", type=FILE, help="Keep what was measured in this file, for --from.")
-@click.option("--data-root", type=FOLDER, help="Where relative data paths are tried last.")
+@click.option("--data-root", type=FOLDER, help="Last folder searched for relative data paths.")
 @click.option("--cpu", is_flag=True, help="Train on the CPU although the solver says GPU.")
 @click.option(
     "--seed", type=click.IntRange(0, LARGEST_SEED), default=0, show_default=True, metavar="N",
-    help="Of the simulated jitter: the same seed, the same table.",
+    help="Seed of the simulated jitter; the same seed gives the same table.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan(

@@ -16,7 +16,7 @@ from typing import Final
 
 import psutil
 
-from speedo.actors.ray_node.session import OBJECT_STORE_BYTES, RAY_FOLDER, STORE_SOCKET
+from speedo.actors.ray_node.folder import OBJECT_STORE_BYTES, RAY_FOLDER, STORE_SOCKET
 from speedo.doctor.base import Finding, Request, fail, ok, size, warn
 from speedo.system.private_folders import unsafe
 from speedo.version import VERSION

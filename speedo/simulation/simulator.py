@@ -10,9 +10,10 @@ import heapq
 import random
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from speedo.engines.quadratic import QuadraticEngine
-from speedo.errors import MissingKeyError, PayloadError
+from speedo.errors import MissingKeyError, PayloadError, TrainingStopped
 from speedo.master.center import Center
 from speedo.master.coordinator import Coordinator, Plan
 from speedo.master.driver import Driver, Limits, Observer, Outcome
@@ -25,6 +26,10 @@ from speedo.vectors.codecs import NO_COMPRESSION, Compression, make_codec
 from speedo.vectors.vector import Header, checksum
 from speedo.worker.overlapping_turns import OverlappingWorker
 from speedo.worker.turn import Worker
+
+MOST_EVENTS: Final = (
+    100_000  # without a merge: rounds of a thousand workers with faults need some ten thousand
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,8 @@ class SimulatedCluster:
         self._workers: dict[int, Worker] = {}
         self._busy: dict[tuple[int, int], float] = {}  # worker and incarnation, until when
         self._incarnations: dict[int, int] = {}
+        self.version: Callable[[], int] = lambda: 0
+        self._last_version, self._events = 0, 0  # events since the version last changed
 
     # ------------------------------------------------------------ what tests script
 
@@ -114,7 +121,9 @@ class SimulatedCluster:
 
     def next_event(self, timeout_s: float) -> Event | None:
         limit = self.now + timeout_s
+        self._require_progress()
         while self._heap and self._heap[0][0] <= limit:
+            self._require_progress()
             self.now, _, happening = heapq.heappop(self._heap)
             event = happening()
             if event is not None:
@@ -130,6 +139,18 @@ class SimulatedCluster:
                 self.join(worker, self.now + self.world.faults.return_s)
 
     # ------------------------------------------------------------ inside
+
+    def _require_progress(self) -> None:
+        """Raise `TrainingStopped` after very many events without a merge: such a run would never end."""
+        version = self.version()
+        if version != self._last_version:
+            self._last_version, self._events = version, 0
+        self._events += 1
+        if self._events > MOST_EVENTS:
+            raise TrainingStopped(
+                f"the simulated run makes no progress: {MOST_EVENTS} events since version {version}, "
+                f"at {self.now:.1f} s"
+            )
 
     def _join(self, worker: int) -> Event | None:
         if worker in self._workers:
@@ -271,7 +292,7 @@ def simulate(
     """Run `plan` on simulated workers, `plan.workers` of them unless `joins` says otherwise.
 
     `samples_per_step` is each worker's batch: the plan's by default. `script` may add joins and deaths. The workers in
-    `overlap` are given their next turns ahead.
+    `overlap` are given their next turns ahead. Raises `TrainingStopped` for a run that makes no progress.
     """
     world = world or World()
     store = MemoryStore(clock=lambda: cluster.now)
@@ -288,6 +309,7 @@ def simulate(
     if script is not None:
         script(cluster)
     coordinator = Coordinator(strategy, plan)
+    cluster.version = lambda: coordinator.version
     first = engine(0)
     vector = first.layout.zeros()
     first.read_weights(vector)

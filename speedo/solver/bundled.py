@@ -9,7 +9,7 @@ from typing import Final
 from speedo.errors import SolverError
 
 SOLVER_FILE: Final = "solver.prototxt"
-_PACKAGE: Final = Path(__file__).resolve().parent
+_PACKAGE: Final = Path(__file__).resolve().parents[1]
 
 
 def bundled_names() -> tuple[str, ...]:

@@ -5,10 +5,10 @@ from functools import partial
 import pytest
 
 from bench.support.figures import Measured
-from bench.support.link import limit, megabits_between, sent
+from bench.support.link import megabits_between, sent
 from bench.support.throughput import Row
 from bench.wire import Traffic, codec_options, is_refused, report, wire_limit
-from tests.hosts.network import network
+from tests.support.network import limit, network
 
 GIGABIT = 125e6  # bytes/s
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import lmdb
 
-from tests.engines.nets import net_text, records, write_data, write_lmdb, write_solver
+from tests.support.nets import net_text, records, write_data, write_lmdb, write_solver
 
 SIGMOID = 'layer { name: "sig" type: "Sigmoid" bottom: "pool" top: "top" }'
 PYTHON = (

@@ -16,7 +16,7 @@ import pytest
 from speedo.storage.redis.server import PrivateRedis
 from tests.cli.homes import write_homes
 from tests.cli.mistakes import MISTAKES, Mistake
-from tests.cluster.commands import commands, free_port, still_open
+from tests.support.commands import commands, free_port, still_open
 
 LIMIT_S = 90
 LOOK_S = 0.3  # how often the ports that a command listens at are noted

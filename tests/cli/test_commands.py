@@ -19,7 +19,7 @@ from speedo.errors import ConfigError
 from speedo.run.prepare import prepare
 from speedo.run.result import RunResult
 from tests.data.makers import idx_folder
-from tests.engines.nets import net_text, write_data, write_solver
+from tests.support.nets import net_text, write_data, write_solver
 
 RUN_OPTIONS = [
     "--mode",

@@ -28,9 +28,9 @@ from speedo.doctor.base import ok
 from speedo.errors import SpeedoError
 from speedo.planning import predict as prediction
 from tests.data.makers import idx_folder
-from tests.engines.nets import net_text, write_data, write_solver
 from tests.planning.test_from_run import write_run
 from tests.planning.times import calibration
+from tests.support.nets import net_text, write_data, write_solver
 
 # A hang is what some of these could cause: then it shall not take the suite's five minutes.
 pytestmark = [pytest.mark.caffe, pytest.mark.timeout(120)]

@@ -19,7 +19,7 @@ from speedo.config.formats import read_options
 from speedo.config.run_config import make_config
 from speedo.errors import ConfigError, SolverError
 from speedo.solver import read_solver
-from tests.engines.nets import net_text, write_data, write_solver
+from tests.support.nets import net_text, write_data, write_solver
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ SPAN = re.compile(r"`([^`\n]+)`")
 OPTION = re.compile(r"--[a-z][A-Za-z-]*")
 # Options in the pages that are other programs': pytest's own flag of this suite.
 # Options of benches and tests.
-OTHERS = {"--rewrite-traces", "--seconds", "--turns", "--variant", "--whole-only"}
+OTHERS = {"--rewrite-traces", "--sample", "--seconds", "--turns", "--variant", "--whole-only"}
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 every_page = pytest.mark.parametrize("page", [*PAGES, *RESULTS], ids=lambda page: page.name)
@@ -244,7 +244,7 @@ def fields_of_status() -> tuple[set[str], set[str]]:
 
 
 def test_the_fields_of_a_status_are_in_the_table() -> None:
-    """tests/control holds the table and the output of a run together; this finds a new field without a run."""
+    """tests/monitor holds the table and the output of a run together; this finds a new field without a run."""
     run, worker = fields_of_status()
     assert {one.name for one in dataclasses.fields(Status)} <= run
     assert worker == {one.name for one in dataclasses.fields(WorkerStatus)} | {"away"}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.commands import Commands, commands
+from tests.support.commands import Commands, commands
 
 
 @pytest.fixture

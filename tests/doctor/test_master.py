@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.commands import Commands, free_port
-from tests.engines.nets import LENET, net_text, records, write_data, write_lmdb, write_solver
+from tests.support.commands import Commands, free_port
+from tests.support.nets import LENET, net_text, records, write_data, write_lmdb, write_solver
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 120

@@ -22,8 +22,8 @@ from speedo.doctor.machine import cores, redis, temporary
 from speedo.doctor.resources import Net, disk, exchange, memory
 from speedo.storage import PrivateRedis, RedisStore
 from speedo.storage.retrying_store import Patience
-from tests.cluster.commands import free_port
-from tests.engines.nets import net_text, write_data, write_solver
+from tests.support.commands import free_port
+from tests.support.nets import net_text, write_data, write_solver
 
 TINY = Net(nbytes=4000, activations=10_000, snapshots=0)
 

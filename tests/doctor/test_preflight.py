@@ -13,7 +13,7 @@ import pytest
 from speedo.doctor import Request, require
 from speedo.doctor.limits import FILES, FILES_PER_WORKER, limits
 from speedo.errors import MachineError
-from tests.disks import fill, small_disk
+from tests.support.disks import fill, small_disk
 
 HERE = Path(__file__).parents[2]
 NOBODY = 65533

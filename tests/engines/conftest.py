@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.nets import write_data
+from tests.support.nets import write_data
 
 
 @pytest.fixture(scope="session")

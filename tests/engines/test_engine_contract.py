@@ -13,7 +13,7 @@ from speedo.engines.base import Engine
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.errors import EngineError
 from speedo.vectors.vector import Vector
-from tests.engines.nets import net_text, write_solver
+from tests.support.nets import net_text, write_solver
 
 Make = Callable[[], Engine]
 

@@ -21,7 +21,7 @@ from speedo.engines.native_failures import (
 from speedo.engines.net_trial import check_in_subprocess
 from speedo.errors import EngineError, SolverError
 from speedo.solver import read_solver, solver_for_tester, solver_for_worker
-from tests.engines.nets import net_text, write_lmdb, write_solver
+from tests.support.nets import net_text, write_lmdb, write_solver
 
 GLOG = """WARNING: Logging before InitGoogleLogging() is written to STDERR
 F20261121 12:00:00.123456  4711 net.cpp:88] Check failed: a == b (1 vs. 2) Sizes differ

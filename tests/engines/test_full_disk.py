@@ -9,9 +9,9 @@ import pytest
 
 from speedo.errors import EngineError
 from speedo.solver import read_solver
-from tests.disks import fill, small_disk
-from tests.engines.nets import net_text, write_solver
-from tests.engines.solvers import weights, worker
+from tests.support.disks import fill, small_disk
+from tests.support.nets import net_text, write_solver
+from tests.support.solvers import weights, worker
 
 pytestmark = pytest.mark.caffe
 WIDE = """

@@ -9,8 +9,8 @@ import pytest
 
 from speedo.errors import EngineError
 from speedo.solver import read_solver
-from tests.engines.nets import LENET, net_text, write_solver
-from tests.engines.solvers import TYPES, weights, worker
+from tests.support.nets import LENET, net_text, write_solver
+from tests.support.solvers import TYPES, weights, worker
 
 pytestmark = pytest.mark.caffe
 

@@ -10,7 +10,7 @@ import pytest
 from speedo.engines.caffe_import import load_caffe
 from speedo.errors import EngineError
 from speedo.solver import read_solver
-from tests.engines.nets import (
+from tests.support.nets import (
     BATCH_NORM,
     LENET,
     LOSS,
@@ -20,7 +20,7 @@ from tests.engines.nets import (
     net_text,
     write_solver,
 )
-from tests.engines.solvers import TYPES, scorer, weights, worker
+from tests.support.solvers import TYPES, scorer, weights, worker
 
 pytestmark = pytest.mark.caffe
 

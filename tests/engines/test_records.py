@@ -21,7 +21,7 @@ from speedo.engines.record_rules import RecordRule
 from speedo.engines.record_watch import RecordWatch
 from speedo.errors import SolverError
 from speedo.solver import read_solver, solver_for_records, solver_for_worker
-from tests.engines.nets import net_text, records, write_lmdb, write_solver
+from tests.support.nets import net_text, records, write_lmdb, write_solver
 
 pytestmark = pytest.mark.caffe
 RULE = RecordRule("data", "", False, "", 8, 0, None, 0, None)

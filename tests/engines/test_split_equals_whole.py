@@ -15,7 +15,7 @@ import pytest
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.solver import read_solver, solver_for_worker, split_batch
 from speedo.vectors.vector import Vector
-from tests.engines.nets import (
+from tests.support.nets import (
     LENET,
     SMOOTH,
     Sequential,

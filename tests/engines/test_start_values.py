@@ -14,7 +14,7 @@ from speedo.engines.weights_check import check_weights
 from speedo.errors import ConfigError, SolverError
 from speedo.run.caffe_snapshot import read_snapshot
 from speedo.solver import Draws, SolverSpec, read_solver, solver_for_worker
-from tests.engines.nets import net_text, write_solver
+from tests.support.nets import net_text, write_solver
 
 pytestmark = pytest.mark.caffe
 

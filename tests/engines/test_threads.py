@@ -13,8 +13,8 @@ import pytest
 from speedo.engines.caffe_import import let_others_run, load_caffe
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.solver import read_solver
-from tests.engines.nets import LENET, SMOOTH, net_text, write_solver
-from tests.engines.solvers import weights, worker
+from tests.support.nets import LENET, SMOOTH, net_text, write_solver
+from tests.support.solvers import weights, worker
 
 pytestmark = [pytest.mark.caffe, pytest.mark.usefixtures("others")]
 MOST_STEPS = 500

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.commands import Commands, commands
 from tests.faults.rows import Finding, Tried, is_wanted, mode_of, write_down
+from tests.support.commands import Commands, commands
 
 FINDING = pytest.StashKey[Finding]()
 

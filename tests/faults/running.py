@@ -12,8 +12,8 @@ from typing import Any
 
 import psutil
 
-from tests.cluster.commands import Commands, interrupt, standard_error
 from tests.faults.invariants import Line, check_run
+from tests.support.commands import Commands, interrupt, standard_error
 
 HANG_S = 120.0  # nothing takes so long unless it hangs, on however busy a machine
 GAP_S = 60.0  # nor does a healthy worker's merge

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import redis
 
-from tests.cluster.commands import free_port
+from tests.support.commands import free_port
 
 START_S = 10.0
 

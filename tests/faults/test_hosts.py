@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.commands import Commands
 from tests.faults.invariants import Line
 from tests.faults.rows import Finding, row
 from tests.faults.running import HANG_S, Run
 from tests.faults.store_server import OwnRedis
-from tests.hosts.network import Host, ip, network
+from tests.support.commands import Commands
+from tests.support.network import Host, ip, network
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 TIMEOUT = ("--timeout", "90")

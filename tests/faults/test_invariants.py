@@ -12,7 +12,7 @@ import pytest
 
 from speedo.engines.caffe_import import load_caffe
 from tests.faults.invariants import broken, read_lines, wrong_model
-from tests.faults.nets import write_problem
+from tests.support.sabotaged_net import write_problem
 
 Line = dict[str, Any]
 EPOCH_1 = 1_000_000_000

@@ -12,12 +12,12 @@ import pytest
 from speedo.master.coordinator import Plan
 from speedo.messages import Action, Event, Merge
 from speedo.simulation.simulator import Faults
-from tests.cluster.commands import Commands
-from tests.core.schedules import Schedule
-from tests.core.schedules import run as simulate
-from tests.faults.nets import BATCH, order
 from tests.faults.rows import MODES, Finding, row
 from tests.faults.running import HANG_S, OVERLAP, OVERLAPPING, Run
+from tests.support.commands import Commands
+from tests.support.sabotaged_net import BATCH, order
+from tests.support.schedules import Schedule
+from tests.support.schedules import run as simulate
 
 real = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 CHANGES = 1000

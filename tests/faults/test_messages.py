@@ -11,13 +11,13 @@ import pytest
 
 from speedo.master.coordinator import Plan
 from speedo.simulation.simulator import Faults
-from tests.cluster.commands import Commands
-from tests.core.schedules import Schedule
-from tests.core.schedules import run as simulate
-from tests.faults.nets import order
 from tests.faults.rows import Finding, row
 from tests.faults.running import Run
 from tests.faults.store_server import OwnRedis
+from tests.support.commands import Commands
+from tests.support.sabotaged_net import order
+from tests.support.schedules import Schedule
+from tests.support.schedules import run as simulate
 
 SPEEDO = Path(__file__).parents[2] / "speedo"
 RATES = (0.01, 0.05, 0.2)
@@ -117,7 +117,12 @@ def test_a_clock_that_jumps_has_no_effect(
 
 
 # What shows a time to people, or compares the clocks of two machines for them; and a file's age in seconds.
-TELLS = {"actors/facts.py", "preparation.py", "progress.py", "control.py"}
+TELLS = {
+    "actors/join/advertised_facts.py",
+    "monitor/console.py",
+    "monitor/control_socket.py",
+    "run/prepare.py",
+}
 WALL = {"time", "time_ns", "now", "today", "utcnow", "localtime", "strftime"}
 
 

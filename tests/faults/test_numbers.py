@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.commands import Commands
-from tests.faults.nets import order
 from tests.faults.rows import Finding, row
 from tests.faults.running import Run, stand_still
 from tests.faults.store_server import OwnRedis
+from tests.support.commands import Commands
+from tests.support.sabotaged_net import order
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 STRIKES = 3

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.commands import Commands
 from tests.faults.rows import Finding, row
 from tests.faults.running import BY_REDIS, OVERLAP, OVERLAPPING, Run, stand_still
 from tests.faults.store_server import OwnRedis, Proxy
+from tests.support.commands import Commands
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 STALL_S = 20.0

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from speedo.actors.death_causes import SILENT
-from tests.cluster.commands import Commands
-from tests.faults.nets import order
 from tests.faults.rows import Finding, row
 from tests.faults.running import OVERLAP, OVERLAPPING, Run, stand_still
+from tests.support.commands import Commands
+from tests.support.sabotaged_net import order
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 NOTICED_S = 10.0

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.commands import Commands, commands
-from tests.hosts.network import Host, network
+from tests.support.commands import Commands, commands
+from tests.support.network import Host, network
 
 
 @pytest.fixture

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.support.link import limit
-from tests.cluster.commands import Commands, wait_for_line
-from tests.hosts.network import Host, ip
+from tests.support.commands import Commands, wait_for_line
+from tests.support.network import Host, ip, limit
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 120

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.commands import Commands, commands, wait_for_line
-from tests.faults.nets import write_problem
 from tests.hosts.grpc_call import UNAUTHENTICATED
-from tests.hosts.network import Host, network
+from tests.support.commands import Commands, commands, wait_for_line
+from tests.support.network import Host, network
+from tests.support.sabotaged_net import write_problem
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 BLOCK = range(56126, 56226)

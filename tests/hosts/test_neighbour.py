@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.commands import Commands, commands, wait_for_line
-from tests.faults.nets import write_problem
-from tests.hosts.network import ROOT, network
+from tests.support.commands import Commands, commands, wait_for_line
+from tests.support.network import ROOT, network
+from tests.support.sabotaged_net import write_problem
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe, pytest.mark.slow]
 NOBODY = "65533"

@@ -11,9 +11,9 @@ from click.testing import CliRunner, Result
 
 from speedo.cli.main import main
 from speedo.planning.calibration import read_calibration, write_calibration
-from tests.engines.nets import net_text, write_data, write_solver
 from tests.planning.test_from_run import write_run
 from tests.planning.times import calibration, passage
+from tests.support.nets import net_text, write_data, write_solver
 
 
 def typed(*arguments: str | Path) -> Result:

@@ -11,8 +11,8 @@ import pytest
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.solver import read_solver, solver_for_tester
 from speedo.storage.memory_store import MemoryStore
-from tests.engines.nets import BATCH_NORM, LENET, net_text, write_data, write_solver
 from tests.runs.local import train_here
+from tests.support.nets import BATCH_NORM, LENET, net_text, write_data, write_solver
 
 pytestmark = pytest.mark.caffe
 ROUNDED = {"compress_center": "bfloat16"}

@@ -13,8 +13,8 @@ import pytest
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.parameters import Parameters
 from speedo.storage.memory_store import MemoryStore
-from tests.engines.nets import BATCH_NORM, LENET, SHARED, net_text, write_data, write_solver
 from tests.runs.local import train_here
+from tests.support.nets import BATCH_NORM, LENET, SHARED, net_text, write_data, write_solver
 
 pytestmark = pytest.mark.caffe
 MODES: dict[str, dict[str, Any]] = {

@@ -12,9 +12,9 @@ import pytest
 from speedo.config.run_config import make_config
 from speedo.run.prepare import prepare
 from speedo.storage.memory_store import MemoryStore
-from tests.cluster.commands import Commands, commands
-from tests.engines.siamese import write_siamese
 from tests.runs.local import train_here
+from tests.support.commands import Commands, commands
+from tests.support.siamese import write_siamese
 
 pytestmark = pytest.mark.caffe
 MODES: dict[str, dict[str, Any]] = {

@@ -17,8 +17,9 @@ from speedo.run_dir.checkpoint_file import checkpoints_in, read_checkpoint
 from speedo.storage.redis.server import PrivateRedis
 from speedo.storage.redis.store import RedisStore
 from speedo.vectors.vector import Vector
-from tests.cluster.commands import KEEPERS, commands, wait_for_line
-from tests.engines.nets import (
+from tests.runs.local import train_here
+from tests.support.commands import KEEPERS, commands, wait_for_line
+from tests.support.nets import (
     SMOOTH,
     net_text,
     records,
@@ -26,7 +27,6 @@ from tests.engines.nets import (
     write_lmdb,
     write_solver,
 )
-from tests.runs.local import train_here
 
 pytestmark = [pytest.mark.caffe, pytest.mark.redis]
 BATCH = 16

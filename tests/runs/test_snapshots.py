@@ -11,8 +11,8 @@ import pytest
 from speedo.engines.caffe_import import load_caffe
 from speedo.run_dir.directory import link_or_copy
 from speedo.storage.memory_store import MemoryStore
-from tests.engines.nets import net_text, write_data, write_solver
 from tests.runs.local import train_here
+from tests.support.nets import net_text, write_data, write_solver
 
 CASES: dict[str, dict[str, Any]] = {
     "none in between": {},

@@ -27,7 +27,8 @@ from speedo.solver.bundled import bundled_solver
 from speedo.storage.redis.server import PrivateRedis
 from speedo.storage.redis.store import RedisStore
 from speedo.vectors.vector import Vector
-from tests.engines.nets import (
+from tests.runs.local import train_here
+from tests.support.nets import (
     SMOOTH,
     net_text,
     records,
@@ -35,7 +36,6 @@ from tests.engines.nets import (
     write_lmdb,
     write_solver,
 )
-from tests.runs.local import train_here
 
 pytestmark = [pytest.mark.caffe, pytest.mark.redis]
 BOUND = 1e-4

@@ -11,7 +11,7 @@ import pytest
 from speedo.errors import SolverError
 from speedo.solver import SolverOverrides, check_solver, read_solver, split_batch
 from speedo.solver.proto import caffe_proto
-from tests.engines.nets import LOSS, SMOOTH, net_text, write_solver
+from tests.support.nets import LOSS, SMOOTH, net_text, write_solver
 
 pytestmark = pytest.mark.caffe
 

@@ -12,7 +12,7 @@ from speedo.errors import SolverError
 from speedo.solver import Draws, read_solver, solver_for_worker
 from speedo.solver.fillers import is_doubtful
 from speedo.solver.proto import caffe_proto
-from tests.engines.nets import net_text, write_solver
+from tests.support.nets import net_text, write_solver
 
 pytestmark = pytest.mark.caffe
 SURE = (

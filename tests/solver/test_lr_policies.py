@@ -10,7 +10,7 @@ import pytest
 
 from speedo.engines.caffe_import import load_caffe
 from speedo.solver import LrPolicy, read_solver
-from tests.engines.nets import net_text, write_solver
+from tests.support.nets import net_text, write_solver
 
 NET = """ layer { name: "data" type: "DummyData" top: "x" top: "y" dummy_data_param { shape { dim: 1
 dim: 1 } data_filler { value: 1 } } } layer { name: "ip" type: "InnerProduct" bottom: "x" top: "ip"

@@ -13,7 +13,7 @@ from speedo.engines.pycaffe import PycaffeEngine
 from speedo.errors import SolverError
 from speedo.solver import SolverOverrides, SolverSpec, read_solver, solver_for_worker
 from speedo.solver.proto import caffe_proto, parse_text
-from tests.engines.nets import LENET, LOSS, Sequential, net_text, write_solver
+from tests.support.nets import LENET, LOSS, Sequential, net_text, write_solver
 
 pytestmark = pytest.mark.caffe
 

@@ -18,7 +18,7 @@ from speedo.solver import (
     solver_for_worker,
 )
 from speedo.solver.proto import caffe_proto, parse_text
-from tests.engines.nets import LOSS, SMOOTH, Sequential, net_text, write_solver
+from tests.support.nets import LOSS, SMOOTH, Sequential, net_text, write_solver
 
 pytestmark = pytest.mark.caffe
 

@@ -18,8 +18,8 @@ from ray.job_config import JobConfig
 
 from speedo.actors.ray_node.agent_stub import idle_agents
 from speedo.actors.ray_node.cleanup import kept
+from speedo.actors.ray_node.folder import OBJECT_STORE_BYTES, RAY_FOLDER, STORE_SOCKET
 from speedo.actors.ray_node.ports import Ports
-from speedo.actors.ray_node.session import OBJECT_STORE_BYTES, RAY_FOLDER, STORE_SOCKET
 from speedo.errors import ClusterError
 from speedo.system.background_process import deaf_children
 

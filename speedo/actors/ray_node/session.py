@@ -5,20 +5,16 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Final
 
 from speedo.actors.ray_node import ports
+from speedo.actors.ray_node.folder import ray_folder
 from speedo.errors import ClusterError
-from speedo.system.private_folders import make_private_folder
 
-OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024  # Ray's least: nothing of ours travels through it
 NAMESPACE: Final = "speedo"
-STORE_SOCKET: Final = "plasma"  # no shorter than that of the raylet
-RAY_FOLDER: Final = "r"  # in a private folder: Ray makes its own one writable for everybody
 # What Ray looks after many times a second, by default, for services that we do not use: on a machine whose cores all
 # train, workers have less for it. Deaths and joins are told by other ways.
 _RARELY: Final = {
@@ -110,7 +106,7 @@ def head(token: str, host: str, port: int | None) -> Iterator[Callable[[], str |
         held = stack.enter_context(ports.master_ports(address, port))
         from speedo.actors.ray_node.node import dead_process, ray_node
 
-        folder = _ray_folder(stack)
+        folder = ray_folder(stack)
         node = stack.enter_context(ray_node(address, held, folder))
         stack.enter_context(_connected(node.gcs_address, address))
         yield partial(dead_process, node)
@@ -135,7 +131,7 @@ def member(token: str, master: str, folder: str | None = None) -> Iterator[int |
             ours = ports.own_address_towards(address)
             held = stack.enter_context(ports.member_ports(ours, int(port)))
             node = stack.enter_context(
-                ray_node(ours, held, folder or _ray_folder(stack), master=gcs)
+                ray_node(ours, held, folder or ray_folder(stack), master=gcs)
             )
             process = node.all_processes["raylet"][0].process.pid
         try:
@@ -181,9 +177,3 @@ def _require_authentication(host: str) -> None:
             f"Ray would serve {host} without a token, for it was imported under other settings: "
             "start the run in a process of its own"
         )
-
-
-def _ray_folder(stack: ExitStack) -> str:
-    folder = make_private_folder("speedo-ray-")
-    stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    return str(folder)

@@ -1,0 +1,65 @@
+"""A master that dies or does not answer while somebody starts: told in our words, and not as a bug of ours."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from speedo.errors import ClusterError, EngineError
+from tests.support.commands import free_port
+
+pytestmark = pytest.mark.ray
+
+
+def errors_of_ray() -> list[tuple[Exception, str]]:
+    from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError
+
+    return [
+        (GetTimeoutError("late"), "did not answer for 60 s"),
+        (ActorDiedError(), "the master's process died"),
+        (ActorUnavailableError("away", None), "the master's process died"),
+    ]
+
+
+def test_a_start_on_one_machine_ends_with_a_sentence(tmp_path: Path) -> None:
+    from speedo.actors.launch import _told_of
+
+    prepared: Any = SimpleNamespace(run_dir=tmp_path)
+    for error, words in errors_of_ray():
+        with pytest.raises(EngineError, match=words), _told_of(prepared):
+            raise error
+
+
+def test_a_host_that_joins_takes_it_for_a_lost_master_and_a_bug_for_a_bug() -> None:
+    from ray.exceptions import RayTaskError
+
+    from speedo.actors.join.session_process import _ray_lost_the_master
+
+    for error, _ in errors_of_ray():
+        assert _ray_lost_the_master(error) == type(error).__name__
+    for bug in (RayTaskError("join", "traceback", ValueError("ours")), ValueError("ours")):
+        assert _ray_lost_the_master(bug) == ""
+
+
+def test_a_worker_says_that_nobody_answers_behind_an_open_port(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from speedo.actors.join import find_master as meeting
+
+    # Ray's own try to be answered takes twenty seconds.
+    monkeypatch.setattr(meeting, "_probe", lambda *_: (None, "DEADLINE_EXCEEDED"))
+    notes: list[str] = []
+    port = free_port()
+    address = f"127.0.0.1:{port}"
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(ClusterError, match="is no SpeeDO"),
+    ):
+        meeting.wait_for_master(address, "0" * 64, 1.2, notes.append)
+    assert notes == [
+        f"{address} takes the connection, but no master answers there yet; waiting up to 1 s"
+    ]

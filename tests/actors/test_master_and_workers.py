@@ -1,0 +1,93 @@
+"""`speedo master` and `speedo worker` as separate commands on one machine."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import Commands, free_port
+
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
+WAIT_S = 120
+
+
+def master(speedo: Commands, port: int, *options: str) -> tuple[str, ...]:
+    return (
+        "master", "--port", str(port), "--mode", "easgd", "--workers", "2", "--max-iter", "40",
+        "--test-interval", "0", "--timeout", "90", "--run-dir", "run", *options,
+    )  # fmt: skip
+
+
+def worker(port: int, *options: str) -> tuple[str, ...]:
+    return ("worker", "--master", f"127.0.0.1:{port}", "--timeout", "90", *options)
+
+
+def test_master_and_workers_meet_in_either_order(speedo: Commands, tmp_path: Path) -> None:
+    port = free_port()
+    early = speedo.start(*worker(port))
+    chief = speedo.start(*master(speedo, port))
+    late = speedo.start(*worker(port))
+    for process in (early, late, chief):
+        _, errors = process.communicate(timeout=WAIT_S)
+        assert process.returncode == 0, errors
+        assert "Traceback" not in errors
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["mode"], result["workers"], result["iteration"]) == ("easgd", 2, 40)
+    assert Path(result["model"]).stat().st_size > 1_700_000
+    assert speedo.token_file.stat().st_mode & 0o777 == 0o600
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    merged = [line for line in lines if line.get("decision") == "merged"]
+    assert {line["worker"] for line in merged} == {0, 1}
+    assert len(merged) == 40
+
+
+def test_strangers_are_refused_and_the_run_goes_on(
+    speedo: Commands, problem: Path, tmp_path: Path
+) -> None:
+    """A wrong token, another Ray, another Python: one sentence each; two good workers then train."""
+    port = free_port()
+    chief = speedo.start(*master(speedo, port, str(problem)))
+    wrong = speedo.start(*worker(port), environment={"SPEEDO_TOKEN": "0123456789abcdef" * 4})
+    ray = speedo.start(
+        *worker(port), environment=disguised(tmp_path, "ray", "ray.__version__", "2.1.0")
+    )
+    python = speedo.start(
+        *worker(port),
+        environment=disguised(tmp_path, "platform", "platform.python_version", "3.12.9"),
+    )
+    for process, words in (
+        (wrong, ["refused our token", "SPEEDO_TOKEN"]),
+        (ray, ["Ray differs", "2.1.0", "pip install ray=="]),
+        (python, ["Python differs", "3.12.9", "use Python"]),
+    ):
+        _, errors = process.communicate(timeout=WAIT_S)
+        assert process.returncode == 1, errors
+        told = [line for line in errors.splitlines() if line.startswith("speedo: ")]
+        assert len(told) == 1, errors
+        assert all(word in told[0] for word in words), errors
+        assert "Traceback" not in errors
+    both = speedo.start(*worker(port, "--workers", "2"))
+    for process in (both, chief):
+        _, errors = process.communicate(timeout=WAIT_S)
+        assert process.returncode == 0, errors
+
+
+def disguised(folder: Path, module: str, attribute: str, version: str) -> dict[str, str]:
+    """An environment in which every Python says that it, or its Ray, is of another version."""
+    home = folder / f"as-{module}"
+    home.mkdir()
+    value = f"lambda: {version!r}" if attribute.endswith("python_version") else repr(version)
+    (home / "sitecustomize.py").write_text(f"import {module}\n{attribute} = {value}\n")
+    return {
+        "PYTHONPATH": os.pathsep.join([str(home), *filter(None, [os.environ.get("PYTHONPATH")])])
+    }
+
+
+def test_a_master_without_workers_says_so(speedo: Commands) -> None:
+    process = speedo.start(*master(speedo, free_port(), "--timeout", "8"))
+    _, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 3
+    assert "speedo: nothing was trained: only 0 of 2 workers joined within 8 s" in errors

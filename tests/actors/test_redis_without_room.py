@@ -1,0 +1,122 @@
+"""A Redis that takes no more clients: who waits for it says so, and goes on once there is room."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+
+from speedo.errors import StoreError
+from speedo.storage.redis.server import PrivateRedis
+from speedo.storage.redis.store import RedisStore
+from tests.support.commands import Commands, wait_for_line
+
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
+ROOM = 24
+NO_ROOM = "takes no more clients"
+
+
+class Members:
+    """Connections with the password that take every place as soon as it is free, until `leave`."""
+
+    def __init__(self, server: PrivateRedis) -> None:
+        self._server = server
+        self._held: list[RedisStore] = []
+        self._over = Event()
+        self._thread = Thread(target=self._take, daemon=True)
+
+    def come(self) -> None:
+        self._thread.start()
+        _until(lambda: self._is_full())
+
+    def cut_worker(self) -> None:
+        """End the connection of worker 0, whose place is taken then."""
+        users = self._held[0].administer("ACL", "USERS")
+        assert isinstance(users, list)
+        (worker,) = (one.decode() for one in users if isinstance(one, bytes) and b"-w0-" in one)
+        self._held[0].administer("CLIENT", "KILL", "USER", worker)
+
+    def leave(self) -> None:
+        self._over.set()
+        self._thread.join()
+        for one in self._held:
+            one.close()
+
+    def _take(self) -> None:
+        while not self._over.is_set():
+            one = RedisStore(self._server.url)
+            try:
+                one.ping()
+                self._held.append(one)
+            except StoreError:
+                one.close()
+
+    def _is_full(self) -> bool:
+        late = RedisStore(self._server.url)
+        with suppress(StoreError):
+            late.ping()
+            late.close()
+            return False
+        return True
+
+
+def _until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.2)
+
+
+@pytest.fixture
+def server() -> Iterator[PrivateRedis]:
+    with PrivateRedis(max_clients=ROOM) as running:
+        yield running
+
+
+def run_of(speedo: Commands) -> dict[str, Any]:
+    out, errors = speedo.start("status", "--json").communicate(timeout=60)
+    (run,) = json.loads(out)["runs"] or [pytest.fail(errors)]
+    return dict(run)
+
+
+def test_a_start_and_a_worker_that_find_no_room_say_so_and_go_on(
+    speedo: Commands, server: PrivateRedis, problem: Path, tmp_path: Path
+) -> None:
+    process = speedo.start(
+        *("train", str(problem), "--mode", "async", "--workers", "1", "--max-iter", "1000000"),
+        *("--test-interval", "0", "--run-dir", "run", "--same-node", "redis"),
+        *("--redis", server.url, "--timeout", "300"),
+    )
+    log, metrics = tmp_path / "run" / "train.log", tmp_path / "run" / "metrics.jsonl"
+    wait_for_line(log, "exchange", 60)  # it has looked at the server, and made no users yet
+    first = Members(server)
+    first.come()
+    wait_for_line(
+        log,
+        f"waiting for the master to give workers their places: {server.address}/0 {NO_ROOM}",
+        90,
+    )
+    first.leave()
+    wait_for_line(metrics, '"version":3,', 90)
+
+    then = Members(server)
+    then.come()
+    then.cut_worker()
+    wait_for_line(log, f"warning: worker 0 waits for the store: {server.address}/0 {NO_ROOM}", 60)
+    (seen,) = run_of(speedo)["workers"]
+    assert seen["state"].startswith(f"waiting for the store: {server.address}/0 {NO_ROOM}")
+    assert not seen["away"]
+    assert NO_ROOM in (tmp_path / "run" / "logs" / "worker-0.log").read_text()
+    then.leave()
+    wait_for_line(log, "no worker waits for the store any more", 60)
+    (seen,) = run_of(speedo)["workers"]
+    assert not seen["state"].startswith("waiting for the store")
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert "Traceback" not in errors

@@ -1,0 +1,180 @@
+"""Workers that die, hang, or are too few: started again, ended, given up, given other shards."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from speedo.actors.death_causes import SILENT
+from tests.support.commands import Commands, interrupt, standard_error, wait_for_line
+
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
+WAIT_S = 90
+ENDLESS = ("--max-iter", "1000000", "--test-interval", "0", "--run-dir", "run")
+
+
+class Running:
+    """A run under way, seen from outside."""
+
+    def __init__(self, speedo: Commands, solver: Path, *options: str) -> None:
+        self.speedo, self.run = speedo, speedo.folder / "run"
+        self.process = speedo.start("train", str(solver), *ENDLESS, *options)
+        wait_for_line(self.run / "metrics.jsonl", '"version":10,', WAIT_S)
+
+    def lines(self, *events: str) -> list[dict[str, Any]]:
+        text = (self.run / "metrics.jsonl").read_text()
+        found = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+        return [line for line in found if not events or line["event"] in events]
+
+    def wait_for(self, what: Callable[[], bool], seconds: float = 60.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not what():
+            assert self.process.poll() is None, self.process.communicate()[1]
+            assert time.monotonic() < deadline, (self.lines()[-5:], self.log())
+            time.sleep(0.1)
+
+    def joined(self, worker: int, incarnation: int) -> bool:
+        return any(
+            (line["worker"], line["incarnation"]) == (worker, incarnation)
+            for line in self.lines("joined")
+        )
+
+    def merged(self, worker: int, incarnation: int) -> list[dict[str, Any]]:
+        return [
+            line
+            for line in self.lines("result")
+            if line["decision"] == "merged"
+            and (line["worker"], line["incarnation"]) == (worker, incarnation)
+        ]
+
+    def log(self) -> str:
+        return (self.run / "train.log").read_text()
+
+    def workers(self) -> dict[int, psutil.Process]:
+        """The worker processes by slot, told apart by the log that holds their standard error."""
+        found = {}
+        for process in self.speedo.left():
+            if "ray::WorkerActor" in " ".join(process.cmdline()):
+                log = standard_error(process)
+                if log.startswith("worker-"):  # else it has only just begun, or just ended
+                    found[int(log.removeprefix("worker-").removesuffix(".log"))] = process
+        return found
+
+    def stop(self) -> str:
+        interrupt(self.process)
+        _, errors = self.process.communicate(timeout=WAIT_S)
+        assert self.process.returncode == 130, errors
+        assert "Traceback" not in errors
+        assert not list((self.run / "logs").glob("speedo-engine-*"))
+        return errors
+
+
+@pytest.fixture
+def running(speedo: Commands, problem: Path) -> Iterator[Callable[..., Running]]:
+    started: list[Running] = []
+
+    def start(*options: str) -> Running:
+        started.append(Running(speedo, problem, *options))
+        return started[-1]
+
+    yield start
+    for run in started:
+        run.process.kill()  # one that a failed test has left; nothing of it outlives it
+
+
+def test_a_killed_worker_returns_to_its_slot_and_trains_on_the_newest_center(
+    running: Callable[..., Running],
+) -> None:
+    run = running("--mode", "async", "--workers", "2")
+    run.workers()[1].kill()
+    run.wait_for(lambda: run.joined(1, 2))
+    run.wait_for(lambda: len(run.merged(1, 2)) >= 3)
+    lines = run.lines("joined", "result")
+    back = next(at for at, line in enumerate(lines) if line.get("incarnation") == 2)
+    merged_before = sum(line.get("decision") == "merged" for line in lines[:back])
+    first = run.merged(1, 2)[0]
+    # Every result is merged here: so many were since the center that this turn began with.
+    assert first["version"] - 1 - first["staleness"] >= merged_before
+    assert [line["cause"] for line in run.lines("left")] == [SILENT]
+    run.wait_for(lambda: "worker 1 on here is back" in run.log())
+    told = f"worker 1 on here is restarting in 1 s: {SILENT}"
+    assert told in run.log()
+    run.stop()
+
+
+def test_a_worker_that_dies_again_and_again_is_given_up(running: Callable[..., Running]) -> None:
+    run = running("--mode", "async", "--workers", "2", "--restarts", "1")
+    run.workers()[0].kill()
+    run.wait_for(lambda: len(run.merged(0, 2)) > 0)
+    run.workers()[0].send_signal(signal.SIGSEGV)
+    run.wait_for(lambda: "gone, given up" in run.log())
+    (first, second) = run.lines("left")
+    assert second["cause"].startswith("native code failed: ")
+    assert f"worker 0 on here is gone, given up after 1 restarts: {second['cause']}" in run.log()
+    before = len(run.merged(1, 1))
+    run.wait_for(lambda: len(run.merged(1, 1)) > before + 10)
+    assert list(run.workers()) == [1]
+    assert first["cause"] != second["cause"]
+    run.stop()
+
+
+def test_a_stopped_worker_is_evicted_ended_and_started_again(
+    running: Callable[..., Running],
+) -> None:
+    """SIGSTOP: it hears neither Ray nor any signal but SIGKILL."""
+    run = running("--mode", "sync", "--workers", "2")
+    victim = run.workers()[0]
+    victim.suspend()
+    run.wait_for(lambda: bool(run.lines("left")), 40)
+    (left,) = run.lines("left")
+    assert (left["worker"], left["incarnation"]) == (0, 1)
+    assert "far longer than any turn took" in left["cause"]
+    victim.wait(10)
+    run.wait_for(lambda: len(run.merged(0, 2)) > 0)
+    run.stop()
+
+
+def test_the_two_who_are_left_share_batch_and_data_anew(running: Callable[..., Running]) -> None:
+    run = running(
+        "--mode", "sync", "--workers", "3", "--restarts", "0", "--reshard-after", "2"
+    )  # fmt: skip
+    assert {line["samples"] for line in run.merged(0, 1)} == {3}
+    run.workers()[1].kill()
+    run.wait_for(lambda: len(run.merged(2, 2)) >= 5)
+    left = {(line["worker"], line["incarnation"]): line["cause"] for line in run.lines("left")}
+    assert left == {
+        (1, 1): SILENT,
+        (0, 1): "takes a new shard: 1 of 2, batch 4",
+        (2, 1): "takes a new shard: 2 of 2, batch 4",
+    }
+    after = run.merged(0, 2) + run.merged(2, 2)
+    assert {line["samples"] for line in after} == {4}
+    # A round that both were in merges one batch of the solver's.
+    versions = [line["version"] for line in after]
+    assert any(versions.count(version) == 2 for version in versions)
+    assert set(run.workers()) == {0, 2}
+    late = [line for line in run.lines("result") if line["decision"] == "late"]
+    assert all(line["incarnation"] == 1 for line in late)
+    run.stop()
+
+
+def test_a_run_takes_as_many_workers_as_are_wanted(running: Callable[..., Running]) -> None:
+    run = running("--mode", "async", "--workers", "1")
+    said = run.speedo.start("scale", "3")
+    out, errors = said.communicate(timeout=WAIT_S)
+    assert said.returncode == 0, errors
+    assert "3 workers wanted: here 3" in out
+    run.wait_for(lambda: len(run.merged(1, 1)) > 0 and len(run.merged(2, 1)) > 0)
+    assert run.speedo.start("scale", "2").wait(WAIT_S) == 0
+    run.wait_for(lambda: bool(run.lines("left")))
+    run.wait_for(lambda: set(run.workers()) == {0, 1})
+    (left,) = run.lines("left")
+    assert (left["worker"], left["cause"]) == (2, "fewer workers are wanted")
+    run.stop()

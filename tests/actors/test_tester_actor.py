@@ -1,0 +1,52 @@
+"""The tester is nobody's single point of failure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.commands import Commands, wait_for_line
+
+pytestmark = [pytest.mark.caffe, pytest.mark.redis, pytest.mark.ray, pytest.mark.slow]
+
+
+def test_a_tester_that_is_killed_is_replaced_and_the_last_version_is_tested(
+    speedo: Commands, problem: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    process = speedo.start(
+        "train", str(problem), "--max-iter", "200", "--test-interval", "50", "--run-dir", str(run)
+    )  # fmt: skip
+    wait_for_line(run / "metrics.jsonl", '"event":"test"', 60)
+    testers = [one for one in speedo.left() if "TesterActor" in " ".join(one.cmdline())]
+    assert len(testers) == 1
+    testers[0].kill()
+    psutil.wait_procs(testers, 10)
+    out, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    result = json.loads((run / "result.json").read_text())
+    assert result["test_problem"] == ""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").open()]
+    (last,) = [one for one in lines if one["event"] == "test" and one["version"] == 200]
+    assert (last["problem"], last["metrics"]["accuracy"]) == (None, result["accuracy"])
+    assert "test accuracy" in out
+
+
+def test_a_tester_that_cannot_start_ends_the_run_with_the_cause(
+    speedo: Commands, problem: Path, tmp_path: Path
+) -> None:
+    """Not hours later, when its first test is due."""
+    process = speedo.start(
+        "train", str(problem), "--max-iter", "1000000", "--test-interval", "1000000",
+        "--run-dir", "run", environment={"SPEEDO_FAILPOINT": "tester-starting"},
+    )  # fmt: skip
+    _, errors = process.communicate(timeout=90)
+    assert process.returncode == 1, errors
+    log = tmp_path / "run" / "logs" / "tester.log"
+    last = errors.splitlines()[-1]
+    assert last.startswith("speedo: the tester could not start: "), errors
+    assert last.endswith(f"; see {log}")
+    assert "Traceback" not in errors

@@ -1,0 +1,169 @@
+"""`speedo train` as a user runs it: what it leaves, how it stops, what it survives."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from speedo.actors.death_causes import SILENT
+from tests.support.commands import Commands, interrupt, wait_for_line
+
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
+WAIT_S = 120
+
+
+def long(problem: Path, iterations: int = 1_000_000) -> tuple[str, ...]:
+    return (
+        "train", str(problem), "--mode", "async", "--max-iter", str(iterations), "--test-interval", "0",
+        "--run-dir", "run",
+    )  # fmt: skip
+
+
+def actors(speedo: Commands, kind: str) -> list[psutil.Process]:
+    """Processes of this kind of actor, by the name that Ray gives them."""
+    return [process for process in speedo.left() if f"ray::{kind}" in " ".join(process.cmdline())]
+
+
+def test_a_run_leaves_configuration_metrics_result_and_model(
+    speedo: Commands, tmp_path: Path
+) -> None:
+    process = speedo.start(
+        "train", "--mode", "partial", "--workers", "2", "--max-iter", "30", "--test-interval", "20",
+        "--seed", "5", "--run-dir", "run",
+    )  # fmt: skip
+    out, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0, errors
+    run = tmp_path / "run"
+    result = json.loads((run / "result.json").read_text())
+    assert out.splitlines()[-1] == result["model"] == str(run / "model.caffemodel")
+    assert f"test accuracy {result['accuracy']:.4f} after 30 iterations" in out
+    assert (result["iteration"], result["version"], result["complete"]) == (30, 30, True)
+    assert {"mode", "workers", "images_per_s", "seconds"} <= set(result)
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert (config["mode"], config["max_iter"], config["seed"]) == ("partial", 30, 5)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").open()]
+    tests = [(line["version"], line["iteration"]) for line in lines if line["event"] == "test"]
+    assert tests == [(0, 0), (20, 20), (30, 30)]
+    assert "effective" in errors or "batch 64 per worker" in errors
+    assert "learning rate 0.01 (inv)" in errors
+    assert "iteration 30/30" in (run / "train.log").read_text()
+
+
+def ctrl_c(speedo: Commands, process: subprocess.Popen[str]) -> None:
+    interrupt(process)
+
+
+def terminate_group(speedo: Commands, process: subprocess.Popen[str]) -> None:
+    """As `timeout` does: the process, then at once its group, and so itself again."""
+    process.terminate()
+    os.killpg(process.pid, signal.SIGTERM)
+
+
+def terminate_all(speedo: Commands, process: subprocess.Popen[str]) -> None:
+    """As systemd does, and a machine that shuts down: each process, whatever its group."""
+    for one in speedo.left():
+        with suppress(psutil.NoSuchProcess):
+            one.terminate()
+
+
+@pytest.mark.parametrize(
+    ("stop", "status", "reason"),
+    [
+        (ctrl_c, 130, "stopped by Ctrl-C"),
+        (terminate_group, 143, "stopped by SIGTERM"),
+        (terminate_all, 143, "stopped by SIGTERM"),
+    ],
+)
+def test_a_signal_stops_cleanly_and_exports(
+    speedo: Commands,
+    problem: Path,
+    tmp_path: Path,
+    stop: Callable[[Commands, subprocess.Popen[str]], None],
+    status: int,
+    reason: str,
+) -> None:
+    process = speedo.start(*long(problem))
+    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":10,', 90)
+    stop(speedo, process)
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode == status, errors
+    assert "Traceback" not in errors
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["complete"], result["reason"]) == (False, reason)
+    assert result["iteration"] >= 10
+    assert Path(result["model"]).exists()
+    assert "test accuracy" in out
+
+
+def test_a_terminal_that_is_closed_stops_the_run_and_the_model_is_exported(
+    speedo: Commands, problem: Path, tmp_path: Path
+) -> None:
+    ours, theirs = os.openpty()
+    process = speedo.start(*long(problem), terminal=theirs)
+    os.close(theirs)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 90
+    while not (metrics.exists() and '"version":10,' in metrics.read_text()):
+        assert time.monotonic() < deadline
+        if select.select([ours], [], [], 0.1)[0]:
+            os.read(ours, 65536)
+    os.close(ours)
+    assert process.wait(60) == 129
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["complete"], result["reason"]) == (False, "stopped by SIGHUP")
+    assert Path(result["model"]).exists()
+
+
+def test_a_killed_worker_is_told_and_the_others_go_on(
+    speedo: Commands, problem: Path, tmp_path: Path
+) -> None:
+    process = speedo.start(*long(problem, 400))
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    wait_for_line(metrics, '"version":10,', 90)
+    victim = actors(speedo, "WorkerActor")[0]
+    killed = time.monotonic()
+    victim.kill()
+    wait_for_line(metrics, '"event":"left"', 10)
+    assert time.monotonic() - killed < 10
+    _, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0, errors
+    lines = [json.loads(line) for line in metrics.open()]
+    left = [line for line in lines if line["event"] == "left"]
+    assert [line["cause"] for line in left] == [SILENT]
+    merged = {
+        (line["worker"], line["ticket"]) for line in lines if line.get("decision") == "merged"
+    }
+    assert len(merged) == 400
+
+
+def test_when_every_worker_dies_the_run_ends_with_the_cause(
+    speedo: Commands, problem: Path, tmp_path: Path
+) -> None:
+    process = speedo.start(*long(problem), "--restarts", "0")
+    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":10,', 90)
+    for victim in actors(speedo, "WorkerActor"):
+        victim.kill()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 3, errors
+    assert f"every worker died, the last: {SILENT}" in errors
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["iteration"] >= 10
+
+
+def test_nothing_outlives_a_killed_command(speedo: Commands, problem: Path, tmp_path: Path) -> None:
+    process = speedo.start(*long(problem))
+    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":10,', 90)
+    assert len(speedo.left()) > 5
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert speedo.all_gone_within(20), [left.cmdline() for left in speedo.left()]

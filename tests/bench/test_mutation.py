@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from bench import mutation
+
+SOURCE = '''"""A module."""
+LIMIT = 3
+
+
+def wait(late: int, turns: list[int] = []) -> bool:
+    """Whether it waits."""
+    if late < 2 and turns:
+        turns.clear()
+    raise_if(late)
+    return late + 1 == len(turns)
+'''
+
+
+def test_each_mutant_has_one_change_and_the_next_begins_with_the_original(tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    file.write_text(SOURCE)
+    original = ast.unparse(ast.parse(SOURCE)).splitlines()
+    found = []
+    for mutant in mutation.mutants_of(file):
+        changed = mutant.source.splitlines()
+        lines = [
+            new.strip()
+            for old, new in zip(original, changed, strict=True)
+            if old.strip() != new.strip()
+        ]
+        assert len(lines) == 1, mutant.what
+        found.append(lines[0])
+    assert found == [
+        "if not (late < 2 and turns):",
+        "if late < 2 or turns:",
+        "if late <= 2 and turns:",
+        "if late < 3 and turns:",
+        "None",
+        "None",
+        "return late + 1 != len(turns)",
+        "return late - 1 == len(turns)",
+        "return late + 2 == len(turns)",
+    ]

@@ -1,0 +1,231 @@
+"""What a run left is read as if anybody had written in it since."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from speedo.errors import CheckpointError, ConfigError, DataError
+from speedo.monitor.plot import draw, read_run
+from speedo.monitor.status_text import lines_of, outcome_of
+from speedo.planning.calibrate_from_run import from_run
+from speedo.planning.calibration import read_calibration
+from speedo.run_dir.checkpoint_file import MAGIC, latest, read_checkpoint, write_checkpoint
+from speedo.run_dir.metrics_log import MetricsLog
+from tests.monitor.test_plot import write_run
+from tests.planning.test_from_run import write_run as write_timed_run
+from tests.run_dir.test_checkpoint_file import checkpoint
+
+ODD = (None, "x", [], {}, True, -1, 0.5, 10**400, 1e300, math.nan, math.inf, {"a": []}, "é" * 1000)
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)  # fmt: skip
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+def with_header(path: Path, values: Any) -> None:
+    """Give the file this header, with the right checksum."""
+    data = path.read_bytes()
+    length = int.from_bytes(data[len(MAGIC) : len(MAGIC) + 8], "little")
+    header = values if isinstance(values, bytes) else json.dumps(values).encode()
+    start = len(header).to_bytes(8, "little") + xxhash.xxh3_64_intdigest(header).to_bytes(
+        8, "little"
+    )
+    path.write_bytes(MAGIC + start + header + data[len(MAGIC) + 16 + length :])
+
+
+def header_of(path: Path) -> dict[str, Any]:
+    data = path.read_bytes()
+    length = int.from_bytes(data[len(MAGIC) : len(MAGIC) + 8], "little")
+    found: dict[str, Any] = json.loads(data[len(MAGIC) + 16 :][:length])
+    return found
+
+
+FIELDS = (
+    "run", "epoch", "mode", "version", "iteration", "samples", "received", "seconds", "layout", "dropped", "workers",
+    "sections",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_wrong_header_with_a_right_checksum_gives_way_to_the_checkpoint_before(
+    tmp_path: Path, field: str
+) -> None:
+    older = write_checkpoint(tmp_path, checkpoint(6))
+    newest = write_checkpoint(tmp_path, checkpoint(7))
+    good = header_of(newest)
+    wrong = [{name: value for name, value in good.items() if name != field}]
+    right = {
+        "run": ("x",),
+        "mode": ("x", "é" * 1000),
+        "dropped": ({},),
+        "workers": ({},),
+        "seconds": (0.5,),
+    }
+    wrong += [
+        {**good, field: value}
+        for value in ODD
+        if (value not in right.get(field, ())) and not (field == "mode" and value == "é" * 1000)
+    ] + [{**good, field: good[field], "more": 1}]
+    for values in wrong:
+        with_header(newest, values)
+        path, found, problems = latest(tmp_path)
+        assert (path, found.counters.version) == (older, 6)
+        assert len(problems) == 1
+        assert "7.checkpoint is damaged: " in problems[0]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b"", b"[]", b"null", b"\xff", b"[" * 100_000, b"{}", b'{"sections": [["center", -1, 0]]}'],
+)
+def test_a_header_that_is_none_is_damage(tmp_path: Path, header: bytes) -> None:
+    path = write_checkpoint(tmp_path, checkpoint())
+    with_header(path, header)
+    with pytest.raises(CheckpointError, match="is damaged"):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize("worker", ODD)
+def test_a_worker_of_a_checkpoint_has_a_shard(tmp_path: Path, worker: Any) -> None:
+    path = write_checkpoint(tmp_path, checkpoint())
+    good = header_of(path)
+    for one in (
+        worker,
+        {**good["workers"]["0"], "rank": worker},
+        {**good["workers"]["0"], "rank": 2},
+    ):
+        with_header(path, {**good, "workers": {"0": one}})
+        with pytest.raises(CheckpointError, match="is damaged"):
+            read_checkpoint(path)
+
+
+def test_a_center_that_is_not_finite_is_damage(tmp_path: Path) -> None:
+    bad = checkpoint()
+    bad.center[3] = math.nan
+    path = write_checkpoint(tmp_path, bad)
+    with pytest.raises(CheckpointError, match="holds numbers that are not finite"):
+        read_checkpoint(path)
+
+
+# ---------------------------------------------------------------- metrics
+
+
+@pytest.mark.parametrize("field", ["iteration", "time", "loss", "samples", "staleness"])
+@pytest.mark.parametrize("value", [*ODD[1:5], *ODD[7:]], ids=repr)
+def test_an_odd_value_in_the_metrics_is_named_by_its_line(
+    tmp_path: Path, field: str, value: object
+) -> None:
+    run = write_run(tmp_path / "run", results=5)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines[2][field] = value
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(DataError, match=r"metrics\.jsonl, line 3 is no line of metrics"):
+        read_run(run)
+
+
+@pytest.mark.parametrize(
+    "line", [b"null", b"[]", b"3", b"\xff\x00", b"[" * 100_000, b"", b'{"event": "test", "metrics": []}']
+)  # fmt: skip
+def test_a_line_that_is_none_is_named(tmp_path: Path, line: bytes) -> None:
+    run = write_run(tmp_path / "run", results=5)
+    lines = (run / "metrics.jsonl").read_bytes().splitlines()
+    (run / "metrics.jsonl").write_bytes(b"\n".join([*lines[:2], line, *lines[2:]]) + b"\n")
+    with pytest.raises(DataError, match="line 3 is no line of metrics"):
+        read_run(run)
+
+
+def test_a_huge_staleness_is_drawn_in_wider_bars(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", results=5)
+    text = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(text.replace('"staleness": 2', '"staleness": 1000000000'))
+    assert draw([run], tmp_path / "run.png").stat().st_size > 20_000
+
+
+def test_what_is_no_picture_or_a_pipe_is_not_written(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", results=5)
+    os.mkfifo(tmp_path / "pipe.png")
+    for name in ("pipe.png", "run.doc", "run"):
+        with pytest.raises(DataError, match="cannot be written"):
+            draw([run], tmp_path / name)
+
+
+@pytest.mark.parametrize("field", ["time", "worker", "samples", "timings"])
+@pytest.mark.parametrize("value", [*ODD[1:3], *ODD[4:6], *ODD[7:10], ODD[11]], ids=repr)
+def test_an_odd_value_in_a_run_to_plan_from_is_named(
+    tmp_path: Path, field: str, value: object
+) -> None:
+    run = write_timed_run(tmp_path / "run")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()[:-1]]
+    wrong = {"fetch": value, "compute": 1.0, "publish": 1.0} if field == "timings" else value
+    lines[10][field] = wrong
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if (field, value) == ("time", -1):
+        return  # a clock may stand anywhere
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl, line 11 is no line of metrics"):
+        from_run(run, cores=2)
+
+
+def test_times_of_nothing_are_told(tmp_path: Path) -> None:
+    run = write_timed_run(tmp_path / "run")
+    text = (run / "metrics.jsonl").read_text().replace("0.04", "0.00")
+    (run / "metrics.jsonl").write_text(text)
+    with pytest.raises(ConfigError, match="has times that no run has"):
+        from_run(run, cores=2)
+
+
+@pytest.mark.parametrize("text", [b"[" * 100_000, b"\xff", b'{"seal": 1e308}', b"null"])
+def test_a_calibration_that_is_none_is_told(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "file").write_bytes(text)
+    with pytest.raises(ConfigError, match="holds no calibration"):
+        read_calibration(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    "last", [b'{"time": null}', b"[]", b"junk", b'{"time": 1e308}', b"\xff\xff"]
+)
+def test_a_resumed_log_goes_on_from_the_last_line_that_tells_its_time(
+    tmp_path: Path, last: bytes
+) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"time": 7.5, "event": "x"}\n' + last + b"\n")
+    log = MetricsLog(tmp_path, 100.0, resumed=True)
+    log.disown()
+    assert log._start == 92.5
+
+
+# ---------------------------------------------------------------- results and answers
+
+
+@given(ANY_JSON, st.sampled_from(["iteration", "reason", "model", "accuracy"]))
+def test_a_result_that_is_none_says_so(
+    tmp_path_factory: pytest.TempPathFactory, value: object, field: str
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    good = {"iteration": 3, "reason": "done", "model": "m", "accuracy": 0.5}
+    for content in ({**good, field: value}, value):
+        (folder / "result.json").write_text(json.dumps(content))
+        result, said = outcome_of(folder)
+        assert said.startswith(
+            "the run has ended without a result" if result is None else "it ended at"
+        )
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["run", "workers", "metrics", "epoch", "problem", "over"]), ANY_JSON
+    )
+)
+def test_an_answer_that_cannot_be_read_is_told(answer: dict[str, Any]) -> None:
+    assert all(isinstance(line, str) for line in lines_of(answer))

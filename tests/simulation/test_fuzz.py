@@ -1,0 +1,49 @@
+"""Random runs with faults under the eyes of an independent checker: what is promised holds in each.
+
+A failure names its mode and seed; `python -m tests.support.schedules MODE SEED` shows that run.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.schedules import MODES, check, make_schedule, run
+
+FAST, ALL, SHARE = 340, 3400, 510  # runs of each mode: in `make check`, in `make test`, in one test
+
+
+def run_all(mode: str, seeds: range) -> Counter[str]:
+    """What became of the results in all these runs."""
+    counts: Counter[str] = Counter()
+    for seed in seeds:
+        counts["runs"] += 1
+        counts.update(check(mode, seed).counts)
+    return counts
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_promises_hold_in_340_random_runs_of_each_mode(mode: str) -> None:
+    counts = run_all(mode, range(FAST))
+    assert counts["runs"] == 340
+    assert counts["merged"] > 15 * FAST
+    assert min(counts["late"], counts["refused"]) > FAST
+    assert (counts["discarded"] > 0) == (mode in ("sync", "weed-out", "hybrid"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(FAST, ALL, SHARE))
+@pytest.mark.parametrize("mode", MODES)
+def test_promises_hold_in_20400_random_runs(mode: str, first: int) -> None:
+    """3,400 of each mode with those above, 510 in a test, so that several processes can share them."""
+    assert run_all(mode, range(first, first + SHARE))["runs"] == 510
+
+
+@given(st.sampled_from(MODES), st.randoms(use_true_random=False))
+def test_promises_hold_where_hypothesis_looks(mode: str, chance: random.Random) -> None:
+    """The same runs, drawn by Hypothesis: what fails here is shrunk to a small schedule."""
+    run(make_schedule(mode, chance))

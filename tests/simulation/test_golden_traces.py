@@ -1,0 +1,135 @@
+"""Whole scenarios as readable transcripts in `golden/`, compared to the byte.
+
+After a change that is meant: `pytest tests/simulation/test_golden_traces.py --rewrite-traces`, then read the diff.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from speedo.config.run_config import make_config
+from speedo.master.coordinator import Plan
+from speedo.master.driver import Limits
+from speedo.messages import Train
+from speedo.sgd_modes.registry import make_strategy
+from speedo.simulation.simulator import SimulatedCluster, World, simulate
+from speedo.worker.turn import Worker
+
+FOLDER = Path(__file__).parent / "golden"
+LINES = 60
+
+BATCH = 10
+Script = Callable[[SimulatedCluster], None]
+
+
+def scenario(
+    options: dict[str, Any],
+    *,
+    iterations: int,
+    workers: int = 3,
+    min_workers: int = 1,
+    slowness: tuple[float, ...] = (1.0, 1.3, 1.9),
+    script: Script = lambda cluster: None,
+) -> str:
+    """The trace of a run without jitter: the workers' turns of one step last 0.1 s times `slowness`."""
+    simulation = simulate(
+        make_strategy(make_config(options), BATCH),
+        Plan(BATCH, iterations, workers=workers, min_workers=min_workers),
+        world=World(jitter=0.0, slowness=lambda worker: slowness[worker % len(slowness)]),
+        script=script,
+        limits=Limits(join_s=5.0),
+    )
+    return simulation.trace.text()
+
+
+def change_turns(change: Callable[..., Any]) -> Script:
+    """Let `change(cluster, real, worker, command)` make the results of all turns."""
+
+    def script(cluster: SimulatedCluster) -> None:
+        real = cluster._turn
+        cluster._turn = lambda worker, command, *rest: change(cluster, real, worker, command)  # type: ignore[method-assign]
+
+    return script
+
+
+def poison_worker_1(
+    cluster: SimulatedCluster, real: Callable[..., Any], worker: Worker, command: Train
+) -> Any:
+    return real(worker, command, worker.worker == 1)
+
+
+def repeat_and_delay(
+    cluster: SimulatedCluster, real: Callable[..., Any], worker: Worker, command: Train
+) -> Any:
+    """Worker 0 says everything twice; worker 1 is cut off in ticket 2, whose result comes later."""
+    if command.ticket == 2:
+        result = real(worker, command)
+        cluster.at(cluster.now + 0.25, lambda: result)
+        return cluster._gone(worker.worker, "cut off")
+    return real(worker, command, False, worker.worker == 0)
+
+
+def all_die_and_return(cluster: SimulatedCluster) -> None:
+    cluster.die(0, 0.25)
+    cluster.die(1, 0.26)
+    cluster.join(1, 1.0)
+    cluster.join(0, 1.05)
+
+
+SCENARIOS: dict[str, Callable[[], str]] = {
+    "async": lambda: scenario({"mode": "async"}, iterations=10),
+    "sync": lambda: scenario({"mode": "sync"}, iterations=9),
+    "easgd": lambda: scenario({"mode": "easgd", "local_steps": 2}, iterations=16),
+    "partial_holds_the_fastest": lambda: scenario(
+        {"mode": "partial", "max_advance": 2}, iterations=12, slowness=(1.0, 1.1, 4.0)
+    ),
+    "weed_out_discards_the_slowest": lambda: scenario(
+        {"mode": "weed-out", "window": 3}, iterations=12, slowness=(1.0, 1.0, 3.5)
+    ),
+    "hybrid_switches_twice": lambda: scenario(
+        {
+            "mode": "hybrid",
+            "phases": [{"mode": "async", "iterations": 4}, {"mode": "sync", "iterations": 6}],
+        },
+        iterations=16,
+    ),
+    "sync_goes_on_without_a_worker_that_dies": lambda: scenario(
+        {"mode": "sync"}, iterations=8, script=lambda cluster: cluster.die(2, 0.15)
+    ),
+    "sync_lets_a_newcomer_in_with_the_next_round": lambda: scenario(
+        {"mode": "sync"}, workers=2, iterations=10, script=lambda cluster: cluster.join(2, 0.05)
+    ),
+    "a_worker_that_sends_nan_is_set_aside": lambda: scenario(
+        {"mode": "async"}, workers=2, iterations=6, script=change_turns(poison_worker_1)
+    ),
+    "all_die_and_return": lambda: scenario(
+        {"mode": "sync"}, workers=2, iterations=10, script=all_die_and_return
+    ),
+    "too_few_come_back": lambda: scenario(
+        {"mode": "partial"},
+        workers=2,
+        min_workers=2,
+        iterations=20,
+        script=lambda cluster: cluster.die(1, 0.4),
+    ),
+    "repeated_and_late_results_are_refused": lambda: scenario(
+        {"mode": "async"}, workers=2, iterations=8, script=change_turns(repeat_and_delay)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_the_run_is_as_written_down(name: str, request: pytest.FixtureRequest) -> None:
+    path, text = FOLDER / f"{name}.txt", SCENARIOS[name]()
+    if request.config.getoption("--rewrite-traces"):
+        path.write_text(text, encoding="utf-8")
+    assert text.count("\n") < LINES
+    assert text == path.read_text(encoding="utf-8")
+
+
+def test_every_transcript_has_its_scenario() -> None:
+    assert {path.stem for path in FOLDER.iterdir()} == set(SCENARIOS)

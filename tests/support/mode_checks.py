@@ -1,0 +1,144 @@
+"""What each mode promises, stated once more: `docs/modes.md` for an observer who sees only what happens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from speedo.messages import Part
+
+if TYPE_CHECKING:
+    from tests.support.checker import Checker
+
+
+class ModeCheck:
+    """async and easgd: every result is merged alone and at once."""
+
+    def __init__(self, options: Mapping[str, Any], books: Checker) -> None:
+        self.options, self.books = options, books
+        self.draining = False
+
+    def accepted(self, worker: int) -> None:
+        """A sound result came."""
+
+    def gone(self, worker: int) -> None:
+        """A worker left, or its result was refused, which ends whatever held it in this mode."""
+
+    def merging(self, parts: Sequence[Part]) -> None:
+        self.books.require(len(parts) == 1, "merged together", parts)
+
+    def may_discard(self, part: Part) -> bool:
+        return False
+
+    def training(self, worker: int) -> None:
+        self.books.require(not self.draining, "trains on after the end of the phase", worker)
+
+    def event_ends(self) -> None:
+        self.books.require(not self.books.held, "neither merged nor dropped", self.books.held)
+
+
+class SyncCheck(ModeCheck):
+    """One merge a round, of all its results, as soon as no more than the backups of it train.
+
+    What comes of a round that is closed is discarded, and its worker trains for the present round at once.
+    """
+
+    def __init__(self, options: Mapping[str, Any], books: Checker) -> None:
+        super().__init__(options, books)
+        self.backups = options.get("backup_workers", 0)
+        self.closed: set[int] = set()  # tickets of turns that a round was closed without
+        self.returned: tuple[int, int] | None = None  # event, and who brought such a turn in it
+
+    def merging(self, parts: Sequence[Part]) -> None:
+        books = self.books
+        missing = len(books.turns)
+        books.require(missing <= self.backups, "the round closes while some train", *books.turns)
+        found = {(part.worker, part.incarnation, part.ticket) for part in parts}
+        books.require(found == set(books.held), "not the whole round", parts, *books.held)
+        stale = self.closed.intersection(part.ticket for part in parts)
+        books.require(not stale, "merged after its round was closed", *stale)
+        self.closed = {turn.train.ticket for turn in books.turns.values()}
+
+    def may_discard(self, part: Part) -> bool:
+        self.returned = (self.books.events, part.worker)
+        return part.ticket in self.closed
+
+    def training(self, worker: int) -> None:
+        super().training(worker)
+        books = self.books
+        if self.returned == (books.events, worker):
+            return
+        books.require(not books.held, "a new round before the merge", *books.held)
+        others = [turn for turn in books.turns.values() if turn.train.ticket not in self.closed]
+        late = [turn.train for turn in others if turn.event != books.events]
+        books.require(not late, "a round within a round", worker, *late)
+
+    def event_ends(self) -> None:
+        """Results wait only for more than the backups."""
+        books = self.books
+        waits = not books.held or len(books.turns) > self.backups
+        books.require(waits, "the round is not closed", *books.held)
+
+
+class PartialCheck(ModeCheck):
+    """Nobody begins a turn who is `max_advance` turns ahead of the slowest.
+
+    A worker without a turn is held if it is too far ahead, and parked otherwise; who comes back from there is
+    level with the fastest.
+    """
+
+    def __init__(self, options: Mapping[str, Any], books: Checker) -> None:
+        super().__init__(options, books)
+        self.bound = options.get("max_advance", 2)
+        self.turns: dict[int, int] = {}
+
+    def accepted(self, worker: int) -> None:
+        self.turns[worker] += 1
+
+    def gone(self, worker: int) -> None:
+        self.turns.pop(worker, None)
+
+    def training(self, worker: int) -> None:
+        super().training(worker)
+        if worker not in self.turns:
+            self.turns[worker] = max(self.turns.values(), default=0)
+            return  # a newcomer trains at once
+        lead = self.turns[worker] - min(self.turns.values())
+        self.books.require(lead < self.bound, "too far ahead", worker, lead)
+
+    def event_ends(self) -> None:
+        super().event_ends()
+        if self.draining:
+            return
+        idle = [worker for worker in self.turns if worker not in self.books.turns]
+        while parked := [w for w in idle if self.turns[w] - min(self.turns.values()) < self.bound]:
+            for worker in parked:
+                del self.turns[worker]
+                idle.remove(worker)
+
+
+class WeedOutCheck(ModeCheck):
+    """Discarded from a staleness of max(window, n) on, and never below.
+
+    n is the number of live workers; those that have no work any more may or may not be counted.
+    """
+
+    def _bound(self, workers: int) -> int:
+        return max(self.options.get("window", 3), workers)
+
+    def merging(self, parts: Sequence[Part]) -> None:
+        super().merging(parts)
+        too_stale = parts[0].staleness >= self._bound(len(self.books.members))
+        self.books.require(not too_stale, "merged, but too stale", parts)
+
+    def may_discard(self, part: Part) -> bool:
+        fresh = part.staleness < self._bound(len(self.books.turns) + 1)
+        self.books.require(not fresh, "discarded, but fresh enough", part)
+        return True
+
+
+CHECKS = {"sync": SyncCheck, "partial": PartialCheck, "weed-out": WeedOutCheck}
+
+
+def mode_check(options: Mapping[str, Any], books: Checker) -> ModeCheck:
+    return CHECKS.get(options["mode"], ModeCheck)(options, books)

@@ -1,0 +1,36 @@
+"""A net that trains in milliseconds and whose weights need more than one chunk, with a saboteur in it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tests.support.nets import net_text, write_data, write_solver
+
+HERE = Path(__file__).parent
+BATCH = 8
+BODY = """
+layer { name: "wide" type: "InnerProduct" bottom: "data" top: "wide"
+  inner_product_param { num_output: 4500 weight_filler { type: "xavier" } } }
+layer { name: "saboteur" type: "Python" bottom: "wide" top: "wide" include { phase: TRAIN }
+  python_param { module: "saboteur" layer: "Saboteur" } }
+layer { name: "sig" type: "Sigmoid" bottom: "wide" top: "top" }
+"""
+
+
+def write_problem(folder: Path, **fields: Any) -> Path:
+    """Databases, net and solver in a new folder; the path of the solver. 1.2 MB of weights."""
+    folder.mkdir()
+    write_data(folder, train=256, test=40)
+    shutil.copy(HERE / "saboteur.py", folder)
+    net = net_text(BODY, batch=BATCH, train=str(folder / "train"), test=str(folder / "test"))
+    return write_solver(folder, net, base_lr=0.001, **fields)
+
+
+def order(solver: Path, *lines: str) -> None:
+    """What the saboteur does from now on: `1 sleep 0.5`."""
+    file = solver.with_name("sabotage")
+    temporary = file.with_suffix(".new")
+    temporary.write_text("".join(f"{line}\n" for line in lines))
+    temporary.replace(file)

@@ -1,0 +1,235 @@
+"""Random runs: a mode with options, a world with faults, joins and deaths; each replays from mode and seed.
+
+.venv/bin/python -m tests.support.schedules partial 17     # prints what happens in that run
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from speedo.config.run_config import make_config
+from speedo.master.coordinator import Plan
+from speedo.master.driver import HEARTBEAT_S, Limits
+from speedo.messages import Event, Left, StopAsked
+from speedo.sgd_modes.registry import make_strategy
+from speedo.simulation.simulator import Faults, SimulatedCluster, World, simulate
+from speedo.simulation.trace import Trace
+from speedo.vectors.codecs import NO_COMPRESSION, Compression
+from speedo.vectors.vector import Vector
+from tests.support.checker import Checker
+from tests.support.replica import GRADIENT_LR, SIZE, kind_of
+from tests.support.rules_of_a_run import Rules
+
+MODES = ("sync", "async", "partial", "weed-out", "easgd", "hybrid")
+LIMITS = Limits(start_s=20.0, join_s=15.0, turn_s=12.0, test_s=30.0)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One run, made up. `script` holds (time, what, worker)."""
+
+    options: dict[str, Any]
+    plan: Plan
+    share: int
+    speeds: tuple[float, ...]
+    latency_s: float
+    jitter: float
+    faults: Faults
+    script: tuple[tuple[float, str, int], ...]
+    momentum: float
+    seed: int
+    compression: Compression = NO_COMPRESSION
+    overlap: frozenset[int] = frozenset()
+
+
+def make_schedule(mode: str, chance: random.Random) -> Schedule:
+    """A run of some 10 to 45 results, more with faults, which most of them have."""
+    workers = chance.randint(1, 6)
+    options = _options(mode, chance, workers)
+    if mode == "hybrid":
+        kinds = [chance.choice(MODES[:-1]) for _ in range(chance.randint(1, 3))]
+        phases = [
+            _options(kind, chance, workers) | {"iterations": chance.randint(1, 6)} for kind in kinds
+        ]
+        options = {"mode": "hybrid", "phases": phases}
+    options["workers"] = workers
+    overlaps = mode in ("async", "easgd") and not options.get("server_gradient")
+    overlaps = overlaps and chance.random() < 0.5
+    batch = chance.choice((4, 6, 12))
+    share = chance.choice((batch, max(1, batch // workers)))
+    longest = max(part.get("local_steps", 1) for part in options.get("phases") or [options])
+    results = chance.randint(10, 45)
+    plan = Plan(
+        batch,
+        max_iter=max(1, results * share * longest // batch),
+        workers=workers,
+        min_workers=chance.choice((1, 1, chance.randint(1, workers))),
+        test_interval=chance.choice((0, 3, 7)),
+        test_initialization=chance.random() < 0.3,
+        snapshot=chance.choice((0, 5)),
+    )
+    overlap = {slot for slot in range(workers + 2) if overlaps and chance.random() < 0.8}
+    return Schedule(
+        options,
+        plan,
+        share,
+        speeds=tuple(chance.choice((0.5, 1.0, 1.0, 3.0, 10.0)) for _ in range(workers)),
+        latency_s=chance.choice((0.0, 0.001, 0.05)),
+        jitter=chance.choice((0.0, 0.1, 0.9)),
+        faults=_faults(chance),
+        script=_script(workers, chance),
+        momentum=chance.choice((0.0, 0.9)),
+        seed=chance.randrange(16),
+        compression=_compression(options, chance),
+        overlap=frozenset(overlap),
+    )
+
+
+def _options(mode: str, chance: random.Random, workers: int) -> dict[str, Any]:
+    options: dict[str, Any] = {"mode": mode, "local_steps": chance.choice((1, 1, 2, 5))}
+    if mode == "partial" and chance.random() < 0.8:
+        options["max_advance"] = chance.randint(1, 4)
+    if mode == "weed-out" and chance.random() < 0.8:
+        options["window"] = chance.randint(1, 8)
+    if mode == "sync" and chance.random() < 0.5:
+        options["backup_workers"] = chance.randrange(workers)
+    kind = chance.random()
+    if mode in ("easgd", "partial", "weed-out") and kind < 0.4:
+        options["moving_rate"] = chance.choice((0.1, 0.45, 0.9))
+    elif mode != "easgd" and kind < 0.6:
+        options["delta_scale"] = chance.choice((0.25, 1.0))
+    elif mode != "easgd" and kind < 0.75:
+        options |= {"server_gradient": True, "local_steps": 1}
+    return options
+
+
+def _compression(options: dict[str, Any], chance: random.Random) -> Compression:
+    how = ["none", "none", "bfloat16", "int8"]
+    if all(kind_of(part) != "WEIGHTS" for part in options.get("phases") or [options]):
+        how += ["topk:0.25", "topk:0.5"]
+    return Compression(chance.choice(how), chance.choice(("none", "none", "bfloat16")))
+
+
+def _faults(chance: random.Random) -> Faults:
+    if chance.random() < 0.3:
+        return Faults()
+
+    def often() -> float:
+        return chance.choice((0.0, 0.0, 0.02, 0.1, 0.25))
+
+    return Faults(
+        die=often(),
+        lose=often(),
+        repeat=often(),
+        late=often(),
+        poison=often(),
+        leave=often(),
+        fail=often(),
+        notice_s=chance.choice((0.0, 1.0)),
+        return_s=chance.choice((None, 0.0, 0.3, 4.0, 30.0)),
+    )
+
+
+def _script(workers: int, chance: random.Random) -> tuple[tuple[float, str, int], ...]:
+    what = ("join", "join", "die", "replace", "stop")
+    happens = chance.choice((0, 0, 2, 6))
+    found = [
+        (round(chance.uniform(0, 4), 2), chance.choice(what), chance.randrange(workers + 2))
+        for _ in range(happens)
+    ]
+    return tuple(one for one in sorted(found) if one[1] != "stop" or chance.random() < 0.1)
+
+
+def run(schedule: Schedule, trace: Trace | None = None) -> Checker:
+    """Run it under the eyes of a checker, which raises `Violation`; `trace` gets what happens."""
+    plan, parts = schedule.plan, schedule.options.get("phases") or [schedule.options]
+    steps = max(part.get("local_steps", 1) for part in parts)
+    slowest = 2.0 * 0.1 * steps * max(schedule.speeds) + 1.0
+    if schedule.overlap:  # a turn may begin behind one that nobody waits for any more
+        slowest *= 2
+    rules = Rules(
+        schedule.options,
+        plan.batch,
+        plan.max_iter,
+        plan.workers,
+        plan.min_workers,
+        plan.test_interval,
+        plan.snapshot,
+        longest_turn_s=max(LIMITS.turn_s, 3 * slowest + HEARTBEAT_S),
+        start_s=LIMITS.start_s,
+        join_s=LIMITS.join_s,
+    )
+    checker = Checker(rules)
+
+    def script(cluster: SimulatedCluster) -> None:
+        checker.watch(cluster)
+        for time, what, worker in schedule.script:
+            match what:
+                case "join":
+                    cluster.join(worker, time)
+                case "die":
+                    cluster.die(worker, time)
+                case "replace":
+                    cluster.at(time, lambda worker=worker: _replace(cluster, worker))
+                case "stop":
+                    cluster.at(time, lambda: StopAsked("somebody wants it to end"))
+
+    def update(gradient: Vector, center: Vector, iteration: int) -> None:
+        center -= np.float32(GRADIENT_LR) * gradient
+
+    simulation = simulate(
+        make_strategy(make_config(schedule.options), plan.batch, update),
+        plan,
+        world=World(
+            latency_s=schedule.latency_s,
+            jitter=schedule.jitter,
+            slowness=lambda worker: schedule.speeds[worker % len(schedule.speeds)],
+            faults=schedule.faults,
+            compression=schedule.compression,
+        ),
+        seed=schedule.seed,
+        size=SIZE,
+        momentum=schedule.momentum,
+        keep_trace=False,
+        samples_per_step=schedule.share,
+        script=script,
+        observer=lambda unused: checker.follow(trace or unused),
+        limits=LIMITS,
+        overlap=schedule.overlap,
+    )
+    checker.ended(simulation)
+    return checker
+
+
+def _replace(cluster: SimulatedCluster, worker: int) -> Event | None:
+    """A new incarnation comes before the end of the old one is known, and that is told last."""
+    old = cluster.forget(worker)
+    if old is not None:
+        gone = Left(worker, old, "found dead long after")
+        cluster.at(cluster.now + 0.7, lambda: gone)
+    cluster.join(worker, cluster.now)
+    return None
+
+
+def check(mode: str, seed: int) -> Checker:
+    """Run the schedule of this mode and seed; a failure says how to see it again."""
+    try:
+        return run(make_schedule(mode, random.Random(f"{mode} {seed}")))
+    except Exception as error:
+        error.add_note(f"see it with: python -m tests.support.schedules {mode} {seed}")
+        raise
+
+
+if __name__ == "__main__":
+    made = make_schedule(sys.argv[1], random.Random(f"{sys.argv[1]} {sys.argv[2]}"))
+    print(made)
+    trace = Trace()
+    try:
+        run(made, trace)
+    finally:
+        print(trace.text())
