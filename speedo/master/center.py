@@ -7,15 +7,16 @@ so that a merge, once decided, is carried out.
 from __future__ import annotations
 
 import math
-from collections import Counter
+import statistics
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
 from speedo.errors import MissingKeyError, PayloadError
 from speedo.failpoints import reached
-from speedo.master.gate import NormGate
 from speedo.messages import Drop, Merge, Refused, Trained
 from speedo.sgd_modes.rules import Contribution, MergeRule
 from speedo.storage import keys
@@ -24,7 +25,44 @@ from speedo.vectors.codecs import NO_COMPRESSION, Codec, Compression, make_codec
 from speedo.vectors.transfer import fetch_vector, look_at_vector
 from speedo.vectors.vector import HEADER_BYTES, Header, Kind, Layout, Vector, header_for
 
-PROBE_EXPIRY_S = 60.0
+PROBE_EXPIRY_S: Final = 60.0
+LARGEST_RATIO: Final = (
+    1_000.0  # a step of a learning rate policy is 10 or 100; a flipped exponent bit far more
+)
+REMEMBERED: Final = 100
+FEWEST: Final = 10  # accepted norms before there is a judgement
+
+
+@dataclass
+class NormGate:
+    """Refuses vectors that are finite but out of proportion: compares each L2 norm with the running median of the
+    accepted ones of its kind.
+
+    `check` remembers nothing: a refused vector must not make the next one look usual.
+    """
+
+    _accepted: dict[Kind, deque[float]] = field(default_factory=dict)
+
+    def check(self, kind: Kind, squared_norm: float) -> str | None:
+        """Why a vector of this (finite) squared norm is refused; None if it is not."""
+        known = self._accepted.get(kind, ())
+        if len(known) < FEWEST:
+            return None
+        norm = math.sqrt(squared_norm)
+        if norm <= LARGEST_RATIO * min(known):
+            return None  # the median, which takes longer to find, is not less
+        usual = statistics.median(known)
+        if usual == 0.0 or norm <= LARGEST_RATIO * usual:
+            return None
+        return (
+            f"its norm is {norm:.3g}, more than {LARGEST_RATIO:,.0f} times the {usual:.3g} that is usual here: "
+            "training diverges there, or the worker computes nonsense; lower --lr or --momentum, or look at its node"
+        )
+
+    def accept(self, kind: Kind, squared_norm: float) -> None:
+        """A vector of this squared norm goes into the center; the last `REMEMBERED` say what is usual."""
+        known = self._accepted.setdefault(kind, deque(maxlen=REMEMBERED))
+        known.append(math.sqrt(squared_norm))
 
 
 @dataclass(slots=True)

@@ -18,8 +18,7 @@ from speedo.master.center import Center, squared_norm
 from speedo.master.checkpoint_writer import CheckpointKeeper
 from speedo.master.coordinator import Coordinator, Plan
 from speedo.master.divergence import DivergenceWatch
-from speedo.master.driver import Cluster, Driver, Limits, Outcome
-from speedo.master.roles import Observers
+from speedo.master.driver import Cluster, Driver, Limits, Observers, Outcome
 from speedo.master.slots import Roster
 from speedo.messages import Event
 from speedo.monitor.status import Status, StatusBoard
