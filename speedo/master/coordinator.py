@@ -5,7 +5,8 @@ keeps the books that make its decisions safe:
 
 - *Tickets.* Each turn has a number, given once. A result is taken only while its worker is there in the same
   incarnation and this very ticket is outstanding; taking it ends the ticket. So a result merges at most once,
-  and late, repeated and foreign ones are told apart and refused.
+  and late, repeated and foreign ones are told apart and refused. The ticket is looked at once: `handle(Trained)`
+  answers with `Receive`, and what becomes of that, `Received` or `Refused`, is the next event.
 - *Versions.* Each merge makes the next version of the center; nothing else does.
 - *Iterations* count samples merged, divided by the solver's batch. No more turns are issued than the work that
   is left needs; a worker without work, or while too few workers live, is parked. To the strategy a parked
@@ -123,15 +124,12 @@ class Member:
                 return turn
         return None
 
-    def end(self, ticket: int) -> Turn:
+    def end(self, turn: Turn) -> None:
         """Its result has come. It is the worker's own, which makes no other turn of it staler."""
-        turn = self.turn(ticket)
-        assert turn is not None
         self.turns.remove(turn)
         for other in self.turns:
             other.received_before += 1
         self.merged = None
-        return turn
 
     def end_all(self) -> int:
         """None of its results is waited for any more: the samples of all these turns."""
@@ -141,12 +139,27 @@ class Member:
         return samples
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Held:
-    """A result that was taken and waits for the strategy's word."""
+    """A result whose payload is received, and that waits for the strategy's decision."""
 
     part: Part
     rule: MergeRule
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """Take the payload of this result out of the store, to be merged by this rule."""
+
+    result: Trained
+    rule: MergeRule
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """The payload of this ticket, which `Receive` named, can be merged."""
+
+    ticket: int
 
 
 @dataclass
@@ -161,7 +174,8 @@ class Coordinator:
     received: int = 0
     finished: bool = False
     members: dict[int, Member] = field(default_factory=dict)
-    _held: dict[int, Held] = field(default_factory=dict)
+    _held: dict[int, Held] = field(default_factory=dict)  # by worker: the book of held results
+    _receiving: tuple[Trained, Member, Turn] | None = None
     _parked: set[int] = field(default_factory=set)
     _samples_in_flight: int = 0
     _samples_per_step: int = 0
@@ -188,23 +202,20 @@ class Coordinator:
         needed = self.plan.min_workers if self._started else self.plan.workers
         return not self.finished and len(self.members) < needed
 
-    def expects(self, event: Trained) -> MergeRule | None:
-        """The rule that this result's turn was issued under; None if its ticket is not outstanding."""
-        turn = None if self._refusal(event) else self.members[event.worker].turn(event.ticket)
-        return None if turn is None else turn.rule
-
     def outstanding(self, worker: int, ticket: int) -> bool:
         """Whether this worker still owes the result of this ticket."""
         return worker in self.members and self.members[worker].turn(ticket) is not None
 
     # ------------------------------------------------------------ events
 
-    def handle(self, event: Event) -> list[Action]:
+    def handle(self, event: Event | Received) -> Receive | list[Action]:
         """Take one event; returns what follows from it. A finished run answers only with refusals."""
         actions: list[Action] = []
         match event:
             case Trained():
-                self._on_trained(event, actions)
+                return self._on_trained(event)
+            case Received():
+                self._on_received(event, actions)
             case Joined() if not self.finished:
                 self._on_joined(event, actions)
             case Left():
@@ -240,30 +251,35 @@ class Coordinator:
         elif not self.finished:
             self._carry_out(self.strategy.on_leave(event.worker), actions)
 
-    def _on_trained(self, event: Trained, actions: list[Action]) -> None:
-        reason = self._refusal(event)
-        if reason is not None:
-            actions.append(drop_of(event, "late", reason, loss=event.loss))
-            return
-        worker = event.worker
-        member = self.members[worker]
-        turn = member.end(event.ticket)
+    def _on_trained(self, event: Trained) -> Receive | list[Action]:
+        owed = self._owed(event)
+        if isinstance(owed, str):
+            return [drop_of(event, "late", owed, loss=event.loss)]
+        self._receiving = (event, *owed)
+        return Receive(event, owed[1].rule)
+
+    def _on_received(self, event: Received, actions: list[Action]) -> None:
+        assert self._receiving is not None
+        assert self._receiving[0].ticket == event.ticket
+        (result, member, turn), self._receiving = self._receiving, None
+        member.end(turn)
         self._samples_in_flight -= turn.samples
         staleness = self.received - turn.received_before
         self.received += 1
         member.strikes = 0
-        samples = turn.samples  # as issued: nobody is credited with more
-        part = Part(worker, event.incarnation, event.ticket, samples, staleness, event.loss)
+        worker, samples = result.worker, turn.samples  # as issued: nobody is credited with more
+        part = Part(worker, member.incarnation, turn.ticket, samples, staleness, result.loss)
         self._held[worker] = Held(part, turn.rule)
         self._carry_out(self.strategy.on_result(Result(worker, samples, staleness)), actions)
 
     def _on_refused(self, event: Refused, actions: list[Action]) -> None:
-        reason = self._refusal(event)
-        if reason is not None:
-            actions.append(drop_of(event, "late", reason))
+        self._receiving = None
+        owed = self._owed(event)
+        if isinstance(owed, str):
+            actions.append(drop_of(event, "late", owed))
             return
         actions.append(drop_of(event, "refused", event.reason))
-        member = self.members[event.worker]
+        member = owed[0]
         self._samples_in_flight -= member.end_all()  # one given ahead begins with what is refused
         member.strikes += event.blame
         if member.strikes < STRIKES:
@@ -275,8 +291,8 @@ class Coordinator:
         if not self.members and not self.complete:
             self._finish(actions, complete=False, reason=f"every worker was set aside; {why}")
 
-    def _refusal(self, event: Trained | Refused) -> str | None:
-        """Why this result is not the one that is waited for; None if it is."""
+    def _owed(self, event: Trained | Refused) -> tuple[Member, Turn] | str:
+        """The worker and the turn that this result is of; why it is not one that is waited for, if it is not."""
         if self.finished:
             return "the run is over"
         member = self.members.get(event.worker)
@@ -284,9 +300,8 @@ class Coordinator:
             return "its worker is not in the run"
         if member.incarnation != event.incarnation:
             return f"it is of incarnation {event.incarnation}, the worker's is {member.incarnation}"
-        if member.turn(event.ticket) is None:
-            return "its ticket is not outstanding"
-        return None
+        turn = member.turn(event.ticket)
+        return "its ticket is not outstanding" if turn is None else (member, turn)
 
     def _is_member(self, worker: int, incarnation: int) -> bool:
         member = self.members.get(worker)
@@ -308,20 +323,20 @@ class Coordinator:
 
     def _merge(self, workers: tuple[int, ...], actions: list[Action]) -> None:
         held = [self._held.pop(worker) for worker in workers]
-        before = self.iteration
         parts, rule = tuple(one.part for one in held), held[0].rule
+        before = self.iteration
         self.version += 1
         self.samples += sum(part.samples for part in parts)
-        rate = self._rate(rule)
-        actions.append(Merge(self.version, self.iteration, self.samples, rate, parts))
+        now, rate = self.iteration, self._rate(rule)
+        actions.append(Merge(self.version, now, self.samples, rate, parts))
         for part in parts:
             if self._is_member(part.worker, part.incarnation):
                 self.members[part.worker].merged = Merged(self.version, rule, rate, part.ticket)
         if not self.complete:  # the end has its own test and model
-            if crossed(before, self.iteration, self.plan.test_interval):
-                actions.append(Evaluate(self.version, self.iteration))
-            if crossed(before, self.iteration, self.plan.snapshot):
-                actions.append(Snapshot(self.version, self.iteration))
+            if crossed(before, now, self.plan.test_interval):
+                actions.append(Evaluate(self.version, now))
+            if crossed(before, now, self.plan.snapshot):
+                actions.append(Snapshot(self.version, now))
 
     def _train(self, workers: tuple[int, ...], actions: list[Action]) -> None:
         """Issue turns to each, all of one length, as far as there is work; park those that have none then."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from speedo.master.center import Center
-from speedo.master.coordinator import Coordinator
+from speedo.master.coordinator import Coordinator, Receive, Received
 from speedo.master.turn_deadlines import HEARTBEAT_S, TurnDeadlines, TurnsUnderWay
 from speedo.messages import (
     Action,
@@ -32,7 +32,6 @@ from speedo.messages import (
     StoreTrouble,
     Tested,
     Train,
-    Trained,
 )
 
 QUIET_S = 5.0  # the store is looked at when no turn under way was heard of for so long
@@ -222,20 +221,15 @@ class Driver:
     def _take(self, event: Event) -> None:
         now = self.clock()
         self.observer.saw(event, now)
-        if isinstance(event, Trained):
-            rule = self.coordinator.expects(event)
-            if rule is not None:
-                self._turns.measure(event.worker, event.ticket, now)
-                event = self.center.receive(event, rule)
-        elif isinstance(event, Tested):
+        if isinstance(event, Tested):
             self._on_tested(event)
-        if self.checkpoints is not None and isinstance(event, (StateSaved, Left)):
+        elif self.checkpoints is not None and isinstance(event, (StateSaved, Left)):
             self.checkpoints.saw(event)
-        if isinstance(event, Refused) and not event.blame:
+        elif isinstance(event, Refused) and not event.blame:
             self.center.restore()
-        self._carry_out_all(self.coordinator.handle(event))
+        self._carry_out_all(self._actions_after(event))
         if self._diverged is not None and self._finish is None:
-            self._carry_out_all(self.coordinator.handle(self._diverged))
+            self._carry_out_all(self._actions_after(self._diverged))
         if not isinstance(event, (Tested, StopAsked, StateSaved, Checkpointed, StoreTrouble)):
             self._release(self._turns.settle(event.worker, self.clock()))
         self.center.tidy()
@@ -243,6 +237,18 @@ class Driver:
             self._short_since = None
         elif self._short_since is None:
             self._short_since = self.clock()
+
+    def _actions_after(self, event: Event) -> list[Action]:
+        """What the coordinator wants after this event, once a payload that it asks for is taken in."""
+        answer = self.coordinator.handle(event)
+        while isinstance(answer, Receive):
+            result = answer.result
+            self._turns.measure(result.worker, result.ticket, self._heard)
+            refused = self.center.receive(result, answer.rule)
+            if refused is not None and not refused.blame:
+                self.center.restore()
+            answer = self.coordinator.handle(refused or Received(result.ticket))
+        return answer
 
     def _on_tested(self, event: Tested) -> None:
         if self._tests.pop(event.version, None) is not None:
