@@ -18,6 +18,7 @@ from speedo.config.run_config import RunConfig
 from speedo.engines.record_watch import RecordWatch
 from speedo.errors import EngineError, SpeedoError, StoreError
 from speedo.monitor.console import Watch
+from speedo.run.headline import exchange, headline
 from speedo.run.open_store import this_machine
 from speedo.run.prepare import Prepared, check_nets, checked_records, prepare
 from speedo.run.result import RunResult
@@ -112,7 +113,7 @@ def _start(
         scratch = stack.enter_context(scratch_folder())
         if ignored := session.ignored_settings():
             watch.note(ignored)
-        for line in prepared.headline():
+        for line in headline(prepared):
             watch.note(line)
         with ExitStack() as node, ThreadPoolExecutor(1) as pool:
             checking = pool.submit(check_nets, prepared, scratch)
@@ -121,7 +122,7 @@ def _start(
             )
             dead = node.enter_context(session.head(token, config.host, port))
             facts = checking.result()
-            watch.note(prepared.exchange(facts))
+            watch.note(exchange(prepared.settings.compression, facts))
             records = RecordWatch(facts.unchecked, checked_records())
             stack.callback(records.close)
             near = _near(config, facts.nbytes, socket, watch, stack)
@@ -131,9 +132,7 @@ def _start(
             discard_run_dir(prepared.run_dir)
         raise
     epoch = claim(prepared.run_dir) if isinstance(prepared.resumed, Resumed) else 0
-    settings = RunSettings.make(
-        config, prepared.spec, prepared.run, redis_url, redis_ca, epoch, near
-    )
+    settings = prepared.settings.started(redis_url, redis_ca, near, epoch)
     return prepared, settings, dead, scratch, records
 
 

@@ -268,7 +268,7 @@ class Coordinator:
         self.received += 1
         member.strikes = 0
         worker, samples = result.worker, turn.samples  # as issued: nobody is credited with more
-        part = Part(worker, member.incarnation, turn.ticket, samples, staleness, result.loss)
+        part = Part(worker, result.incarnation, result.ticket, samples, staleness, result.loss)
         self._held[worker] = Held(part, turn.rule)
         self._carry_out(self.strategy.on_result(Result(worker, samples, staleness)), actions)
 

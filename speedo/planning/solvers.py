@@ -11,7 +11,8 @@ from speedo.data import default_data_root
 from speedo.planning.calibrate_by_measuring import Effort, measure
 from speedo.planning.calibration import Calibration
 from speedo.planning.predict import HYBRID
-from speedo.run.prepare import SOLVER_VARIABLE, make_dataset, preparable_dataset
+from speedo.run.datasets import make_dataset, preparable_dataset
+from speedo.run.prepare import SOLVER_VARIABLE
 from speedo.solver import SolverOverrides, check_solver, read_solver
 from speedo.solver.bundled import bundled_solver
 from speedo.vectors.codecs import NO_COMPRESSION, Compression
