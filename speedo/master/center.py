@@ -1,6 +1,6 @@
 """The center: the merged weights, what comes in to be merged, and the versions in the store.
 
-Everything that can be wrong with a payload is found in `receive`, before the coordinator hears of the result,
+Everything that can be wrong with a payload is found in `receive`, before the strategy hears of the result,
 so that a merge, once decided, is carried out.
 """
 

@@ -6,7 +6,7 @@ from speedo.master.coordinator import Coordinator, Receive, Received
 from speedo.messages import Action, Event
 
 
-def handle(coordinator: Coordinator, event: Event) -> list[Action]:
+def handle(coordinator: Coordinator, event: Event | Received) -> list[Action]:
     """The actions that follow from this event; a payload to receive is received."""
     answer = coordinator.handle(event)
     while isinstance(answer, Receive):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from speedo.master.coordinator import STRIKES, Coordinator, Plan
+from speedo.master.coordinator import STRIKES, Coordinator, Plan, Receive, Received
 from speedo.messages import (
     Action,
     Drop,
@@ -73,6 +73,29 @@ def test_nobody_trains_before_all_expected_workers_are_there() -> None:
     assert coordinator.short_of_workers
     assert trained_workers(handle(coordinator, Joined(2, 1, 10))) == [0, 1, 2]
     assert not coordinator.short_of_workers
+
+
+def test_a_result_is_received_before_anything_follows_from_it() -> None:
+    run = Run(Asynchronous(AddDelta()), workers=1)
+    event = Trained(0, 1, run.tickets[0].ticket, 0.5, 10)
+    answer = run.coordinator.handle(event)
+    assert answer == Receive(event, run.coordinator.strategy.rule)
+    assert (run.coordinator.received, run.coordinator.samples) == (0, 0)
+    merge, train = run.do(Received(event.ticket))
+    assert isinstance(merge, Merge)
+    assert isinstance(train, Train)
+    assert (run.coordinator.received, run.coordinator.samples) == (1, 10)
+
+
+def test_a_payload_that_cannot_be_merged_is_a_refused_result() -> None:
+    run = Run(Asynchronous(AddDelta()), workers=1)
+    event = Trained(0, 1, run.tickets[0].ticket, 0.5, 10)
+    assert isinstance(run.coordinator.handle(event), Receive)
+    drop, train = run.do(Refused(0, 1, event.ticket, "NaN"))
+    assert isinstance(drop, Drop)
+    assert drop.decision == "refused"
+    assert isinstance(train, Train)
+    assert (run.coordinator.received, run.coordinator.samples) == (0, 0)
 
 
 def test_a_result_merges_once_and_its_repetition_is_late() -> None:
