@@ -1,23 +1,20 @@
-"""What a run answers to `speedo status`, `stop` and `scale`, and what it tells nodes that want to join."""
+"""What a run answers to `speedo status`, `stop` and `scale`."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from speedo.actors.join import advertised_facts as facts
 from speedo.bounds import said
 from speedo.config.run_config import LARGEST_WORKERS
 from speedo.errors import ClusterError, SpeedoError
 from speedo.monitor.console import Watch
 from speedo.monitor.control_socket import Asked, ControlServer, plain
 from speedo.monitor.status import Status
-from speedo.run.prepare import Prepared
 from speedo.transport.channel import first_line
 from speedo.version import VERSION
 
@@ -27,32 +24,26 @@ STOPPED: Final = "stopped by `speedo stop`"
 
 
 @contextmanager
-def under_control(
-    master: Any, prepared: Prepared, watch: Watch, address: str | None = None
-) -> Iterator[None]:
+def under_control(master: Any, known: Mapping[str, Any], watch: Watch) -> Iterator[None]:
     """Serve the commands of this user for as long as the context lasts; without a socket the run goes on.
 
-    With `address`, where a master waits for other nodes, it also publishes the facts that `speedo doctor` reads.
+    `known` is what `speedo status` says of the run before its state.
     """
     with ExitStack() as stack:
         try:
-            stack.enter_context(
-                ControlServer(prepared.run, Control(master, prepared, address).answer)
-            )
+            stack.enter_context(ControlServer(known["run"], Control(master, known).answer))
         except (SpeedoError, OSError) as error:
             watch.note(
                 f"warning: `speedo status` and `speedo stop` will not find this run: {error}"
             )
-        if address is not None:
-            stack.enter_context(facts.published(master, prepared))
         yield
 
 
 class Control:
     """The answers of one run; asked from several threads."""
 
-    def __init__(self, master: Any, prepared: Prepared, address: str | None) -> None:
-        self._master, self._prepared, self._address = master, prepared, address
+    def __init__(self, master: Any, known: Mapping[str, Any]) -> None:
+        self._master, self._known = master, known
 
     def answer(self, asked: Asked) -> dict[str, Any]:
         """The answer to one question; raises `SpeedoError` with the reason why there is none."""
@@ -71,26 +62,18 @@ class Control:
                     "`speedo stop` ends the run"
                 )
             done = self._ask("scale", number, timeout_s=SCALE_S)
-            return {"run": self._prepared.run, "workers": number, "said": done}
+            return {"run": self._known["run"], "workers": number, "said": done}
         raise ClusterError(
             f"this run, of SpeeDO {VERSION}, does not know what was asked: "
             "use the same version of SpeeDO for the command"
         )
 
     def _status(self) -> dict[str, Any]:
-        prepared, config = self._prepared, self._prepared.config
         status: Status = self._ask("status")
         per_second = status.iteration / status.seconds if status.seconds > 0 else 0.0
         left = max(status.max_iter - status.iteration, 0)
         return {
-            "run": prepared.run,
-            "run_dir": prepared.run_dir,
-            "address": self._address,
-            "pid": os.getpid(),
-            "speedo": VERSION,
-            "solver": prepared.spec.path,
-            "expected_workers": config.workers,
-            "min_workers": config.min_workers,
+            **self._known,
             "remaining_s": left / per_second if per_second > 0 else None,
             **{name: getattr(status, name) for name in status.__slots__},
             "workers": [{**plain(one), "away": one.is_away} for one in status.workers],

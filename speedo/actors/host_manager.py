@@ -13,12 +13,12 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from speedo.actors.host_orders import End, Orders
 from speedo.actors.ray_cluster import CAUSE_WAIT_S, Gone, RayCluster, death_cause
-from speedo.config.run_config import LARGEST_WORKERS, RunConfig
+from speedo.config.run_config import LARGEST_WORKERS
 from speedo.errors import ClusterError, ConfigError, SpeedoError
 from speedo.master.restarts import spread
 from speedo.master.sharding import Resharding, sharding_for
-from speedo.master.slots import Assignment
-from speedo.run.training import Training
+from speedo.master.slots import Assignment, Roster
+from speedo.monitor.status import StatusBoard
 from speedo.transport.channel import first_line
 
 SILENT_S: Final = (
@@ -37,19 +37,27 @@ class _Host:
 class Supervisor:
     """Belongs to the master; its methods are called from several threads.
 
-    `admit` gives a place its own access to the store, and may wait for it.
+    `admit` gives a place its own access to the store, and may wait for it. A host starts a worker that died
+    `restarts` times again. The data is redistributed `reshard_after_s` seconds after the set of workers last changed,
+    in batches of `batch_size` or, with `split`, in shares of one.
     """
 
     def __init__(
         self,
-        config: RunConfig,
-        training: Training,
         cluster: RayCluster,
+        roster: Roster,
+        board: StatusBoard,
         admit: Callable[[Assignment], Assignment],
+        *,
+        restarts: int,
+        reshard_after_s: float,
+        batch_size: int,
+        split: bool,
     ) -> None:
-        self._config, self._training, self._cluster = config, training, cluster
-        self._admit = admit
-        self._resharding = Resharding(config.reshard_after)
+        self._cluster, self._roster, self._board = cluster, roster, board
+        self._admit, self._restarts = admit, restarts
+        self._resharding = Resharding(reshard_after_s)
+        self._batch_size, self._split = batch_size, split
         self._hosts: dict[str, _Host] = {}
         self._round = 0
         self._lock = threading.Lock()
@@ -59,7 +67,7 @@ class Supervisor:
         with self._lock:
             self._hosts[host] = _Host(count, max(cores, 1), time.monotonic())
             self._tell_wanted()
-        return self._config.restarts
+        return self._restarts
 
     def discharge(self, host: str) -> None:
         """This host has left."""
@@ -98,7 +106,7 @@ class Supervisor:
                 raise ClusterError(f"host {host} is not known here: it must enlist first")
             known.heard = now
             self._reshard_if_due(now)
-        places = {key: self._training.roster.now_at(*key) for key in alive}
+        places = {key: self._roster.now_at(*key) for key in alive}
         end = tuple(self._end(*key) for key, place in places.items() if place is None)
         moved = tuple(
             place
@@ -109,7 +117,7 @@ class Supervisor:
 
     def samples(self) -> int:
         """Where a new reader of a shard goes on, in samples: in a running run the present pass over the records."""
-        board = self._training.board
+        board = self._board
         return board.samples % board.records if board.started and board.records else board.samples
 
     # ------------------------------------------------------------ inside
@@ -118,30 +126,23 @@ class Supervisor:
         return {name: host for name, host in self._hosts.items() if host.heard > now - SILENT_S}
 
     def _tell_wanted(self) -> None:
-        if self._training.board.over:
+        if self._board.over:
             return  # hosts leave one after another: what was wanted of the run stays as it was
-        self._training.board.wanted = sum(
-            host.count for host in self._there(time.monotonic()).values()
-        )
+        self._board.wanted = sum(host.count for host in self._there(time.monotonic()).values())
 
     def _end(self, worker: int, incarnation: int) -> End:
         gone = self._cluster.gone(worker, incarnation) or Gone("the master does not know it")
         return End(worker, incarnation, gone.cause, gone.for_good)
 
     def _reshard_if_due(self, now: float) -> None:
-        board, roster = self._training.board, self._training.roster
+        board, roster = self._board, self._roster
         if not board.started or board.finishing:
             return
         live = self._cluster.live()
         slots = frozenset(worker for worker, _ in live)
         if not self._resharding.due(slots, roster.sharding, now):
             return
-        sharding = sharding_for(
-            slots,
-            self._training.settings.spec.batch_size,
-            split=self._config.splits_batch,
-            records=board.records,
-        )
+        sharding = sharding_for(slots, self._batch_size, split=self._split, records=board.records)
         if sharding is None:
             return
         for former, place in roster.reshard(sharding, live, self.samples()):

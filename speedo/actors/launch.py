@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +20,7 @@ from speedo.config.run_config import RunConfig
 from speedo.engines.record_watch import RecordWatch
 from speedo.errors import EngineError, SpeedoError, StoreError
 from speedo.monitor.console import Watch
+from speedo.run.headline import exchange, headline
 from speedo.run.open_store import this_machine
 from speedo.run.prepare import Prepared, check_nets, checked_records, prepare
 from speedo.run.result import RunResult
@@ -33,6 +36,7 @@ from speedo.storage.redis.store import RedisStore
 from speedo.storage.redis.url import url_with_password
 from speedo.storage.redis.users import Access
 from speedo.storage.shared_memory.folder import SharedMemory, room_for
+from speedo.version import VERSION
 
 if TYPE_CHECKING:
     from speedo.actors.worker_host import WorkerHost
@@ -47,24 +51,23 @@ ANSWER_S: Final = 60.0
 def train(config: RunConfig, watch: Watch) -> RunResult:
     """Train on this machine with `config.workers` workers. Raises `SpeedoError`."""
     with ExitStack() as stack:
-        prepared, settings, dead, scratch, records = _start(
-            config, watch, stack, new_token(), port=None
-        )
+        servers = _start(config, watch, stack, new_token(), port=None)
+        prepared, settings, scratch = servers.prepared, servers.settings, servers.scratch
         from speedo.actors.control_answers import under_control
         from speedo.actors.worker_host import WorkerHost
 
-        master = _spawn_master(prepared, settings, scratch)
+        master = _spawn_master(servers)
         folders = (prepared.run_dir / LOGS, scratch, prepared.data_root)
         host = WorkerHost(master, settings.for_others(), "here", *folders, watch.note)
         stack.callback(host.stop, "the run is over")  # it must not outlive Ray
         # They take a while to load, and the master to draw its weights.
         host.warm_up(config.workers)
         run = _begin_run(master, prepared)
-        stack.enter_context(under_control(master, prepared, watch))
+        stack.enter_context(under_control(master, _known(prepared), watch))
         with _told_of(prepared):
             host.start(config.workers)
         tester = _start_tester(master, prepared)  # beside the first turns: nobody waits for it yet
-        result = _follow(master, run, prepared, dead, watch, records, tester, host)
+        result = _follow(master, run, servers, watch, tester, host)
         host.stop("the run is over")
         _let_go(master)
         return result
@@ -75,22 +78,23 @@ def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> Ru
     token = load_token(token_file, create=True)
     require_free_port(config.host, config.port)
     with ExitStack() as stack:
-        prepared, settings, dead, scratch, records = _start(
-            config, watch, stack, token, port=config.port
-        )
+        servers = _start(config, watch, stack, token, port=config.port)
+        prepared = servers.prepared
         from speedo.actors.control_answers import under_control
+        from speedo.actors.join.advertised_facts import published
 
-        master = _spawn_master(prepared, settings, scratch)
+        master = _spawn_master(servers)
         run = _begin_run(master, prepared)
         address = f"{config.host}:{config.port}"
-        stack.enter_context(under_control(master, prepared, watch, address))
+        stack.enter_context(under_control(master, _known(prepared, address), watch))
+        stack.enter_context(published(master, prepared))
         watch.note(
             f"waiting for {config.workers} workers, up to {config.timeout:.0f} s; "
             + how_to_join(address, token_file)
         )
         try:
             tester = _start_tester(master, prepared)
-            return _follow(master, run, prepared, dead, watch, records, tester)
+            return _follow(master, run, servers, watch, tester)
         finally:
             _let_go(master)
 
@@ -98,13 +102,24 @@ def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> Ru
 # ---------------------------------------------------------------- parts of a run
 
 
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """A run whose Redis and Ray are up. `dead` names a process of Ray's that died, if one has.
+
+    `scratch` is a folder for small files, which goes with the command; `records` notices bad records.
+    """
+
+    prepared: Prepared
+    settings: RunSettings
+    dead: Dead
+    scratch: Path
+    records: RecordWatch
+
+
 def _start(
     config: RunConfig, watch: Watch, stack: ExitStack, token: str, port: int | None
-) -> tuple[Prepared, RunSettings, Dead, Path, RecordWatch]:
-    """Prepare, then start Redis and Ray while Caffe builds the nets once in a child.
-
-    The path is that of a folder for small files, which goes with the command.
-    """
+) -> Servers:
+    """Prepare, then start Redis and Ray while Caffe builds the nets once in a child."""
     prepared = prepare(config, watch.note)
     stack.enter_context(owned(prepared.run_dir, take_over=config.take_over))
     watch.begin(prepared.run_dir)
@@ -112,7 +127,7 @@ def _start(
         scratch = stack.enter_context(scratch_folder())
         if ignored := session.ignored_settings():
             watch.note(ignored)
-        for line in prepared.headline():
+        for line in headline(prepared):
             watch.note(line)
         with ExitStack() as node, ThreadPoolExecutor(1) as pool:
             checking = pool.submit(check_nets, prepared, scratch)
@@ -121,7 +136,7 @@ def _start(
             )
             dead = node.enter_context(session.head(token, config.host, port))
             facts = checking.result()
-            watch.note(prepared.exchange(facts))
+            watch.note(exchange(prepared.settings.compression, facts))
             records = RecordWatch(facts.unchecked, checked_records())
             stack.callback(records.close)
             near = _near(config, facts.nbytes, socket, watch, stack)
@@ -131,10 +146,22 @@ def _start(
             discard_run_dir(prepared.run_dir)
         raise
     epoch = claim(prepared.run_dir) if isinstance(prepared.resumed, Resumed) else 0
-    settings = RunSettings.make(
-        config, prepared.spec, prepared.run, redis_url, redis_ca, epoch, near
-    )
-    return prepared, settings, dead, scratch, records
+    settings = prepared.settings.started(redis_url, redis_ca, near, epoch)
+    return Servers(prepared, settings, dead, scratch, records)
+
+
+def _known(prepared: Prepared, address: str | None = None) -> dict[str, Any]:
+    """What `speedo status` says of this run before its state."""
+    return {
+        "run": prepared.run,
+        "run_dir": prepared.run_dir,
+        "address": address,
+        "pid": os.getpid(),
+        "speedo": VERSION,
+        "solver": prepared.spec.path,
+        "expected_workers": prepared.config.workers,
+        "min_workers": prepared.config.min_workers,
+    }
 
 
 def _near(config: RunConfig, model_bytes: int, socket: str, watch: Watch, stack: ExitStack) -> Near:
@@ -184,17 +211,18 @@ def _redis(
     return url, ca_pem, socket
 
 
-def _spawn_master(prepared: Prepared, settings: RunSettings, scratch: Path) -> Any:
+def _spawn_master(servers: Servers) -> Any:
     """The master actor, which begins to build its engine."""
     from speedo.actors.master_actor import NAME, MasterActor
     from speedo.actors.ray_node.spawn import spawn
 
+    prepared = servers.prepared
     return spawn(
         MasterActor,
         prepared.config,
-        settings,
+        servers.settings,
         prepared.run_dir,
-        scratch,
+        servers.scratch,
         prepared.records,
         None if prepared.resumed is None else prepared.resumed.path,
         name=NAME,
@@ -218,10 +246,8 @@ def _start_tester(master: Any, prepared: Prepared) -> Any:
 def _follow(
     master: Any,
     run: Any,
-    prepared: Prepared,
-    dead: Dead,
+    servers: Servers,
     watch: Watch,
-    records: RecordWatch,
     tester: Any = None,
     host: WorkerHost | None = None,
 ) -> RunResult:
@@ -232,6 +258,7 @@ def _follow(
     """
     import ray
 
+    prepared = servers.prepared
     with stop_signals() as stopped:
         told = False
         next_status = 0.0
@@ -244,7 +271,7 @@ def _follow(
                 if host is not None and host.last_died is not None and not told:
                     master.stop.remote(f"every worker died, the last: {host.last_died}")
                     told = True
-                if (bad := records.problem()) is not None and not told:
+                if (bad := servers.records.problem()) is not None and not told:
                     master.stop.remote(bad)
                     told = True
                 if tester is not None and ray.wait([tester], timeout=0)[0]:
@@ -253,7 +280,7 @@ def _follow(
                 if time.monotonic() >= next_status:
                     next_status = time.monotonic() + STATUS_S - 0.5 * LOOK_S
                     watch.show(ray.get(master.status.remote(), timeout=ANSWER_S))
-                if kind := dead():
+                if kind := servers.dead():
                     raise EngineError(
                         f"Ray's {kind} process on this machine died{_way_on(prepared)}"
                     )

@@ -21,11 +21,11 @@ from speedo.master.fetch_pacing import Pace
 from speedo.master.slots import Assignment
 from speedo.messages import StoreTrouble
 from speedo.monitor.status import Status
+from speedo.run.build import build_training
 from speedo.run.caffe_snapshot import SUFFIX, CaffeSnapshot, read_snapshot
 from speedo.run.open_store import by_shared_memory, redis_store, run_store
 from speedo.run.result import RunResult
 from speedo.run.settings import RunSettings
-from speedo.run.training import Training
 from speedo.run_dir.checkpoint_file import Checkpoint, read_checkpoint
 from speedo.run_dir.directory import LOGS
 from speedo.storage import keys
@@ -72,7 +72,7 @@ class MasterActor:
         self._troubles: dict[str, str] = {}
         self._troubling = threading.Lock()
         self._store = run_store(settings.redis_url, settings, self._store_trouble)
-        self._training = Training(
+        self._training = training = build_training(
             config,
             settings,
             run_dir,
@@ -85,7 +85,16 @@ class MasterActor:
                 redis_store(settings.redis_url, settings), settings.near
             ),
         )
-        self._supervisor = Supervisor(config, self._training, self._cluster, self._admitted)
+        self._supervisor = Supervisor(
+            self._cluster,
+            training.roster,
+            training.board,
+            self._admitted,
+            restarts=config.restarts,
+            reshard_after_s=config.reshard_after,
+            batch_size=settings.spec.batch_size,
+            split=config.splits_batch,
+        )
 
     # ------------------------------------------------------------ the run
 

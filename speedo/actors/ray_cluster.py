@@ -13,7 +13,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from speedo.actors.version_tests import VersionTests
+from speedo.actors.tester_actor import VersionTests
 from speedo.actors.worker_actor import Ready
 from speedo.master.fetch_pacing import Pace
 from speedo.messages import (

@@ -14,7 +14,8 @@ from speedo.doctor.base import Finding, Request, fail, ok, size, warn
 from speedo.doctor.resources import Net
 from speedo.engines.net_trial import CaffeFacts, check_in_subprocess
 from speedo.errors import SolverError, SpeedoError
-from speedo.run.prepare import SOLVER_VARIABLE, preparable_dataset
+from speedo.run.datasets import preparable_dataset
+from speedo.run.prepare import SOLVER_VARIABLE
 from speedo.solver import (
     SolverOverrides,
     SolverSpec,

@@ -1,21 +1,22 @@
 """The center: the merged weights, what comes in to be merged, and the versions in the store.
 
-Everything that can be wrong with a payload is found in `receive`, before the coordinator hears of the result,
+Everything that can be wrong with a payload is found in `receive`, before the strategy hears of the result,
 so that a merge, once decided, is carried out.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
+import statistics
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
 from speedo.errors import MissingKeyError, PayloadError
 from speedo.failpoints import reached
-from speedo.master.gate import NormGate
 from speedo.messages import Drop, Merge, Refused, Trained
 from speedo.sgd_modes.rules import Contribution, MergeRule
 from speedo.storage import keys
@@ -24,11 +25,48 @@ from speedo.vectors.codecs import NO_COMPRESSION, Codec, Compression, make_codec
 from speedo.vectors.transfer import fetch_vector, look_at_vector
 from speedo.vectors.vector import HEADER_BYTES, Header, Kind, Layout, Vector, header_for
 
-PROBE_EXPIRY_S = 60.0
+PROBE_EXPIRY_S: Final = 60.0
+LARGEST_RATIO: Final = (
+    1_000.0  # a step of a learning rate policy is 10 or 100; a flipped exponent bit far more
+)
+REMEMBERED: Final = 100
+FEWEST: Final = 10  # accepted norms before there is a judgement
+
+
+@dataclass
+class NormGate:
+    """Refuses vectors that are finite but out of proportion: compares each L2 norm with the running median of the
+    accepted ones of its kind.
+
+    `check` remembers nothing: a refused vector must not make the next one look usual.
+    """
+
+    _accepted: dict[Kind, deque[float]] = field(default_factory=dict)
+
+    def check(self, kind: Kind, squared_norm: float) -> str | None:
+        """Why a vector of this (finite) squared norm is refused; None if it is not."""
+        known = self._accepted.get(kind, ())
+        if len(known) < FEWEST:
+            return None
+        norm = math.sqrt(squared_norm)
+        if norm <= LARGEST_RATIO * min(known):
+            return None  # the median, which takes longer to find, is not less
+        usual = statistics.median(known)
+        if usual == 0.0 or norm <= LARGEST_RATIO * usual:
+            return None
+        return (
+            f"its norm is {norm:.3g}, more than {LARGEST_RATIO:,.0f} times the {usual:.3g} that is usual here: "
+            "training diverges there, or the worker computes nonsense; lower --lr or --momentum, or look at its node"
+        )
+
+    def accept(self, kind: Kind, squared_norm: float) -> None:
+        """A vector of this squared norm goes into the center; the last `REMEMBERED` say what is usual."""
+        known = self._accepted.setdefault(kind, deque(maxlen=REMEMBERED))
+        known.append(math.sqrt(squared_norm))
 
 
 @dataclass(slots=True)
-class Held:
+class Payload:
     """A payload until it is merged: in `own` memory, which is then used again, or where it lies in the store."""
 
     key: str
@@ -58,7 +96,8 @@ class Center:
     clock: Callable[[], float] = lambda: 0.0
     compression: Compression = NO_COMPRESSION
     _gate: NormGate = field(default_factory=NormGate)
-    _received: dict[tuple[int, int], Held] = field(default_factory=dict)
+    # By worker and ticket; which of them are held, merged and dropped is in the coordinator's book.
+    _payloads: dict[tuple[int, int], Payload] = field(default_factory=dict)
     _over: list[str] = field(default_factory=list)  # keys to delete, once nobody waits for it
     _spare: list[Vector] = field(default_factory=list)
     _uses: Counter[int] = field(default_factory=Counter)
@@ -84,8 +123,8 @@ class Center:
         """What a worker fetches for a turn."""
         return HEADER_BYTES + self._forms[-1][1].body_bytes
 
-    def receive(self, event: Trained, rule: MergeRule) -> Trained | Refused:
-        """Take a result's payload out of the store; `Refused` says why it cannot be merged."""
+    def receive(self, event: Trained, rule: MergeRule) -> Refused | None:
+        """Take a result's payload out of the store; `Refused` says why it cannot be merged, None that it can."""
         began = self.clock()
         key = keys.payload(self.run, event.worker, event.ticket)
         try:
@@ -103,22 +142,22 @@ class Center:
         if held.own:
             self._over.append(key)
         held.seconds = self.clock() - began
-        self._received[event.worker, event.ticket] = held
-        return event
+        self._payloads[event.worker, event.ticket] = held
+        return None
 
-    def _take(self, key: str, rule: MergeRule) -> Held:
+    def _take(self, key: str, rule: MergeRule) -> Payload:
         seen = look_at_vector(self.store, key, self.layout, rule.payload, self._codec)
         if seen is not None:
-            return Held(key, seen.header, seen.vector, False, rule)
+            return Payload(key, seen.header, seen.vector, False, rule)
         own = self._spare.pop() if self._spare else self.layout.zeros()
         try:
             header = fetch_vector(self.store, key, self.layout, rule.payload, own, self._codec)
         except (PayloadError, MissingKeyError):
             self._spare.append(own)
             raise
-        return Held(key, header, own, True, rule)
+        return Payload(key, header, own, True, rule)
 
-    def _check(self, held: Held, event: Trained) -> float:
+    def _check(self, held: Payload, event: Trained) -> float:
         """The squared norm of a payload that is what was asked for; raises `PayloadError`."""
         header = held.header
         sender = (header.worker, header.incarnation, header.ticket, header.epoch)
@@ -134,7 +173,7 @@ class Center:
             raise PayloadError(absurd)
         return norm
 
-    def _let_go(self, held: Held) -> None:
+    def _let_go(self, held: Payload) -> None:
         """A payload is merged, or never will be."""
         if held.own:
             self._spare.append(held.vector)
@@ -144,7 +183,7 @@ class Center:
     def merge(self, action: Merge, iteration_before: int) -> Merge:
         """Carry out a merge and publish the version that it makes; the same action with its timings."""
         reached("master-merging")
-        taken = [self._received.pop((part.worker, part.ticket)) for part in action.parts]
+        taken = [self._payloads.pop((part.worker, part.ticket)) for part in action.parts]
         contributions = [
             Contribution(held.vector, part.samples)
             for held, part in zip(taken, action.parts, strict=True)
@@ -177,8 +216,8 @@ class Center:
     def drop(self, action: Drop) -> None:
         """Forget a result that is not merged; a late one may repeat one that is held and still counts."""
         if action.decision == "discarded":
-            self._let_go(self._received.pop((action.worker, action.ticket)))
-        elif (action.worker, action.ticket) not in self._received:
+            self._let_go(self._payloads.pop((action.worker, action.ticket)))
+        elif (action.worker, action.ticket) not in self._payloads:
             self._over.append(keys.payload(self.run, action.worker, action.ticket))
 
     def tidy(self) -> None:

@@ -39,7 +39,7 @@ class _Gathering:
 
 @dataclass
 class CheckpointKeeper:
-    """Implements `speedo.master.roles.Checkpoints`. One every `interval_s` seconds of training;
+    """Implements `speedo.master.driver.Checkpoints`. One every `interval_s` seconds of training;
     0 means only at the end.
 
     `open_store` makes a connection for the writing thread; `fence` raises `FencedError` if another master has
@@ -128,7 +128,7 @@ class CheckpointKeeper:
         return [_outcome(counters, future) for counters, future in done]
 
     def deadline(self) -> float:
-        """See `speedo.master.roles.Checkpoints`."""
+        """See `speedo.master.driver.Checkpoints`."""
         if self._writing:
             return 0.0 if self._writing[0][1].done() else time.monotonic() + POLL_S
         if self._gathering is None:

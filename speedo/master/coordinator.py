@@ -5,7 +5,8 @@ keeps the books that make its decisions safe:
 
 - *Tickets.* Each turn has a number, given once. A result is taken only while its worker is there in the same
   incarnation and this very ticket is outstanding; taking it ends the ticket. So a result merges at most once,
-  and late, repeated and foreign ones are told apart and refused.
+  and late, repeated and foreign ones are told apart and refused. The ticket is looked at once: `handle(Trained)`
+  answers with `Receive`, and what becomes of that, `Received` or `Refused`, is the next event.
 - *Versions.* Each merge makes the next version of the center; nothing else does.
 - *Iterations* count samples merged, divided by the solver's batch. No more turns are issued than the work that
   is left needs; a worker without work, or while too few workers live, is parked. To the strategy a parked
@@ -22,10 +23,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from speedo.master.books import Held, Member, Merged, Plan, Turn, crossed, drop_of
 from speedo.messages import (
     Action,
     Decision,
+    Drop,
     Evaluate,
     Event,
     Finish,
@@ -44,10 +45,122 @@ from speedo.messages import (
 )
 from speedo.sgd_modes.base import Strategy
 from speedo.sgd_modes.rules import MergeRule
-
-__all__ = ["STRIKES", "Coordinator", "Plan"]
+from speedo.vectors.vector import Kind
 
 STRIKES = 3  # refused results in a row after which a worker is set aside
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The work of a run, in the solver's own terms: iterations of `batch` samples."""
+
+    batch: int
+    max_iter: int
+    workers: int
+    min_workers: int = 1
+    test_interval: int = 0
+    test_initialization: bool = False
+    snapshot: int = 0
+
+    @property
+    def samples(self) -> int:
+        return self.batch * self.max_iter
+
+
+@dataclass(slots=True)
+class Turn:
+    """A turn that its worker still owes the result of."""
+
+    ticket: int
+    samples: int
+    received_before: int
+    rule: MergeRule
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """The merge that a worker's latest result went into, of ticket `ticket`."""
+
+    version: int
+    rule: MergeRule
+    rate: float
+    ticket: int
+
+
+@dataclass(slots=True)
+class Member:
+    """A worker that is in the run."""
+
+    incarnation: int
+    samples_per_step: int
+    depth: int = 1
+    turns: list[Turn] = field(default_factory=list)  # the oldest first
+    latest: int = 0  # the ticket of the turn that was issued last
+    strikes: int = 0
+    merged: Merged | None = None
+
+    def catch_up(self, rule: MergeRule, version: int) -> tuple[float | None, int]:
+        """Elastic averaging: `Train.moving_rate` and `Train.own.merged` of the turn that was just added.
+
+        A worker goes on from its own weights right after its own merge, or ahead of it.
+        """
+        merged = self.merged
+        if rule.payload is Kind.WEIGHTS:
+            if merged is not None and merged.rule is rule and merged.version == version:
+                return merged.rate, merged.ticket
+            if len(self.turns) > 1:
+                return 0.0, 0
+        return None, 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it may have one more turn; not while an earlier one is late, which a later one has overtaken."""
+        in_order = not self.turns or self.turns[-1].ticket == self.latest
+        return in_order and len(self.turns) < self.depth
+
+    def turn(self, ticket: int) -> Turn | None:
+        """The turn of this ticket, while its result is owed."""
+        for turn in self.turns:
+            if turn.ticket == ticket:
+                return turn
+        return None
+
+    def end(self, turn: Turn) -> None:
+        """Its result has come. It is the worker's own, which makes no other turn of it staler."""
+        self.turns.remove(turn)
+        for other in self.turns:
+            other.received_before += 1
+        self.merged = None
+
+    def end_all(self) -> int:
+        """None of its results is waited for any more: the samples of all these turns."""
+        samples = sum(turn.samples for turn in self.turns)
+        self.turns.clear()
+        self.merged = None
+        return samples
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A result whose payload is received, and that waits for the strategy's decision."""
+
+    part: Part
+    rule: MergeRule
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """Take the payload of this result out of the store, to be merged by this rule."""
+
+    result: Trained
+    rule: MergeRule
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """The payload of this ticket, which `Receive` named, can be merged."""
+
+    ticket: int
 
 
 @dataclass
@@ -62,7 +175,8 @@ class Coordinator:
     received: int = 0
     finished: bool = False
     members: dict[int, Member] = field(default_factory=dict)
-    _held: dict[int, Held] = field(default_factory=dict)
+    _held: dict[int, Held] = field(default_factory=dict)  # by worker: the book of held results
+    _receiving: tuple[Trained, Member, Turn] | None = None
     _parked: set[int] = field(default_factory=set)
     _samples_in_flight: int = 0
     _samples_per_step: int = 0
@@ -89,23 +203,20 @@ class Coordinator:
         needed = self.plan.min_workers if self._started else self.plan.workers
         return not self.finished and len(self.members) < needed
 
-    def expects(self, event: Trained) -> MergeRule | None:
-        """The rule that this result's turn was issued under; None if its ticket is not outstanding."""
-        turn = None if self._refusal(event) else self.members[event.worker].turn(event.ticket)
-        return None if turn is None else turn.rule
-
     def outstanding(self, worker: int, ticket: int) -> bool:
         """Whether this worker still owes the result of this ticket."""
         return worker in self.members and self.members[worker].turn(ticket) is not None
 
     # ------------------------------------------------------------ events
 
-    def handle(self, event: Event) -> list[Action]:
+    def handle(self, event: Event | Received) -> Receive | list[Action]:
         """Take one event; returns what follows from it. A finished run answers only with refusals."""
         actions: list[Action] = []
         match event:
             case Trained():
-                self._on_trained(event, actions)
+                return self._on_trained(event)
+            case Received():
+                self._on_received(event, actions)
             case Joined() if not self.finished:
                 self._on_joined(event, actions)
             case Left():
@@ -141,30 +252,35 @@ class Coordinator:
         elif not self.finished:
             self._carry_out(self.strategy.on_leave(event.worker), actions)
 
-    def _on_trained(self, event: Trained, actions: list[Action]) -> None:
-        reason = self._refusal(event)
-        if reason is not None:
-            actions.append(drop_of(event, "late", reason, loss=event.loss))
-            return
-        worker = event.worker
-        member = self.members[worker]
-        turn = member.end(event.ticket)
+    def _on_trained(self, event: Trained) -> Receive | list[Action]:
+        owed = self._owed(event)
+        if isinstance(owed, str):
+            return [drop_of(event, "late", owed, loss=event.loss)]
+        self._receiving = (event, *owed)
+        return Receive(event, owed[1].rule)
+
+    def _on_received(self, event: Received, actions: list[Action]) -> None:
+        assert self._receiving is not None
+        assert self._receiving[0].ticket == event.ticket
+        (result, member, turn), self._receiving = self._receiving, None
+        member.end(turn)
         self._samples_in_flight -= turn.samples
         staleness = self.received - turn.received_before
         self.received += 1
         member.strikes = 0
-        samples = turn.samples  # as issued: nobody is credited with more
-        part = Part(worker, event.incarnation, event.ticket, samples, staleness, event.loss)
+        worker, samples = result.worker, turn.samples  # as issued: nobody is credited with more
+        part = Part(worker, result.incarnation, result.ticket, samples, staleness, result.loss)
         self._held[worker] = Held(part, turn.rule)
         self._carry_out(self.strategy.on_result(Result(worker, samples, staleness)), actions)
 
     def _on_refused(self, event: Refused, actions: list[Action]) -> None:
-        reason = self._refusal(event)
-        if reason is not None:
-            actions.append(drop_of(event, "late", reason))
+        self._receiving = None
+        owed = self._owed(event)
+        if isinstance(owed, str):
+            actions.append(drop_of(event, "late", owed))
             return
         actions.append(drop_of(event, "refused", event.reason))
-        member = self.members[event.worker]
+        member = owed[0]
         self._samples_in_flight -= member.end_all()  # one given ahead begins with what is refused
         member.strikes += event.blame
         if member.strikes < STRIKES:
@@ -176,8 +292,8 @@ class Coordinator:
         if not self.members and not self.complete:
             self._finish(actions, complete=False, reason=f"every worker was set aside; {why}")
 
-    def _refusal(self, event: Trained | Refused) -> str | None:
-        """Why this result is not the one that is waited for; None if it is."""
+    def _owed(self, event: Trained | Refused) -> tuple[Member, Turn] | str:
+        """The worker and the turn that this result is of; why it is not one that is waited for, if it is not."""
         if self.finished:
             return "the run is over"
         member = self.members.get(event.worker)
@@ -185,9 +301,8 @@ class Coordinator:
             return "its worker is not in the run"
         if member.incarnation != event.incarnation:
             return f"it is of incarnation {event.incarnation}, the worker's is {member.incarnation}"
-        if member.turn(event.ticket) is None:
-            return "its ticket is not outstanding"
-        return None
+        turn = member.turn(event.ticket)
+        return "its ticket is not outstanding" if turn is None else (member, turn)
 
     def _is_member(self, worker: int, incarnation: int) -> bool:
         member = self.members.get(worker)
@@ -209,20 +324,20 @@ class Coordinator:
 
     def _merge(self, workers: tuple[int, ...], actions: list[Action]) -> None:
         held = [self._held.pop(worker) for worker in workers]
-        before = self.iteration
         parts, rule = tuple(one.part for one in held), held[0].rule
+        before = self.iteration
         self.version += 1
         self.samples += sum(part.samples for part in parts)
-        rate = self._rate(rule)
-        actions.append(Merge(self.version, self.iteration, self.samples, rate, parts))
+        now, rate = self.iteration, self._rate(rule)
+        actions.append(Merge(self.version, now, self.samples, rate, parts))
         for part in parts:
             if self._is_member(part.worker, part.incarnation):
                 self.members[part.worker].merged = Merged(self.version, rule, rate, part.ticket)
         if not self.complete:  # the end has its own test and model
-            if crossed(before, self.iteration, self.plan.test_interval):
-                actions.append(Evaluate(self.version, self.iteration))
-            if crossed(before, self.iteration, self.plan.snapshot):
-                actions.append(Snapshot(self.version, self.iteration))
+            if crossed(before, now, self.plan.test_interval):
+                actions.append(Evaluate(self.version, now))
+            if crossed(before, now, self.plan.snapshot):
+                actions.append(Snapshot(self.version, now))
 
     def _train(self, workers: tuple[int, ...], actions: list[Action]) -> None:
         """Issue turns to each, all of one length, as far as there is work; park those that have none then."""
@@ -290,3 +405,19 @@ class Coordinator:
         for worker in sorted(self._held):
             self._discard(worker, "the run is over", actions)
         actions.append(Finish(complete, reason))
+
+
+def drop_of(
+    result: Trained | Refused | Part,
+    decision: str,
+    reason: str,
+    staleness: int = 0,
+    loss: float = float("nan"),
+) -> Drop:
+    """The record of a result that is not merged."""
+    return Drop(result.worker, result.incarnation, result.ticket, decision, reason, staleness, loss)
+
+
+def crossed(before: int, after: int, interval: int) -> bool:
+    """Whether a multiple of the interval lies in (before, after]."""
+    return interval > 0 and after // interval > before // interval

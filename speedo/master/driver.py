@@ -6,16 +6,17 @@ one. Every wait has a deadline; what misses it becomes an event with its cause.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from speedo.master.center import Center
-from speedo.master.coordinator import Coordinator
-from speedo.master.roles import Checkpoints, Cluster, Limits, Observer, Outcome
+from speedo.master.coordinator import Coordinator, Receive, Received
 from speedo.master.turn_deadlines import HEARTBEAT_S, TurnDeadlines, TurnsUnderWay
 from speedo.messages import (
     Action,
     Checkpointed,
+    Command,
     Drop,
     Evaluate,
     Event,
@@ -23,6 +24,7 @@ from speedo.messages import (
     Left,
     Merge,
     Refused,
+    SaveState,
     SetAside,
     Snapshot,
     StateSaved,
@@ -30,14 +32,97 @@ from speedo.messages import (
     StoreTrouble,
     Tested,
     Train,
-    Trained,
 )
-
-__all__ = ["HEARTBEAT_S", "Cluster", "Driver", "Limits", "Observer", "Outcome"]
 
 QUIET_S = 5.0  # the store is looked at when no turn under way was heard of for so long
 MOST_TRIES = 3  # of the last version's test: its store may be lost just then
 MOST_TESTS = 4  # tests under way or waiting; each keeps a version in the store
+
+
+class Cluster(Protocol):
+    """Who carries commands out. Sending does not wait; a death comes back as `Left` with its cause."""
+
+    def send(self, command: Command) -> None: ...
+
+    def next_event(self, timeout_s: float) -> Event | None:
+        """The next event, or None after `timeout_s` seconds without one."""
+        ...
+
+    def evict(self, worker: int, incarnation: int, reason: str, *, for_good: bool = False) -> None:
+        """Let a worker go: end it if it can be reached; its events are of no interest any more.
+
+        `for_good`: it is not to be started again.
+        """
+        ...
+
+
+class Observer(Protocol):
+    """Who looks on: the run log, the trace of the simulator. `now` is seconds of the driver's clock."""
+
+    def saw(self, event: Event, now: float) -> None: ...
+
+    def did(self, action: Action, now: float) -> None: ...
+
+
+class Checkpoints(Protocol):
+    """Who keeps checkpoints; `now` is seconds of the driver's clock."""
+
+    def due(self, now: float) -> bool:
+        """Whether the center that was just merged should be kept."""
+        ...
+
+    def begin(self, coordinator: Coordinator, seconds: float, now: float) -> list[SaveState]:
+        """Keep the present center, after `seconds` of training; what the workers are to do for it."""
+        ...
+
+    def saw(self, event: StateSaved | Left) -> None: ...
+
+    def finished(self, now: float) -> list[Checkpointed]:
+        """Checkpoints that came to their end, good or bad, since the last question."""
+        ...
+
+    def deadline(self) -> float:
+        """When `finished` should be asked again at the latest; infinity while none is under way."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds after which waiting ends: for workers at the start, for any after losing them, for a first turn."""
+
+    start_s: float = 120.0
+    join_s: float = 120.0
+    turn_s: float = 120.0
+    test_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended. `metrics` are those of `version`, the last; empty if there is no test net."""
+
+    complete: bool
+    reason: str
+    version: int
+    iteration: int
+    samples: int
+    seconds: float
+    metrics: Mapping[str, float]
+    test_problem: str = ""
+
+
+class Observers:
+    """Several observers as one."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
+
+    def saw(self, event: Event, now: float) -> None:
+        for observer in self._observers:
+            observer.saw(event, now)
+
+    def did(self, action: Action, now: float) -> None:
+        for observer in self._observers:
+            observer.did(action, now)
 
 
 @dataclass
@@ -136,20 +221,15 @@ class Driver:
     def _take(self, event: Event) -> None:
         now = self.clock()
         self.observer.saw(event, now)
-        if isinstance(event, Trained):
-            rule = self.coordinator.expects(event)
-            if rule is not None:
-                self._turns.measure(event.worker, event.ticket, now)
-                event = self.center.receive(event, rule)
-        elif isinstance(event, Tested):
+        if isinstance(event, Tested):
             self._on_tested(event)
-        if self.checkpoints is not None and isinstance(event, (StateSaved, Left)):
+        elif self.checkpoints is not None and isinstance(event, (StateSaved, Left)):
             self.checkpoints.saw(event)
-        if isinstance(event, Refused) and not event.blame:
+        elif isinstance(event, Refused) and not event.blame:
             self.center.restore()
-        self._carry_out_all(self.coordinator.handle(event))
+        self._carry_out_all(self._actions_after(event))
         if self._diverged is not None and self._finish is None:
-            self._carry_out_all(self.coordinator.handle(self._diverged))
+            self._carry_out_all(self._actions_after(self._diverged))
         if not isinstance(event, (Tested, StopAsked, StateSaved, Checkpointed, StoreTrouble)):
             self._release(self._turns.settle(event.worker, self.clock()))
         self.center.tidy()
@@ -157,6 +237,18 @@ class Driver:
             self._short_since = None
         elif self._short_since is None:
             self._short_since = self.clock()
+
+    def _actions_after(self, event: Event) -> list[Action]:
+        """What the coordinator wants after this event, once a payload that it asks for is taken in."""
+        answer = self.coordinator.handle(event)
+        while isinstance(answer, Receive):
+            result = answer.result
+            self._turns.measure(result.worker, result.ticket, self._heard)
+            refused = self.center.receive(result, answer.rule)
+            if refused is not None and not refused.blame:
+                self.center.restore()
+            answer = self.coordinator.handle(refused or Received(result.ticket))
+        return answer
 
     def _on_tested(self, event: Tested) -> None:
         if self._tests.pop(event.version, None) is not None:

@@ -38,7 +38,8 @@ from speedo.planning.calibration import (
 )
 from speedo.planning.measuring_process import MARK, PROBLEM
 from speedo.planning.predict import HYBRID
-from speedo.run.prepare import SOLVER_VARIABLE, make_dataset, preparable_dataset
+from speedo.run.datasets import make_dataset, preparable_dataset
+from speedo.run.prepare import SOLVER_VARIABLE
 from speedo.solver import (
     SolverOverrides,
     SolverSpec,

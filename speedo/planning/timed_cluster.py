@@ -266,7 +266,7 @@ class TimedCenter(Center):
         super().__init__(cluster.run, vector, layout, cluster.store)
         self._cluster = cluster
 
-    def receive(self, event: Trained, rule: MergeRule) -> Trained | Refused:
+    def receive(self, event: Trained, rule: MergeRule) -> Refused | None:
         cluster = self._cluster
         check = cluster.compute_on(0, cluster.calibration.check)
         cluster.work(chain(cluster.take_payload(), check))

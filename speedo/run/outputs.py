@@ -1,14 +1,18 @@
-"""What a run leaves at its end: model, configuration, the last lines of its log, result; elsewhere if it must be."""
+"""What a run leaves: model files on the way, and at its end model, configuration, the rest of its log and result.
+
+Where the run's directory has no room, they go elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from speedo.config.run_config import RunConfig
+from speedo.engines.pycaffe import PycaffeEngine
+from speedo.errors import EngineError
+from speedo.master.center import Center
 from speedo.run.result import RunResult, result_fields
 from speedo.run_dir.directory import (
     CONFIG,
@@ -21,6 +25,33 @@ from speedo.run_dir.directory import (
 )
 from speedo.run_dir.metrics_log import MetricsLog
 from speedo.run_dir.rescue import Rescue
+from speedo.solver import SolverSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """Writes the center as `.caffemodel`. `fence` raises `FencedError` once another master has the run."""
+
+    run_dir: Path
+    spec: SolverSpec
+    engine: PycaffeEngine
+    center: Center
+    fence: Callable[[], None]
+    note: Callable[[str], None]
+
+    def export(self, path: Path) -> None:
+        self.engine.load_weights(self.center.vector)
+        self.engine.save(path)
+
+    def snapshot(self, version: int, iteration: int) -> str:
+        """Named as Caffe names its own. The problem if it cannot be written, which does not end the run."""
+        self.fence()
+        try:
+            self.export(self.run_dir / self.spec.snapshot_name(iteration))
+        except EngineError as error:
+            self.note(f"warning: no snapshot at iteration {iteration}: {error}")
+            return str(error)
+        return ""
 
 
 def hand_over(
@@ -53,11 +84,3 @@ def hand_over(
     fields = result_fields(result)
     rescue.keep(RESULT, lambda path: write_result(path.parent, fields))
     return replace(result, problems=tuple(rescue.problems))
-
-
-def config_for_people(config: RunConfig, solver: Path, seed: int) -> dict[str, Any]:
-    """What `--config` takes to do the same again, in a directory of its own; without secrets."""
-    values = config.model_dump(
-        mode="json", exclude_none=True, exclude={"redis", "run_dir", "resume"}
-    )
-    return {**values, "solver": str(solver), "seed": seed}

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Final
 
 from speedo.config.run_config import ModeOptions, RunConfig
-from speedo.data import default_data_root, ensure_bundled
+from speedo.data import default_data_root
 from speedo.data.roots import cache_root
 from speedo.engines.net_trial import CaffeFacts, check_in_subprocess
 from speedo.engines.weights_check import check_weights
 from speedo.errors import ConfigError, StoreError
 from speedo.run.caffe_snapshot import SUFFIX as CAFFE_SUFFIX
 from speedo.run.caffe_snapshot import CaffeSnapshot, read_snapshot
+from speedo.run.datasets import make_dataset, preparable_dataset
+from speedo.run.settings import RunSettings
 from speedo.run_dir.directory import check_run_dir, create_run_dir
 from speedo.run_dir.resume import Resumed, find_run
 from speedo.solver import (
@@ -36,68 +38,33 @@ from speedo.solver.conversion import convert_databases
 from speedo.solver.data_layers import count_records
 from speedo.storage.redis.store import RedisStore
 from speedo.system.workplace import check_names
-from speedo.vectors.codecs import bytes_of
+from speedo.vectors.codecs import Compression
+from speedo.version import VERSION
 
 SOLVER_VARIABLE: Final = "SPEEDO_SOLVER"
-PREPARABLE: Final = ("fashion-mnist", "mnist", "cifar10")  # datasets that `speedo data` makes
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What is known before any server starts. `records` is the number of training records, if countable."""
+    """What is known before any server starts. `records` is the number of training records, if countable.
+
+    `settings` still lack what the servers of the run add: see `RunSettings.started`.
+    """
 
     config: RunConfig
-    spec: SolverSpec
-    run: str
+    settings: RunSettings
     run_dir: Path
     data_root: Path
     records: int | None
     resumed: Resumed | CaffeSnapshot | None = None
 
     @property
-    def batch_sizes(self) -> tuple[int, ...]:
-        """`batch_size` of each expected worker's train net."""
-        if self.config.splits_batch:
-            return split_batch(self.spec.batch_size, self.config.workers)
-        return (self.spec.batch_size,) * self.config.workers
+    def spec(self) -> SolverSpec:
+        return self.settings.spec
 
-    def headline(self) -> list[str]:
-        """What is about to happen, in the words that users get wrong most: batches and rates."""
-        config, spec = self.config, self.spec
-        share = "+".join(str(size) for size in self.batch_sizes[:4])
-        if len(self.batch_sizes) > 4:
-            share += "+..."
-        if config.mode == "sync":
-            backups = config.backup_workers
-            first = sorted(self.batch_sizes)[: config.workers - backups]
-            whole = f"effective batch {sum(first) * spec.iter_size}{' or more' if backups else ''}"
-            effective = f"{whole} per merge ({share}"
-        else:
-            effective = f"batch {self.batch_sizes[0] * spec.iter_size} per worker ({share}"
-        effective += f" records, iter_size {spec.iter_size})" if spec.iter_size > 1 else " records)"
-        epochs = ""
-        if self.records:
-            epochs = f" = {spec.max_iter * spec.batch / self.records:.2f} epochs of {self.records:,} records"
-        rate = f"learning rate {spec.lr_policy.rate(0):g} ({spec.lr_policy.policy})"
-        update = "" if not config.server_gradient else " applied by the master"
-        resumed = self.resumed.notes(config.workers) if self.resumed else []
-        return [
-            (
-                f"{spec.net_name or spec.path.stem}: mode {config.mode}, {config.workers} workers, "
-                f"{effective}; {spec.type}{update}, {rate}, "
-                f"momentum {spec.momentum:g}, weight decay {spec.weight_decay:g}"
-            ),
-            f"{spec.max_iter} iterations of {spec.batch} samples{epochs}; run directory {self.run_dir}",
-            *resumed,
-        ]
-
-    def exchange(self, facts: CaffeFacts) -> str:
-        """What travels: the size of the net, and what the compression makes of it."""
-        config, text = self.config, f"{facts.nbytes / 1e6:.1f} MB per exchange"
-        for what, how in (("payloads", config.compress), ("centers", config.compress_center)):
-            if how != "none":
-                text += f"; {what} {bytes_of(how, facts.parameters) / 1e6:.2g} MB with {how}"
-        return f"{facts.parameters:,} parameters in {facts.blobs} blobs, {text}"
+    @property
+    def run(self) -> str:
+        return self.settings.run
 
 
 def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
@@ -137,15 +104,39 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
     if resumed is not None:
         _check_there_is_more(resumed, spec)
     if isinstance(resumed, Resumed):
-        run = resumed.counters.run
-        return Prepared(config, spec, run, resumed.run_dir, data_root, records, resumed)
+        settings = run_settings(config, spec, resumed.counters.run)
+        return Prepared(config, settings, resumed.run_dir, data_root, records, resumed)
     if config.weights is not None:
         check_weights(config.weights, spec.layer_names())
     run = secrets.token_hex(6)
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     run_dir = config.run_dir or Path("runs") / f"{stamp}-{config.mode}-{run[:4]}"
     run_dir = create_run_dir(run_dir, snapshots)
-    return Prepared(config, spec, run, run_dir, data_root, records, resumed)
+    settings = run_settings(config, spec, run)
+    return Prepared(config, settings, run_dir, data_root, records, resumed)
+
+
+def run_settings(config: RunConfig, spec: SolverSpec, run: str) -> RunSettings:
+    """What every node is to know of this run, as far as it is known before the start.
+
+    Each worker's batch is a share of the solver's, or the whole of it.
+    """
+    if config.splits_batch:
+        batch_sizes = split_batch(spec.batch_size, config.workers)
+    else:
+        batch_sizes = (spec.batch_size,) * config.workers
+    return RunSettings(
+        run,
+        VERSION,
+        spec,
+        config.workers,
+        batch_sizes,
+        seed=spec.random_seed if spec.random_seed >= 0 else int(run[:7], 16),
+        timeout_s=config.timeout,
+        redis_is_ours=config.redis is None,
+        compression=Compression(config.compress, config.compress_center),
+        overlap=config.overlap,
+    )
 
 
 def _resumed(config: RunConfig) -> Resumed | CaffeSnapshot | None:
@@ -201,38 +192,17 @@ def _solver_of_environment() -> Path | None:
     return Path(named) if named else None
 
 
-def preparable_dataset(spec: SolverSpec) -> str | None:
-    """The dataset that `speedo data` knows and this solver misses, going by its source's folder."""
-    source = spec.train_source
-    if source is None or spec.search.find(source) is not None:
-        return None
-    name = Path(source).parts[0] if not Path(source).is_absolute() else ""
-    return name if name in PREPARABLE else None
-
-
-def make_dataset(data_root: Path, name: str, note: Callable[[str], None]) -> None:
-    """Make a dataset that can be made without a download; raises `DataError` with the command otherwise."""
-    said: set[str] = set()
-
-    def progress(done: int, total: int, what: str) -> None:
-        if what not in said:
-            said.add(what)
-            note(f"preparing {name} in {data_root}: {what}")
-
-    ensure_bundled(data_root, name, progress=progress)
-
-
 def check_nets(prepared: Prepared, scratch: Path) -> CaffeFacts:
     """Build every net once in a child process; raises `SolverError` with Caffe's own words.
 
     Lists of records that the nets need go to `scratch`.
     """
-    spec = prepared.spec
+    spec, batch_size = prepared.spec, prepared.settings.batch_sizes[0]
     worker = solver_for_worker(
         spec,
         rank=0,
         count=prepared.config.workers,
-        batch_size=prepared.batch_sizes[0],
+        batch_size=batch_size,
         seed=1,
         scratch=scratch,
         draws=Draws.DOUBTFUL,
@@ -240,7 +210,7 @@ def check_nets(prepared: Prepared, scratch: Path) -> CaffeFacts:
     tester = None
     if spec.has_test:  # what a filler is, the worker's net shows
         tester = solver_for_tester(spec, seed=1, scratch=scratch, draws=Draws.NONE)
-    records = solver_for_records(spec, batch_size=prepared.batch_sizes[0], scratch=scratch)
+    records = solver_for_records(spec, batch_size=batch_size, scratch=scratch)
     return check_in_subprocess(
         worker,
         tester,

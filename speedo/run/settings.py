@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from speedo.config.run_config import Overlap, RunConfig
-from speedo.solver import SolverSpec, split_batch
+from speedo.config.run_config import Overlap
+from speedo.solver import SolverSpec
 from speedo.vectors.codecs import NO_COMPRESSION, Compression
-from speedo.version import VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,52 +33,22 @@ class RunSettings:
 
     run: str
     version: str
-    redis_url: str = field(repr=False)
     spec: SolverSpec
     workers: int
     batch_sizes: tuple[int, ...]
     seed: int
-    epoch: int
     timeout_s: float
+    redis_url: str = field(default="", repr=False)
     redis_ca: str = field(default="", repr=False)
     redis_is_ours: bool = False
     near: Near = Near()
+    epoch: int = 0
     compression: Compression = NO_COMPRESSION
     overlap: Overlap = "none"
 
-    @classmethod
-    def make(
-        cls,
-        config: RunConfig,
-        spec: SolverSpec,
-        run: str,
-        redis_url: str,
-        redis_ca: str = "",
-        epoch: int = 0,
-        near: Near | None = None,
-    ) -> RunSettings:
-        """`batch_sizes` has a `batch_size` per slot: a share of the solver's, or the whole of it."""
-        if config.splits_batch:
-            batch_sizes = split_batch(spec.batch_size, config.workers)
-        else:
-            batch_sizes = (spec.batch_size,) * config.workers
-        seed = spec.random_seed if spec.random_seed >= 0 else int(run[:7], 16)
-        return cls(
-            run,
-            VERSION,
-            redis_url,
-            spec,
-            config.workers,
-            batch_sizes,
-            seed,
-            epoch,
-            config.timeout,
-            redis_ca,
-            config.redis is None,
-            near or Near(),
-            Compression(config.compress, config.compress_center),
-            config.overlap,
-        )
+    def started(self, redis_url: str, redis_ca: str, near: Near, epoch: int) -> RunSettings:
+        """With what is known once the servers of the run are there."""
+        return replace(self, redis_url=redis_url, redis_ca=redis_ca, near=near, epoch=epoch)
 
     @property
     def keyspace(self) -> str:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
 from speedo.actors.host_manager import Supervisor
 from speedo.actors.host_orders import End
 from speedo.actors.ray_cluster import RayCluster
-from speedo.config.run_config import make_config
 from speedo.errors import ClusterError, ConfigError
 from speedo.master.sharding import Sharding
 from speedo.master.slots import Roster
@@ -26,9 +22,16 @@ class Desk:
         self.roster = Roster((32, 32))
         self.board = StatusBoard("async", max_iter=100, batch=64, records=1000)
         self.cluster = RayCluster(self.roster.release)
-        training: Any = SimpleNamespace(roster=self.roster, board=self.board)
-        config = make_config({"mode": "async", "restarts": 3})
-        self.supervisor = Supervisor(config, training, self.cluster, lambda place: place)
+        self.supervisor = Supervisor(
+            self.cluster,
+            self.roster,
+            self.board,
+            lambda place: place,
+            restarts=3,
+            reshard_after_s=60.0,
+            batch_size=64,
+            split=False,
+        )
 
 
 def test_a_host_learns_who_must_end_and_whether_to_start_it_again() -> None:

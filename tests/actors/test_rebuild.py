@@ -18,7 +18,7 @@ from speedo.engines.native_failures import restore_stderr
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.master.sharding import Sharding
 from speedo.master.slots import Roster
-from speedo.run.settings import RunSettings
+from speedo.run.prepare import run_settings
 from speedo.solver import read_solver
 from tests.support.nets import net_text, write_data, write_solver
 
@@ -46,7 +46,7 @@ def test_a_rebuilt_worker_has_another_shard_and_the_same_history(tmp_path: Path)
     write_data(tmp_path)
     spec = read_solver(write_solver(tmp_path, net_text(batch=24)))
     config = make_config({"mode": "sync", "workers": 3})
-    settings = RunSettings.make(config, spec, "ab12cd34", NOBODY)
+    settings = replace(run_settings(config, spec, "ab12cd34"), redis_url=NOBODY)
     roster = Roster(settings.batch_sizes, spec.iter_size)
     place, *_ = [replace(roster.assign(), redis_url=NOBODY) for _ in range(3)]
     log = tmp_path / "worker-0.log"

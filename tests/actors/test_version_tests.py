@@ -10,7 +10,7 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from speedo import messages
-from speedo.actors.version_tests import VersionTests
+from speedo.actors.tester_actor import VersionTests
 from speedo.errors import EngineError
 
 WAIT_S = 10.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from speedo.master.coordinator import STRIKES, Coordinator, Plan
+from speedo.master.coordinator import STRIKES, Coordinator, Plan, Receive, Received
 from speedo.messages import (
     Action,
     Drop,
@@ -27,6 +27,7 @@ from speedo.sgd_modes.partial import Partial
 from speedo.sgd_modes.rules import AddDelta, AverageDeltas, Elastic
 from speedo.sgd_modes.synchronous import Synchronous
 from speedo.sgd_modes.weed_out import WeedOut
+from tests.support.receiving import handle
 
 
 class Run:
@@ -44,7 +45,7 @@ class Run:
             self.last = self.do(Joined(worker, 1, share))
 
     def do(self, event: object) -> list[Action]:
-        actions = self.coordinator.handle(event)  # type: ignore[arg-type]
+        actions = handle(self.coordinator, event)  # type: ignore[arg-type]
         for action in actions:
             if isinstance(action, Train):
                 self.tickets[action.worker] = action
@@ -67,11 +68,34 @@ def trained_workers(actions: list[Action]) -> list[int]:
 
 def test_nobody_trains_before_all_expected_workers_are_there() -> None:
     coordinator = Coordinator(Asynchronous(AddDelta()), Plan(10, 100, workers=3))
-    assert coordinator.handle(Joined(0, 1, 10)) == []
-    assert coordinator.handle(Joined(1, 1, 10)) == []
+    assert handle(coordinator, Joined(0, 1, 10)) == []
+    assert handle(coordinator, Joined(1, 1, 10)) == []
     assert coordinator.short_of_workers
-    assert trained_workers(coordinator.handle(Joined(2, 1, 10))) == [0, 1, 2]
+    assert trained_workers(handle(coordinator, Joined(2, 1, 10))) == [0, 1, 2]
     assert not coordinator.short_of_workers
+
+
+def test_a_result_is_received_before_anything_follows_from_it() -> None:
+    run = Run(Asynchronous(AddDelta()), workers=1)
+    event = Trained(0, 1, run.tickets[0].ticket, 0.5, 10)
+    answer = run.coordinator.handle(event)
+    assert answer == Receive(event, run.coordinator.strategy.rule)
+    assert (run.coordinator.received, run.coordinator.samples) == (0, 0)
+    merge, train = run.do(Received(event.ticket))
+    assert isinstance(merge, Merge)
+    assert isinstance(train, Train)
+    assert (run.coordinator.received, run.coordinator.samples) == (1, 10)
+
+
+def test_a_payload_that_cannot_be_merged_is_a_refused_result() -> None:
+    run = Run(Asynchronous(AddDelta()), workers=1)
+    event = Trained(0, 1, run.tickets[0].ticket, 0.5, 10)
+    assert isinstance(run.coordinator.handle(event), Receive)
+    drop, train = run.do(Refused(0, 1, event.ticket, "NaN"))
+    assert isinstance(drop, Drop)
+    assert drop.decision == "refused"
+    assert isinstance(train, Train)
+    assert (run.coordinator.received, run.coordinator.samples) == (0, 0)
 
 
 def test_a_result_merges_once_and_its_repetition_is_late() -> None:
@@ -268,7 +292,7 @@ def test_the_first_test_comes_before_training_if_the_solver_wants_it() -> None:
         Asynchronous(AddDelta()),
         Plan(10, 100, workers=1, test_interval=5, test_initialization=True),
     )
-    first, second = coordinator.handle(Joined(0, 1, 10))
+    first, second = handle(coordinator, Joined(0, 1, 10))
     assert first == Evaluate(0, 0)
     assert isinstance(second, Train)
 

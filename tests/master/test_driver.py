@@ -9,7 +9,8 @@ import pytest
 
 from speedo import messages
 from speedo.master.coordinator import Plan
-from speedo.master.driver import HEARTBEAT_S, Limits
+from speedo.master.driver import Limits
+from speedo.master.turn_deadlines import HEARTBEAT_S
 from speedo.messages import Action, Command, Evaluate, Event, Snapshot
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.rules import AddDelta, AverageDeltas

@@ -12,10 +12,10 @@ from speedo.config.run_config import make_config
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.master.driver import Cluster
 from speedo.messages import Command, Evaluate, Event, Joined, SaveState, Tested, Train
+from speedo.run.build import build_training
 from speedo.run.caffe_snapshot import read_snapshot
+from speedo.run.prepare import run_settings
 from speedo.run.result import RunResult
-from speedo.run.settings import RunSettings
-from speedo.run.training import Training
 from speedo.run_dir.directory import create_run_dir
 from speedo.solver import read_solver, solver_for_tester, solver_for_worker
 from speedo.storage import keys
@@ -62,9 +62,9 @@ def train_here(
     """The result, and the center before and after training."""
     config = make_config(options)
     spec = read_solver(solver, data_root=data_root)
-    settings = RunSettings.make(config, spec, "here", "")
+    settings = run_settings(config, spec, "here")
     cluster = LocalCluster()
-    training = Training(
+    training = build_training(
         config,
         settings,
         create_run_dir(run_dir),

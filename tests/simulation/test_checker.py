@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from speedo.master import center
-from speedo.master.books import Member, Merged, Turn
 from speedo.master.center import Center
-from speedo.master.coordinator import Coordinator
+from speedo.master.coordinator import Coordinator, Member, Merged, Turn
 from speedo.master.driver import Driver
 from speedo.messages import NOTHING, Decision, Result
 from speedo.sgd_modes.hybrid import Hybrid

@@ -23,6 +23,7 @@ from speedo.sgd_modes.rules import AddDelta
 from speedo.simulation.simulator import SimulatedCluster, World, simulate
 from speedo.vectors.codecs import Compression
 from speedo.vectors.vector import Kind
+from tests.support.receiving import handle
 
 BATCH = 10
 
@@ -41,7 +42,7 @@ class Books:
             self.do(Joined(worker, 1, BATCH, depth=2))
 
     def do(self, event: Event) -> list[Action]:
-        actions = self.coordinator.handle(event)
+        actions = handle(self.coordinator, event)
         self.issued += [action for action in actions if isinstance(action, Train)]
         return actions
 

@@ -29,6 +29,7 @@ from speedo.sgd_modes.synchronous import Synchronous
 from speedo.simulation.simulator import Faults, SimulatedCluster, Simulation, World, simulate
 from speedo.simulation.trace import Trace
 from speedo.storage import keys
+from tests.support.receiving import handle
 
 
 def run(strategy: Strategy, plan: Plan, **options: Any) -> tuple[Simulation, list[str]]:
@@ -78,13 +79,13 @@ def test_waiting_for_workers_ends_at_times_that_floats_cannot_hold() -> None:
 def test_easgd_starts_from_the_center_after_a_refused_result() -> None:
     """It went on from its own weights, which the failed turn had spoilt, and was set aside."""
     coordinator = Coordinator(easgd(), Plan(10, 100, workers=1))
-    (first,) = coordinator.handle(Joined(0, 1, 10))
+    (first,) = handle(coordinator, Joined(0, 1, 10))
     assert isinstance(first, Train)
-    merge, second = coordinator.handle(Trained(0, 1, first.ticket, 0.5, 10))
+    merge, second = handle(coordinator, Trained(0, 1, first.ticket, 0.5, 10))
     assert isinstance(merge, Merge)
     assert isinstance(second, Train)
     assert second.moving_rate == 0.9
-    _, third = coordinator.handle(Refused(0, 1, second.ticket, "NaN"))
+    _, third = handle(coordinator, Refused(0, 1, second.ticket, "NaN"))
     assert isinstance(third, Train)
     assert (third.version, third.moving_rate) == (1, None)
 
@@ -94,21 +95,21 @@ def test_work_that_is_done_counts_as_done_though_the_last_worker_is_set_aside() 
     coordinator = Coordinator(Synchronous(AverageDeltas()), Plan(10, 5, workers=2))
     tickets: dict[int, int] = {}
 
-    def handle(event: Event) -> list[Action]:
-        actions = coordinator.handle(event)
+    def do(event: Event) -> list[Action]:
+        actions = handle(coordinator, event)
         tickets.update({one.worker: one.ticket for one in actions if isinstance(one, Train)})
         return actions
 
-    handle(Joined(0, 1, 5))
-    handle(Joined(1, 1, 10))
+    do(Joined(0, 1, 5))
+    do(Joined(1, 1, 10))
     for _ in range(STRIKES - 1):  # 0 fails, so the next round is worker 1's alone
-        handle(Trained(1, 1, tickets[1], 0.5, 10))
-        handle(Refused(0, 1, tickets[0], "NaN"))
-        handle(Trained(1, 1, tickets[1], 0.5, 10))
+        do(Trained(1, 1, tickets[1], 0.5, 10))
+        do(Refused(0, 1, tickets[0], "NaN"))
+        do(Trained(1, 1, tickets[1], 0.5, 10))
     assert coordinator.samples == 40
-    handle(Trained(1, 1, tickets[1], 0.5, 10))
-    handle(Left(1, 1, "killed"))
-    actions = handle(Refused(0, 1, tickets[0], "NaN"))
+    do(Trained(1, 1, tickets[1], 0.5, 10))
+    do(Left(1, 1, "killed"))
+    actions = do(Refused(0, 1, tickets[0], "NaN"))
     assert [type(action).__name__ for action in actions] == ["Drop", "SetAside", "Merge", "Finish"]
     assert actions[-1] == Finish(True, "reached max_iter 5")
 
@@ -154,9 +155,9 @@ def test_a_phase_of_longer_turns_is_not_taken_for_hung_workers() -> None:
 
 def test_a_worker_is_credited_with_the_samples_it_was_asked_for() -> None:
     coordinator = Coordinator(Asynchronous(AddDelta()), Plan(10, 100, workers=1))
-    (train,) = coordinator.handle(Joined(0, 1, 10))
+    (train,) = handle(coordinator, Joined(0, 1, 10))
     assert isinstance(train, Train)
-    coordinator.handle(Trained(0, 1, train.ticket, 0.5, 1_000_000))
+    handle(coordinator, Trained(0, 1, train.ticket, 0.5, 1_000_000))
     assert coordinator.samples == 10
 
 

@@ -36,7 +36,7 @@ def published(master: Any, prepared: Prepared) -> Iterator[None]:
         "run": prepared.run,
         "mode": prepared.config.mode,
         "workers": prepared.config.workers,
-        "batch_sizes": prepared.batch_sizes[:1],
+        "batch_sizes": prepared.settings.batch_sizes[:1],
         "records": prepared.records,
         "solver": spec.text,
         "folder": str(spec.folder),

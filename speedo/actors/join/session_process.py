@@ -27,7 +27,7 @@ from speedo.actors.join.master_monitor import Lifeline
 from speedo.actors.ray_node import session
 from speedo.errors import ClusterError, EngineError, SpeedoError
 from speedo.monitor.status import Status
-from speedo.run.prepare import make_dataset, preparable_dataset
+from speedo.run.datasets import make_dataset, preparable_dataset
 from speedo.run.scratch import scratch_folder
 from speedo.version import VERSION
 

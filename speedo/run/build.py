@@ -1,0 +1,216 @@
+"""A run put together: engine, center, coordinator, driver, log and keeper of checkpoints, each given what it uses.
+
+Whoever carries commands out is given: actors in a cluster, or workers in a test's own process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from speedo.config.run_config import RunConfig
+from speedo.engines.pycaffe import PycaffeEngine
+from speedo.errors import CheckpointError, TrainingStopped
+from speedo.master.center import Center, squared_norm
+from speedo.master.checkpoint_writer import CheckpointKeeper
+from speedo.master.coordinator import Coordinator, Plan
+from speedo.master.divergence import DivergenceWatch
+from speedo.master.driver import Cluster, Driver, Limits, Observers
+from speedo.master.slots import Roster
+from speedo.monitor.status import StatusBoard
+from speedo.run.caffe_snapshot import CaffeSnapshot
+from speedo.run.outputs import ModelFiles
+from speedo.run.settings import RunSettings
+from speedo.run.training import Training
+from speedo.run_dir.checkpoint_file import Checkpoint
+from speedo.run_dir.directory import CHECKPOINTS, CONFIG, METRICS, write_config
+from speedo.run_dir.fence import Fence
+from speedo.run_dir.metrics_log import MetricsLog
+from speedo.sgd_modes.registry import Update, make_strategy, needs_update
+from speedo.solver import SolverSpec, solver_for_server
+from speedo.storage.base import Store
+from speedo.vectors.vector import Vector
+
+TICKETS_OF_AN_EPOCH = 1_000_000_000  # a resumed run gives out no ticket that the log has already
+
+
+def build_training(
+    config: RunConfig,
+    settings: RunSettings,
+    run_dir: Path,
+    store: Store,
+    cluster: Cluster,
+    records: int | None,
+    *,
+    scratch: Path | None = None,
+    resume: Checkpoint | CaffeSnapshot | None = None,
+    open_store: Callable[[], Store] | None = None,
+) -> Training:
+    """`scratch` takes the engine's small files; without it the temporary folder does.
+
+    `open_store` makes a further connection, for a thread of its own; without it there are no checkpoints.
+
+    Raises `CheckpointError` if `resume` is not of this net.
+    """
+    spec = settings.spec
+    engine = PycaffeEngine(
+        solver_for_server(spec, seed=settings.seed, scratch=scratch),
+        lr_policy=spec.lr_policy,
+        folder=spec.folder,
+        python_layers=spec.python_layers,
+        scratch=scratch,
+    )
+    if isinstance(resume, CaffeSnapshot):
+        resume = resume.as_checkpoint(engine, settings, config.mode)
+    fence = Fence(run_dir, settings.epoch, time.monotonic)
+    center = Center(
+        settings.keyspace,
+        _first_center(engine, spec, resume, config.weights),
+        engine.layout,
+        store,
+        version=resume.counters.version if resume else 0,
+        epoch=settings.epoch,
+        fence=fence.check,
+        clock=time.monotonic,
+        compression=settings.compression,
+    )
+    board = StatusBoard(config.mode, spec.max_iter, spec.batch, records)
+    log = _run_log(run_dir, board, resumed=settings.epoch > 0)
+    files = ModelFiles(run_dir, spec, engine, center, fence.require, board.notice)
+    coordinator = _coordinator(config, settings, resume, _solver_update(engine))
+    if resume is not None:
+        board.resume(resume.counters)
+        log.resume(settings.epoch, resume.counters, time.monotonic())
+    seconds_before = resume.counters.seconds if resume else 0.0
+    keeper = None
+    if open_store is not None:
+        keeper = CheckpointKeeper(
+            run_dir / CHECKPOINTS,
+            settings.run,
+            settings.keyspace,
+            config.mode,
+            center,
+            open_store,
+            fence.require,
+            config.checkpoint_interval,
+            settings.epoch,
+            seconds_before,
+            engine.history if needs_update(config) else bytes,
+            lambda: board.dropped,
+        )
+    driver = Driver(
+        coordinator,
+        center,
+        cluster,
+        Observers(board, log),
+        time.monotonic,
+        Limits(start_s=config.timeout, join_s=config.seconds_to_join, turn_s=config.timeout),
+        has_tester=spec.has_test,
+        snapshot=files.snapshot,
+        checkpoints=keeper,
+        diverged=DivergenceWatch(
+            config.mode, config.workers, coordinator.strategy.rule.payload
+        ).saw,
+        outages=lambda: int(getattr(store, "outages", 0)),
+    )
+    roster = Roster(
+        settings.batch_sizes,
+        spec.iter_size,
+        resumed=dict(resume.workers) if resume else {},
+        version=coordinator.version,
+    )
+    values = config_for_people(config, spec.path, settings.seed)
+    try:
+        write_config(run_dir, values)
+    except OSError as error:  # tried again at the end
+        board.notice(f"warning: no {CONFIG} in {run_dir}: {error.strerror}")
+    histories = dict(resume.histories) if resume else {}
+    return Training(
+        settings, store, driver, files, roster, board, log, fence, keeper, histories, seconds_before, values
+    )  # fmt: skip
+
+
+def config_for_people(config: RunConfig, solver: Path, seed: int) -> dict[str, Any]:
+    """What `--config` takes to do the same again, in a directory of its own; without secrets."""
+    values = config.model_dump(
+        mode="json", exclude_none=True, exclude={"redis", "run_dir", "resume"}
+    )
+    return {**values, "solver": str(solver), "seed": seed}
+
+
+def _first_center(
+    engine: PycaffeEngine, spec: SolverSpec, resume: Checkpoint | None, weights: Path | None
+) -> Vector:
+    """The weights to begin with: the solver's own, those of `--weights`, or those of a checkpoint."""
+    layout = engine.layout
+    vector = layout.zeros()
+    if resume is None:
+        if weights is not None:
+            engine.copy_from(weights)
+        engine.read_weights(vector)
+        return vector
+    if resume.counters.layout != layout.digest or resume.center.shape != vector.shape:
+        raise CheckpointError(
+            "the checkpoint is of another net: its parameter blobs differ from those of "
+            f"{spec.path}; resume with the net that the run was begun with"
+        )
+    if resume.master_history:
+        engine.load_history(resume.master_history)
+    return resume.center
+
+
+def _coordinator(
+    config: RunConfig, settings: RunSettings, resume: Checkpoint | None, update: Update
+) -> Coordinator:
+    spec = settings.spec
+    test_interval = spec.test_interval if spec.has_test and config.test_interval != 0 else 0
+    plan = Plan(
+        batch=spec.batch,
+        max_iter=spec.max_iter,
+        workers=config.workers,
+        min_workers=config.min_workers,
+        test_interval=test_interval,
+        test_initialization=spec.test_initialization and test_interval > 0,
+        snapshot=spec.snapshot,
+    )
+    samples = resume.counters.samples if resume else 0
+    return Coordinator(
+        make_strategy(
+            config, spec.batch, update if needs_update(config) else None, samples=samples
+        ),
+        plan,
+        version=resume.counters.version if resume else 0,
+        samples=samples,
+        first_ticket=settings.epoch * TICKETS_OF_AN_EPOCH + 1,
+        received=resume.counters.received if resume else 0,
+    )
+
+
+def _solver_update(engine: PycaffeEngine) -> Update:
+    """The solver's own update of the center by a raw gradient."""
+
+    def update(gradient: Vector, center: Vector, iteration: int) -> None:
+        engine.load_weights(center)
+        engine.set_iteration(iteration)
+        engine.apply_gradient(gradient)
+        updated = np.empty_like(center)
+        engine.read_weights(updated)
+        if not np.isfinite(squared_norm(updated)):
+            raise TrainingStopped(
+                f"the solver's update at iteration {iteration} is not finite: training has diverged; lower --lr"
+            )
+        np.copyto(center, updated)
+
+    return update
+
+
+def _run_log(run_dir: Path, board: StatusBoard, *, resumed: bool) -> MetricsLog:
+    try:
+        return MetricsLog(run_dir, time.monotonic(), resumed=resumed, tell=board.trouble_with_log)
+    except OSError as error:
+        what = f"{run_dir / METRICS} cannot be copied to go on with"
+        raise CheckpointError(f"{what}: {error.strerror}; make room or make it writable") from None

@@ -1,0 +1,46 @@
+"""What a run says of itself before it starts, in the words that users get wrong most: batches and rates."""
+
+from __future__ import annotations
+
+from speedo.engines.net_trial import CaffeFacts
+from speedo.run.prepare import Prepared
+from speedo.vectors.codecs import Compression, bytes_of
+
+
+def headline(prepared: Prepared) -> list[str]:
+    """What is about to happen."""
+    config, spec, sizes = prepared.config, prepared.spec, prepared.settings.batch_sizes
+    share = "+".join(str(size) for size in sizes[:4])
+    if len(sizes) > 4:
+        share += "+..."
+    if config.mode == "sync":
+        backups = config.backup_workers
+        first = sorted(sizes)[: config.workers - backups]
+        whole = f"effective batch {sum(first) * spec.iter_size}{' or more' if backups else ''}"
+        effective = f"{whole} per merge ({share}"
+    else:
+        effective = f"batch {sizes[0] * spec.iter_size} per worker ({share}"
+    effective += f" records, iter_size {spec.iter_size})" if spec.iter_size > 1 else " records)"
+    epochs = ""
+    if prepared.records:
+        epochs = f" = {spec.max_iter * spec.batch / prepared.records:.2f} epochs of {prepared.records:,} records"
+    rate = f"learning rate {spec.lr_policy.rate(0):g} ({spec.lr_policy.policy})"
+    update = "" if not config.server_gradient else " applied by the master"
+    return [
+        (
+            f"{spec.net_name or spec.path.stem}: mode {config.mode}, {config.workers} workers, "
+            f"{effective}; {spec.type}{update}, {rate}, "
+            f"momentum {spec.momentum:g}, weight decay {spec.weight_decay:g}"
+        ),
+        f"{spec.max_iter} iterations of {spec.batch} samples{epochs}; run directory {prepared.run_dir}",
+        *(prepared.resumed.notes(config.workers) if prepared.resumed else ()),
+    ]
+
+
+def exchange(compression: Compression, facts: CaffeFacts) -> str:
+    """What travels: the size of the net, and what the compression makes of it."""
+    text = f"{facts.nbytes / 1e6:.1f} MB per exchange"
+    for what, how in (("payloads", compression.payload), ("centers", compression.center)):
+        if how != "none":
+            text += f"; {what} {bytes_of(how, facts.parameters) / 1e6:.2g} MB with {how}"
+    return f"{facts.parameters:,} parameters in {facts.blobs} blobs, {text}"
