@@ -15,6 +15,7 @@ from speedo.sgd_modes.partial import Partial
 from speedo.sgd_modes.rules import AddDelta, AverageDeltas, Elastic
 from speedo.sgd_modes.synchronous import Synchronous
 from speedo.sgd_modes.weed_out import WeedOut
+from tests.support.receiving import handle
 
 BATCH = 10
 
@@ -41,7 +42,7 @@ class Crew:
             self._handle(Trained(worker, turn.incarnation, turn.ticket, 0.5, samples))
 
     def _handle(self, event: Joined | Left | Trained) -> None:
-        for action in self.coordinator.handle(event):
+        for action in handle(self.coordinator, event):
             if isinstance(action, Train):
                 # Issued from the newest center, or it would not be this version's turn.
                 assert action.version == self.coordinator.version
