@@ -103,6 +103,8 @@ class Training:
             version=coordinator.version,
         )
         keeper = self._keeper(open_store) if open_store is not None else None
+        payload = coordinator.strategy.rule.payload
+        watch = DivergenceWatch(config.mode, config.workers, payload)
         self._driver = Driver(
             coordinator,
             self.center,
@@ -113,9 +115,7 @@ class Training:
             has_tester=spec.has_test,
             snapshot=self._snapshot,
             checkpoints=keeper,
-            diverged=DivergenceWatch(
-                config.mode, config.workers, coordinator.strategy.rule.payload
-            ).saw,
+            diverged=watch.saw if config.stop_on_divergence else lambda loss, samples: None,
             outages=lambda: int(getattr(store, "outages", 0)),
         )
         self._keeper_or_none, self._store = keeper, store
