@@ -1,8 +1,7 @@
-"""The options of a run as a table, from their declarations; `--help` and docs/options.md are made from it."""
+"""The options of a run as a table, from their declarations: `--help` and the tables in docs/ are made from it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from inspect import isfunction
 from pathlib import Path
@@ -13,8 +12,6 @@ from speedo.config.run_config import MERGING, RunConfig
 from speedo.sgd_modes.registry import PLAIN, takers
 
 FIRST: Final = ("mode", "workers")
-BEGIN: Final = "<!-- made from speedo/config/option_table.py -->"
-END: Final = "<!-- end -->"
 _METAVARS: Final = {int: "N", float: "F", Path: "PATH", str: "TEXT"}
 
 
@@ -67,30 +64,37 @@ class Row:
         """The default in words; for an option of modes, of each of them."""
         if self.option.usual or not self.modes:
             return self.option.usual or self._said(self.default)
-        return _by_mode({mode: self._default_in(mode) for mode in self.modes})
+        return _by_mode({mode: self.usual_in(mode) for mode in self.modes})
 
     @property
     def source(self) -> str:
         """Where the default comes from."""
-        if self.option.source or not self.modes:
-            return self.option.source
-        first = {mode: PLAIN[mode].rules[0] for mode in self.modes}
-        return _by_mode({m: r.source for m, r in first.items() if r.option == self.name})
+        return self.option.source or _by_mode({mode: self.source_in(mode) for mode in self.modes})
+
+    @property
+    def meaning(self) -> str:
+        """What it does, after the modes that take it if not all of them do."""
+        text = self.option.help
+        if not self.modes or len(self.modes) == len(PLAIN):
+            return text
+        return f"{', '.join(self.modes)}: {text[:1].lower()}{text[1:]}"
 
     @property
     def help(self) -> str:
-        """What the command line says of it."""
-        some = self.modes and len(self.modes) < len(PLAIN)
-        text = f"{', '.join(self.modes)}: {_lower(self.option.help)}" if some else self.option.help
-        return f"{text}  [default: {self.usual}]" if self.usual else text
+        """The same with the default, as the command line shows it."""
+        return f"{self.meaning}  [default: {self.usual}]" if self.usual else self.meaning
 
-    def _default_in(self, mode: str) -> str:
-        if self.name in PLAIN[mode].own:
-            return self._said(PLAIN[mode].own[self.name].default)
-        usual = PLAIN[mode].rules[0]
-        if self.default is not None:
-            return self._said(self.default)
-        return usual.usual if usual.option == self.name else "not set"
+    def usual_in(self, mode: str) -> str:
+        """The default in this mode, in words."""
+        own, rule = PLAIN[mode].own.get(self.name), PLAIN[mode].rules[0]
+        if self.option.usual or own or self.default is not None:
+            return self.option.usual or self._said(own.default if own else self.default)
+        return rule.usual if rule.option == self.name else "not set"
+
+    def source_in(self, mode: str) -> str:
+        """Where the default in this mode comes from; empty for an option that is not set there."""
+        rule = PLAIN[mode].rules[0]
+        return self.option.source or (rule.source if rule.option == self.name else "")
 
     def _said(self, value: Any) -> str:
         if value is None or value == () or value is False:
@@ -113,22 +117,35 @@ def rows(model: type[RunConfig] = RunConfig) -> tuple[Row, ...]:
 
 def markdown(model: type[RunConfig] = RunConfig) -> str:
     """The tables of docs/options.md, one for each group."""
-    return "\n".join(_lines(rows(model)))
-
-
-def _lines(table: tuple[Row, ...]) -> Iterator[str]:
+    table, lines = rows(model), list[str]()
     for group in dict.fromkeys(row.group for row in table):
-        yield f"### {group}\n"
-        yield "| option | what it says | values | default | source of the default |"
-        yield "|---|---|---|---|---|"
+        lines += [
+            f"### {group}",
+            "",
+            "| option | meaning | values | default | source of the default |",
+        ]
+        lines += ["|---|---|---|---|---|"]
         for row in table:
             if row.group == group:
-                cells = (row.option.help, row.values, row.usual, row.source)
-                modes = (
-                    f"{', '.join(row.modes)}: " if row.modes and len(row.modes) < len(PLAIN) else ""
-                )
-                yield f"| {_name(row)} | {modes}" + " | ".join(cells) + " |"
-        yield ""
+                cells = (_name(row), row.meaning, row.values, row.usual, row.source)
+                lines.append(f"| {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def markdown_of_modes() -> str:
+    """The tables of docs/modes.md: where each mode comes from, and what it takes, by default and source."""
+    lines = ["| mode | after |", "|---|---|"]
+    lines += [f"| `{mode.name}` | {mode.paper} {mode.year} |" for mode in PLAIN.values()]
+    lines += ["", "| option | modes | default | source of the default |", "|---|---|---|---|"]
+    for row in rows():
+        alike: dict[tuple[str, str], list[str]] = {}
+        for mode in row.modes:
+            alike.setdefault((row.usual_in(mode), row.source_in(mode)), []).append(mode)
+        for (usual, source), modes in alike.items():
+            those = ", ".join(modes) if len(modes) < len(PLAIN) else "all"
+            lines.append(f"| {_name(row)} | {those} | {usual} | {source} |")
+    return "\n".join([*lines, ""])
 
 
 def _name(row: Row) -> str:
@@ -145,11 +162,7 @@ def _by_mode(words: dict[str, str]) -> str:
         modes.setdefault(text, []).append(mode)
     if len(modes) == 1:
         return next(iter(modes))
-    return "; ".join(f"{', '.join(those)}: {text}" for text, those in modes.items())
-
-
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:]
+    return "; ".join(f"{', '.join(those)}: {text}" for text, those in modes.items() if text)
 
 
 def _kind(annotation: Any) -> Any:

@@ -278,7 +278,7 @@ class RunConfig(_Run):
         Literal["shared-memory", "redis"],
         Option(
             "How vectors reach workers on the master's machine.",
-            source="measured: docs/performance.md",
+            source="measured: performance.md",
             group=RUN,
         ),
     ] = "shared-memory"

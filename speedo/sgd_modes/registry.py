@@ -66,10 +66,14 @@ def takers(option: str) -> tuple[str, ...]:
 
 
 def given_options(options: ModeOptions) -> dict[str, Any]:
-    """The options of modes that differ from their defaults."""
-    fields = type(options).model_fields
-    values = {name: getattr(options, name) for name in fields if takers(name)}
-    return {name: value for name, value in values.items() if value != fields[name].default}
+    """The options of modes that differ from their defaults; a 0 that an option allows turns it off, which is none."""
+    found: dict[str, Any] = {}
+    for name, field in type(options).model_fields.items():
+        value, bound = getattr(options, name), declared(field.metadata).bound
+        if takers(name) and value != field.default:
+            is_off = type(value) is int and value == 0 and bound is not None and not bound(name, 0)
+            found |= {} if is_off else {name: value}
+    return found
 
 
 def problems(options: ModeOptions, workers: int) -> list[str]:

@@ -133,7 +133,7 @@ class AddDelta:
 
     option: ClassVar[str] = "delta_scale"
     usual: ClassVar[str] = "min(1, 2 / workers)"
-    source: ClassVar[str] = "measured, see below"
+    source: ClassVar[str] = "measured: modes.md, momentum and the scale of deltas"
     scale: float | None = None
 
     @property

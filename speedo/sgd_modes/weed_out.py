@@ -17,7 +17,7 @@ from speedo.sgd_modes.rules import AddDelta, Elastic, MergeRule, ServerGradient
 WINDOW = Option(
     "Staleness from which a result is discarded; max(window, workers) is in force.",
     Whole(1, LARGEST_INT32, "every result would be discarded; "),
-    source="the example below",
+    source="the example in modes.md",
 )
 
 

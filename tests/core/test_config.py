@@ -161,6 +161,12 @@ def test_a_mistake_is_told_with_its_remedy(options: dict[str, Any], problem: str
     assert problem in problems(options)
 
 
+def test_no_backup_workers_can_be_said_in_any_mode() -> None:
+    """As the files of earlier runs do."""
+    assert make_config({"mode": "async", "backup_workers": 0}).mode == "async"
+    assert make_config({**HYBRID, "backup_workers": 0}).mode == "hybrid"
+
+
 def test_all_mistakes_are_told_at_once() -> None:
     wrong = {"mode": "partial", "max_advance": 0, "window": 2, "workers": 0, "lr": -1.0, "port": 0}
     assert [problem.split(" is ")[0] for problem in problems(wrong)] == [
