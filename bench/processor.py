@@ -1,6 +1,6 @@
 """What share of a core each part of a run takes, thread by thread.
 
-    python -m bench.processor [--net cifar10_full] [--mode async] [--options='--no-same-core']
+    python -m bench.processor [--net cifar10_full] [--mode async] [--options='--overlap all']
 
 A run of the bundled net is watched for some seconds once every worker has had a few turns. The kernel counts the time
 of each thread (/proc/PID/task/TID/schedstat) and how often it went to sleep. `idle` is what the cores of the machine

@@ -4,7 +4,7 @@
 
 As root. A master and the workers are hosts of their own, network namespaces joined by a bridge; the cable of each,
 the master's too, carries so much each way (`tc ... tbf`). A codec is what `--compress` of speedo takes, and after a
-slash what `--compress-center` takes; with `@no-pace` behind it all workers fetch at once, with `@overlap=far` each
+slash what `--compress-center` takes; with `@overlap=far` behind it each
 has its next turn ahead. The bytes are those on the master's cable, with all headers.
 
 The wire's limit is what could be had for these bytes if nothing but compute and transfer took time: side by side where

@@ -1,11 +1,13 @@
-"""How far numbers may go, by what takes them: Caffe's 32-bit fields, its float, the clocks of the system."""
+"""What is declared with an option, and how far numbers may go: Caffe's 32-bit fields, its float, the clocks."""
 
 from __future__ import annotations
 
 import math
 import re
 import struct
-from typing import Final
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
 
 LARGEST_INT32: Final = (
     2**31 - 1
@@ -20,33 +22,115 @@ LARGEST_FLOAT32: Final = 3.4028234663852886e38
 _WHOLE: Final = re.compile(r"\s*[0-9]{1,18}\s*")
 
 
-def whole(name: str, value: int | None, least: int, most: int, note: str = "") -> list[str]:
-    """What is wrong with this number, unless it lies between the two: its value, the bound, the remedy."""
-    if value is None or least <= value <= most:
-        return []
-    bound = f"{least} or more" if value < least else f"at most {most}{note}"
-    return [f"{name} is {digits(value)}: use {bound}"]
+# Called with the name and the value of an option; answers what is wrong, a sentence each, with the remedy.
+Bound = Callable[[str, Any], list[str]]
 
 
-def seconds(name: str, value: float | None, *, zero: str = "") -> list[str]:
-    """The same for a time; `zero` says what 0 means, where it is allowed."""
-    if value is None or 0 < value <= LARGEST_SECONDS or (zero and value == 0):
-        return []
-    if value > LARGEST_SECONDS:
-        return [f"{name} is {value}: use at most {LARGEST_SECONDS:.0f} seconds"]
-    bound = f"use seconds, or 0 for {zero}" if zero else "use a number of seconds above 0"
-    return [f"{name} is {value}: {bound}"]
+@dataclass(frozen=True)
+class Option:
+    """What a field says of itself beside name, type and default, as `Annotated[int, Option(...)] = 2`.
+
+    `usual` describes the default where the value cannot (None: as the solver says); `source` is where the default
+    comes from. `flags` are the names on the command line, if they do not follow from the field's. `below_workers`
+    says what would happen if the number were not below that of the workers.
+    """
+
+    help: str
+    bound: Bound | None = None
+    usual: str = ""
+    source: str = ""
+    group: str = ""
+    metavar: str = ""
+    flags: str = ""
+    below_workers: str = ""
 
 
-def float32(name: str, value: float | None, remedy: str, *, zero: bool) -> list[str]:
-    """The same for what Caffe keeps as a float: above 0, or also 0; `remedy` is for what is below or no number."""
-    if value is None:
-        return []
-    if math.isfinite(value) and (value > 0 or (zero and value == 0)):
-        if (value == 0 or in_float32(value) > 0) and in_float32(value) < math.inf:
+def declared(metadata: Iterable[object]) -> Option:
+    """The declaration among what a field's type is annotated with; one without words if there is none."""
+    return next((one for one in metadata if isinstance(one, Option)), Option(""))
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Whole numbers from `least` to `most`. `why` says what is wrong below, `note` where `most` comes from."""
+
+    least: int
+    most: int
+    why: str = ""
+    note: str = ""
+
+    def __call__(self, name: str, value: int) -> list[str]:
+        if self.least <= value <= self.most:
             return []
-        return [f"{name} is {value}: use a number that a float32 holds, 1.5e-45 to 3.4e+38"]
-    return [f"{name} is {value}: use {remedy}"]
+        if self.most < LARGEST_COUNT:
+            bound = f"use {self}{self.note}"
+        elif value < self.least:
+            bound = f"{self.why}use {self}"
+        else:
+            bound = f"use at most {self.most}{self.note}"
+        return [f"{name} is {digits(value)}: {bound}"]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.least} or more"
+            if self.most >= LARGEST_COUNT
+            else f"{self.least} to {self.most}"
+        )
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """A time. `zero` says what 0 means, where it is allowed."""
+
+    zero: str = ""
+
+    def __call__(self, name: str, value: float) -> list[str]:
+        if 0 < value <= LARGEST_SECONDS or (self.zero and value == 0):
+            return []
+        if value > LARGEST_SECONDS:
+            return [f"{name} is {value}: use at most {LARGEST_SECONDS:.0f} seconds"]
+        bound = (
+            f"use seconds, or 0 for {self.zero}" if self.zero else "use a number of seconds above 0"
+        )
+        return [f"{name} is {value}: {bound}"]
+
+    def __str__(self) -> str:
+        return f"seconds; 0: {self.zero}" if self.zero else "seconds above 0"
+
+
+@dataclass(frozen=True)
+class Float32:
+    """What Caffe keeps as a float: above 0, or also 0. `remedy` is for what is below or no number."""
+
+    remedy: str
+    zero: bool
+
+    def __call__(self, name: str, value: float) -> list[str]:
+        if math.isfinite(value) and (value > 0 or (self.zero and value == 0)):
+            if (value == 0 or in_float32(value) > 0) and in_float32(value) < math.inf:
+                return []
+            return [f"{name} is {value}: use a number that a float32 holds, 1.5e-45 to 3.4e+38"]
+        return [f"{name} is {value}: use {self.remedy}"]
+
+    def __str__(self) -> str:
+        return "0 or more" if self.zero else "above 0"
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Numbers between `low` and `high`, written as in `(0, 1)` or `[0, 1)`: a bracket takes its end in."""
+
+    text: str
+    remedy: str
+
+    def __call__(self, name: str, value: float) -> list[str]:
+        low, high = (float(end) for end in self.text[1:-1].split(","))
+        above = value >= low if self.text[0] == "[" else value > low
+        below = value <= high if self.text[-1] == "]" else in_float32(value) < high
+        return [] if above and below else [f"{name} is {value}: {self.remedy}"]
+
+    def __str__(self) -> str:
+        return self.text
 
 
 def in_float32(value: float) -> float:

@@ -43,3 +43,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write tests/simulation/golden anew from what happens now; read the difference before you commit it",
     )
+    parser.addoption(
+        "--rewrite-tables",
+        action="store_true",
+        help="write the tables of options into docs/ from their declarations",
+    )

@@ -57,9 +57,9 @@ class MasterActor:
         self._cluster = RayCluster(
             lambda worker, incarnation: self._release(worker, incarnation),
             Path(settings.near.folder) if settings.near.folder else None,
-            Pace() if config.pace else None,
+            Pace(),
             self._make_tester,
-            same_core=config.same_core,
+            same_core=True,
         )
         self._access = Access(
             settings.redis_url,

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from speedo.bounds import LARGEST_SEED
-from speedo.config.formats import parse_compression
-from speedo.config.run_config import LARGEST_WORKERS, MODES, Overlap, make_config
+from speedo.config.run_config import LARGEST_WORKERS, Overlap, make_config
 from speedo.errors import ConfigError
+from speedo.sgd_modes.options import ModeOptions
+from speedo.sgd_modes.registry import MODES, PLAIN, is_elastic
 from speedo.system.workplace import check_names, check_workplace
+from speedo.vectors.codecs import parse_compression
 
 if TYPE_CHECKING:
     from speedo.planning.calibration import Calibration
@@ -25,7 +27,6 @@ FOLDER: Final = click.Path(path_type=Path, file_okay=False)
 FILE: Final = click.Path(path_type=Path, dir_okay=False)
 ANY_PHASE: Final = ({"mode": "sync", "iterations": 1},)
 AS_IT_IS: Final = {"compress": "none", "compress_center": "none"}
-PLAIN: Final = tuple(mode for mode in MODES if mode != "hybrid")
 
 
 @click.command(short_help="Predict images/s for numbers of workers, modes and links.")
@@ -211,7 +212,9 @@ def plan(
 def _modes_that_take(compress: str) -> tuple[str, ...]:
     """All but hybrid; easgd sends weights, of which a few make no model."""
     name, _ = parse_compression(compress)
-    return tuple(mode for mode in PLAIN if not (mode == "easgd" and name == "topk"))
+    return tuple(
+        mode for mode in PLAIN if not (name == "topk" and is_elastic(ModeOptions(mode=mode)))
+    )
 
 
 def _known(source: Path, cores: int) -> Calibration:

@@ -1,4 +1,4 @@
-"""The written forms of options: a YAML file, a phase on the command line, a compression."""
+"""The written forms of options: a YAML file, a phase on the command line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from speedo.system.files import read_text
 
 MOST_BYTES: Final = 100_000  # of a file of options; PyYAML takes a second for so many
 MOST_LEVELS: Final = 12
-LARGEST_FRACTION: Final = 0.5  # a value that top-k sends takes 6 bytes, of 4 in the vector
 
 
 def parse_phase(text: str) -> dict[str, Any]:
@@ -38,23 +37,6 @@ def parse_phase(text: str) -> dict[str, Any]:
             raise ConfigError(f"phase {said(text)} gives {key} twice; keep one")
         phase[key] = value.strip()
     return phase
-
-
-def parse_compression(text: str) -> tuple[str, float]:
-    """The name in `none`, `bfloat16`, `int8` or `topk:F`, and the fraction F of the values that travel."""
-    name, colon, number = text.partition(":")
-    if text in ("none", "bfloat16", "int8"):
-        return text, 1.0
-    try:
-        fraction = float(number) if name == "topk" and colon else 0.0
-    except ValueError:
-        fraction = 0.0
-    if not 0.0 < fraction <= LARGEST_FRACTION:
-        raise ConfigError(
-            f"compress is {text!r}; use none, bfloat16, int8, or topk:F with a fraction F above 0 and up to "
-            f"{LARGEST_FRACTION}, as in topk:0.01"
-        )
-    return name, fraction
 
 
 def read_options(file: Path) -> dict[str, Any]:

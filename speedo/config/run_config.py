@@ -1,7 +1,8 @@
-"""One configuration for a run: every option, its default with the default's source, and every check.
+"""One configuration for a run: every option with its type, default, bounds and words, and every check.
 
-Options come from the command line, a YAML file or Python alike. All mistakes are reported at once, each
-with its value and its remedy.
+Each field declares its option, and nothing else does: the command line, the written forms, the checks and the table
+of docs/options.md are made from it (`speedo.config.option_table`). The options of the modes are declared by the modes
+(`speedo.sgd_modes`). All mistakes are reported at once, each with its value and its remedy.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import ValidationError
 
@@ -18,78 +19,360 @@ from speedo.bounds import (
     LARGEST_COUNT,
     LARGEST_INT32,
     LARGEST_SEED,
+    Float32,
+    Interval,
+    Option,
+    Seconds,
+    Whole,
+    declared,
     digits,
-    float32,
-    in_float32,
     said,
-    seconds,
-    whole,
 )
-from speedo.config.formats import parse_compression, read_options
-from speedo.config.mode_options import MODES, WHOLE_RUN, Mode, ModeOptions, PhaseConfig
+from speedo.config.formats import read_options
 from speedo.errors import ConfigError
+from speedo.sgd_modes.options import PhaseOptions, RunOptions
+from speedo.sgd_modes.registry import (
+    HYBRID,
+    MODES,
+    PLAIN,
+    given_options,
+    has_rounds,
+    is_elastic,
+    may_overlap,
+    problems,
+    takers,
+    with_own_options,
+)
 from speedo.system.files import problem_with_name
-
-__all__ = ["DEFAULT_PORT", "MODES", "ModeOptions", "PhaseConfig", "RunConfig", "make_config"]
+from speedo.vectors.codecs import parse_compression
 
 DEFAULT_PORT: Final = 56126  # the original SpeeDO's master; Ray and Redis both want 6379
-OVERLAPPING: Final = ("async", "easgd")  # modes in which no turn waits for another worker's
 LARGEST_WORKERS: Final = (
     10_000  # slots are small integers; beyond this a mistake is likelier than a wish
 )
+# Options of earlier versions, in the files of their runs: what they chose is always on now.
+RETIRED: Final = ("pace", "same_core")
 
+MERGING: Final = "How workers are merged"
+SOLVER: Final = "In place of what the solver says"
+RUN: Final = "The run"
+MASTER: Final = "Where workers join"
 
 Overlap = Literal["far", "all", "none"]
 
+if TYPE_CHECKING:  # what the modes declare is known when they are found
+    Mode: TypeAlias = str
+    PlainMode: TypeAlias = str
+    _Phase: TypeAlias = PhaseOptions
+    _Run: TypeAlias = RunOptions
+else:
+    Mode, PlainMode = Literal[MODES], Literal[tuple(PLAIN)]
+    _Phase, _Run = with_own_options(PhaseOptions), with_own_options(RunOptions)
 
-class RunConfig(ModeOptions):
+
+def _path(name: str, value: Path) -> list[str]:
+    """A name that Caffe, or the system, could not take."""
+    if "\0" in str(value):
+        return [f"{name} is {str(value)!r}, with a zero byte in it; use a path"]
+    problem = problem_with_name(value)
+    return [] if problem is None else [f"{name} names {str(value)!a}, which {problem}"]
+
+
+def _weights(name: str, value: Path) -> list[str]:
+    found = _path(name, value)
+    if "\0" not in str(value) and not os.path.isfile(value):
+        found.append(f"{name} names {value}, which is no file; give a .caffemodel")
+    return found
+
+
+def _compression(name: str, value: str) -> list[str]:
+    try:
+        parse_compression(value)
+    except ConfigError as error:
+        return list(error.problems)
+    return []
+
+
+def _modules(name: str, value: str) -> list[str]:
+    return [
+        f"{name} names {module!r}, which is no module; use names as in layers.scale,others"
+        for module in _names_in(value)
+        if not all(part.isidentifier() for part in module.split("."))
+    ]
+
+
+def _names_in(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+class PhaseConfig(_Phase):
+    """One phase of a hybrid run: a mode with its options, for so many iterations."""
+
+    mode: PlainMode
+
+    def problems(self, number: int, workers: int) -> list[str]:
+        """Everything in this phase that cannot work, a sentence each."""
+        found = problems(self, workers)
+        if not 1 <= self.iterations <= LARGEST_INT32:
+            bound = "1 or more" if self.iterations < 1 else f"at most {LARGEST_INT32}"
+            found.append(f"it lasts {digits(self.iterations)} iterations; use {bound}")
+        return [f"phase {number} ({self.mode}): {problem}" for problem in found]
+
+
+class RunConfig(_Run):
     """Everything that one run is told. None means: as the solver says, or the default of the mode."""
 
-    mode: Mode = "sync"
-    workers: int = 2
-    phases: tuple[PhaseConfig, ...] = ()
+    mode: Annotated[Mode, Option("The SGD mode.", source="it trains what one Caffe would")] = "sync"
+    workers: Annotated[
+        int,
+        Option(
+            "Workers to train with.",
+            Whole(1, LARGEST_WORKERS),
+            source="the fewest that share the work",
+        ),
+    ] = 2
+    phases: Annotated[
+        tuple[PhaseConfig, ...],
+        Option(
+            "hybrid: a phase; repeat the option. Phases follow each other and start again. For example "
+            "--phase sync:500 --phase easgd:1000,moving_rate=0.3",
+            metavar="MODE:ITERATIONS[,OPTION=VALUE...]",
+            flags="--phase",
+        ),
+    ] = ()
+    split_batch: Annotated[
+        bool | None,
+        Option(
+            "Divide the batch over the workers, or give it to each.",
+            usual="divide in sync and in hybrids with sync",
+            source="keeps the solver's batch as it is",
+            flags="--split-batch/--whole-batch",
+        ),
+    ] = None
+    compress: Annotated[
+        str,
+        Option(
+            "What workers send: none (float32), bfloat16, int8, or topk:F, the fraction F of the values that are "
+            "largest, as in topk:0.01. What a payload loses by it is added to the worker's next.",
+            _compression,
+            source="all else costs precision and time",
+            metavar="HOW",
+        ),
+    ] = "none"
+    compress_center: Annotated[
+        Literal["none", "bfloat16"],
+        Option(
+            "What workers fetch: none (float32) or bfloat16; the center itself stays float32.",
+            source="likewise",
+        ),
+    ] = "none"
 
-    solver: Path | None = None
-    weights: Path | None = None
-    max_iter: int | None = None
-    test_interval: int | None = None
-    lr: float | None = None
-    momentum: float | None = None
-    weight_decay: float | None = None
-    batch: int | None = None
-    split_batch: bool | None = None
-    seed: int | None = None
-    cpu: bool = False
+    max_iter: Annotated[
+        int | None,
+        Option(
+            "Iterations, counted as Caffe does: samples / batch.",
+            Whole(1, LARGEST_INT32),
+            group=SOLVER,
+        ),
+    ] = None
+    test_interval: Annotated[
+        int | None,
+        Option(
+            "Test every N iterations; 0: only at the end.", Whole(0, LARGEST_INT32), group=SOLVER
+        ),
+    ] = None
+    lr: Annotated[
+        float | None,
+        Option("Instead of base_lr.", Float32("a learning rate above 0", zero=False), group=SOLVER),
+    ] = None
+    momentum: Annotated[
+        float | None,
+        Option(
+            "Instead of momentum.",
+            Interval("[0, 1)", "use 0 up to, not including, 1"),
+            group=SOLVER,
+        ),
+    ] = None
+    weight_decay: Annotated[
+        float | None,
+        Option("Instead of weight_decay.", Float32("0 or more", zero=True), group=SOLVER),
+    ] = None
+    batch: Annotated[
+        int | None,
+        Option("Instead of the train net's batch_size.", Whole(1, LARGEST_INT32), group=SOLVER),
+    ] = None
+    seed: Annotated[
+        int | None,
+        Option(
+            "Instead of random_seed: weights and data layers.",
+            Whole(0, LARGEST_SEED, note=", as Caffe's generator takes 32 bits"),
+            group=SOLVER,
+        ),
+    ] = None
+    cpu: Annotated[bool, Option("Train on the CPU although the solver says GPU.", group=SOLVER)] = (
+        False
+    )
 
-    compress: str = "none"
-    compress_center: Literal["none", "bfloat16"] = "none"
+    solver: Annotated[
+        Path | None,
+        Option("The solver.prototxt.", _path, "$SPEEDO_SOLVER, or the bundled LeNet", group=RUN),
+    ] = None
+    weights: Annotated[
+        Path | None, Option("Start from this .caffemodel.", _weights, group=RUN, metavar="FILE")
+    ] = None
+    resume: Annotated[
+        Path | None,
+        Option(
+            "Resume the run in this directory from its last checkpoint, or start from a .solverstate of Caffe.",
+            _path,
+            group=RUN,
+            metavar="RUN",
+        ),
+    ] = None
+    take_over: Annotated[
+        bool,
+        Option("With --resume: shut out a master that still holds the run but hangs.", group=RUN),
+    ] = False
+    checkpoint_interval: Annotated[
+        float,
+        Option(
+            "Seconds between checkpoints; 0: only at the end.",
+            Seconds("the end alone"),
+            source="chosen: a crash costs at most a minute of work",
+            group=RUN,
+        ),
+    ] = 60.0
+    run_dir: Annotated[
+        Path | None,
+        Option(
+            "Directory for all that the run writes.",
+            _path,
+            "runs/TIME-MODE",
+            group=RUN,
+            metavar="DIR",
+        ),
+    ] = None
+    python_layers: Annotated[
+        str | None,
+        Option(
+            "Modules that Python layers may be imported from, beside those in the solver's folder.",
+            _modules,
+            group=RUN,
+            metavar="MODULE[,MODULE...]",
+        ),
+    ] = None
+    data_root: Annotated[
+        Path | None,
+        Option("Last folder searched for relative data paths.", _path, group=RUN, metavar="DIR"),
+    ] = None
+    redis: Annotated[
+        str | None,
+        Option(
+            "A Redis of your own; its password may come in SPEEDO_REDIS_PASSWORD.",
+            usual="one is started",
+            group=RUN,
+            metavar="URL",
+        ),
+    ] = None
+    same_node: Annotated[
+        Literal["shared-memory", "redis"],
+        Option(
+            "How vectors reach workers on the master's machine.",
+            source="measured: performance.md",
+            group=RUN,
+        ),
+    ] = "shared-memory"
+    overlap: Annotated[
+        Overlap,
+        Option(
+            "async, easgd: workers that fetch and publish in the background while they compute; far: those on other "
+            "machines.",
+            source="with it results are staler",
+            group=RUN,
+        ),
+    ] = "none"
+    stop_on_divergence: Annotated[
+        bool,
+        Option(
+            "End a run whose loss has diverged, with what it merged until then.",
+            source="what follows is of no use",
+            group=RUN,
+        ),
+    ] = True
+    timeout: Annotated[
+        float,
+        Option(
+            "Seconds to wait for workers and answers.",
+            Seconds(),
+            source="chosen: a slow start takes less",
+            group=RUN,
+        ),
+    ] = 120.0
+    join_timeout: Annotated[
+        float | None,
+        Option(
+            "Seconds to wait for workers when fewer than --min-workers are left.",
+            Seconds(),
+            "--timeout",
+            group=RUN,
+        ),
+    ] = None
+    min_workers: Annotated[
+        int,
+        Option(
+            "Pause training while fewer than N workers are connected.",
+            source="whoever is left goes on",
+            group=RUN,
+        ),
+    ] = 1
+    restarts: Annotated[
+        int,
+        Option(
+            "Restart a worker that died, up to N times in a row.",
+            Whole(0, LARGEST_COUNT),
+            source="chosen: a fault that lasts ends its worker",
+            group=RUN,
+        ),
+    ] = 5
+    reshard_after: Annotated[
+        float,
+        Option(
+            "Redistribute the data S seconds after the set of workers last changed; 0: never.",
+            Seconds("never"),
+            source="chosen: longer than a restart takes",
+            group=RUN,
+        ),
+    ] = 60.0
 
-    host: str = "127.0.0.1"
-    port: int = DEFAULT_PORT
-    redis: str | None = None
-    redis_tls: bool = False
-    same_node: Literal["shared-memory", "redis"] = "shared-memory"
-    pace: bool = True
-    same_core: bool = True
-    overlap: Overlap = "none"
-    timeout: float = 120.0
-    join_timeout: float | None = None
-    min_workers: int = 1
-    checkpoint_interval: float = 60.0
-    resume: Path | None = None
-    take_over: bool = False
-    restarts: int = 5
-    reshard_after: float = 60.0
-    data_root: Path | None = None
-    python_layers: str | None = None
-    run_dir: Path | None = None
+    host: Annotated[
+        str,
+        Option(
+            "Address of this machine to serve at.",
+            usual="127.0.0.1, this machine alone",
+            source="nothing is open to others unless asked",
+            group=MASTER,
+            metavar="ADDRESS",
+        ),
+    ] = "127.0.0.1"
+    port: Annotated[
+        int,
+        Option(
+            "Port that workers join at.",
+            Whole(1, 65535, note=f", {DEFAULT_PORT} by default"),
+            source="the original SpeeDO's",
+            group=MASTER,
+        ),
+    ] = DEFAULT_PORT
+    redis_tls: Annotated[
+        bool, Option("Encrypt what goes through the Redis that is started.", group=MASTER)
+    ] = False
 
     @property
     def splits_batch(self) -> bool:
         """Whether the solver's batch is spread over the workers: by default wherever rounds are synchronous."""
         if self.split_batch is not None:
             return self.split_batch
-        return self.mode == "sync" or any(phase.mode == "sync" for phase in self.phases)
+        return has_rounds(self.mode, *(phase.mode for phase in self.phases))
 
     @property
     def seconds_to_join(self) -> float:
@@ -99,35 +382,55 @@ class RunConfig(ModeOptions):
     @property
     def python_modules(self) -> tuple[str, ...]:
         """Modules from beyond the solver's folder that its Python layers may name."""
-        names = (self.python_layers or "").split(",")
-        return tuple(name.strip() for name in names if name.strip())
+        return _names_in(self.python_layers or "")
 
     def problems(self) -> list[str]:
         """Everything in this configuration that cannot work, a sentence each."""
-        found = self.problems_in(self.mode) + self.too_many_backups(self.workers)
-        if not 1 <= self.workers <= LARGEST_WORKERS:
-            found.append(f"workers is {digits(self.workers)}: use 1 to {LARGEST_WORKERS}")
+        found = problems(self, self.workers)
+        for name, field in type(self).model_fields.items():
+            value, bound = getattr(self, name), declared(field.metadata).bound
+            if value is not None and bound is not None and not takers(name):
+                found += bound(name, value)
+        for number, phase in enumerate(self.phases, 1):
+            found += phase.problems(number, self.workers)
+        return found + self._problems_between()
+
+    def _problems_between(self) -> list[str]:
+        """Options that do not go together."""
+        found: list[str] = []
         if not 1 <= self.min_workers <= max(self.workers, 1):
             found.append(
                 f"min_workers is {digits(self.min_workers)}: use 1 up to the {digits(self.workers)} of workers"
             )
-        if self.mode == "hybrid" and not self.phases:
+        if self.mode == HYBRID and not self.phases:
             found.append(
                 "mode hybrid has no phases; give at least one, for example --phase sync:500 --phase easgd:1000"
             )
-        if self.mode != "hybrid" and self.phases:
-            found.append(f"phases are given, but the mode is {self.mode}; use --mode hybrid")
-        if self.mode == "hybrid":
+        if self.mode == HYBRID:
             found += [
                 f"{name} is given to mode hybrid as a whole; give it to a phase, as in --phase easgd:1000,{name}=..."
-                for name, usual in WHOLE_RUN
-                if getattr(self, name) != usual
+                for name in given_options(self)
             ]
-        for number, phase in enumerate(self.phases, 1):
-            found += phase.problems(number, self.workers)
-        found += self._problems_of_overlap() + self._problems_of_compression()
-        found += self._problems_of_paths()
-        found += self._problems_of_numbers()
+        elif self.phases:
+            found.append(f"phases are given, but the mode is {self.mode}; use --mode hybrid")
+        if self.overlap != "none" and not may_overlap(self.mode):
+            those = " or ".join(mode for mode in PLAIN if may_overlap(mode))
+            found.append(
+                f"overlap is {self.overlap}, but in mode {self.mode} turns wait for others' results; "
+                f"use --mode {those}, or leave overlap out"
+            )
+        elif self.overlap != "none" and self.server_gradient:
+            found.append(
+                f"overlap is {self.overlap} together with server_gradient, whose updates only the master can make; "
+                "leave one of the two out"
+            )
+        if self.compress.startswith("topk:") and any(
+            is_elastic(part) for part in self.phases or (self,)
+        ):
+            found.append(
+                f"compress is {self.compress}, but elastic averaging sends weights, and a few of them make no model; "
+                "use bfloat16 or int8"
+            )
         if self.redis_tls and self.redis is not None:
             found.append(
                 "redis_tls is for the Redis that is started, but redis names one of yours; "
@@ -137,75 +440,12 @@ class RunConfig(ModeOptions):
             found.append(
                 "run_dir and resume name two directories: a resumed run goes on in its own; leave run_dir out"
             )
-        for module in self.python_modules:
-            if not all(part.isidentifier() for part in module.split(".")):
-                found.append(
-                    f"python_layers names {module!r}, which is no module; use names as in layers.scale,others"
-                )
-        if self.weights is not None and not os.path.isfile(self.weights):
-            found.append(f"weights names {self.weights}, which is no file; give a .caffemodel")
         return found
 
-    def _problems_of_numbers(self) -> list[str]:
-        """Every number that what takes it cannot hold."""
-        found: list[str] = []
-        for name, least in (("max_iter", 1), ("test_interval", 0), ("batch", 1)):
-            found += whole(name, getattr(self, name), least, LARGEST_INT32)
-        found += whole("seed", self.seed, 0, LARGEST_SEED, ", as Caffe's generator takes 32 bits")
-        found += float32("lr", self.lr, "a learning rate above 0", zero=False)
-        if self.momentum is not None and not 0 <= in_float32(self.momentum) < 1:
-            found.append(f"momentum is {self.momentum}: use 0 up to, not including, 1")
-        found += float32("weight_decay", self.weight_decay, "0 or more", zero=True)
-        found += whole("restarts", self.restarts, 0, LARGEST_COUNT)
-        if not 1 <= self.port <= 65535:
-            found.append(f"port is {digits(self.port)}: use 1 to 65535, {DEFAULT_PORT} by default")
-        found += seconds("timeout", self.timeout) + seconds("join_timeout", self.join_timeout)
-        found += seconds("checkpoint_interval", self.checkpoint_interval, zero="the end alone")
-        found += seconds("reshard_after", self.reshard_after, zero="never")
-        return found
 
-    def _problems_of_paths(self) -> list[str]:
-        """Names that Caffe, or the system, could not take."""
-        found: list[str] = []
-        for name in ("solver", "weights", "resume", "data_root", "run_dir"):
-            path: Path | None = getattr(self, name)
-            if path is None:
-                continue
-            if "\0" in str(path):
-                found.append(f"{name} is {str(path)!r}, with a zero byte in it; use a path")
-            elif (problem := problem_with_name(path)) is not None:
-                found.append(f"{name} names {str(path)!a}, which {problem}")
-        return found
-
-    def _problems_of_overlap(self) -> list[str]:
-        if self.overlap == "none":
-            return []
-        if self.mode not in OVERLAPPING:
-            problem = (
-                f"overlap is {self.overlap}, but in mode {self.mode} turns wait for others' results"
-            )
-            return [f"{problem}; use --mode async or easgd, or leave overlap out"]
-        if self.server_gradient:
-            problem = f"overlap is {self.overlap} together with server_gradient, whose updates only the master can make"
-            return [f"{problem}; leave one of the two out"]
-        return []
-
-    def _problems_of_compression(self) -> list[str]:
-        try:
-            name, _ = parse_compression(self.compress)
-        except ConfigError as error:
-            return list(error.problems)
-        parts: tuple[RunConfig | PhaseConfig, ...] = self.phases or (self,)
-        if name != "topk" or not any(part.is_elastic_in(part.mode) for part in parts):
-            return []
-        problem = (
-            f"compress is {self.compress}, but elastic averaging sends weights, and a few of them make no model; "
-            "use bfloat16 or int8"
-        )
-        return [problem]
-
-
-def make_config(options: Mapping[str, Any], *, file: Path | None = None) -> RunConfig:
+def make_config(
+    options: Mapping[str, Any], *, file: Path | None = None, model: type[RunConfig] = RunConfig
+) -> RunConfig:
     """The configuration from a YAML file, if any, with `options` (those that are not None) before it.
 
     Raises `ConfigError` with every problem found.
@@ -215,18 +455,21 @@ def make_config(options: Mapping[str, Any], *, file: Path | None = None) -> RunC
         former = Path(given["resume"]) / "config.yaml"
         file = former if os.path.isfile(former) else None
     read = read_options(file) if file is not None else {}
+    read = {name: value for name, value in read.items() if name not in RETIRED}
     origins = {name: f" in {file}" for name in read if name not in given}
     try:
-        config = RunConfig.model_validate({**read, **given})
+        config = model.model_validate({**read, **given})
     except ValidationError as error:
-        raise ConfigError([_sentence(dict(detail), origins) for detail in error.errors()]) from None
-    problems = config.problems()
-    if problems:
-        raise ConfigError(problems)
+        raise ConfigError(
+            [_sentence(dict(one), origins, model) for one in error.errors()]
+        ) from None
+    found = config.problems()
+    if found:
+        raise ConfigError(found)
     return config
 
 
-def _sentence(detail: dict[str, Any], origins: Mapping[str, str]) -> str:
+def _sentence(detail: dict[str, Any], origins: Mapping[str, str], model: type[RunConfig]) -> str:
     """One of pydantic's findings in our own form: name, value, remedy."""
     place = [str(part) for part in detail["loc"]]
     in_phase = place[0] == "phases" and len(place) > 1
@@ -236,7 +479,7 @@ def _sentence(detail: dict[str, Any], origins: Mapping[str, str]) -> str:
     name += origins.get(place[0], "")
     kind, value = detail["type"], detail["input"]
     if kind == "extra_forbidden":
-        known = list(PhaseConfig.model_fields if in_phase else RunConfig.model_fields)
+        known = list(PhaseConfig.model_fields if in_phase else model.model_fields)
         close = difflib.get_close_matches(place[-1], known, n=1)
         hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(sorted(known))}"
         return f"{name} is no option{hint}"

@@ -33,6 +33,7 @@ from speedo.planning.run_turns import (
     turns_of,
     was_far,
 )
+from speedo.sgd_modes.registry import has_rounds
 
 CHECK_BYTES_PER_S: Final = 5e9  # checksum and norm of a payload, and the merge: near memory's speed
 MERGE_BYTES_PER_S: Final = 5e9
@@ -84,7 +85,7 @@ def _from_run(folder: Path, cores: int) -> Calibration:
     masters = HANDLE_S + check + merge + fetch + publish
     message = _message(_rest(workers, waits=_waits(mode, workers)), masters)
     split = options.get("split_batch")
-    divided = mode == "sync" if split is None else split
+    divided = has_rounds(mode) if split is None else split
     per_step = usual // steps
     return Calibration(
         net=os.path.basename(os.path.realpath(folder)),
@@ -173,7 +174,7 @@ def _mode(options: Mapping[str, Any]) -> str:
 
 
 def _waits(mode: str, workers: list[Worker]) -> bool:
-    return mode == "sync" and len(workers) > 1
+    return has_rounds(mode) and len(workers) > 1
 
 
 def _message(rest: float, masters: float) -> float:

@@ -14,7 +14,7 @@ from speedo.messages import Action, Drop, Event, Merge, StopAsked
 from speedo.planning.calibration import Calibration
 from speedo.planning.site import Site
 from speedo.planning.timed_cluster import TimedCenter, TimedCluster
-from speedo.sgd_modes.registry import make_strategy
+from speedo.sgd_modes.registry import has_rounds, make_strategy
 from speedo.solver import split_batch
 from speedo.storage.memory_store import MemoryStore
 
@@ -32,7 +32,6 @@ FOR_EVER: Final = 1e12
 NEVER_LATE: Final = Limits(FOR_EVER, FOR_EVER, FOR_EVER, FOR_EVER)
 HYBRID: Final = ("sync", "async")  # the phases of mode hybrid here, of equal length
 PHASES: Final = 8  # in a run
-IN_STEP: Final = ("sync", "hybrid")  # their workers begin together, again and again
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +114,7 @@ def predict(
         raise ValueError(
             f"a batch of {calibration.batch_size} cannot be divided over {workers} workers"
         )
-    runs = 1 if mode in IN_STEP or workers == 1 else max(1, BEGINNINGS // workers)
+    runs = 1 if _in_step(mode) or workers == 1 else max(1, BEGINNINGS // workers)
     windows = [
         _simulate(calibration, site, mode, shares, local_steps, split, seed, (run, runs))
         for run in range(runs)
@@ -161,7 +160,7 @@ def _simulate(
         return QuadraticEngine(PARAMETERS, batch=shares[rank], lr=1e-4)
 
     store = MemoryStore(clock=lambda: cluster.now)
-    spread = 0.0 if mode in IN_STEP else _cycle(calibration, site, shares, local_steps)
+    spread = 0.0 if _in_step(mode) else _cycle(calibration, site, shares, local_steps)
     overlap = range(workers) if site.overlaps(mode) else ()
     cluster = TimedCluster(calibration, site, store, engine, seed + part[0], spread, part, overlap)
     for worker in range(workers):
@@ -195,6 +194,11 @@ def best_of(predictions: Iterable[Prediction]) -> Prediction:
     most = max(one.images_per_s for one in found)
     near = [one for one in found if one.images_per_s >= 0.999 * most]
     return min(near, key=lambda one: (one.workers, one.local_steps))
+
+
+def _in_step(mode: str) -> bool:
+    """Whether the workers of this mode begin together, again and again."""
+    return mode == "hybrid" or has_rounds(mode)
 
 
 def _phases(mode: str, iterations: int, local_steps: int) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from speedo.config.run_config import OVERLAPPING, Overlap
+from speedo.config.run_config import Overlap
+from speedo.sgd_modes.registry import may_overlap
 
 # Of a link's bits what is left for the bytes of a TCP stream: 1448 of 1538 on Ethernet with its usual frames.
 PAYLOAD_SHARE: Final = 0.94
@@ -39,7 +40,7 @@ class Site:
     def overlaps(self, mode: str) -> bool:
         """Whether the workers of this mode are given their next turns ahead."""
         far = self.link is not None
-        return mode in OVERLAPPING and (self.overlap == "all" or (self.overlap == "far" and far))
+        return may_overlap(mode) and (self.overlap == "all" or (self.overlap == "far" and far))
 
     def machine_of(self, worker: int) -> int:
         """0 is the master's."""

@@ -18,7 +18,6 @@ from speedo.errors import CheckpointError, TrainingStopped
 from speedo.master.center import Center, squared_norm
 from speedo.master.checkpoint_writer import CheckpointKeeper
 from speedo.master.coordinator import Coordinator, Plan
-from speedo.master.divergence import DivergenceWatch
 from speedo.master.driver import Cluster, Driver, Limits, Observers
 from speedo.master.slots import Roster
 from speedo.monitor.status import StatusBoard
@@ -102,6 +101,7 @@ def build_training(
             engine.history if needs_update(config) else bytes,
             lambda: board.dropped,
         )
+    watch = DivergenceWatch(config.mode, config.workers, coordinator.strategy.rule.payload)
     driver = Driver(
         coordinator,
         center,
@@ -112,9 +112,7 @@ def build_training(
         has_tester=spec.has_test,
         snapshot=files.snapshot,
         checkpoints=keeper,
-        diverged=DivergenceWatch(
-            config.mode, config.workers, coordinator.strategy.rule.payload
-        ).saw,
+        diverged=watch.saw if config.stop_on_divergence else lambda loss, samples: None,
         outages=lambda: int(getattr(store, "outages", 0)),
     )
     roster = Roster(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from speedo.engines.net_trial import CaffeFacts
 from speedo.run.prepare import Prepared
+from speedo.sgd_modes.registry import has_rounds, own_options
 from speedo.vectors.codecs import Compression, bytes_of
 
 
@@ -13,8 +14,8 @@ def headline(prepared: Prepared) -> list[str]:
     share = "+".join(str(size) for size in sizes[:4])
     if len(sizes) > 4:
         share += "+..."
-    if config.mode == "sync":
-        backups = config.backup_workers
+    if has_rounds(config.mode):
+        backups = own_options(config).get("backup_workers", 0)
         first = sorted(sizes)[: config.workers - backups]
         whole = f"effective batch {sum(first) * spec.iter_size}{' or more' if backups else ''}"
         effective = f"{whole} per merge ({share}"

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from speedo.config.run_config import ModeOptions, RunConfig
+from speedo.config.run_config import RunConfig
 from speedo.data import default_data_root
 from speedo.data.roots import cache_root
 from speedo.engines.net_trial import CaffeFacts, check_in_subprocess
@@ -22,6 +22,7 @@ from speedo.run.datasets import make_dataset, preparable_dataset
 from speedo.run.settings import RunSettings
 from speedo.run_dir.directory import check_run_dir, create_run_dir
 from speedo.run_dir.resume import Resumed, find_run
+from speedo.sgd_modes.registry import with_whole_gradient
 from speedo.solver import (
     Draws,
     SolverOverrides,
@@ -99,7 +100,8 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
         make_dataset(data_root, dataset, note)
     check_solver(spec, workers=config.workers, split=config.splits_batch)
     convert_databases(spec, note)
-    config = _with_whole_gradient(config, spec)
+    if not spec.update_is_linear:
+        config = with_whole_gradient(config)
     records = count_records(spec)
     if resumed is not None:
         _check_there_is_more(resumed, spec)
@@ -153,27 +155,6 @@ def _check_there_is_more(resumed: Resumed | CaffeSnapshot, spec: SolverSpec) -> 
             f"{resumed.path} has come to iteration {resumed.iteration} of {spec.max_iter}, the end; give a larger "
             "--max-iter to go on"
         )
-
-
-def _with_whole_gradient(config: RunConfig, spec: SolverSpec) -> RunConfig:
-    """Where rounds are synchronous, an update that is not linear is applied once, by the master.
-
-    Only so the result is that of sequential Caffe; workers that each applied it would train another model.
-    """
-    if spec.update_is_linear:
-        return config
-
-    def needs_it(mode: str, options: ModeOptions) -> bool:
-        free = options.server_gradient is None and options.delta_scale is None
-        return mode == "sync" and free and options.local_steps == 1
-
-    exact = {"server_gradient": True}
-    phases = tuple(
-        phase.model_copy(update=exact) if needs_it(phase.mode, phase) else phase
-        for phase in config.phases
-    )
-    own = exact if needs_it(config.mode, config) else {}
-    return config.model_copy(update={"phases": phases, **own})
 
 
 def _check_url(redis: str) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from speedo.messages import NOTHING, Decision, Result
-from speedo.sgd_modes.rules import MergeRule
+from speedo.sgd_modes.base import Mode
+from speedo.sgd_modes.rules import AddDelta, MergeRule, ServerGradient
 
 
 @dataclass
@@ -27,3 +28,6 @@ class Asynchronous:
 
     def on_leave(self, worker: int) -> Decision:
         return NOTHING
+
+
+MODE = Mode("async", Asynchronous, (AddDelta, ServerGradient), "Dean et al.", 2012, overlaps=True)

@@ -1,4 +1,4 @@
-"""The seam to the SGD modes: a strategy decides who is merged and who trains next.
+"""The seam to the SGD modes: a strategy decides who is merged and who trains next; a `Mode` declares one.
 
 A strategy sees worker ids, sample counts and staleness; never arrays, clocks or the network. It owns the
 merge rule that its decisions ask for. Every worker that it lets train answers once, by a result or by
@@ -7,10 +7,15 @@ leaving; the coordinator sees to that.
 
 from __future__ import annotations
 
-from typing import Protocol
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol, get_args, get_type_hints
 
+from speedo.bounds import Option
 from speedo.messages import Decision, Result
-from speedo.sgd_modes.rules import MergeRule
+from speedo.sgd_modes.rules import MergeRule, RuleClass
 
 
 class Strategy(Protocol):
@@ -42,3 +47,49 @@ class Strategy(Protocol):
     def on_leave(self, worker: int) -> Decision:
         """This worker is gone; a result of its that was not merged yet may still be."""
         ...
+
+
+@dataclass(frozen=True)
+class OwnOption:
+    """An option that a mode's schedule declares: its type, its default, and what is said of it."""
+
+    kind: Any
+    default: Any
+    option: Option
+
+
+@dataclass(frozen=True)
+class Mode:
+    """What a mode's file declares, as `MODE`; the registry finds it there.
+
+    `schedule(rule=, local_steps=, name=, ...)` makes the strategy; its arguments that are annotated with an `Option`
+    are the mode's own options. The first of `rules` is the usual one; the others are chosen by their option.
+    `rounds`: results are merged together, once all workers of a round have reported. `overlaps`: no turn waits for
+    another worker's, so `--overlap` may hand them out ahead. `paper` and `year` say where it comes from; modes are
+    listed by year.
+    """
+
+    name: str
+    schedule: Callable[..., Strategy]
+    rules: tuple[RuleClass, ...]
+    paper: str
+    year: int
+    rounds: bool = False
+    overlaps: bool = False
+
+    @cached_property
+    def own(self) -> dict[str, OwnOption]:
+        """The options that this mode alone declares, by name."""
+        arguments = inspect.signature(self.schedule).parameters
+        hints = get_type_hints(self.schedule, include_extras=True)
+        found = {}
+        for name, hint in hints.items():
+            for extra in getattr(hint, "__metadata__", ()):
+                if isinstance(extra, Option):
+                    found[name] = OwnOption(get_args(hint)[0], arguments[name].default, extra)
+        return found
+
+    def takes(self, option: str) -> bool:
+        """Whether this option means anything in this mode."""
+        chosen = {"local_steps", *(rule.option for rule in self.rules)}
+        return option in chosen or option in self.own

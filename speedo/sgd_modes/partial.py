@@ -8,9 +8,17 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from speedo.bounds import LARGEST_INT32, Option, Whole
 from speedo.messages import Decision, Result
-from speedo.sgd_modes.rules import MergeRule
+from speedo.sgd_modes.base import Mode
+from speedo.sgd_modes.rules import AddDelta, Elastic, MergeRule, ServerGradient
+
+MAX_ADVANCE = Option(
+    "Turns that a worker may be ahead of the slowest.",
+    Whole(1, LARGEST_INT32, "every worker would wait for ever; "), source="the example in modes.md",
+)  # fmt: skip
 
 
 @dataclass
@@ -18,7 +26,7 @@ class Partial:
     """Merge now; w trains on unless it is `max_advance` turns ahead of the slowest, then it is held."""
 
     rule: MergeRule
-    max_advance: int
+    max_advance: Annotated[int, MAX_ADVANCE] = 2
     local_steps: int = 1
     name: str = "partial"
     turns: dict[int, int] = field(default_factory=dict)
@@ -66,3 +74,6 @@ class Partial:
         free = [w for w in waiting if self.turns[w] - self.slowest < self.max_advance]
         self.held.difference_update(free)
         return tuple(sorted(free, key=lambda worker: (worker != first, worker)))
+
+
+MODE = Mode("partial", Partial, (AddDelta, Elastic, ServerGradient), "Ho et al.", 2013)

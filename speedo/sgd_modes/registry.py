@@ -1,36 +1,158 @@
-"""From a mode's name and options to its strategy; the one place that knows all modes."""
+"""All modes by name, as found in this package: their options, what of them cannot work, the strategies they make.
+
+A mode is a file here that declares `MODE`; nothing else names it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, Final, TypeVar
 
-from speedo.config.mode_options import DEFAULT_MAX_ADVANCE, DEFAULT_WINDOW, ModeOptions
-from speedo.config.run_config import RunConfig
-from speedo.sgd_modes.asynchronous import Asynchronous
-from speedo.sgd_modes.base import Strategy
-from speedo.sgd_modes.easgd import easgd
+from pydantic import create_model
+
+from speedo import sgd_modes
+from speedo.bounds import declared, digits
+from speedo.sgd_modes.base import Mode, Strategy
 from speedo.sgd_modes.hybrid import Hybrid, Phase
-from speedo.sgd_modes.partial import Partial
-from speedo.sgd_modes.rules import AddDelta, AverageDeltas, Elastic, MergeRule, ServerGradient
-from speedo.sgd_modes.synchronous import Synchronous
-from speedo.sgd_modes.weed_out import WeedOut
+from speedo.sgd_modes.options import ModeOptions, RunOptions
+from speedo.sgd_modes.rules import Elastic, MergeRule, RuleClass, ServerGradient
 from speedo.vectors.vector import Vector
 
 Update = Callable[[Vector, Vector, int], None]
+Options = TypeVar("Options", bound=ModeOptions)
+Run = TypeVar("Run", bound=RunOptions)
+
+
+def _find() -> Iterator[Mode]:
+    for module in pkgutil.iter_modules(sgd_modes.__path__):
+        if module.name != "registry":
+            found = importlib.import_module(f"{sgd_modes.__name__}.{module.name}")
+            if isinstance(mode := getattr(found, "MODE", None), Mode):
+                yield mode
+
+
+HYBRID: Final = "hybrid"  # phases of the others
+PLAIN: Final = {
+    mode.name: mode for mode in sorted(_find(), key=lambda mode: (mode.year, mode.name))
+}
+MODES: Final = (*PLAIN, HYBRID)
+
+
+# ---------------------------------------------------------------- options
+
+
+def with_own_options(model: type[Options]) -> type[Options]:
+    """The model with the own options of every mode, too; one that is not given is None there."""
+    fields: dict[str, Any] = {}
+    for mode in PLAIN.values():
+        for name, own in mode.own.items():
+            fields.setdefault(name, (Annotated[own.kind | None, own.option], None))
+    return create_model(model.__name__, __base__=model, **fields)
+
+
+def own_options(options: ModeOptions) -> dict[str, Any]:
+    """The options that this mode alone declares, with the mode's defaults for those that were not given."""
+    mode = PLAIN.get(options.mode)
+    own = {} if mode is None else mode.own
+    given = {name: getattr(options, name) for name in own}
+    return {name: own[name].default if value is None else value for name, value in given.items()}
+
+
+def takers(option: str) -> tuple[str, ...]:
+    """The modes that this option means something in; none for an option of the run."""
+    return tuple(name for name, mode in PLAIN.items() if mode.takes(option))
+
+
+def given_options(options: ModeOptions) -> dict[str, Any]:
+    """The options of modes that differ from their defaults; a 0 that an option allows turns it off, which is none."""
+    found: dict[str, Any] = {}
+    for name, field in type(options).model_fields.items():
+        value, bound = getattr(options, name), declared(field.metadata).bound
+        if takers(name) and value != field.default:
+            is_off = type(value) is int and value == 0 and bound is not None and not bound(name, 0)
+            found |= {} if is_off else {name: value}
+    return found
+
+
+def problems(options: ModeOptions, workers: int) -> list[str]:
+    """What cannot work in this mode with so many workers, a sentence each; `hybrid` is checked by its phases."""
+    mode = PLAIN.get(options.mode)
+    if mode is None:
+        return []
+    found: list[str] = []
+    for name, value in given_options(options).items():
+        said = digits(value) if type(value) is int else value
+        option = declared(type(options).model_fields[name].metadata)
+        if mode.takes(name):
+            found += option.bound(name, value) if option.bound else []
+            if option.below_workers and 0 < workers <= value:
+                found.append(
+                    f"{name} is {said} of {workers} workers: {option.below_workers}; "
+                    "use a number below that of workers"
+                )
+        elif value is not False:
+            *others, last = takers(name)
+            modes = f"{', '.join(others)} or {last}" if others else last
+            found.append(
+                f"{name} is {said}, but mode {mode.name} does not take it; use --mode {modes}, or leave {name} out"
+            )
+    return found + options.conflicts()
+
+
+def has_rounds(*modes: str) -> bool:
+    """Whether one of these modes merges the results of a round together."""
+    return any(PLAIN[mode].rounds for mode in modes if mode in PLAIN)
+
+
+def may_overlap(mode: str) -> bool:
+    """Whether turns of this mode can be handed out ahead."""
+    return mode in PLAIN and PLAIN[mode].overlaps
+
+
+def is_elastic(options: ModeOptions) -> bool:
+    """Whether workers send weights, to be averaged elastically."""
+    return options.mode in PLAIN and _rule_class(options) is Elastic
+
+
+def needs_update(config: RunOptions) -> bool:
+    """Whether the master must be able to apply gradients."""
+    return bool(config.server_gradient) or any(phase.server_gradient for phase in config.phases)
+
+
+def with_whole_gradient(config: Run) -> Run:
+    """For an update that is not linear in the gradient: where rounds are synchronous, the master applies it, once.
+
+    Only so the result is that of sequential Caffe; workers that each applied it would train another model.
+    """
+    exact = {"server_gradient": True}
+
+    def needs_it(options: ModeOptions) -> bool:
+        free = options.server_gradient is None and options.delta_scale is None
+        return has_rounds(options.mode) and free and options.local_steps == 1
+
+    phases = tuple(
+        phase.model_copy(update=exact) if needs_it(phase) else phase for phase in config.phases
+    )
+    return config.model_copy(update={"phases": phases, **(exact if needs_it(config) else {})})
+
+
+# ---------------------------------------------------------------- strategies
 
 
 def make_strategy(
-    config: RunConfig, batch: int, update: Update | None = None, *, samples: int = 0
+    config: RunOptions, batch: int, update: Update | None = None, *, samples: int = 0
 ) -> Strategy:
     """The strategy of this configuration. `batch` is the samples of one iteration, for hybrid phases.
 
     `update` applies a raw gradient to the center; it is needed with `server_gradient` alone. `samples` is what a
     resumed run had merged: its phases go on from there.
     """
-    if config.mode != "hybrid":
-        return _plain(config.mode, config, update)
+    if config.mode != HYBRID:
+        return _plain(config, update)
     phases = [
-        Phase(lambda phase=phase: _plain(phase.mode, phase, update), phase.iterations * batch)  # type: ignore[misc]
+        Phase(lambda phase=phase: _plain(phase, update), phase.iterations * batch)  # type: ignore[misc]
         for phase in config.phases
     ]
     index, merged = 0, samples % sum(phase.samples for phase in phases)
@@ -40,32 +162,27 @@ def make_strategy(
     return Hybrid(phases, index=index, merged=merged)
 
 
-def needs_update(config: RunConfig) -> bool:
-    """Whether the master must be able to apply gradients."""
-    return bool(config.server_gradient) or any(phase.server_gradient for phase in config.phases)
+def _plain(options: ModeOptions, update: Update | None) -> Strategy:
+    mode = PLAIN[options.mode]
+    return mode.schedule(
+        rule=_rule(options, update),
+        local_steps=options.local_steps,
+        name=mode.name,
+        **own_options(options),
+    )
 
 
-def _plain(mode: str, options: ModeOptions, update: Update | None) -> Strategy:
-    steps = options.local_steps
-    if mode == "easgd":
-        return easgd(options.moving_rate, steps)
-    rule = _rule(mode, options, update)
-    if mode == "sync":
-        return Synchronous(rule, steps, options.backup_workers)
-    if mode == "async":
-        return Asynchronous(rule, steps)
-    if mode == "partial":
-        return Partial(rule, options.max_advance or DEFAULT_MAX_ADVANCE, steps)
-    return WeedOut(rule, options.window or DEFAULT_WINDOW, steps)
+def _rule_class(options: ModeOptions) -> RuleClass:
+    """The rule whose option was given, else the usual one."""
+    usual, *others = PLAIN[options.mode].rules
+    chosen = [rule for rule in others if getattr(options, rule.option) not in (None, False)]
+    return chosen[0] if chosen else usual
 
 
-def _rule(mode: str, options: ModeOptions, update: Update | None) -> MergeRule:
-    if options.server_gradient:
+def _rule(options: ModeOptions, update: Update | None) -> MergeRule:
+    rule = _rule_class(options)
+    if rule is ServerGradient:
         if update is None:
             raise ValueError("server_gradient needs the master's update")
-        return ServerGradient(update)
-    if options.moving_rate is not None:
-        return Elastic(options.moving_rate)
-    if mode == "sync":
-        return AverageDeltas(options.delta_scale)
-    return AddDelta(options.delta_scale)
+        return rule(update)
+    return rule(getattr(options, rule.option))

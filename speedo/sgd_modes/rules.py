@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -41,6 +41,26 @@ class MergeRule(Protocol):
         self, center: Vector, contributions: Sequence[Contribution], rate: float, iteration: int
     ) -> None:
         """Merge into `center`, in place. `iteration` is the global one before the merge."""
+        ...
+
+
+class RuleClass(Protocol):
+    """A rule's class, as a mode names it. `option` is the one that chooses and sets the rule, empty for none.
+
+    `usual` is the option's default in words, `source` where that comes from.
+    """
+
+    @property
+    def option(self) -> str: ...
+
+    @property
+    def usual(self) -> str: ...
+
+    @property
+    def source(self) -> str: ...
+
+    def __call__(self, value: Any, /) -> MergeRule:
+        """The rule with this value of its option; None: its default."""
         ...
 
 
@@ -111,6 +131,9 @@ class AddDelta:
     diverge at the rate that one bears, and four at one half reach the accuracy of one.
     """
 
+    option: ClassVar[str] = "delta_scale"
+    usual: ClassVar[str] = "min(1, 2 / workers)"
+    source: ClassVar[str] = "measured: modes.md, momentum and the scale of deltas"
     scale: float | None = None
 
     @property
@@ -131,6 +154,9 @@ class AddDelta:
 class AverageDeltas:
     """center += scale * sum_w (samples_w / samples) delta_w: the step of one solver with the whole batch."""
 
+    option: ClassVar[str] = "delta_scale"
+    usual: ClassVar[str] = "1"
+    source: ClassVar[str] = "the mean is the step of one solver"
     scale: float | None = None
 
     @property
@@ -154,6 +180,9 @@ class Elastic:
     means the paper's 0.9 / n for n live workers.
     """
 
+    option: ClassVar[str] = "moving_rate"
+    usual: ClassVar[str] = "0.9 / workers"
+    source: ClassVar[str] = "Zhang, Choromanska, LeCun 2015"
     alpha: float | None = None
 
     @property
@@ -200,6 +229,9 @@ class ServerGradient:
     weight decay, momentum, learning rate of that iteration. Workers keep no momentum.
     """
 
+    option: ClassVar[str] = "server_gradient"
+    usual: ClassVar[str] = ""
+    source: ClassVar[str] = ""
     update: Callable[[Vector, Vector, int], None]
 
     @property

@@ -1,31 +1,36 @@
 """Synchronous SGD: a round ends when every worker that it waits for has reported or left.
 
-The sample-weighted mean of the deltas is merged once per round. With the solver's batch split over the
-workers this is the step that one solver would have made with the whole batch (Zinkevich et al.,
-Parallelized Stochastic Gradient Descent, NIPS 2010, averaged every step). With b backup workers a round
-merges the first n - b results, and what stragglers bring afterwards is discarded (Chen et al., Revisiting
-Distributed Synchronous SGD, 2016, section 4: N + b workers, of which the first N count).
+The sample-weighted mean of the deltas is merged once per round. With the solver's batch split over the workers this is
+the step that one solver would have made with the whole batch (Zinkevich et al., Parallelized Stochastic Gradient
+Descent, NIPS 2010, averaged every step). With b backup workers a round merges the first n - b results, and what
+stragglers bring afterwards is discarded (Chen et al., Revisiting Distributed Synchronous SGD, 2016, section 4).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from speedo.bounds import LARGEST_COUNT, Option, Whole
 from speedo.messages import NOTHING, Decision, Result
-from speedo.sgd_modes.rules import MergeRule
+from speedo.sgd_modes.base import Mode
+from speedo.sgd_modes.rules import AverageDeltas, MergeRule, ServerGradient
+
+BACKUP_WORKERS = Option(
+    "A round closes when all but N workers have reported.", Whole(0, LARGEST_COUNT),
+    source="every result counts", below_workers="a round would wait for nobody")  # fmt: skip
 
 
 @dataclass
 class Synchronous:
-    """Hold results until all but `backup` of the round have reported; merge once, let everybody train.
+    """Hold results until all but `backup_workers` of the round have reported; merge once, let everybody train.
 
-    `awaited` are those of the round who have not reported for it; some of them are still `late` with a
-    turn of a round that was closed without them, and train for this one once that is over.
+    `awaited` have not reported for the round; the `late` ones among them still have a turn of a round that was closed.
     """
 
     rule: MergeRule
     local_steps: int = 1
-    backup: int = 0
+    backup_workers: Annotated[int, BACKUP_WORKERS] = 0
     name: str = "sync"
     live: set[int] = field(default_factory=set)
     awaited: set[int] = field(default_factory=set)
@@ -57,9 +62,9 @@ class Synchronous:
         return self._close_when_enough()
 
     def _close_when_enough(self) -> Decision:
-        """At most `backup` are missing and somebody delivered, or nobody is left who could."""
+        """At most `backup_workers` are missing and somebody delivered, or nobody is left who could."""
         missing = len(self.awaited)
-        if self.awaited - self.late and (missing > self.backup or not self.delivered):
+        if self.awaited - self.late and (missing > self.backup_workers or not self.delivered):
             return NOTHING
         return self._close_round()
 
@@ -68,3 +73,8 @@ class Synchronous:
         self.late = self.awaited
         self.awaited = set(self.live)
         return Decision(merge=merge, train=tuple(sorted(self.live - self.late)))
+
+
+MODE = Mode(
+    "sync", Synchronous, (AverageDeltas, ServerGradient), "Zinkevich et al.", 2010, rounds=True
+)

@@ -7,9 +7,18 @@ Network, LearningSys at NIPS 2015): weed out the delayed deltas.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from speedo.bounds import LARGEST_INT32, Option, Whole
 from speedo.messages import NOTHING, Decision, Result
-from speedo.sgd_modes.rules import MergeRule
+from speedo.sgd_modes.base import Mode
+from speedo.sgd_modes.rules import AddDelta, Elastic, MergeRule, ServerGradient
+
+WINDOW = Option(
+    "Staleness from which a result is discarded; max(window, workers) is in force.",
+    Whole(1, LARGEST_INT32, "every result would be discarded; "),
+    source="the example in modes.md",
+)
 
 
 @dataclass
@@ -17,7 +26,7 @@ class WeedOut:
     """Discard a result with staleness >= max(window, n), n live workers; its worker starts anew."""
 
     rule: MergeRule
-    window: int
+    window: Annotated[int, WINDOW] = 3
     local_steps: int = 1
     name: str = "weed-out"
     live: set[int] = field(default_factory=set)
@@ -36,3 +45,6 @@ class WeedOut:
     def on_leave(self, worker: int) -> Decision:
         self.live.discard(worker)
         return NOTHING
+
+
+MODE = Mode("weed-out", WeedOut, (AddDelta, Elastic, ServerGradient), "Zheng et al.", 2015)

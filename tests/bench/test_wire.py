@@ -32,7 +32,6 @@ def test_without_rounds_a_worker_has_the_cable_alone_until_it_is_full() -> None:
 def test_a_codec_names_what_workers_send_and_what_they_fetch() -> None:
     assert codec_options("none") == []
     assert codec_options("topk:0.01") == ["--compress", "topk:0.01"]
-    assert codec_options("none@no-pace") == ["--no-pace"]
     assert codec_options("none@overlap=far") == ["--overlap", "far"]
     assert codec_options("none/bfloat16") == ["--compress-center", "bfloat16"]
     assert codec_options("int8/bfloat16") == ["--compress", "int8", "--compress-center", "bfloat16"]

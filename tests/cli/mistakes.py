@@ -77,7 +77,7 @@ def _options() -> Iterator[Mistake]:
         ("no-number", "--workers two", "'--workers': 'two'", "see `speedo train --help`", ()),
         ("unknown-option", "--workerz 2", "no such option '--workerz'", "Did you mean one of", ()),
         ("no-advance", "--mode partial --max-advance 0", "max_advance is 0", "use 1 or more", ()),
-        ("window-in-sync", "--window 3", "window is 3, but mode sync has none", "use --mode weed-out", ()),
+        ("window-in-sync", "--window 3", "window is 3, but mode sync does not take it", "use --mode weed-out", ()),
         ("pull-in-sync", "--moving-rate 0.3", "moving_rate is 0.3, but mode sync", "leave moving_rate out", ()),
         ("pull-too-strong", "--mode easgd --moving-rate 1.5", "moving_rate is 1.5", "between 0 and 1", ()),
         ("no-phases", "--mode hybrid", "mode hybrid has no phases", "give at least one", ()),

@@ -46,13 +46,13 @@ def test_nothing_given_is_a_synchronous_run_of_two_workers() -> None:
          ("moving_rate is nan: the pull must lie between 0 and 1, both excluded; 0.9 divided by the"
          " number of workers is the usual choice")),
         ({"mode": "sync", "moving_rate": 0.3},
-         ("moving_rate is 0.3, but mode sync has no elastic pull; use --mode easgd, partial or "
+         ("moving_rate is 0.3, but mode sync does not take it; use --mode partial, easgd or "
          "weed-out, or leave moving_rate out")),
         ({"mode": "partial", "moving_rate": 0.3, "delta_scale": 1},
          ("delta_scale is 1.0 together with moving_rate 0.3: elastic averaging merges weights, not "
          "deltas; leave one of the two out")),
         ({"mode": "async", "max_advance": 2},
-         ("max_advance is 2, but mode async has no bound; use --mode partial, or leave max_advance "
+         ("max_advance is 2, but mode async does not take it; use --mode partial, or leave max_advance "
          "out")),
         ({"mode": "sync", "overlap": "all"},
          ("overlap is all, but in mode sync turns wait for others' results; use --mode async or easgd, or "
@@ -64,22 +64,26 @@ def test_nothing_given_is_a_synchronous_run_of_two_workers() -> None:
         ({"mode": "partial", "max_advance": 0},
          "max_advance is 0: every worker would wait for ever; use 1 or more"),
         ({"mode": "partial", "window": 3},
-         "window is 3, but mode partial has none; use --mode weed-out, or leave window out"),
+         "window is 3, but mode partial does not take it; use --mode weed-out, or leave window out"),
         ({"mode": "weed-out", "window": 0},
          "window is 0: every result would be discarded; use 1 or more"),
         ({"delta_scale": 0}, "delta_scale is 0.0: use a factor above 0, usually at most 1"),
         ({"delta_scale": 11}, "delta_scale is 11.0: use a factor above 0, usually at most 1"),
         ({"mode": "easgd", "delta_scale": 1},
-         "delta_scale is 1.0, but easgd merges no deltas; use moving_rate"),
-        ({"mode": "easgd", "server_gradient": True},
+         ("delta_scale is 1.0, but mode easgd does not take it; use --mode sync, async, partial or weed-out, or "
+         "leave delta_scale out")),
+        ({"mode": "partial", "moving_rate": 0.3, "server_gradient": True},
          "server_gradient and elastic averaging exclude each other; leave one out"),
+        ({"mode": "easgd", "server_gradient": True},
+         ("server_gradient is True, but mode easgd does not take it; use --mode sync, async, partial or weed-out, "
+         "or leave server_gradient out")),
         ({"server_gradient": True, "local_steps": 2},
          ("server_gradient with local_steps 2: a raw gradient belongs to one point; use local_steps"
          " 1, and --batch for more samples per gradient")),
         ({"server_gradient": True, "delta_scale": 1},
          "server_gradient sends no deltas; leave delta_scale out"),
         ({"mode": "async", "backup_workers": 1},
-         ("backup_workers is 1, but mode async has no rounds; use --mode sync, or leave backup_workers "
+         ("backup_workers is 1, but mode async does not take it; use --mode sync, or leave backup_workers "
          "out")),
         ({"backup_workers": -1}, "backup_workers is -1: use 0 or more"),
         ({"workers": 3, "backup_workers": 3},
@@ -125,7 +129,7 @@ def test_nothing_given_is_a_synchronous_run_of_two_workers() -> None:
          "easgd:1000,delta_scale=...")),
         (hybrid(iterations=0), "phase 1 (async): it lasts 0 iterations; use 1 or more"),
         (hybrid(max_advance=1),
-         ("phase 1 (async): max_advance is 1, but mode async has no bound; use --mode partial, or "
+         ("phase 1 (async): max_advance is 1, but mode async does not take it; use --mode partial, or "
          "leave max_advance out")),
         ({"max_iter": 0}, "max_iter is 0: use 1 or more"),
         ({"test_interval": -1}, "test_interval is -1: use 0 or more"),
@@ -146,7 +150,7 @@ def test_nothing_given_is_a_synchronous_run_of_two_workers() -> None:
         ({"lr": "fast"}, "lr is 'fast'; use a number"),
         ({"split_batch": "perhaps"}, "split_batch is 'perhaps'; use true or false"),
         ({"mode": "asynch"},
-         "mode is 'asynch'; use one of 'sync', 'async', 'partial', 'weed-out', 'easgd' or 'hybrid'"),
+         "mode is 'asynch'; use one of 'sync', 'async', 'partial', 'easgd', 'weed-out' or 'hybrid'"),
         ({"moving_rat": 0.3}, "moving_rat is no option; did you mean moving_rate?"),
         (hybrid(localsteps=3), "phase 1: localsteps is no option; did you mean local_steps?"),
         ({"mode": "hybrid", "phases": [{"mode": "sync"}]},
@@ -155,6 +159,12 @@ def test_nothing_given_is_a_synchronous_run_of_two_workers() -> None:
 )  # fmt: skip
 def test_a_mistake_is_told_with_its_remedy(options: dict[str, Any], problem: str) -> None:
     assert problem in problems(options)
+
+
+def test_no_backup_workers_can_be_said_in_any_mode() -> None:
+    """As the files of earlier runs do."""
+    assert make_config({"mode": "async", "backup_workers": 0}).mode == "async"
+    assert make_config({**HYBRID, "backup_workers": 0}).mode == "hybrid"
 
 
 def test_all_mistakes_are_told_at_once() -> None:

@@ -72,7 +72,7 @@ def test_sync_with_a_backup_closes_with_the_first_three_of_four_and_discards_the
     None
 ):
     """One backup, four workers, 3 is slow: it comes in the second round, whose fourth is then 2."""
-    mode = Synchronous(AverageDeltas(), backup=1)
+    mode = Synchronous(AverageDeltas(), backup_workers=1)
     assert mode.on_join((0, 1, 2, 3)) == Decision(train=(0, 1, 2, 3))
     assert mode.on_result(result(1)) == NOTHING
     assert mode.on_result(result(0)) == NOTHING
@@ -85,7 +85,7 @@ def test_sync_with_a_backup_closes_with_the_first_three_of_four_and_discards_the
 
 
 def test_sync_with_a_backup_never_waits_for_a_straggler_that_stays_away() -> None:
-    mode = Synchronous(AverageDeltas(), backup=1)
+    mode = Synchronous(AverageDeltas(), backup_workers=1)
     mode.on_join((0, 1, 2))
     for _ in range(5):
         assert mode.on_result(result(0)) == NOTHING
@@ -93,7 +93,7 @@ def test_sync_with_a_backup_never_waits_for_a_straggler_that_stays_away() -> Non
 
 
 def test_sync_with_a_backup_closes_when_a_death_leaves_no_more_than_the_backup_missing() -> None:
-    mode = Synchronous(AverageDeltas(), backup=1)
+    mode = Synchronous(AverageDeltas(), backup_workers=1)
     mode.on_join((0, 1, 2, 3))
     mode.on_result(result(0))
     mode.on_result(result(1))
@@ -102,7 +102,7 @@ def test_sync_with_a_backup_closes_when_a_death_leaves_no_more_than_the_backup_m
 
 
 def test_sync_with_backups_waits_for_one_result_at_least() -> None:
-    mode = Synchronous(AverageDeltas(), backup=2)
+    mode = Synchronous(AverageDeltas(), backup_workers=2)
     mode.on_join((0, 1, 2))
     assert mode.on_leave(0) == NOTHING
     assert mode.on_leave(1) == NOTHING
@@ -111,7 +111,7 @@ def test_sync_with_backups_waits_for_one_result_at_least() -> None:
 
 def test_sync_with_a_backup_begins_anew_when_only_a_straggler_of_a_closed_round_is_left() -> None:
     """2 came while 0 trained; when 0 dies nobody trains for the round, so 2 need not wait for the straggler."""
-    mode = Synchronous(AverageDeltas(), backup=1)
+    mode = Synchronous(AverageDeltas(), backup_workers=1)
     mode.on_join((0, 1))
     assert mode.on_result(result(0)) == Decision(merge=(0,), train=(0,))
     assert mode.on_join((2,)) == NOTHING
@@ -123,7 +123,7 @@ def test_sync_with_a_backup_begins_anew_when_only_a_straggler_of_a_closed_round_
 def test_hybrid_settles_the_stragglers_of_a_sync_phase_before_the_next_begins() -> None:
     mode = Hybrid(
         [
-            Phase(lambda: Synchronous(AverageDeltas(), backup=1), samples=20),
+            Phase(lambda: Synchronous(AverageDeltas(), backup_workers=1), samples=20),
             Phase(lambda: Asynchronous(AddDelta(1.0)), samples=20),
         ]
     )
@@ -269,7 +269,7 @@ def test_backup_workers_reach_the_rounds_of_a_run_and_of_a_phase() -> None:
     )
     assert isinstance(run, Synchronous)
     assert isinstance(inner, Hybrid)
-    assert (run.backup, inner.inner.backup) == (1, 2)  # type: ignore[attr-defined]
+    assert (run.backup_workers, inner.inner.backup_workers) == (1, 2)  # type: ignore[attr-defined]
 
 
 def test_server_gradient_gives_the_update_the_weighted_mean() -> None:

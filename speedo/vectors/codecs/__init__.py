@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-from speedo.config.formats import parse_compression
+from speedo.errors import ConfigError
 from speedo.vectors.codecs.base import Codec
 from speedo.vectors.codecs.bfloat16 import BFloat16
 from speedo.vectors.codecs.float32 import Float32
@@ -12,7 +13,9 @@ from speedo.vectors.codecs.int8 import Int8
 from speedo.vectors.codecs.topk import TopK
 from speedo.vectors.vector import Blob, Layout
 
-__all__ = ["NO_COMPRESSION", "Codec", "Compression", "bytes_of", "make_codec"]
+__all__ = ["NO_COMPRESSION", "Codec", "Compression", "bytes_of", "make_codec", "parse_compression"]
+
+LARGEST_FRACTION: Final = 0.5  # a value that top-k sends takes 6 bytes, of 4 in the vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,23 @@ class Compression:
 
 
 NO_COMPRESSION = Compression()
+
+
+def parse_compression(text: str) -> tuple[str, float]:
+    """The name in `none`, `bfloat16`, `int8` or `topk:F`, and the fraction F of the values that travel."""
+    name, colon, number = text.partition(":")
+    if text in ("none", "bfloat16", "int8"):
+        return text, 1.0
+    try:
+        fraction = float(number) if name == "topk" and colon else 0.0
+    except ValueError:
+        fraction = 0.0
+    if not 0.0 < fraction <= LARGEST_FRACTION:
+        raise ConfigError(
+            f"compress is {text!r}; use none, bfloat16, int8, or topk:F with a fraction F above 0 and up to "
+            f"{LARGEST_FRACTION}, as in topk:0.01"
+        )
+    return name, fraction
 
 
 def make_codec(compress: str, layout: Layout) -> Codec:

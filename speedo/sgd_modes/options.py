@@ -1,0 +1,100 @@
+"""The options that turns and merge rules have in every mode; a mode's file adds those of its own to them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+from speedo.bounds import LARGEST_COUNT, Interval, Option, Whole
+
+
+class ModeOptions(BaseModel):
+    """A mode with its options: of a run, or of a phase of mode hybrid. None means the default of the mode.
+
+    Which mode takes which is in `speedo.sgd_modes.registry`, with the checks.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mode: str
+    local_steps: Annotated[
+        int,
+        Option(
+            "Solver steps between two exchanges (tau).",
+            Whole(1, LARGEST_COUNT, "a turn needs a step; "),
+            source="an exchange after every step, as in the original",
+        ),
+    ] = 1
+    moving_rate: Annotated[
+        float | None,
+        Option(
+            "Alpha of elastic averaging.",
+            Interval(
+                "(0, 1)",
+                "the pull must lie between 0 and 1, both excluded; 0.9 divided by the number of workers is the "
+                "usual choice",
+            ),
+            metavar="A",
+        ),
+    ] = None
+    delta_scale: Annotated[
+        float | None,
+        Option(
+            "Factor on every merged delta.",
+            Interval("(0, 10]", "use a factor above 0, usually at most 1"),
+        ),
+    ] = None
+    server_gradient: Annotated[
+        bool | None,
+        Option(
+            "Workers send raw gradients; the master applies the solver's update.",
+            usual="in sync with one local step, for solvers other than SGD and Nesterov, and with clip_gradients",
+            source="only so the step is that of one solver",
+        ),
+    ] = None
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_as_a_number(cls, value: Any, field: ValidationInfo) -> Any:
+        """`workers: yes` in YAML is a slip, not 1."""
+        kind = str(cls.model_fields[field.field_name or ""].annotation)
+        if isinstance(value, bool) and "bool" not in kind:
+            raise PydanticCustomError(
+                "float_type" if "float" in kind else "int_type", "no truth value"
+            )
+        return value
+
+    def conflicts(self) -> list[str]:
+        """Options that choose two merge rules at once, or a rule that cannot be."""
+        found: list[str] = []
+        if self.moving_rate is not None and self.delta_scale is not None:
+            found.append(
+                f"delta_scale is {self.delta_scale} together with moving_rate {self.moving_rate}: elastic "
+                "averaging merges weights, not deltas; leave one of the two out"
+            )
+        if not self.server_gradient:
+            return found
+        if self.moving_rate is not None:
+            found.append("server_gradient and elastic averaging exclude each other; leave one out")
+        if self.local_steps > 1:
+            found.append(
+                f"server_gradient with local_steps {self.local_steps}: a raw gradient belongs to one point; "
+                "use local_steps 1, and --batch for more samples per gradient"
+            )
+        if self.delta_scale is not None:
+            found.append("server_gradient sends no deltas; leave delta_scale out")
+        return found
+
+
+class PhaseOptions(ModeOptions):
+    """A phase of mode hybrid: another mode, for so many iterations."""
+
+    iterations: int
+
+
+class RunOptions(ModeOptions):
+    """The mode of a run, and the phases if it is hybrid."""
+
+    phases: tuple[PhaseOptions, ...] = ()

@@ -1,0 +1,87 @@
+"""The tables of options in docs/ are what the code declares; an option that is declared once is everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import click
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from speedo.bounds import Option, Whole
+from speedo.cli.run_options import GroupedCommand, options_for
+from speedo.config.option_table import markdown, markdown_of_modes, rows
+from speedo.config.run_config import MASTER, MERGING, RUN, SOLVER, RunConfig, make_config
+from speedo.errors import ConfigError
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+BEGIN = "<!-- options: written by `pytest tests/docs/test_options.py --rewrite-tables` -->\n"
+END = "<!-- end of options -->\n"
+
+
+@pytest.mark.parametrize(
+    ("page", "table"), [("options.md", markdown), ("modes.md", markdown_of_modes)]
+)
+def test_the_table_in_the_docs_is_current(
+    page: str, table: Callable[[], str], request: pytest.FixtureRequest
+) -> None:
+    file = DOCS / page
+    text = file.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    now = f"{before}{BEGIN}\n{table()}\n{END}{after}".replace("\n\n\n", "\n\n")
+    if request.config.getoption("--rewrite-tables"):
+        file.write_text(now, encoding="utf-8")
+    else:
+        assert text == now, "write it anew: pytest tests/docs/test_options.py --rewrite-tables"
+
+
+def test_every_option_has_words_and_every_default_but_the_solvers_is_said() -> None:
+    for row in rows():
+        assert row.option.help.endswith((".", "1000,moving_rate=0.3")), row.name
+        if row.default not in (None, False, ()):
+            assert row.usual, row.name
+            assert row.source, row.name
+
+
+class Wider(RunConfig):
+    """A run with one more option."""
+
+    helpers: Annotated[
+        int, Option("Helpers of each worker.", Whole(0, 9), source="a guess", group=RUN)
+    ] = 3
+
+
+def test_an_option_that_is_declared_once_is_in_help_docs_yaml_and_checks(tmp_path: Path) -> None:
+    seen: dict[str, object] = {}
+
+    @click.command(cls=GroupedCommand)
+    @options_for(Wider, MERGING, SOLVER, RUN, MASTER)
+    def train(**options: object) -> None:
+        seen.update(options)
+
+    page = CliRunner().invoke(train, ["--help"], terminal_width=200).output
+    assert "--helpers N" in page
+    assert "Helpers of each worker.  [default: 3]" in page
+    assert "| `--helpers N` | Helpers of each worker. | 0 to 9 | 3 | a guess |" in markdown(Wider)
+    assert CliRunner().invoke(train, ["--helpers", "4"]).exit_code == 0
+    assert seen["helpers"] == 4
+
+    file = tmp_path / "run.yaml"
+    file.write_text("helpers: 7\n")
+    config = make_config({}, file=file, model=Wider)
+    assert config.model_dump()["helpers"] == 7
+    assert yaml.safe_load(yaml.safe_dump(config.model_dump(mode="json")))["helpers"] == 7
+    for value, problem in ((10, "helpers is 10: use 0 to 9"), ("x", "helpers is 'x'; use a whole number")):  # fmt: skip
+        with pytest.raises(ConfigError) as caught:
+            make_config({"helpers": value}, model=Wider)
+        assert caught.value.problems == (problem,)
+
+
+def test_options_of_earlier_versions_in_the_file_of_a_run_are_passed_over(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("workers: 3\npace: true\nsame_core: false\n")
+    assert make_config({}, file=file) == make_config({"workers": 3})
