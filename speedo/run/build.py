@@ -18,6 +18,7 @@ from speedo.errors import CheckpointError, TrainingStopped
 from speedo.master.center import Center, squared_norm
 from speedo.master.checkpoint_writer import CheckpointKeeper
 from speedo.master.coordinator import Coordinator, Plan
+from speedo.master.divergence import DivergenceWatch
 from speedo.master.driver import Cluster, Driver, Limits, Observers
 from speedo.master.slots import Roster
 from speedo.monitor.status import StatusBoard
