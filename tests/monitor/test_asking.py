@@ -6,7 +6,6 @@ import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,8 +21,7 @@ class Asked(Control):
     """The real forms, with what they would ask of the master written down."""
 
     def __init__(self) -> None:
-        prepared: Any = SimpleNamespace(run="one", run_dir="/run")
-        super().__init__(None, prepared, None)
+        super().__init__(None, {"run": "one", "run_dir": "/run"})
         self.heard: list[tuple[Any, ...]] = []
 
     def _ask(self, method: str, *arguments: Any, timeout_s: float = 0.0) -> Any:
