@@ -122,250 +122,96 @@ class PhaseConfig(_Phase):
 class RunConfig(_Run):
     """Everything that one run is told. None means: as the solver says, or the default of the mode."""
 
+    # fmt: off
     mode: Annotated[Mode, Option("The SGD mode.", source="it trains what one Caffe would")] = "sync"
-    workers: Annotated[
-        int,
-        Option(
-            "Workers to train with.",
-            Whole(1, LARGEST_WORKERS),
-            source="the fewest that share the work",
-        ),
-    ] = 2
-    phases: Annotated[
-        tuple[PhaseConfig, ...],
-        Option(
-            "hybrid: a phase; repeat the option. Phases follow each other and start again. For example "
-            "--phase sync:500 --phase easgd:1000,moving_rate=0.3",
-            metavar="MODE:ITERATIONS[,OPTION=VALUE...]",
-            flags="--phase",
-        ),
-    ] = ()
-    split_batch: Annotated[
-        bool | None,
-        Option(
-            "Divide the batch over the workers, or give it to each.",
-            usual="divide in sync and in hybrids with sync",
-            source="keeps the solver's batch as it is",
-            flags="--split-batch/--whole-batch",
-        ),
-    ] = None
-    compress: Annotated[
-        str,
-        Option(
-            "What workers send: none (float32), bfloat16, int8, or topk:F, the fraction F of the values that are "
-            "largest, as in topk:0.01. What a payload loses by it is added to the worker's next.",
-            _compression,
-            source="all else costs precision and time",
-            metavar="HOW",
-        ),
-    ] = "none"
-    compress_center: Annotated[
-        Literal["none", "bfloat16"],
-        Option(
-            "What workers fetch: none (float32) or bfloat16; the center itself stays float32.",
-            source="likewise",
-        ),
-    ] = "none"
+    workers: Annotated[int, Option(
+        "Workers to train with.", Whole(1, LARGEST_WORKERS), source="the fewest that share the work")] = 2
+    phases: Annotated[tuple[PhaseConfig, ...], Option(
+        "hybrid: a phase; repeat the option. Phases follow each other and start again. For example "
+        "--phase sync:500 --phase easgd:1000,moving_rate=0.3", metavar="MODE:ITERATIONS[,OPTION=VALUE...]",
+        flags="--phase")] = ()
+    split_batch: Annotated[bool | None, Option(
+        "Divide the batch over the workers, or give it to each.", usual="divide in sync and in hybrids with sync",
+        source="keeps the solver's batch as it is", flags="--split-batch/--whole-batch")] = None
+    compress: Annotated[str, Option(
+        "What workers send: none (float32), bfloat16, int8, or topk:F, the fraction F of the values that are "
+        "largest, as in topk:0.01. What a payload loses by it is added to the worker's next.", _compression,
+        source="all else costs precision and time", metavar="HOW")] = "none"
+    compress_center: Annotated[Literal["none", "bfloat16"], Option(
+        "What workers fetch: none (float32) or bfloat16; the center itself stays float32.",
+        source="likewise")] = "none"
 
-    max_iter: Annotated[
-        int | None,
-        Option(
-            "Iterations, counted as Caffe does: samples / batch.",
-            Whole(1, LARGEST_INT32),
-            group=SOLVER,
-        ),
-    ] = None
-    test_interval: Annotated[
-        int | None,
-        Option(
-            "Test every N iterations; 0: only at the end.", Whole(0, LARGEST_INT32), group=SOLVER
-        ),
-    ] = None
-    lr: Annotated[
-        float | None,
-        Option("Instead of base_lr.", Float32("a learning rate above 0", zero=False), group=SOLVER),
-    ] = None
-    momentum: Annotated[
-        float | None,
-        Option(
-            "Instead of momentum.",
-            Interval("[0, 1)", "use 0 up to, not including, 1"),
-            group=SOLVER,
-        ),
-    ] = None
-    weight_decay: Annotated[
-        float | None,
-        Option("Instead of weight_decay.", Float32("0 or more", zero=True), group=SOLVER),
-    ] = None
-    batch: Annotated[
-        int | None,
-        Option("Instead of the train net's batch_size.", Whole(1, LARGEST_INT32), group=SOLVER),
-    ] = None
-    seed: Annotated[
-        int | None,
-        Option(
-            "Instead of random_seed: weights and data layers.",
-            Whole(0, LARGEST_SEED, note=", as Caffe's generator takes 32 bits"),
-            group=SOLVER,
-        ),
-    ] = None
-    cpu: Annotated[bool, Option("Train on the CPU although the solver says GPU.", group=SOLVER)] = (
-        False
-    )
+    max_iter: Annotated[int | None, Option(
+        "Iterations, counted as Caffe does: samples / batch.", Whole(1, LARGEST_INT32), group=SOLVER)] = None
+    test_interval: Annotated[int | None, Option(
+        "Test every N iterations; 0: only at the end.", Whole(0, LARGEST_INT32), group=SOLVER)] = None
+    lr: Annotated[float | None, Option(
+        "Instead of base_lr.", Float32("a learning rate above 0", zero=False), group=SOLVER)] = None
+    momentum: Annotated[float | None, Option(
+        "Instead of momentum.", Interval("[0, 1)", "use 0 up to, not including, 1"), group=SOLVER)] = None
+    weight_decay: Annotated[float | None, Option(
+        "Instead of weight_decay.", Float32("0 or more", zero=True), group=SOLVER)] = None
+    batch: Annotated[int | None, Option(
+        "Instead of the train net's batch_size.", Whole(1, LARGEST_INT32), group=SOLVER)] = None
+    seed: Annotated[int | None, Option(
+        "Instead of random_seed: weights and data layers.",
+        Whole(0, LARGEST_SEED, note=", as Caffe's generator takes 32 bits"), group=SOLVER)] = None
+    cpu: Annotated[bool, Option("Train on the CPU although the solver says GPU.", group=SOLVER)] = False
 
-    solver: Annotated[
-        Path | None,
-        Option("The solver.prototxt.", _path, "$SPEEDO_SOLVER, or the bundled LeNet", group=RUN),
-    ] = None
-    weights: Annotated[
-        Path | None, Option("Start from this .caffemodel.", _weights, group=RUN, metavar="FILE")
-    ] = None
-    resume: Annotated[
-        Path | None,
-        Option(
-            "Resume the run in this directory from its last checkpoint, or start from a .solverstate of Caffe.",
-            _path,
-            group=RUN,
-            metavar="RUN",
-        ),
-    ] = None
-    take_over: Annotated[
-        bool,
-        Option("With --resume: shut out a master that still holds the run but hangs.", group=RUN),
-    ] = False
-    checkpoint_interval: Annotated[
-        float,
-        Option(
-            "Seconds between checkpoints; 0: only at the end.",
-            Seconds("the end alone"),
-            source="chosen: a crash costs at most a minute of work",
-            group=RUN,
-        ),
-    ] = 60.0
-    run_dir: Annotated[
-        Path | None,
-        Option(
-            "Directory for all that the run writes.",
-            _path,
-            "runs/TIME-MODE",
-            group=RUN,
-            metavar="DIR",
-        ),
-    ] = None
-    python_layers: Annotated[
-        str | None,
-        Option(
-            "Modules that Python layers may be imported from, beside those in the solver's folder.",
-            _modules,
-            group=RUN,
-            metavar="MODULE[,MODULE...]",
-        ),
-    ] = None
-    data_root: Annotated[
-        Path | None,
-        Option("Last folder searched for relative data paths.", _path, group=RUN, metavar="DIR"),
-    ] = None
-    redis: Annotated[
-        str | None,
-        Option(
-            "A Redis of your own; its password may come in SPEEDO_REDIS_PASSWORD.",
-            usual="one is started",
-            group=RUN,
-            metavar="URL",
-        ),
-    ] = None
-    same_node: Annotated[
-        Literal["shared-memory", "redis"],
-        Option(
-            "How vectors reach workers on the master's machine.",
-            source="measured: performance.md",
-            group=RUN,
-        ),
-    ] = "shared-memory"
-    overlap: Annotated[
-        Overlap,
-        Option(
-            "async, easgd: workers that fetch and publish in the background while they compute; far: those on other "
-            "machines.",
-            source="with it results are staler",
-            group=RUN,
-        ),
-    ] = "none"
-    stop_on_divergence: Annotated[
-        bool,
-        Option(
-            "End a run whose loss has diverged, with what it merged until then.",
-            source="what follows is of no use",
-            group=RUN,
-        ),
-    ] = True
-    timeout: Annotated[
-        float,
-        Option(
-            "Seconds to wait for workers and answers.",
-            Seconds(),
-            source="chosen: a slow start takes less",
-            group=RUN,
-        ),
-    ] = 120.0
-    join_timeout: Annotated[
-        float | None,
-        Option(
-            "Seconds to wait for workers when fewer than --min-workers are left.",
-            Seconds(),
-            "--timeout",
-            group=RUN,
-        ),
-    ] = None
-    min_workers: Annotated[
-        int,
-        Option(
-            "Pause training while fewer than N workers are connected.",
-            source="whoever is left goes on",
-            group=RUN,
-        ),
-    ] = 1
-    restarts: Annotated[
-        int,
-        Option(
-            "Restart a worker that died, up to N times in a row.",
-            Whole(0, LARGEST_COUNT),
-            source="chosen: a fault that lasts ends its worker",
-            group=RUN,
-        ),
-    ] = 5
-    reshard_after: Annotated[
-        float,
-        Option(
-            "Redistribute the data S seconds after the set of workers last changed; 0: never.",
-            Seconds("never"),
-            source="chosen: longer than a restart takes",
-            group=RUN,
-        ),
-    ] = 60.0
+    solver: Annotated[Path | None, Option(
+        "The solver.prototxt.", _path, "$SPEEDO_SOLVER, or the bundled LeNet", group=RUN)] = None
+    weights: Annotated[Path | None, Option(
+        "Start from this .caffemodel.", _weights, group=RUN, metavar="FILE")] = None
+    resume: Annotated[Path | None, Option(
+        "Resume the run in this directory from its last checkpoint, or start from a .solverstate of Caffe.", _path,
+        group=RUN, metavar="RUN")] = None
+    take_over: Annotated[bool, Option(
+        "With --resume: shut out a master that still holds the run but hangs.", group=RUN)] = False
+    checkpoint_interval: Annotated[float, Option(
+        "Seconds between checkpoints; 0: only at the end.", Seconds("the end alone"),
+        source="chosen: a crash costs at most a minute of work", group=RUN)] = 60.0
+    run_dir: Annotated[Path | None, Option(
+        "Directory for all that the run writes.", _path, "runs/TIME-MODE", group=RUN, metavar="DIR")] = None
+    python_layers: Annotated[str | None, Option(
+        "Modules that Python layers may be imported from, beside those in the solver's folder.", _modules, group=RUN,
+        metavar="MODULE[,MODULE...]")] = None
+    data_root: Annotated[Path | None, Option(
+        "Last folder searched for relative data paths.", _path, group=RUN, metavar="DIR")] = None
+    redis: Annotated[str | None, Option(
+        "A Redis of your own; its password may come in SPEEDO_REDIS_PASSWORD.", usual="one is started", group=RUN,
+        metavar="URL")] = None
+    same_node: Annotated[Literal["shared-memory", "redis"], Option(
+        "How vectors reach workers on the master's machine.", source="measured: performance.md",
+        group=RUN)] = "shared-memory"
+    overlap: Annotated[Overlap, Option(
+        f"{', '.join(filter(may_overlap, PLAIN))}: workers that fetch and publish in the background while they "
+        "compute; far: those on other machines.", source="with it results are staler", group=RUN)] = "none"
+    stop_on_divergence: Annotated[bool, Option(
+        "End a run whose loss has diverged, with what it merged until then.", source="what follows is of no use",
+        group=RUN)] = True
+    timeout: Annotated[float, Option(
+        "Seconds to wait for workers and answers.", Seconds(), source="chosen: a slow start takes less",
+        group=RUN)] = 120.0
+    join_timeout: Annotated[float | None, Option(
+        "Seconds to wait for workers when fewer than --min-workers are left.", Seconds(), "--timeout",
+        group=RUN)] = None
+    min_workers: Annotated[int, Option(
+        "Pause training while fewer than N workers are connected.", source="whoever is left goes on", group=RUN)] = 1
+    restarts: Annotated[int, Option(
+        "Restart a worker that died, up to N times in a row.", Whole(0, LARGEST_COUNT),
+        source="chosen: a fault that lasts ends its worker", group=RUN)] = 5
+    reshard_after: Annotated[float, Option(
+        "Redistribute the data S seconds after the set of workers last changed; 0: never.", Seconds("never"),
+        source="chosen: longer than a restart takes", group=RUN)] = 60.0
 
-    host: Annotated[
-        str,
-        Option(
-            "Address of this machine to serve at.",
-            usual="127.0.0.1, this machine alone",
-            source="nothing is open to others unless asked",
-            group=MASTER,
-            metavar="ADDRESS",
-        ),
-    ] = "127.0.0.1"
-    port: Annotated[
-        int,
-        Option(
-            "Port that workers join at.",
-            Whole(1, 65535, note=f", {DEFAULT_PORT} by default"),
-            source="the original SpeeDO's",
-            group=MASTER,
-        ),
-    ] = DEFAULT_PORT
-    redis_tls: Annotated[
-        bool, Option("Encrypt what goes through the Redis that is started.", group=MASTER)
-    ] = False
+    host: Annotated[str, Option(
+        "Address of this machine to serve at.", usual="127.0.0.1, this machine alone",
+        source="nothing is open to others unless asked", group=MASTER, metavar="ADDRESS")] = "127.0.0.1"
+    port: Annotated[int, Option(
+        "Port that workers join at.", Whole(1, 65535, note=f", {DEFAULT_PORT} by default"),
+        source="the original SpeeDO's", group=MASTER)] = DEFAULT_PORT
+    redis_tls: Annotated[bool, Option("Encrypt what goes through the Redis that is started.", group=MASTER)] = False
+    # fmt: on
 
     @property
     def splits_batch(self) -> bool:

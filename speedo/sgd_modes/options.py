@@ -18,42 +18,22 @@ class ModeOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    # fmt: off
     mode: str
-    local_steps: Annotated[
-        int,
-        Option(
-            "Solver steps between two exchanges (tau).",
-            Whole(1, LARGEST_COUNT, "a turn needs a step; "),
-            source="an exchange after every step, as in the original",
-        ),
-    ] = 1
-    moving_rate: Annotated[
-        float | None,
-        Option(
-            "Alpha of elastic averaging.",
-            Interval(
-                "(0, 1)",
-                "the pull must lie between 0 and 1, both excluded; 0.9 divided by the number of workers is the "
-                "usual choice",
-            ),
-            metavar="A",
-        ),
-    ] = None
-    delta_scale: Annotated[
-        float | None,
-        Option(
-            "Factor on every merged delta.",
-            Interval("(0, 10]", "use a factor above 0, usually at most 1"),
-        ),
-    ] = None
-    server_gradient: Annotated[
-        bool | None,
-        Option(
-            "Workers send raw gradients; the master applies the solver's update.",
-            usual="in sync with one local step, for solvers other than SGD and Nesterov, and with clip_gradients",
-            source="only so the step is that of one solver",
-        ),
-    ] = None
+    local_steps: Annotated[int, Option(
+        "Solver steps between two exchanges (tau).", Whole(1, LARGEST_COUNT, "a turn needs a step; "),
+        source="an exchange after every step, as in the original")] = 1
+    moving_rate: Annotated[float | None, Option(
+        "Alpha of elastic averaging.",
+        Interval("(0, 1)", "the pull must lie between 0 and 1, both excluded; 0.9 divided by the number of workers "
+                 "is the usual choice"), metavar="A")] = None
+    delta_scale: Annotated[float | None, Option(
+        "Factor on every merged delta.", Interval("(0, 10]", "use a factor above 0, usually at most 1"))] = None
+    server_gradient: Annotated[bool | None, Option(
+        "Workers send raw gradients; the master applies the solver's update.",
+        usual="in sync with one local step, for solvers other than SGD and Nesterov, and with clip_gradients",
+        source="only so the step is that of one solver")] = None
+    # fmt: on
 
     @field_validator("*", mode="before")
     @classmethod
