@@ -11,6 +11,7 @@ from speedo.master import divergence
 from speedo.run.result import RunResult
 from speedo.storage.memory_store import MemoryStore
 from tests.runs.local import train_here
+from tests.support.nets import LENET, net_text, write_data, write_solver
 
 pytestmark = pytest.mark.caffe
 
