@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.engines.nets import LENET, net_text, write_data, write_solver
 
 from speedo.master import divergence
 from speedo.run.result import RunResult
