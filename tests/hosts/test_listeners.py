@@ -136,6 +136,7 @@ def test_train_listens_on_loopback_alone(tmp_path: Path) -> None:
             *("train", problem, "--workers", "1", *LONG), environment=CARELESS, inside=here.inside
         )
         wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":3,', 90)
-        assert len(json.loads(here.python("tests.hosts.scan", "127.0.0.1"))) >= 8
+        # Three of Ray's head, Redis, command, master and worker; the tester's may be still to come.
+        assert len(json.loads(here.python("tests.hosts.scan", "127.0.0.1"))) >= 7
         assert json.loads(there.python("tests.hosts.scan", here.address)) == []
         speedo.stop_all()

@@ -146,7 +146,12 @@ class PrivateRedis:
     @property
     def process_id(self) -> int:
         """The server's own process; a former one's until a server that died is back."""
-        return int((self._home / "pid").read_text())
+        deadline = time.monotonic() + self._start_timeout_s
+        while not (text := (self._home / "pid").read_text()).strip():  # it is just being written
+            if time.monotonic() > deadline:
+                raise StoreError(f"the private Redis at {self.address} does not say its process")
+            time.sleep(0.01)
+        return int(text)
 
     def stop(self) -> None:
         """End the server and remove its directory; may be called twice."""
