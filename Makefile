@@ -31,7 +31,7 @@ check: ## the fast loop, in seconds: format, lint, types, and the tests that sta
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache >/dev/null || $(BIN)/lint-imports
-	$(BIN)/python -m pytest -q -m 'not redis and not ray and not caffe and not slow' $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not redis and not ray and not caffe and not slow' $(ARGS)
 
 format: ## let ruff format the code and mend what it can
 	$(BIN)/ruff check --fix-only .
