@@ -70,6 +70,14 @@ class PayloadError(SpeedoError):
     """Bytes that are not the vector they should be: header, length, layout or checksum differ."""
 
 
+class NotFiniteError(PayloadError):
+    """A worker's own result is not finite: unlike a damaged center, that is its own fault."""
+
+
+class TeamBrokenError(SpeedoError):
+    """A member of a team did not come to a meeting: it died, hangs, or had to end its turn."""
+
+
 class ClusterError(SpeedoError):
     """Master and workers did not come together: address, token, versions or time."""
 

@@ -14,6 +14,7 @@ from typing import Final
 POINTS: Final = (
     "worker-fetched",  # before it computes
     "worker-pushing",  # chunks are in the store, their record is not
+    "team-summed",  # its stretch of a round is summed, the others may not have theirs
     "worker-pushed",  # the payload is in the store, the master does not know yet
     "master-merging",  # a result is taken, nothing is merged
     "master-merged",  # merged, and not published

@@ -19,13 +19,15 @@ class Joined:
     """A worker has loaded its model and can train; `samples_per_step` is its batch (x iter_size).
 
     `depth` is how many turns it may have at once. More than one is for modes that merge every result as it comes and
-    let its worker train on: their strategies then speak of workers that have room for one more turn.
+    let its worker train on: their strategies then speak of workers that have room for one more turn. `meets` names the
+    place where it can meet others to sum with them, as a team; workers with the same place can. Empty: it cannot.
     """
 
     worker: int
     incarnation: int
     samples_per_step: int
     depth: int = 1
+    meets: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,9 @@ class Left:
 class Trained:
     """A turn is finished and its payload lies in the store. `loss` is the mean over its steps.
 
-    `timings` tells where the turn's seconds went: fetch, compute, publish.
+    `timings` tells where the turn's seconds went: fetch, compute, publish; in a team also `team`: waiting for the
+    others, and summing. `losses` has the loss of each round, where there were several. In a team only the leader's
+    payload lies in the store.
     """
 
     worker: int
@@ -50,6 +54,7 @@ class Trained:
     loss: float
     samples: int
     timings: Mapping[str, float] = field(default_factory=dict)
+    losses: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +155,36 @@ NO_RESULTS = OwnResults()
 
 
 @dataclass(frozen=True, slots=True)
+class Team:
+    """The workers of one host that do this turn together: `rounds` rounds, after each of which they sum.
+
+    `members` are worker, incarnation and samples of a step, in the order of summing; the first leads: it fetches the
+    center and publishes the result of all. `formed` is a ticket that names this gathering: as long as it is the same,
+    the members go on with the connections that they have. `rate` is the factor of the mean after each round, where
+    there are several; the team then carries its own center on, and publishes that. `patience_s` bounds each wait for
+    another member, in seconds.
+    """
+
+    formed: int
+    members: tuple[tuple[int, int, int], ...]
+    rounds: int = 1
+    rate: float = 1.0
+    patience_s: float = 60.0
+
+    @property
+    def leader(self) -> int:
+        """The worker that publishes."""
+        return self.members[0][0]
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """All members, in their order."""
+        return tuple(worker for worker, _, _ in self.members)
+
+
+@dataclass(frozen=True, slots=True)
 class Train:
-    """Command to a worker: one turn of `steps` solver steps.
+    """Command to a worker: one turn of `steps` solver steps; in a team, of so many in each of its rounds.
 
     Without `moving_rate` the turn starts from center `version`. With it the worker goes on from its own
     weights (elastic averaging), after its half of the merge that made this center: that of its result `own.merged`,
@@ -174,11 +207,17 @@ class Train:
     moving_rate: float | None = None
     carry_over: bool = False
     own: OwnResults = NO_RESULTS
+    team: Team | None = None
+
+    @property
+    def all_steps(self) -> int:
+        """Solver steps of the whole turn."""
+        return self.steps if self.team is None else self.steps * self.team.rounds
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One result in a merge."""
+    """One result in a merge. `summed_by` is the worker whose payload has it summed in; None: its own has it."""
 
     worker: int
     incarnation: int
@@ -186,6 +225,8 @@ class Part:
     samples: int
     staleness: int
     loss: float
+    losses: tuple[float, ...] = ()
+    summed_by: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,9 @@ from speedo.messages import SaveState, StateSaved, Train, Trained
 from speedo.run.settings import RunSettings
 from speedo.storage.base import Store
 from speedo.transport.channel import WorkerChannel, first_line, refusal
+from speedo.transport.team_meeting import TeamMeeting
 from speedo.worker.overlapping_turns import TurnPipeline
+from speedo.worker.team_turn import TeamMember
 
 Argument = TypeVar("Argument")
 Answer = TypeVar("Answer")
@@ -31,13 +33,17 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A worker that can train; `layout` is the digest of its parameters' layout, `near` and `overlaps` are its ways."""
+    """A worker that can train; `layout` is the digest of its parameters' layout, `near` and `overlaps` are its ways.
+
+    `meets` is the same for workers that can meet as a team; empty if this one cannot.
+    """
 
     process: int
     samples_per_step: int
     layout: int
     near: bool
     overlaps: bool = False
+    meets: str = ""
 
 
 class WorkerActor:
@@ -48,6 +54,7 @@ class WorkerActor:
     """
 
     _pipeline: TurnPipeline | None = None
+    _team: TeamMember | None = None
     _engine_thread: ThreadPoolExecutor | None = None
 
     def warm_up(self) -> None:
@@ -96,16 +103,21 @@ class WorkerActor:
         return self._ready(self._begin(place))
 
     def _ready(self, engine: Engine) -> Ready:
-        from speedo.run.open_store import is_near
+        from speedo.run.open_store import is_near, this_machine
 
         near = is_near(self._settings.near)
         overlaps = self._pipeline is not None
-        return Ready(os.getpid(), engine.samples_per_step, engine.layout.digest, near, overlaps)
+        meets = "" if self._team is None else f"{this_machine()}:{self._scratch.parent}"
+        return Ready(
+            os.getpid(), engine.samples_per_step, engine.layout.digest, near, overlaps, meets
+        )
 
     def rebuild(self, place: Assignment) -> Ready:
         """Take another place with the engine built anew, all but its history."""
         if self._pipeline is not None:
             self._pipeline.close()
+        if self._team is not None:
+            self._team.close()
         return self._by_engine(self._rebuild, place)
 
     def _rebuild(self, place: Assignment) -> Ready:
@@ -167,6 +179,9 @@ class WorkerActor:
         )
         if self._engine_thread is not None and isinstance(self._worker, OverlappingWorker):
             self._pipeline = TurnPipeline(self._worker, self._engine_thread)
+        elif settings.teams:
+            meeting = TeamMeeting(self._scratch.parent, place.worker, place.incarnation)
+            self._team = TeamMember(self._worker, meeting)
         return engine
 
     def _store_trouble(self, trouble: str | None) -> None:
@@ -183,6 +198,8 @@ class WorkerActor:
     def turn(self, command: Train) -> Trained:
         if self._pipeline is not None:
             return self._pipeline.submit(command).result()
+        if self._team is not None and command.team is not None:
+            return self._team.turn(command)
         return self._worker.turn(command)
 
     def serve(self, folder: str, worker: int, incarnation: int) -> None:

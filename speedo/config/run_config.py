@@ -41,6 +41,7 @@ from speedo.sgd_modes.registry import (
     may_overlap,
     problems,
     takers,
+    waits_for_all,
     with_own_options,
 )
 from speedo.system.files import problem_with_name
@@ -186,6 +187,13 @@ class RunConfig(_Run):
     overlap: Annotated[Overlap, Option(
         f"{', '.join(filter(may_overlap, PLAIN))}: workers that fetch and publish in the background while they "
         "compute; far: those on other machines.", source="with it results are staler", group=RUN)] = "none"
+    team: Annotated[Literal["host", "off"], Option(
+        "host: in sync the workers of one host sum among themselves, and report as one; off: each to the master.",
+        source="measured: performance.md", group=RUN)] = "host"
+    stretch: Annotated[float, Option(
+        "A team that trains alone reports every S seconds; until then it does its rounds by itself. 0: after each "
+        "round. What it did since its last report is lost if a member dies.", Seconds("after each round"),
+        source="chosen: little is lost, and reports cost little", group=RUN)] = 0.5
     stop_on_divergence: Annotated[bool, Option(
         "End a run whose loss has diverged, with what it merged until then.", source="what follows is of no use",
         group=RUN)] = True
@@ -219,6 +227,11 @@ class RunConfig(_Run):
         if self.split_batch is not None:
             return self.split_batch
         return has_rounds(self.mode, *(phase.mode for phase in self.phases))
+
+    @property
+    def teams(self) -> bool:
+        """Whether the workers of one host sum among themselves, where there are several."""
+        return self.team == "host" and waits_for_all(self)
 
     @property
     def seconds_to_join(self) -> float:

@@ -183,10 +183,14 @@ class Center:
     def merge(self, action: Merge, iteration_before: int) -> Merge:
         """Carry out a merge and publish the version that it makes; the same action with its timings."""
         reached("master-merging")
-        taken = [self._payloads.pop((part.worker, part.ticket)) for part in action.parts]
+        own_parts = [part for part in action.parts if part.summed_by is None]
+        taken = [self._payloads.pop((part.worker, part.ticket)) for part in own_parts]
+        samples = Counter[int]()
+        for part in action.parts:
+            samples[part.worker if part.summed_by is None else part.summed_by] += part.samples
         contributions = [
-            Contribution(held.vector, part.samples)
-            for held, part in zip(taken, action.parts, strict=True)
+            Contribution(held.vector, samples[part.worker])
+            for held, part in zip(taken, own_parts, strict=True)
         ]
         began = self.clock()
         taken[0].rule.merge(self.vector, contributions, action.rate, iteration_before)
@@ -203,7 +207,8 @@ class Center:
         reached("master-published")
         own = {"merge": merged - began, "publish_center": self.clock() - merged}
         self._retire(previous)
-        timings = tuple({"receive": held.seconds, **own} for held in taken)
+        receive = {part.worker: held.seconds for held, part in zip(taken, own_parts, strict=True)}
+        timings = tuple({"receive": receive.get(part.worker, 0.0), **own} for part in action.parts)
         return Merge(
             action.version,
             action.iteration,
@@ -215,9 +220,10 @@ class Center:
 
     def drop(self, action: Drop) -> None:
         """Forget a result that is not merged; a late one may repeat one that is held and still counts."""
-        if action.decision == "discarded":
+        held = self._payloads.get((action.worker, action.ticket))
+        if held is not None and action.decision == "discarded":
             self._let_go(self._payloads.pop((action.worker, action.ticket)))
-        elif (action.worker, action.ticket) not in self._payloads:
+        elif held is None:
             self._over.append(keys.payload(self.run, action.worker, action.ticket))
 
     def tidy(self) -> None:

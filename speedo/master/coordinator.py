@@ -12,6 +12,10 @@ keeps the books that make its decisions safe:
   is left needs; a worker without work, or while too few workers live, is parked. To the strategy a parked
   worker has left, and joins when there is work again: it needs no rule of its own for the end.
 - *Staleness* of a result is the number of results received between its ticket's issue and itself.
+- *Teams.* Workers that can meet are one unit to the strategy, with a number below 0. All get the same turn, a stretch;
+  it counts once all members have answered, as one result, whose payload is the leader's. If one of them leaves, or is
+  refused, the stretch is void for all. A team that trains alone does several rounds in a stretch, up to the next test,
+  snapshot or end; its payload is the center that it made.
 - *Bad results.* To the strategy a worker whose payload is refused has left and joined again, so nobody waits
   for the lost result. After `STRIKES` of them in a row the worker is set aside.
 
@@ -21,8 +25,10 @@ them out in order, all of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from speedo.master.members import Member, Merged, Turn
+from speedo.master.teams import Stretch, TeamUnit, rounds_of
 from speedo.messages import (
     Action,
     Decision,
@@ -40,11 +46,12 @@ from speedo.messages import (
     SetAside,
     Snapshot,
     StopAsked,
+    Team,
     Train,
     Trained,
 )
 from speedo.sgd_modes.base import Strategy
-from speedo.sgd_modes.rules import MergeRule
+from speedo.sgd_modes.rules import MergeRule, TakeCenter
 from speedo.vectors.vector import Kind
 
 STRIKES = 3  # refused results in a row after which a worker is set aside
@@ -61,90 +68,19 @@ class Plan:
     test_interval: int = 0
     test_initialization: bool = False
     snapshot: int = 0
+    teams: bool = False  # whether workers that can meet sum among themselves
+    stretch_s: float = 0.0  # seconds that a team may train between two reports
 
     @property
     def samples(self) -> int:
         return self.batch * self.max_iter
 
 
-@dataclass(slots=True)
-class Turn:
-    """A turn that its worker still owes the result of."""
-
-    ticket: int
-    samples: int
-    received_before: int
-    rule: MergeRule
-
-
-@dataclass(frozen=True, slots=True)
-class Merged:
-    """The merge that a worker's latest result went into, of ticket `ticket`."""
-
-    version: int
-    rule: MergeRule
-    rate: float
-    ticket: int
-
-
-@dataclass(slots=True)
-class Member:
-    """A worker that is in the run."""
-
-    incarnation: int
-    samples_per_step: int
-    depth: int = 1
-    turns: list[Turn] = field(default_factory=list)  # the oldest first
-    latest: int = 0  # the ticket of the turn that was issued last
-    strikes: int = 0
-    merged: Merged | None = None
-
-    def catch_up(self, rule: MergeRule, version: int) -> tuple[float | None, int]:
-        """Elastic averaging: `Train.moving_rate` and `Train.own.merged` of the turn that was just added.
-
-        A worker goes on from its own weights right after its own merge, or ahead of it.
-        """
-        merged = self.merged
-        if rule.payload is Kind.WEIGHTS:
-            if merged is not None and merged.rule is rule and merged.version == version:
-                return merged.rate, merged.ticket
-            if len(self.turns) > 1:
-                return 0.0, 0
-        return None, 0
-
-    @property
-    def has_room(self) -> bool:
-        """Whether it may have one more turn; not while an earlier one is late, which a later one has overtaken."""
-        in_order = not self.turns or self.turns[-1].ticket == self.latest
-        return in_order and len(self.turns) < self.depth
-
-    def turn(self, ticket: int) -> Turn | None:
-        """The turn of this ticket, while its result is owed."""
-        for turn in self.turns:
-            if turn.ticket == ticket:
-                return turn
-        return None
-
-    def end(self, turn: Turn) -> None:
-        """Its result has come. It is the worker's own, which makes no other turn of it staler."""
-        self.turns.remove(turn)
-        for other in self.turns:
-            other.received_before += 1
-        self.merged = None
-
-    def end_all(self) -> int:
-        """None of its results is waited for any more: the samples of all these turns."""
-        samples = sum(turn.samples for turn in self.turns)
-        self.turns.clear()
-        self.merged = None
-        return samples
-
-
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A result whose payload is received, and that waits for the strategy's decision."""
+    """The results of a unit, whose payload is received, and that wait for the strategy's decision."""
 
-    part: Part
+    parts: tuple[Part, ...]
     rule: MergeRule
 
 
@@ -175,8 +111,9 @@ class Coordinator:
     received: int = 0
     finished: bool = False
     members: dict[int, Member] = field(default_factory=dict)
-    _held: dict[int, Held] = field(default_factory=dict)  # by worker: the book of held results
-    _receiving: tuple[Trained, Member, Turn] | None = None
+    _held: dict[int, Held] = field(default_factory=dict)  # by unit: the book of held results
+    _teams: dict[int, TeamUnit] = field(default_factory=dict)  # by unit
+    _receiving: tuple[Trained, Member, Turn] | Stretch | None = None
     _parked: set[int] = field(default_factory=set)
     _samples_in_flight: int = 0
     _samples_per_step: int = 0
@@ -214,7 +151,9 @@ class Coordinator:
         actions: list[Action] = []
         match event:
             case Trained():
-                return self._on_trained(event)
+                receive = self._on_trained(event, actions)
+                if receive is not None:
+                    return receive
             case Received():
                 self._on_received(event, actions)
             case Joined() if not self.finished:
@@ -237,9 +176,22 @@ class Coordinator:
         if event.worker in self.members:
             former = self.members[event.worker].incarnation
             self._on_left(Left(event.worker, former, "a newer one took its place"), actions)
-        self.members[event.worker] = Member(event.incarnation, event.samples_per_step, event.depth)
+        unit = self._unit_for(event)
+        self.members[event.worker] = Member(
+            event.incarnation, event.samples_per_step, event.depth, unit
+        )
         self._samples_per_step += event.samples_per_step
         self._parked.add(event.worker)
+
+    def _unit_for(self, event: Joined) -> int:
+        if not (self.plan.teams and event.meets and event.depth == 1):
+            return event.worker
+        for unit, team in self._teams.items():
+            if team.meets == event.meets:
+                return unit
+        unit = -1 - len(self._teams)
+        self._teams[unit] = TeamUnit(event.meets)
+        return unit
 
     def _on_left(self, event: Left, actions: list[Action]) -> None:
         if not self._is_member(event.worker, event.incarnation):
@@ -247,41 +199,104 @@ class Coordinator:
         member = self.members.pop(event.worker)
         self._samples_in_flight -= member.end_all()
         self._samples_per_step -= member.samples_per_step
-        if event.worker in self._parked:
-            self._parked.discard(event.worker)
-        elif not self.finished:
+        was_parked = event.worker in self._parked
+        self._parked.discard(event.worker)
+        team = self._teams.get(member.unit)
+        if team is not None:
+            self._leave_team(event.worker, team, event.cause, actions)
+        elif not was_parked and not self.finished:
             self._carry_out(self.strategy.on_leave(event.worker), actions)
 
-    def _on_trained(self, event: Trained) -> Receive | list[Action]:
+    def _leave_team(self, worker: int, team: TeamUnit, cause: str, actions: list[Action]) -> None:
+        team.remove(worker)
+        if team.stretch is not None and worker in team.stretch.workers:
+            team.stretch.owing.discard(worker)
+            self._void(team.stretch, f"its team lost worker {worker}: {cause}", actions)
+        elif team.joined and not team.members:
+            self._dissolve(team, actions)
+
+    def _on_trained(self, event: Trained, actions: list[Action]) -> Receive | None:
         owed = self._owed(event)
         if isinstance(owed, str):
-            return [drop_of(event, "late", owed, loss=event.loss)]
-        self._receiving = (event, *owed)
-        return Receive(event, owed[1].rule)
+            actions.append(drop_of(event, "late", owed, loss=event.loss))
+            return None
+        member, turn = owed
+        if turn.stretch is None:
+            self._receiving = (event, member, turn)
+            return Receive(event, turn.rule)
+        return self._on_trained_in_team(event, member, turn, turn.stretch, actions)
 
-    def _on_received(self, event: Received, actions: list[Action]) -> None:
-        assert self._receiving is not None
-        assert self._receiving[0].ticket == event.ticket
-        (result, member, turn), self._receiving = self._receiving, None
+    def _on_trained_in_team(
+        self, event: Trained, member: Member, turn: Turn, stretch: Stretch, actions: list[Action]
+    ) -> Receive | None:
+        """Its payload is received once all members have answered."""
+        part = self._end_turn(event, member, turn, stretch.leader)
+        if stretch.void:
+            team = self._teams[stretch.unit]
+            team.owing.discard(event.worker)
+            actions.append(drop_of(part, "discarded", stretch.void, part.staleness, part.loss))
+            self._parked.add(event.worker)
+            return None
+        if stretch.take(part, event):
+            self._receiving = stretch
+            assert stretch.result is not None
+            return Receive(stretch.result, stretch.rule)
+        return None
+
+    def _end_turn(self, event: Trained, member: Member, turn: Turn, leader: int) -> Part:
+        """Its result has come: the record of it."""
         member.end(turn)
         self._samples_in_flight -= turn.samples
         staleness = self.received - turn.received_before
         self.received += 1
-        member.strikes = 0
-        worker, samples = result.worker, turn.samples  # as issued: nobody is credited with more
-        part = Part(worker, result.incarnation, result.ticket, samples, staleness, result.loss)
-        self._held[worker] = Held(part, turn.rule)
-        self._carry_out(self.strategy.on_result(Result(worker, samples, staleness)), actions)
+        return Part(
+            event.worker,
+            event.incarnation,
+            event.ticket,
+            turn.samples,  # as issued: nobody is credited with more
+            staleness,
+            event.loss,
+            event.losses,
+            None if event.worker == leader else leader,
+        )
+
+    def _on_received(self, event: Received, actions: list[Action]) -> None:
+        receiving, self._receiving = self._receiving, None
+        assert receiving is not None
+        if isinstance(receiving, Stretch):
+            parts, unit, rule = receiving.parts, receiving.unit, receiving.rule
+            self._teams[unit].complete(receiving)
+        else:
+            result, member, turn = receiving
+            assert result.ticket == event.ticket
+            parts = (self._end_turn(result, member, turn, result.worker),)
+            unit, rule = member.unit, turn.rule
+        for part in parts:
+            if self._is_member(part.worker, part.incarnation):
+                self.members[part.worker].strikes = 0
+        self._held[unit] = Held(parts, rule)
+        samples = sum(part.samples for part in parts)
+        staleness = max(part.staleness for part in parts)
+        self._carry_out(self.strategy.on_result(Result(unit, samples, staleness)), actions)
 
     def _on_refused(self, event: Refused, actions: list[Action]) -> None:
-        self._receiving = None
-        owed = self._owed(event)
-        if isinstance(owed, str):
-            actions.append(drop_of(event, "late", owed))
-            return
-        actions.append(drop_of(event, "refused", event.reason))
-        member = owed[0]
-        self._samples_in_flight -= member.end_all()  # one given ahead begins with what is refused
+        receiving, self._receiving = self._receiving, None
+        if isinstance(receiving, Stretch) and not self.finished:
+            member = self.members[event.worker]
+            actions.append(drop_of(event, "refused", event.reason))
+            receiving.forget(event.worker)
+            self._void(receiving, f"the sum of its team was refused: {event.reason}", actions)
+        else:
+            owed = self._owed(event)
+            if isinstance(owed, str):
+                actions.append(drop_of(event, "late", owed))
+                return
+            actions.append(drop_of(event, "refused", event.reason))
+            member, turn = owed
+            self._samples_in_flight -= (
+                member.end_all()
+            )  # one given ahead begins with what is refused
+            self._refuse_in_team(event, turn, actions)
         member.strikes += event.blame
         if member.strikes < STRIKES:
             self._park(event.worker, actions)
@@ -291,6 +306,40 @@ class Coordinator:
         self._on_left(Left(event.worker, event.incarnation, why), actions)
         if not self.members and not self.complete:
             self._finish(actions, complete=False, reason=f"every worker was set aside; {why}")
+
+    def _refuse_in_team(self, event: Refused, turn: Turn, actions: list[Action]) -> None:
+        stretch = turn.stretch
+        if stretch is None:
+            return
+        self._teams[stretch.unit].owing.discard(event.worker)
+        stretch.owing.discard(event.worker)
+        if not stretch.void:
+            self._void(stretch, f"worker {event.worker} of its team: {event.reason}", actions)
+
+    # ------------------------------------------------------------ teams
+
+    def _void(self, stretch: Stretch, why: str, actions: list[Action]) -> None:
+        """None of its results counts. Its team forms anew once all members have answered."""
+        stretch.void = why
+        team = self._teams[stretch.unit]
+        for part in stretch.parts:
+            actions.append(drop_of(part, "discarded", why, part.staleness, part.loss))
+        team.stretch, team.owing = None, set(stretch.owing)
+        self._dissolve(team, actions)
+
+    def _dissolve(self, team: TeamUnit, actions: list[Action]) -> None:
+        """To the strategy it has left; members without a turn wait."""
+        team.formed = 0
+        self._parked |= {
+            worker
+            for worker in team.members
+            if worker in self.members and not self.members[worker].turns
+        }
+        team.members.clear()
+        if team.joined and not self.finished:
+            team.joined = False
+            unit = next(unit for unit, one in self._teams.items() if one is team)
+            self._carry_out(self.strategy.on_leave(unit), actions)
 
     def _owed(self, event: Trained | Refused) -> tuple[Member, Turn] | str:
         """The worker and the turn that this result is of; why it is not one that is waited for, if it is not."""
@@ -318,13 +367,13 @@ class Coordinator:
         if decision.train:
             self._train(decision.train, actions)
 
-    def _discard(self, worker: int, why: str, actions: list[Action]) -> None:
-        part = self._held.pop(worker).part
-        actions.append(drop_of(part, "discarded", why, part.staleness, part.loss))
+    def _discard(self, unit: int, why: str, actions: list[Action]) -> None:
+        for part in self._held.pop(unit).parts:
+            actions.append(drop_of(part, "discarded", why, part.staleness, part.loss))
 
-    def _merge(self, workers: tuple[int, ...], actions: list[Action]) -> None:
-        held = [self._held.pop(worker) for worker in workers]
-        parts, rule = tuple(one.part for one in held), held[0].rule
+    def _merge(self, units: tuple[int, ...], actions: list[Action]) -> None:
+        held = [self._held.pop(unit) for unit in units]
+        parts, rule = tuple(part for one in held for part in one.parts), held[0].rule
         before = self.iteration
         self.version += 1
         self.samples += sum(part.samples for part in parts)
@@ -339,34 +388,90 @@ class Coordinator:
             if crossed(before, now, self.plan.snapshot):
                 actions.append(Snapshot(self.version, now))
 
-    def _train(self, workers: tuple[int, ...], actions: list[Action]) -> None:
+    def _train(self, units: tuple[int, ...], actions: list[Action]) -> None:
         """Issue turns to each, all of one length, as far as there is work; park those that have none then."""
         left = self.plan.samples - self.samples - self._samples_in_flight
+        workers = [worker for unit in units for worker in self._workers_of(unit)]
         per_step = sum(self.members[worker].samples_per_step for worker in workers)
         steps = max(1, min(self.strategy.local_steps, -(-left // per_step)))
         enough = len(self.members) >= self.plan.min_workers
-        for depth in range(max(self.members[worker].depth for worker in workers)):
-            for worker in workers:
+        for unit in units:
+            if unit in self._teams and left > 0 and enough:
+                left -= self._issue_to_team(unit, steps, left, actions)
+        alone = [worker for worker in workers if self.members[worker].unit == worker]
+        for depth in range(max((self.members[worker].depth for worker in alone), default=0)):
+            for worker in alone:
                 member = self.members[worker]
                 if left > 0 and enough and len(member.turns) == depth and member.has_room:
-                    actions.append(self._issue(worker, member, steps))
-                    left -= steps * member.samples_per_step
-        for worker in workers:
-            if not self.members[worker].turns:
-                self._park(worker, actions)
+                    turn = self._begin_turn(member, steps, self.strategy.rule)
+                    actions.append(self._command(worker, member, turn, steps))
+                    left -= turn.samples
+        for unit in units:
+            team = self._teams.get(unit)
+            if team is None and not self.members[unit].turns:
+                self._park(unit, actions)
+            elif team is not None and team.stretch is None:
+                self._dissolve(team, actions)
 
-    def _issue(self, worker: int, member: Member, steps: int) -> Train:
-        """The next turn of this worker."""
-        rule, former = self.strategy.rule, member.turns[-1] if member.turns else None
-        ahead, rate = sum(turn.samples for turn in member.turns), self._rate(rule)
-        samples = steps * member.samples_per_step
-        turn = Turn(self._next_ticket, samples, self.received, rule)
+    def _workers_of(self, unit: int) -> tuple[int, ...]:
+        return tuple(sorted(self._teams[unit].members)) if unit in self._teams else (unit,)
+
+    def _issue_to_team(self, unit: int, steps: int, left: int, actions: list[Action]) -> int:
+        """One turn for all members; the samples of it."""
+        team, workers = self._teams[unit], self._workers_of(unit)
+        rule, rounds = self.strategy.rule, 1
+        per_step = sum(self.members[worker].samples_per_step for worker in workers)
+        if len(workers) > 1 and rule.payload is Kind.DELTA and self._is_only(team):
+            rule = team.alone = team.alone or TakeCenter(rule)
+            rounds = rounds_of(self.plan, self.iteration, left, steps * per_step, team.round_s)
+        issued = []
+        stretch = Stretch(unit, rule, workers, rounds)
+        for worker in workers:
+            turn = self._begin_turn(self.members[worker], steps * rounds, rule)
+            turn.stretch = stretch
+            issued.append((worker, turn))
+        team.stretch, team.formed = stretch, team.formed or issued[0][1].ticket
+        told = None
+        if len(workers) > 1:
+            members = tuple(
+                (worker, self.members[worker].incarnation, self.members[worker].samples_per_step)
+                for worker in workers
+            )
+            told = Team(team.formed, members, rounds, self._rate(rule))
+        for worker, turn in issued:
+            command = self._command(worker, self.members[worker], turn, steps, told)
+            if rounds > 1:
+                command = replace(command, stride=per_step // self.plan.batch)
+            actions.append(command)
+        return sum(turn.samples for _, turn in issued)
+
+    def _is_only(self, team: TeamUnit) -> bool:
+        """Whether nobody else trains in this run."""
+        return not any(
+            self.members[worker].unit not in self._teams for worker in self.members
+        ) and all(other is team or not other.joined for other in self._teams.values())
+
+    def _begin_turn(self, member: Member, steps: int, rule: MergeRule) -> Turn:
+        turn = Turn(self._next_ticket, steps * member.samples_per_step, self.received, rule)
+        self._next_ticket += 1
+        self._samples_in_flight += turn.samples
         member.turns.append(turn)
         member.latest = turn.ticket
-        self._next_ticket += 1
-        self._samples_in_flight += samples
+        return turn
+
+    def _command(
+        self, worker: int, member: Member, turn: Turn, steps: int, team: Team | None = None
+    ) -> Train:
+        """The turn that was just begun, for its worker."""
+        rule, former = self.strategy.rule, member.turns[-2] if len(member.turns) > 1 else None
+        ahead = sum(one.samples for one in member.turns[:-1])
         moving_rate, merged = member.catch_up(rule, self.version)
         carry_over, member.merged = member.merged is not None or former is not None, None
+        own = (
+            OwnResults(merged)
+            if former is None
+            else OwnResults(merged, former.ticket, self._rate(rule))
+        )
         return Train(
             worker,
             member.incarnation,
@@ -375,10 +480,11 @@ class Coordinator:
             (self.samples + ahead) // self.plan.batch,
             steps,
             max(1, self._samples_per_step // self.plan.batch),
-            rule.payload,
+            turn.rule.payload,
             moving_rate,
             carry_over,
-            OwnResults(merged) if former is None else OwnResults(merged, former.ticket, rate),
+            own,
+            team,
         )
 
     def _rate(self, rule: MergeRule) -> float:
@@ -386,7 +492,8 @@ class Coordinator:
 
     def _park(self, worker: int, actions: list[Action]) -> None:
         self._parked.add(worker)
-        self._carry_out(self.strategy.on_leave(worker), actions)
+        if self.members[worker].unit == worker:
+            self._carry_out(self.strategy.on_leave(worker), actions)
 
     def _wake(self, actions: list[Action]) -> None:
         """Let parked workers join, if there is work for them and enough of them live."""
@@ -397,13 +504,37 @@ class Coordinator:
             if self.plan.test_initialization and self.samples == 0:
                 actions.append(Evaluate(self.version, self.iteration))
         if self.plan.samples - self.samples - self._samples_in_flight > 0:
-            workers, self._parked = tuple(sorted(self._parked)), set()
-            self._carry_out(self.strategy.on_join(workers), actions)
+            units = self._units_to_join()
+            if units:
+                self._carry_out(self.strategy.on_join(units), actions)
+
+    def _units_to_join(self) -> tuple[int, ...]:
+        """Parked workers by themselves, and the teams that form of them.
+
+        A team that trains takes them in for its next turn; one whose last stretch was void forms once all its members
+        have answered.
+        """
+        units = []
+        for worker in sorted(self._parked):
+            unit = self.members[worker].unit
+            team = self._teams.get(unit)
+            if team is not None and team.owing:
+                continue
+            self._parked.discard(worker)
+            if team is None or not team.joined:
+                units.append(unit)
+            if team is not None:
+                team.joined = True
+                team.add(worker)
+        return tuple(units)
 
     def _finish(self, actions: list[Action], *, complete: bool, reason: str) -> None:
         self.finished = True
-        for worker in sorted(self._held):
-            self._discard(worker, "the run is over", actions)
+        for team in self._teams.values():
+            if team.stretch is not None:
+                self._void(team.stretch, "the run is over", actions)
+        for unit in sorted(self._held):
+            self._discard(unit, "the run is over", actions)
         actions.append(Finish(complete, reason))
 
 

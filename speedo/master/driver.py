@@ -32,6 +32,7 @@ from speedo.messages import (
     StoreTrouble,
     Tested,
     Train,
+    Trained,
 )
 
 QUIET_S = 5.0  # the store is looked at when no turn under way was heard of for so long
@@ -227,6 +228,10 @@ class Driver:
             self.checkpoints.saw(event)
         elif isinstance(event, Refused) and not event.blame:
             self.center.restore()
+        elif isinstance(event, Trained) and self.coordinator.outstanding(
+            event.worker, event.ticket
+        ):
+            self._turns.measure(event.worker, event.ticket, self._heard)
         self._carry_out_all(self._actions_after(event))
         if self._diverged is not None and self._finish is None:
             self._carry_out_all(self._actions_after(self._diverged))
@@ -243,7 +248,6 @@ class Driver:
         answer = self.coordinator.handle(event)
         while isinstance(answer, Receive):
             result = answer.result
-            self._turns.measure(result.worker, result.ticket, self._heard)
             refused = self.center.receive(result, answer.rule)
             if refused is not None and not refused.blame:
                 self.center.restore()
@@ -317,15 +321,22 @@ class Driver:
 
     def _watch_loss(self, merge: Merge) -> None:
         for part in merge.parts:
-            reason = self.diverged(part.loss, part.samples)
-            if reason is not None and self._diverged is None:
-                self._diverged = StopAsked(reason)
+            losses = part.losses or (part.loss,)
+            for loss in losses:
+                reason = self.diverged(loss, part.samples // len(losses))
+                if reason is not None and self._diverged is None:
+                    self._diverged = StopAsked(reason)
 
     def _train(self, command: Train) -> None:
         if self._first_train is None:
             self._first_train = self._last_merge = self.clock()
         self.center.hold(command.version)
         self._turns.issue(command, self.clock())
+        if (
+            command.team is not None
+        ):  # who waits for another member gives up before the master gives up on all
+            patience = self._deadlines.limit(command.all_steps) / 2
+            command = replace(command, team=replace(command.team, patience_s=patience))
         self.cluster.send(command)
 
     def _release(self, over: list[Train]) -> None:

@@ -49,7 +49,7 @@ class TurnDeadlines:
         """Take the time of a turn that has ended now."""
         seconds = now - turn.began
         self._patience.pop(turn.command.worker, None)
-        self._times.append((seconds, seconds / turn.command.steps))
+        self._times.append((seconds, seconds / turn.command.all_steps))
         self._measured += 1
         if self._measured == FEWEST_TURNS or self._measured % 16 == 0:
             place = (95 * len(self._times)) // 100
@@ -65,7 +65,7 @@ class TurnDeadlines:
 
     def add(self, command: Train, now: float) -> None:
         """This turn begins now."""
-        limit = now + self.limit(command.steps) * self._patience.get(command.worker, 1.0)
+        limit = now + self.limit(command.all_steps) * self._patience.get(command.worker, 1.0)
         heapq.heappush(self._pending, (limit, command.worker, command.incarnation, command.ticket))
 
     def grant(self, turns: list[TurnUnderWay], now: float) -> None:

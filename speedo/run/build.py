@@ -175,6 +175,9 @@ def _coordinator(
         test_interval=test_interval,
         test_initialization=spec.test_initialization and test_interval > 0,
         snapshot=spec.snapshot,
+        teams=settings.teams,
+        # What is compressed loses some at each report, so it is reported as often as without a team.
+        stretch_s=config.stretch if settings.compression.payload == "none" else 0.0,
     )
     samples = resume.counters.samples if resume else 0
     return Coordinator(

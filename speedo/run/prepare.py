@@ -138,6 +138,7 @@ def run_settings(config: RunConfig, spec: SolverSpec, run: str) -> RunSettings:
         redis_is_ours=config.redis is None,
         compression=Compression(config.compress, config.compress_center),
         overlap=config.overlap,
+        teams=config.teams,
     )
 
 

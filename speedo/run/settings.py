@@ -27,8 +27,8 @@ class Near:
 class RunSettings:
     """What every node needs to know of a run. `redis_url` holds the master's password and is for the master alone.
 
-    Workers in `overlap` are given their next turn ahead. `redis_ca` is the authority of a server that speaks TLS;
-    `redis_is_ours` says that the run started the server.
+    With `teams` workers of one host sum among themselves. Workers in `overlap` are given their next turn ahead.
+    `redis_ca` is the authority of a server that speaks TLS; `redis_is_ours` says that the run started the server.
     """
 
     run: str
@@ -45,6 +45,7 @@ class RunSettings:
     epoch: int = 0
     compression: Compression = NO_COMPRESSION
     overlap: Overlap = "none"
+    teams: bool = False
 
     def started(self, redis_url: str, redis_ca: str, near: Near, epoch: int) -> RunSettings:
         """With what is known once the servers of the run are there."""

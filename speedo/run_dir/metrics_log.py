@@ -161,6 +161,7 @@ class MetricsLog:
                         loss=part.loss,
                         rate=action.rate,
                         timings={**theirs, **own},
+                        **({"losses": part.losses} if part.losses else {}),
                     )
             case Drop():
                 if action.decision != "late":

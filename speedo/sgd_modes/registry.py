@@ -106,6 +106,14 @@ def has_rounds(*modes: str) -> bool:
     return any(PLAIN[mode].rounds for mode in modes if mode in PLAIN)
 
 
+def waits_for_all(options: ModeOptions) -> bool:
+    """Whether each round waits for all workers, whose results are averaged: they may be summed on the way."""
+    mode = PLAIN.get(options.mode)
+    if mode is None or not mode.rounds:
+        return False
+    return not any(own_options(options).values())
+
+
 def may_overlap(mode: str) -> bool:
     """Whether turns of this mode can be handed out ahead."""
     return mode in PLAIN and PLAIN[mode].overlaps

@@ -173,6 +173,29 @@ class AverageDeltas:
 
 
 @dataclass(frozen=True)
+class TakeCenter:
+    """The new center is what a team that trained alone made of it, round by round, by its rule `each`.
+
+    Taken whole, so the outcome is the same to the bit however many rounds the team does between two reports.
+    """
+
+    each: MergeRule
+
+    @property
+    def payload(self) -> Kind:
+        return Kind.WEIGHTS
+
+    def rate(self, workers: int) -> float:
+        return self.each.rate(workers)
+
+    def merge(
+        self, center: Vector, contributions: Sequence[Contribution], rate: float, iteration: int
+    ) -> None:
+        (team,) = contributions
+        np.copyto(center, team.vector)
+
+
+@dataclass(frozen=True)
 class Elastic:
     """Elastic averaging (Zhang, Choromanska, LeCun 2015, eq. 5 and 6): the center's half.
 

@@ -10,6 +10,7 @@ import heapq
 import random
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from speedo.engines.quadratic import QuadraticEngine
@@ -17,8 +18,9 @@ from speedo.errors import MissingKeyError, PayloadError, TrainingStopped
 from speedo.master.center import Center
 from speedo.master.coordinator import Coordinator, Plan
 from speedo.master.driver import Driver, Limits, Observer, Outcome
-from speedo.messages import Command, Event, Joined, Left, Refused, Tested, Train, Trained
+from speedo.messages import Command, Event, Joined, Left, Refused, Team, Tested, Train, Trained
 from speedo.sgd_modes.base import Strategy
+from speedo.simulation.simulated_team import train_together
 from speedo.simulation.trace import Trace
 from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
@@ -85,6 +87,8 @@ class SimulatedCluster:
         self._workers: dict[int, Worker] = {}
         self._busy: dict[tuple[int, int], float] = {}  # worker and incarnation, until when
         self._incarnations: dict[int, int] = {}
+        self.places: Callable[[int], str] = lambda worker: ""  # where a worker can meet its team
+        self._teams: dict[int, dict[int, Train]] = {}  # commands of a stretch, by its first ticket
         self.version: Callable[[], int] = lambda: 0
         self._last_version, self._events = 0, 0  # events since the version last changed
 
@@ -163,7 +167,8 @@ class SimulatedCluster:
             self.run, worker, incarnation, engine, self.store, self.clock,
             compression=self.world.compression,
         )  # fmt: skip
-        return Joined(worker, incarnation, engine.samples_per_step, 2 if overlaps else 1)
+        depth = 2 if overlaps else 1
+        return Joined(worker, incarnation, engine.samples_per_step, depth, self.places(worker))
 
     def _gone(self, worker: int, cause: str) -> Event | None:
         present = self._workers.pop(worker, None)
@@ -174,6 +179,8 @@ class SimulatedCluster:
         return Left(worker, present.incarnation, cause)
 
     def _send_train(self, command: Train) -> None:
+        if command.team is not None:
+            return self._send_to_team(command, command.team)
         worker = self._workers.get(command.worker)
         if worker is None or worker.incarnation != command.incarnation:
             return
@@ -198,6 +205,67 @@ class SimulatedCluster:
             poisoned = faults.poison > 0 and chance() < faults.poison
             again = faults.repeat > 0 and chance() < faults.repeat
             self.at(done, lambda: self._turn(worker, command, poisoned, again))
+
+    def _send_to_team(self, command: Train, team: Team) -> None:
+        """The turn is over for all when the slowest is done; the commands of all members come one after another."""
+        first = command.ticket - team.workers.index(command.worker)
+        commands = self._teams.setdefault(first, {})
+        commands[command.worker] = command
+        if len(commands) < len(team.members):
+            return
+        del self._teams[first]
+        world, faults, chance = self.world, self.world.faults, self.random.random
+        slowest = max(world.slowness(worker) for worker in commands)
+        lasts = world.step_s * command.all_steps * slowest
+        lasts *= 1.0 + world.jitter * (2.0 * chance() - 1.0)
+        meetings = 2 * team.rounds + 1
+        fate = {
+            worker: self.random.randrange(meetings)
+            for worker in commands
+            if faults.die and chance() < faults.die
+        }
+        poisoned = [worker for worker in commands if faults.poison and chance() < faults.poison]
+        lost = [worker for worker in commands if faults.lose and chance() < faults.lose]
+        again = [worker for worker in commands if faults.repeat and chance() < faults.repeat]
+        done = self.now + lasts + 2 * world.latency_s
+        self.at(done, lambda: self._team_turn(team, commands, fate, poisoned, lost, again, lasts))
+
+    def _team_turn(
+        self,
+        team: Team,
+        commands: dict[int, Train],
+        fate: dict[int, int],
+        poisoned: list[int],
+        lost: list[int],
+        again: list[int],
+        lasts: float,
+    ) -> None:
+        workers = {
+            worker: self._workers[worker]
+            for worker, incarnation, _ in team.members
+            if worker in self._workers and self._workers[worker].incarnation == incarnation
+        }
+        if not workers:
+            return
+        answers = train_together(team, workers, commands, fate, poisoned)
+        for worker in fate:
+            if worker in workers:
+                notice = partial(self._gone_if, workers[worker])
+                self.at(self.now + self.world.faults.notice_s, notice)
+        for worker, answer in answers.items():
+            if isinstance(answer, Trained):
+                answer = replace(answer, timings={"compute": lasts})
+            if worker not in lost:
+                self.at(self.now, partial(self._answer, workers[worker], answer))
+            if worker in again:
+                self.at(self.now + self.world.latency_s, partial(self._answer, None, answer))
+
+    def _gone_if(self, worker: Worker) -> Event | None:
+        return self._gone(worker.worker, "killed") if self._present(worker) else None
+
+    def _answer(self, worker: Worker | None, answer: Trained | Refused) -> Event | None:
+        """It reaches the master if its worker is still there; a repetition in any case."""
+        return answer if worker is None or self._present(worker) else None
 
     def _present(self, worker: Worker) -> bool:
         return self._workers.get(worker.worker) is worker
@@ -288,11 +356,13 @@ def simulate(
     observer: Callable[[Observer], Observer] = lambda trace: trace,
     limits: Limits | None = None,
     overlap: Container[int] = (),
+    places: Callable[[int], str] | None = None,
 ) -> Simulation:
     """Run `plan` on simulated workers, `plan.workers` of them unless `joins` says otherwise.
 
     `samples_per_step` is each worker's batch: the plan's by default. `script` may add joins and deaths. The workers in
-    `overlap` are given their next turns ahead. Raises `TrainingStopped` for a run that makes no progress.
+    `overlap` are given their next turns ahead; `places` says where a worker can meet others, as a team. Raises
+    `TrainingStopped` for a run that makes no progress.
     """
     world = world or World()
     store = MemoryStore(clock=lambda: cluster.now)
@@ -304,6 +374,7 @@ def simulate(
         )
 
     cluster = SimulatedCluster(world, store, "simulated", engine, seed, overlap)
+    cluster.places = places or cluster.places
     for worker in range(plan.workers) if joins is None else joins:
         cluster.join(worker)
     if script is not None:

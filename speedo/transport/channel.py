@@ -19,9 +19,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from speedo.errors import MissingKeyError, PayloadError, StoreUnavailableError
+from speedo.errors import (
+    MissingKeyError,
+    NotFiniteError,
+    PayloadError,
+    StoreUnavailableError,
+    TeamBrokenError,
+)
 from speedo.json_lines import line_of, values_of
-from speedo.messages import OwnResults, Refused, SaveState, StateSaved, Train, Trained
+from speedo.messages import OwnResults, Refused, SaveState, StateSaved, Team, Train, Trained
 from speedo.transport.core_affinity import Draw, DriverCore, DriverThread
 from speedo.transport.event_queue import READ_BYTES, Inbox
 from speedo.vectors.vector import Kind
@@ -59,6 +65,11 @@ def unpack(line: bytes) -> Message:
         values["payload"] = Kind(values["payload"])
     if "own" in values:
         values["own"] = OwnResults(**values["own"])
+    if values.get("team") is not None:
+        members = tuple(tuple(member) for member in values["team"].pop("members"))
+        values["team"] = Team(members=members, **values["team"])
+    if "losses" in values:
+        values["losses"] = tuple(math.nan if one is None else one for one in values["losses"])
     if values.get("loss", 0.0) is None:
         values["loss"] = math.nan
     message: Message = kind(**values)
@@ -66,9 +77,9 @@ def unpack(line: bytes) -> Message:
 
 
 def refusal(command: Train, error: BaseException) -> Refused:
-    """What a turn that raised comes to; the worker is not to blame for the store, nor for a damaged center."""
-    passing = StoreUnavailableError | MissingKeyError | PayloadError
-    blame = not isinstance(error, passing)
+    """What a turn that raised comes to; the worker is not to blame for the store, a damaged center, or its team."""
+    passing = StoreUnavailableError | MissingKeyError | PayloadError | TeamBrokenError
+    blame = isinstance(error, NotFiniteError) or not isinstance(error, passing)
     return Refused(command.worker, command.incarnation, command.ticket, first_line(error), blame)
 
 

@@ -88,6 +88,19 @@ class Worker:
         if seen is not None:
             seen.check()
 
+    def fetch_center(self, command: Train, out: Vector) -> None:
+        """Put the center of this turn into `out`."""
+        key = self._center_key(self.run, command.version)
+        header = fetch_vector(
+            self.store, key, self.engine.layout, Kind.CENTER, out, self._center_codec
+        )
+        if header.version != command.version:
+            raise PayloadError(f"{key} holds version {header.version}")
+
+    def publish_for_team(self, command: Train, payload: Vector) -> None:
+        """Publish what the team has made, as this worker's payload of the turn."""
+        self._publish(command, payload)
+
     def _pull(self, center: Vector, rate: float, sent: Vector | None = None) -> None:
         def pull(blob: Blob, place: slice, weights: Vector) -> None:
             if not blob.statistic:

@@ -1,0 +1,117 @@
+"""Teams in the coordinator's books: workers that do their turns together, and how many rounds they do at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from speedo.messages import Part, Trained
+from speedo.sgd_modes.rules import MergeRule, TakeCenter
+
+MOST_ROUNDS: Final = 1000
+
+
+class StretchPlan(Protocol):
+    """What of a run's plan bounds a stretch; intervals are in iterations, 0 for none."""
+
+    @property
+    def batch(self) -> int: ...
+
+    @property
+    def test_interval(self) -> int: ...
+
+    @property
+    def snapshot(self) -> int: ...
+
+    @property
+    def stretch_s(self) -> float: ...
+
+
+@dataclass(slots=True)
+class Stretch:
+    """A turn that the members of a team do together; `void` is why its results do not count, empty if they do."""
+
+    unit: int
+    rule: MergeRule
+    workers: tuple[int, ...]
+    rounds: int = 1
+    void: str = ""
+    result: Trained | None = None  # the leader's
+    owing: set[int] = field(default_factory=set)
+    _trained: dict[int, Part] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.owing = set(self.workers)
+
+    @property
+    def leader(self) -> int:
+        return self.workers[0]
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The results that have come, in the order of summing."""
+        return tuple(self._trained[worker] for worker in self.workers if worker in self._trained)
+
+    def take(self, part: Part, event: Trained) -> bool:
+        """A member has answered; whether all have."""
+        self._trained[part.worker] = part
+        self.owing.discard(part.worker)
+        if part.worker == self.leader:
+            self.result = event
+        return not self.owing
+
+    def forget(self, worker: int) -> None:
+        """What this member answered is accounted for elsewhere."""
+        self._trained.pop(worker, None)
+
+
+@dataclass(slots=True)
+class TeamUnit:
+    """The workers that can meet at one place, as the one unit that the strategy knows.
+
+    `members` train in its next turn. `owing` still have to answer for a stretch that is void. `formed` names the
+    gathering whose connections they use, 0 if they have to connect anew. `round_s` is what a round of the last stretch
+    took, in seconds.
+    """
+
+    meets: str
+    members: set[int] = field(default_factory=set)
+    owing: set[int] = field(default_factory=set)
+    joined: bool = False
+    formed: int = 0
+    stretch: Stretch | None = None
+    round_s: float = 0.0
+    alone: TakeCenter | None = None
+
+    def add(self, worker: int) -> None:
+        """It trains from the next turn on."""
+        self.members.add(worker)
+        self.formed = 0
+
+    def remove(self, worker: int) -> None:
+        """It has left."""
+        self.members.discard(worker)
+        self.owing.discard(worker)
+        self.formed = 0
+
+    def complete(self, stretch: Stretch) -> None:
+        """All have answered, and the payload can be merged."""
+        self.stretch = None
+        assert stretch.result is not None
+        self.round_s = sum(stretch.result.timings.values()) / stretch.rounds
+
+
+def rounds_of(plan: StretchPlan, iteration: int, left: int, samples: int, round_s: float) -> int:
+    """How many rounds of so many `samples` a team that trains alone does before it reports; at least 1.
+
+    At most what fits into the plan's seconds, into the samples that are `left`, and before the next test or snapshot.
+    1 where the samples of a round are no whole number of iterations: each iteration keeps its learning rate.
+    """
+    per_round, rest = divmod(samples, plan.batch)
+    if rest or per_round == 0 or round_s <= 0.0:
+        return 1
+    rounds = min(MOST_ROUNDS, int(plan.stretch_s / round_s), left // samples)
+    for interval in (plan.test_interval, plan.snapshot):
+        if interval:
+            rounds = min(rounds, -(-(interval - iteration % interval) // per_round))
+    return max(1, rounds)
