@@ -17,6 +17,7 @@ from speedo.run.caffe_snapshot import read_snapshot
 from speedo.run.prepare import run_settings
 from speedo.run.result import RunResult
 from speedo.run_dir.directory import create_run_dir
+from speedo.simulation.simulated_team import train_together
 from speedo.solver import read_solver, solver_for_tester, solver_for_worker
 from speedo.storage import keys
 from speedo.storage.base import Store
@@ -31,12 +32,19 @@ class LocalCluster(Cluster):
     def __init__(self) -> None:
         self.events: deque[Event] = deque()
         self.workers: dict[int, Worker] = {}
+        self.commands: dict[int, Train] = {}  # of a team, until all are there
         self.evicted: list[tuple[int, str]] = []
         self.tester: tuple[PycaffeEngine, Store, str] | None = None
 
     def send(self, command: Command) -> None:
         assert not isinstance(command, SaveState)
-        if isinstance(command, Train):
+        if isinstance(command, Train) and command.team is not None:
+            self.commands[command.worker] = command
+            if len(self.commands) == len(command.team.members):
+                answers = train_together(command.team, self.workers, self.commands, {})
+                self.events.extend(answers.values())
+                self.commands = {}
+        elif isinstance(command, Train):
             self.events.append(self.workers[command.worker].turn(command))
         else:
             self.events.append(Tested(command.version, self.evaluate(command)))
@@ -87,7 +95,9 @@ def train_here(
             settings.keyspace, place.worker, place.incarnation, engine, store, time.monotonic,
             compression=settings.compression,
         )  # fmt: skip
-        cluster.events.append(Joined(place.worker, place.incarnation, engine.samples_per_step))
+        meets = "here" if settings.teams else ""
+        joined = Joined(place.worker, place.incarnation, engine.samples_per_step, meets=meets)
+        cluster.events.append(joined)
     if spec.has_test:
         tester = PycaffeEngine(solver_for_tester(spec), lr_policy=spec.lr_policy)
         cluster.tester = (tester, store, settings.keyspace)

@@ -1,0 +1,226 @@
+"""Runs with teams in the simulator: the model is the same as without, tests come when asked for, no fault breaks it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from speedo.master.coordinator import Plan
+from speedo.master.driver import Observer
+from speedo.master.teams import rounds_of
+from speedo.messages import (
+    Action,
+    Drop,
+    Evaluate,
+    Event,
+    Joined,
+    Merge,
+    Refused,
+    Snapshot,
+    Train,
+    Trained,
+)
+from speedo.sgd_modes.rules import AverageDeltas
+from speedo.sgd_modes.synchronous import Synchronous
+from speedo.simulation.simulator import Faults, SimulatedCluster, Simulation, World, simulate
+
+WORLD = World(step_s=0.01)
+
+
+class Seen:
+    """What the driver saw and did; `next` is the trace."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.actions: list[Action] = []
+
+    def follow(self, trace: Observer) -> Seen:
+        self.next = trace
+        return self
+
+    def saw(self, event: Event, now: float) -> None:
+        self.next.saw(event, now)
+        self.events.append(event)
+
+    def did(self, action: Action, now: float) -> None:
+        self.next.did(action, now)
+        self.actions.append(action)
+
+    def all(self, kind: type[Any]) -> list[Any]:
+        return [action for action in self.actions if isinstance(action, kind)]
+
+
+def plan(workers: int, **options: Any) -> Plan:
+    return Plan(4 * workers, 100, workers, **{"teams": True, "stretch_s": 1.0, **options})
+
+
+def run(
+    workers: int = 4,
+    hosts: int = 1,
+    *,
+    teams: bool = True,
+    seed: int = 0,
+    faults: Faults | None = None,
+    **options: Any,
+) -> tuple[Simulation, Seen]:
+    seen = Seen()
+    world = World(step_s=0.01, faults=faults or Faults())
+    script = options.pop("script", None)
+    found = simulate(
+        Synchronous(AverageDeltas(), options.pop("local_steps", 1)),
+        plan(workers, teams=teams, **options),
+        world=world,
+        seed=seed,
+        samples_per_step=4,
+        momentum=0.5,
+        observer=seen.follow,
+        places=lambda worker: f"host {worker % hosts}",
+        script=script,
+    )
+    return found, seen
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+def test_a_team_that_trains_alone_makes_the_same_model_to_the_bit(workers: int) -> None:
+    without, _ = run(workers, teams=False)
+    team, _ = run(workers)
+    often, _ = run(workers, stretch_s=0.0)
+    assert team.center.vector.tobytes() == without.center.vector.tobytes()
+    assert often.center.vector.tobytes() == without.center.vector.tobytes()
+    assert (team.outcome.iteration, often.outcome.version) == (100, 100)
+    if workers > 1:
+        assert (
+            team.outcome.version == 3
+        )  # one round to learn its time, then 1.0 s of rounds of 10 ms
+
+
+def test_teams_of_several_hosts_make_the_same_model() -> None:
+    without, _ = run(6, teams=False)
+    for hosts in (2, 3):
+        team, seen = run(6, hosts)
+        assert team.outcome.version == 100  # each round is reported
+        np.testing.assert_allclose(team.center.vector, without.center.vector, rtol=0, atol=1e-6)
+        assert {len(merge.parts) for merge in seen.all(Merge)} == {6}
+
+
+def test_only_the_leader_of_each_host_sends_a_payload() -> None:
+    _, seen = run(6, 2)
+    for merge in seen.all(Merge):
+        assert [part.summed_by for part in merge.parts] == [None, 1, 1, None, 0, 0]
+
+
+def test_tests_and_snapshots_fall_on_their_iterations() -> None:
+    _, seen = run(4, test_interval=7, snapshot=30)
+    assert [test.iteration for test in seen.all(Evaluate)] == [*range(7, 100, 7)]
+    assert [snapshot.iteration for snapshot in seen.all(Snapshot)] == [30, 60, 90]
+
+
+def test_every_iteration_of_a_stretch_has_its_number() -> None:
+    """Whole batches: a round of four workers is four iterations."""
+    seen = Seen()
+    simulate(
+        Synchronous(AverageDeltas()),
+        Plan(4, 100, 4, teams=True, stretch_s=1.0, test_interval=20),
+        world=WORLD,
+        samples_per_step=4,
+        observer=seen.follow,
+        places=lambda worker: "here",
+    )
+    turns = [one for one in seen.all(Train) if one.worker == 0]
+    assert [(one.iteration, one.team.rounds, one.stride) for one in turns[:3]] == [
+        (0, 1, 4), (4, 4, 4), (20, 5, 4),
+    ]  # fmt: skip
+    assert sum(one.team.rounds for one in turns) == 25
+
+
+@pytest.mark.parametrize(
+    ("iteration", "left", "round_s", "expected"),
+    [
+        (0, 8000, 0.0, 1),  # nothing measured yet
+        (0, 8000, 0.01, 10),  # up to the test at 20, two iterations a round
+        (10, 8000, 0.01, 5),
+        (0, 8000, 0.2, 2),  # 0.5 s
+        (0, 8000, 3.0, 1),
+        (0, 24, 0.01, 3),
+        (0, 9, 0.01, 1),
+    ],
+)
+def test_how_many_rounds_a_stretch_has(
+    iteration: int, left: int, round_s: float, expected: int
+) -> None:
+    plan = Plan(4, 1000, 2, test_interval=20, stretch_s=0.5)
+    assert rounds_of(plan, iteration, left, 8, round_s) == expected
+
+
+def test_a_round_that_is_no_whole_number_of_iterations_is_reported_by_itself() -> None:
+    plan = Plan(64, 1000, 2, stretch_s=0.5)
+    assert rounds_of(plan, 0, 10_000, 43, 0.001) == 1
+    assert rounds_of(plan, 0, 10_000, 96, 0.001) == 1
+
+
+def test_a_worker_that_joins_later_sums_with_the_others_from_the_next_turn() -> None:
+    def joins(cluster: SimulatedCluster) -> None:
+        cluster.join(4, 0.3)
+
+    found, seen = run(4, script=joins)
+    teams = [one.team.workers for one in seen.all(Train)]
+    assert teams[0] == (0, 1, 2, 3)
+    assert teams[-1] == (0, 1, 2, 3, 4)
+    formed = {one.team.workers: one.team.formed for one in seen.all(Train)}
+    assert formed[0, 1, 2, 3] != formed[0, 1, 2, 3, 4]
+    assert found.outcome.complete
+
+
+def test_who_dies_in_a_stretch_costs_that_stretch_and_no_more() -> None:
+    def dies(cluster: SimulatedCluster) -> None:
+        cluster.die(2, 0.3)
+
+    found, seen = run(4, script=dies)
+    assert found.outcome.complete
+    dropped = seen.all(Drop)
+    assert {drop.worker for drop in dropped} == {0, 1, 3}
+    assert {drop.decision for drop in dropped} <= {"discarded", "refused"}
+    assert all("worker 2" in drop.reason for drop in dropped)
+    assert seen.all(Train)[-1].team.workers == (0, 1, 3)
+
+
+@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("hosts", [1, 2, 3])
+def test_runs_with_faults_end_with_all_their_work_and_every_result_on_record(
+    hosts: int, seed: int
+) -> None:
+    faults = Faults(die=0.04, poison=0.03, lose=0.02, repeat=0.05, return_s=2.0)
+    found, seen = run(5, hosts, seed=seed, faults=faults, test_interval=20)
+    outcome = found.outcome
+    assert outcome.complete, outcome.reason
+    assert np.isfinite(found.center.vector).all()
+    merges = seen.all(Merge)
+    assert [merge.version for merge in merges] == [*range(1, outcome.version + 1)]
+    merged = Counter(
+        (part.worker, part.incarnation, part.ticket) for merge in merges for part in merge.parts
+    )
+    assert max(merged.values()) == 1
+    assert sum(part.samples for merge in merges for part in merge.parts) == outcome.samples
+    told = Counter(
+        (one.worker, one.incarnation, one.ticket)
+        for one in seen.events
+        if isinstance(one, Trained | Refused)
+    )
+    recorded = merged + Counter(
+        (drop.worker, drop.incarnation, drop.ticket) for drop in seen.all(Drop)
+    )
+    assert recorded == told
+    together: dict[tuple[int, int], set[int]] = {}  # tickets of a stretch, by gathering and version
+    stretch_of: dict[int, tuple[int, int]] = {}
+    for train in seen.all(Train):
+        if train.team is not None:
+            stretch_of[train.ticket] = (train.team.formed, train.version)
+            together.setdefault(stretch_of[train.ticket], set()).add(train.ticket)
+    for merge in merges:  # all of a team, or nobody
+        tickets = {part.ticket for part in merge.parts}
+        for ticket in tickets & stretch_of.keys():
+            assert together[stretch_of[ticket]] <= tickets
+    assert sum(isinstance(event, Joined) for event in seen.events) >= 5
