@@ -11,7 +11,7 @@ import argparse
 import time
 
 from speedo.config.run_config import make_config
-from speedo.master.coordinator import Plan
+from speedo.master.plan import Plan
 from speedo.messages import Action, Drop, Event, Merge, StopAsked
 from speedo.sgd_modes.registry import make_strategy
 from speedo.simulation.simulator import SimulatedCluster, simulate

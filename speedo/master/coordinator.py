@@ -1,7 +1,7 @@
 """The state machine of a run: an event comes in, a list of actions goes out, in the order to carry out.
 
 Theory of operation. The strategy (`speedo.sgd_modes`) decides who is merged and who trains; the coordinator
-keeps the books that make its decisions safe:
+keeps the books (`speedo.master.turn_book`) that make its decisions safe:
 
 - *Tickets.* Each turn has a number, given once. A result is taken only while its worker is there in the same
   incarnation and this very ticket is outstanding; taking it ends the ticket. So a result merges at most once,
@@ -25,124 +25,48 @@ them out in order, all of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from speedo.master.members import Member, Merged, Turn
-from speedo.master.teams import Stretch, TeamUnit, rounds_of
+from speedo.master.members import Held, Member, Merged, Receive, Received, Turn, drop_of
+from speedo.master.plan import crossed
+from speedo.master.teams import Stretch, TeamUnit
+from speedo.master.turn_book import TurnBook
 from speedo.messages import (
     Action,
     Decision,
-    Drop,
     Evaluate,
     Event,
     Finish,
     Joined,
     Left,
     Merge,
-    OwnResults,
-    Part,
     Refused,
     Result,
     SetAside,
     Snapshot,
     StopAsked,
-    Team,
-    Train,
     Trained,
 )
-from speedo.sgd_modes.base import Strategy
-from speedo.sgd_modes.rules import MergeRule, TakeCenter
-from speedo.vectors.vector import Kind
 
 STRIKES = 3  # refused results in a row after which a worker is set aside
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The work of a run, in the solver's own terms: iterations of `batch` samples."""
-
-    batch: int
-    max_iter: int
-    workers: int
-    min_workers: int = 1
-    test_interval: int = 0
-    test_initialization: bool = False
-    snapshot: int = 0
-    teams: bool = False  # whether workers that can meet sum among themselves
-    stretch_s: float = 0.0  # seconds that a team may train between two reports
-
-    @property
-    def samples(self) -> int:
-        return self.batch * self.max_iter
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """The results of a unit, whose payload is received, and that wait for the strategy's decision."""
-
-    parts: tuple[Part, ...]
-    rule: MergeRule
-
-
-@dataclass(frozen=True, slots=True)
-class Receive:
-    """Take the payload of this result out of the store, to be merged by this rule."""
-
-    result: Trained
-    rule: MergeRule
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """The payload of this ticket, which `Receive` named, can be merged."""
-
-    ticket: int
-
-
 @dataclass
-class Coordinator:
+class Coordinator(TurnBook):
     """One run's books. `version` and `samples` start where a resumed run left them."""
 
-    strategy: Strategy
-    plan: Plan
-    version: int = 0
-    samples: int = 0
-    first_ticket: int = 1
-    received: int = 0
-    finished: bool = False
-    members: dict[int, Member] = field(default_factory=dict)
     _held: dict[int, Held] = field(default_factory=dict)  # by unit: the book of held results
-    _teams: dict[int, TeamUnit] = field(default_factory=dict)  # by unit
     _receiving: tuple[Trained, Member, Turn] | Stretch | None = None
     _parked: set[int] = field(default_factory=set)
-    _samples_in_flight: int = 0
-    _samples_per_step: int = 0
     _started: bool = False
 
-    def __post_init__(self) -> None:
-        self._next_ticket = self.first_ticket
-
     # ------------------------------------------------------------ questions
-
-    @property
-    def iteration(self) -> int:
-        """The global iteration: samples merged over the solver's batch."""
-        return self.samples // self.plan.batch
-
-    @property
-    def complete(self) -> bool:
-        """Whether all of the plan's work is merged."""
-        return self.samples >= self.plan.samples
 
     @property
     def short_of_workers(self) -> bool:
         """Whether the run stands still until more workers join."""
         needed = self.plan.min_workers if self._started else self.plan.workers
         return not self.finished and len(self.members) < needed
-
-    def outstanding(self, worker: int, ticket: int) -> bool:
-        """Whether this worker still owes the result of this ticket."""
-        return worker in self.members and self.members[worker].turn(ticket) is not None
 
     # ------------------------------------------------------------ events
 
@@ -182,16 +106,6 @@ class Coordinator:
         )
         self._samples_per_step += event.samples_per_step
         self._parked.add(event.worker)
-
-    def _unit_for(self, event: Joined) -> int:
-        if not (self.plan.teams and event.meets and event.depth == 1):
-            return event.worker
-        for unit, team in self._teams.items():
-            if team.meets == event.meets:
-                return unit
-        unit = -1 - len(self._teams)
-        self._teams[unit] = TeamUnit(event.meets)
-        return unit
 
     def _on_left(self, event: Left, actions: list[Action]) -> None:
         if not self._is_member(event.worker, event.incarnation):
@@ -242,23 +156,6 @@ class Coordinator:
             assert stretch.result is not None
             return Receive(stretch.result, stretch.rule)
         return None
-
-    def _end_turn(self, event: Trained, member: Member, turn: Turn, leader: int) -> Part:
-        """Its result has come: the record of it."""
-        member.end(turn)
-        self._samples_in_flight -= turn.samples
-        staleness = self.received - turn.received_before
-        self.received += 1
-        return Part(
-            event.worker,
-            event.incarnation,
-            event.ticket,
-            turn.samples,  # as issued: nobody is credited with more
-            staleness,
-            event.loss,
-            event.losses,
-            None if event.worker == leader else leader,
-        )
 
     def _on_received(self, event: Received, actions: list[Action]) -> None:
         receiving, self._receiving = self._receiving, None
@@ -341,22 +238,6 @@ class Coordinator:
             unit = next(unit for unit, one in self._teams.items() if one is team)
             self._carry_out(self.strategy.on_leave(unit), actions)
 
-    def _owed(self, event: Trained | Refused) -> tuple[Member, Turn] | str:
-        """The worker and the turn that this result is of; why it is not one that is waited for, if it is not."""
-        if self.finished:
-            return "the run is over"
-        member = self.members.get(event.worker)
-        if member is None:
-            return "its worker is not in the run"
-        if member.incarnation != event.incarnation:
-            return f"it is of incarnation {event.incarnation}, the worker's is {member.incarnation}"
-        turn = member.turn(event.ticket)
-        return "its ticket is not outstanding" if turn is None else (member, turn)
-
-    def _is_member(self, worker: int, incarnation: int) -> bool:
-        member = self.members.get(worker)
-        return member is not None and member.incarnation == incarnation
-
     # ------------------------------------------------------------ decisions
 
     def _carry_out(self, decision: Decision, actions: list[Action]) -> None:
@@ -413,83 +294,6 @@ class Coordinator:
             elif team is not None and team.stretch is None:
                 self._dissolve(team, actions)
 
-    def _workers_of(self, unit: int) -> tuple[int, ...]:
-        return tuple(sorted(self._teams[unit].members)) if unit in self._teams else (unit,)
-
-    def _issue_to_team(self, unit: int, steps: int, left: int, actions: list[Action]) -> int:
-        """One turn for all members; the samples of it."""
-        team, workers = self._teams[unit], self._workers_of(unit)
-        rule, rounds = self.strategy.rule, 1
-        per_step = sum(self.members[worker].samples_per_step for worker in workers)
-        if len(workers) > 1 and rule.payload is Kind.DELTA and self._is_only(team):
-            rule = team.alone = team.alone or TakeCenter(rule)
-            rounds = rounds_of(self.plan, self.iteration, left, steps * per_step, team.round_s)
-        issued = []
-        stretch = Stretch(unit, rule, workers, rounds)
-        for worker in workers:
-            turn = self._begin_turn(self.members[worker], steps * rounds, rule)
-            turn.stretch = stretch
-            issued.append((worker, turn))
-        team.stretch, team.formed = stretch, team.formed or issued[0][1].ticket
-        told = None
-        if len(workers) > 1:
-            members = tuple(
-                (worker, self.members[worker].incarnation, self.members[worker].samples_per_step)
-                for worker in workers
-            )
-            told = Team(team.formed, members, rounds, self._rate(rule))
-        for worker, turn in issued:
-            command = self._command(worker, self.members[worker], turn, steps, told)
-            if rounds > 1:
-                command = replace(command, stride=per_step // self.plan.batch)
-            actions.append(command)
-        return sum(turn.samples for _, turn in issued)
-
-    def _is_only(self, team: TeamUnit) -> bool:
-        """Whether nobody else trains in this run."""
-        return not any(
-            self.members[worker].unit not in self._teams for worker in self.members
-        ) and all(other is team or not other.joined for other in self._teams.values())
-
-    def _begin_turn(self, member: Member, steps: int, rule: MergeRule) -> Turn:
-        turn = Turn(self._next_ticket, steps * member.samples_per_step, self.received, rule)
-        self._next_ticket += 1
-        self._samples_in_flight += turn.samples
-        member.turns.append(turn)
-        member.latest = turn.ticket
-        return turn
-
-    def _command(
-        self, worker: int, member: Member, turn: Turn, steps: int, team: Team | None = None
-    ) -> Train:
-        """The turn that was just begun, for its worker."""
-        rule, former = self.strategy.rule, member.turns[-2] if len(member.turns) > 1 else None
-        ahead = sum(one.samples for one in member.turns[:-1])
-        moving_rate, merged = member.catch_up(rule, self.version)
-        carry_over, member.merged = member.merged is not None or former is not None, None
-        own = (
-            OwnResults(merged)
-            if former is None
-            else OwnResults(merged, former.ticket, self._rate(rule))
-        )
-        return Train(
-            worker,
-            member.incarnation,
-            turn.ticket,
-            self.version,
-            (self.samples + ahead) // self.plan.batch,
-            steps,
-            max(1, self._samples_per_step // self.plan.batch),
-            turn.rule.payload,
-            moving_rate,
-            carry_over,
-            own,
-            team,
-        )
-
-    def _rate(self, rule: MergeRule) -> float:
-        return rule.rate(max(len(self.members), 1))
-
     def _park(self, worker: int, actions: list[Action]) -> None:
         self._parked.add(worker)
         if self.members[worker].unit == worker:
@@ -536,19 +340,3 @@ class Coordinator:
         for unit in sorted(self._held):
             self._discard(unit, "the run is over", actions)
         actions.append(Finish(complete, reason))
-
-
-def drop_of(
-    result: Trained | Refused | Part,
-    decision: str,
-    reason: str,
-    staleness: int = 0,
-    loss: float = float("nan"),
-) -> Drop:
-    """The record of a result that is not merged."""
-    return Drop(result.worker, result.incarnation, result.ticket, decision, reason, staleness, loss)
-
-
-def crossed(before: int, after: int, interval: int) -> bool:
-    """Whether a multiple of the interval lies in (before, after]."""
-    return interval > 0 and after // interval > before // interval

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from speedo.master.center import Center
-from speedo.master.coordinator import Coordinator, Receive, Received
+from speedo.master.coordinator import Coordinator
+from speedo.master.members import Receive, Received
 from speedo.master.turn_deadlines import HEARTBEAT_S, TurnDeadlines, TurnsUnderWay
 from speedo.messages import (
     Action,

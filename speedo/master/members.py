@@ -1,10 +1,11 @@
-"""What the coordinator knows of each worker of the run: the turns that it owes the results of, and its last merge."""
+"""What the coordinator writes down: of each worker the turns that it owes the results of, and results that are held."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from speedo.master.teams import Stretch
+from speedo.messages import Drop, Part, Refused, Trained
 from speedo.sgd_modes.rules import MergeRule
 from speedo.vectors.vector import Kind
 
@@ -82,3 +83,37 @@ class Member:
         self.turns.clear()
         self.merged = None
         return samples
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The results of a unit, whose payload is received, and that wait for the strategy's decision."""
+
+    parts: tuple[Part, ...]
+    rule: MergeRule
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """Take the payload of this result out of the store, to be merged by this rule."""
+
+    result: Trained
+    rule: MergeRule
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """The payload of this ticket, which `Receive` named, can be merged."""
+
+    ticket: int
+
+
+def drop_of(
+    result: Trained | Refused | Part,
+    decision: str,
+    reason: str,
+    staleness: int = 0,
+    loss: float = float("nan"),
+) -> Drop:
+    """The record of a result that is not merged."""
+    return Drop(result.worker, result.incarnation, result.ticket, decision, reason, staleness, loss)

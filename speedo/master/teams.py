@@ -3,28 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, Protocol
 
 from speedo.messages import Part, Trained
 from speedo.sgd_modes.rules import MergeRule, TakeCenter
-
-MOST_ROUNDS: Final = 1000
-
-
-class StretchPlan(Protocol):
-    """What of a run's plan bounds a stretch; intervals are in iterations, 0 for none."""
-
-    @property
-    def batch(self) -> int: ...
-
-    @property
-    def test_interval(self) -> int: ...
-
-    @property
-    def snapshot(self) -> int: ...
-
-    @property
-    def stretch_s(self) -> float: ...
 
 
 @dataclass(slots=True)
@@ -99,19 +80,3 @@ class TeamUnit:
         self.stretch = None
         assert stretch.result is not None
         self.round_s = sum(stretch.result.timings.values()) / stretch.rounds
-
-
-def rounds_of(plan: StretchPlan, iteration: int, left: int, samples: int, round_s: float) -> int:
-    """How many rounds of so many `samples` a team that trains alone does before it reports; at least 1.
-
-    At most what fits into the plan's seconds, into the samples that are `left`, and before the next test or snapshot.
-    1 where the samples of a round are no whole number of iterations: each iteration keeps its learning rate.
-    """
-    per_round, rest = divmod(samples, plan.batch)
-    if rest or per_round == 0 or round_s <= 0.0:
-        return 1
-    rounds = min(MOST_ROUNDS, int(plan.stretch_s / round_s), left // samples)
-    for interval in (plan.test_interval, plan.snapshot):
-        if interval:
-            rounds = min(rounds, -(-(interval - iteration % interval) // per_round))
-    return max(1, rounds)

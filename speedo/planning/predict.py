@@ -8,8 +8,9 @@ from typing import Any, Final
 
 from speedo.config.run_config import make_config
 from speedo.engines.quadratic import QuadraticEngine
-from speedo.master.coordinator import Coordinator, Plan
+from speedo.master.coordinator import Coordinator
 from speedo.master.driver import Driver, Limits
+from speedo.master.plan import Plan
 from speedo.messages import Action, Drop, Event, Merge, StopAsked
 from speedo.planning.calibration import Calibration
 from speedo.planning.site import Site

@@ -17,9 +17,10 @@ from speedo.engines.pycaffe import PycaffeEngine
 from speedo.errors import CheckpointError, TrainingStopped
 from speedo.master.center import Center, squared_norm
 from speedo.master.checkpoint_writer import CheckpointKeeper
-from speedo.master.coordinator import Coordinator, Plan
+from speedo.master.coordinator import Coordinator
 from speedo.master.divergence import DivergenceWatch
 from speedo.master.driver import Cluster, Driver, Limits, Observers
+from speedo.master.plan import Plan
 from speedo.master.slots import Roster
 from speedo.monitor.status import StatusBoard
 from speedo.run.caffe_snapshot import CaffeSnapshot

@@ -16,8 +16,9 @@ from typing import Final
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.errors import MissingKeyError, PayloadError, TrainingStopped
 from speedo.master.center import Center
-from speedo.master.coordinator import Coordinator, Plan
+from speedo.master.coordinator import Coordinator
 from speedo.master.driver import Driver, Limits, Observer, Outcome
+from speedo.master.plan import Plan
 from speedo.messages import Command, Event, Joined, Left, Refused, Team, Tested, Train, Trained
 from speedo.sgd_modes.base import Strategy
 from speedo.simulation.simulated_team import train_together

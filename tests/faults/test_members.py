@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from speedo.master.coordinator import Plan
+from speedo.master.plan import Plan
 from speedo.messages import Action, Event, Merge
 from speedo.simulation.simulator import Faults
 from tests.faults.rows import MODES, Finding, row

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from speedo.master.coordinator import Plan
+from speedo.master.plan import Plan
 from speedo.simulation.simulator import Faults
 from tests.faults.rows import Finding, row
 from tests.faults.running import Run

@@ -10,7 +10,8 @@ import pytest
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.master.center import Center
 from speedo.master.checkpoint_writer import CheckpointKeeper
-from speedo.master.coordinator import Coordinator, Plan
+from speedo.master.coordinator import Coordinator
+from speedo.master.plan import Plan
 from speedo.messages import Checkpointed, Joined, Left
 from speedo.run_dir.checkpoint_file import checkpoints_in
 from speedo.sgd_modes.rules import AverageDeltas

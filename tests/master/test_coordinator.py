@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from speedo.master.coordinator import STRIKES, Coordinator, Plan, Receive, Received
+from speedo.master.coordinator import STRIKES, Coordinator
+from speedo.master.members import Receive, Received
+from speedo.master.plan import Plan
 from speedo.messages import (
     Action,
     Drop,

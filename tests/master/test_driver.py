@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from speedo import messages
-from speedo.master.coordinator import Plan
 from speedo.master.driver import Limits
+from speedo.master.plan import Plan
 from speedo.master.turn_deadlines import HEARTBEAT_S
 from speedo.messages import Action, Command, Evaluate, Event, Snapshot
 from speedo.sgd_modes.asynchronous import Asynchronous

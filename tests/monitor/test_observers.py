@@ -13,8 +13,8 @@ import pytest
 
 from speedo import messages
 from speedo.errors import ConfigError
-from speedo.master.coordinator import Plan
 from speedo.master.driver import Observer
+from speedo.master.plan import Plan
 from speedo.messages import (
     Action,
     Drop,

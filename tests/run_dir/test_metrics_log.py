@@ -9,8 +9,9 @@ from pathlib import Path
 from speedo import messages
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.master.center import Center
-from speedo.master.coordinator import Coordinator, Plan
+from speedo.master.coordinator import Coordinator
 from speedo.master.driver import Driver
+from speedo.master.plan import Plan
 from speedo.messages import Command, Drop, Evaluate, Merge, Part, StoreTrouble, Trained
 from speedo.monitor.status import StatusBoard
 from speedo.run_dir.directory import METRICS

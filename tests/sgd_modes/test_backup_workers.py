@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from speedo.config.run_config import make_config
-from speedo.master.coordinator import Plan
+from speedo.master.plan import Plan
 from speedo.messages import Drop, Merge
 from speedo.sgd_modes.registry import make_strategy
 from speedo.simulation.simulator import Simulation, World, simulate

@@ -58,7 +58,7 @@ from speedo.config.formats import parse_phase
 from speedo.config.option_table import markdown
 from speedo.config.run_config import make_config
 from speedo.errors import ConfigError
-from speedo.master.coordinator import Plan
+from speedo.master.plan import Plan
 from speedo.sgd_modes.registry import MODES, make_strategy
 from speedo.simulation.simulator import simulate
 

@@ -10,8 +10,9 @@ import pytest
 
 from speedo.master import center
 from speedo.master.center import Center
-from speedo.master.coordinator import Coordinator, Member, Merged, Turn
+from speedo.master.coordinator import Coordinator
 from speedo.master.driver import Driver
+from speedo.master.members import Member, Merged, Turn
 from speedo.messages import NOTHING, Decision, Result
 from speedo.sgd_modes.hybrid import Hybrid
 from speedo.sgd_modes.partial import Partial

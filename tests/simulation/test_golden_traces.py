@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from speedo.config.run_config import make_config
-from speedo.master.coordinator import Plan
 from speedo.master.driver import Limits
+from speedo.master.plan import Plan
 from speedo.messages import Train
 from speedo.sgd_modes.registry import make_strategy
 from speedo.simulation.simulator import SimulatedCluster, World, simulate

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from speedo.master.coordinator import Coordinator, Plan
+from speedo.master.coordinator import Coordinator
+from speedo.master.plan import Plan
 from speedo.master.turn_deadlines import (
     FEWEST_TURNS,
     HEARTBEAT_S,

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from speedo.master.coordinator import STRIKES, Coordinator, Plan
+from speedo.master.coordinator import STRIKES, Coordinator
 from speedo.master.driver import Limits
+from speedo.master.plan import Plan
 from speedo.messages import (
     Action,
     Event,

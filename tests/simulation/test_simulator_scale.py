@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from speedo.config.run_config import make_config
-from speedo.master.coordinator import Plan
+from speedo.master.plan import Plan
 from speedo.messages import Action, Drop, Event, Merge, Trained
 from speedo.sgd_modes.registry import make_strategy
 from speedo.simulation.simulator import Faults, Simulation, World, simulate

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from speedo.master.coordinator import Plan
 from speedo.master.driver import Observer
-from speedo.master.teams import rounds_of
+from speedo.master.plan import Plan, rounds_of
 from speedo.messages import (
     Action,
     Drop,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from speedo.master.coordinator import Coordinator, Receive, Received
+from speedo.master.coordinator import Coordinator
+from speedo.master.members import Receive, Received
 from speedo.messages import Action, Event
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from speedo.config.run_config import make_config
-from speedo.master.coordinator import Plan
 from speedo.master.driver import Limits
+from speedo.master.plan import Plan
 from speedo.master.turn_deadlines import HEARTBEAT_S
 from speedo.messages import Event, Left, StopAsked
 from speedo.sgd_modes.registry import make_strategy

@@ -8,7 +8,7 @@ import pytest
 
 from speedo.config.run_config import make_config
 from speedo.engines.quadratic import QuadraticEngine
-from speedo.master.coordinator import Plan
+from speedo.master.plan import Plan
 from speedo.sgd_modes.registry import make_strategy
 from speedo.simulation.simulator import World, simulate
 from speedo.vectors.codecs import Compression

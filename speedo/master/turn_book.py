@@ -1,0 +1,174 @@
+"""Who is in a run, and which turns are out: tickets, versions, iterations, samples, the units that the strategy knows.
+
+It decides nothing: `speedo.master.coordinator` says who trains, and carries on from here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from speedo.master.members import Member, Turn
+from speedo.master.plan import Plan, rounds_of
+from speedo.master.teams import Stretch, TeamUnit
+from speedo.messages import Action, Joined, OwnResults, Part, Refused, Team, Train, Trained
+from speedo.sgd_modes.base import Strategy
+from speedo.sgd_modes.rules import MergeRule, TakeCenter
+from speedo.vectors.vector import Kind
+
+
+@dataclass
+class TurnBook:
+    """The turns of one run. `version` and `samples` start where a resumed run left them."""
+
+    strategy: Strategy
+    plan: Plan
+    version: int = 0
+    samples: int = 0
+    first_ticket: int = 1
+    received: int = 0
+    members: dict[int, Member] = field(default_factory=dict)
+    finished: bool = False
+    _teams: dict[int, TeamUnit] = field(default_factory=dict)  # by unit
+    _samples_in_flight: int = 0
+    _samples_per_step: int = 0
+
+    def __post_init__(self) -> None:
+        self._next_ticket = self.first_ticket
+
+    # ------------------------------------------------------------ questions
+
+    @property
+    def iteration(self) -> int:
+        """The global iteration: samples merged over the solver's batch."""
+        return self.samples // self.plan.batch
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of the plan's work is merged."""
+        return self.samples >= self.plan.samples
+
+    def outstanding(self, worker: int, ticket: int) -> bool:
+        """Whether this worker still owes the result of this ticket."""
+        return worker in self.members and self.members[worker].turn(ticket) is not None
+
+    def _owed(self, event: Trained | Refused) -> tuple[Member, Turn] | str:
+        """The worker and the turn that this result is of; why it is not one that is waited for, if it is not."""
+        if self.finished:
+            return "the run is over"
+        member = self.members.get(event.worker)
+        if member is None:
+            return "its worker is not in the run"
+        if member.incarnation != event.incarnation:
+            return f"it is of incarnation {event.incarnation}, the worker's is {member.incarnation}"
+        turn = member.turn(event.ticket)
+        return "its ticket is not outstanding" if turn is None else (member, turn)
+
+    def _is_member(self, worker: int, incarnation: int) -> bool:
+        member = self.members.get(worker)
+        return member is not None and member.incarnation == incarnation
+
+    # ------------------------------------------------------------ turns
+
+    def _unit_for(self, event: Joined) -> int:
+        if not (self.plan.teams and event.meets and event.depth == 1):
+            return event.worker
+        for unit, team in self._teams.items():
+            if team.meets == event.meets:
+                return unit
+        unit = -1 - len(self._teams)
+        self._teams[unit] = TeamUnit(event.meets)
+        return unit
+
+    def _end_turn(self, event: Trained, member: Member, turn: Turn, leader: int) -> Part:
+        """Its result has come: the record of it."""
+        member.end(turn)
+        self._samples_in_flight -= turn.samples
+        staleness = self.received - turn.received_before
+        self.received += 1
+        return Part(
+            event.worker,
+            event.incarnation,
+            event.ticket,
+            turn.samples,  # as issued: nobody is credited with more
+            staleness,
+            event.loss,
+            event.losses,
+            None if event.worker == leader else leader,
+        )
+
+    def _workers_of(self, unit: int) -> tuple[int, ...]:
+        return tuple(sorted(self._teams[unit].members)) if unit in self._teams else (unit,)
+
+    def _issue_to_team(self, unit: int, steps: int, left: int, actions: list[Action]) -> int:
+        """One turn for all members; the samples of it."""
+        team, workers = self._teams[unit], self._workers_of(unit)
+        rule, rounds = self.strategy.rule, 1
+        per_step = sum(self.members[worker].samples_per_step for worker in workers)
+        if len(workers) > 1 and rule.payload is Kind.DELTA and self._is_only(team):
+            rule = team.alone = team.alone or TakeCenter(rule)
+            rounds = rounds_of(self.plan, self.iteration, left, steps * per_step, team.round_s)
+        issued = []
+        stretch = Stretch(unit, rule, workers, rounds)
+        for worker in workers:
+            turn = self._begin_turn(self.members[worker], steps * rounds, rule)
+            turn.stretch = stretch
+            issued.append((worker, turn))
+        team.stretch, team.formed = stretch, team.formed or issued[0][1].ticket
+        told = None
+        if len(workers) > 1:
+            members = tuple(
+                (worker, self.members[worker].incarnation, self.members[worker].samples_per_step)
+                for worker in workers
+            )
+            told = Team(team.formed, members, rounds, self._rate(rule))
+        for worker, turn in issued:
+            command = self._command(worker, self.members[worker], turn, steps, told)
+            if rounds > 1:
+                command = replace(command, stride=per_step // self.plan.batch)
+            actions.append(command)
+        return sum(turn.samples for _, turn in issued)
+
+    def _is_only(self, team: TeamUnit) -> bool:
+        """Whether nobody else trains in this run."""
+        return not any(
+            self.members[worker].unit not in self._teams for worker in self.members
+        ) and all(other is team or not other.joined for other in self._teams.values())
+
+    def _begin_turn(self, member: Member, steps: int, rule: MergeRule) -> Turn:
+        turn = Turn(self._next_ticket, steps * member.samples_per_step, self.received, rule)
+        self._next_ticket += 1
+        self._samples_in_flight += turn.samples
+        member.turns.append(turn)
+        member.latest = turn.ticket
+        return turn
+
+    def _command(
+        self, worker: int, member: Member, turn: Turn, steps: int, team: Team | None = None
+    ) -> Train:
+        """The turn that was just begun, for its worker."""
+        rule, former = self.strategy.rule, member.turns[-2] if len(member.turns) > 1 else None
+        ahead = sum(one.samples for one in member.turns[:-1])
+        moving_rate, merged = member.catch_up(rule, self.version)
+        carry_over, member.merged = member.merged is not None or former is not None, None
+        own = (
+            OwnResults(merged)
+            if former is None
+            else OwnResults(merged, former.ticket, self._rate(rule))
+        )
+        return Train(
+            worker,
+            member.incarnation,
+            turn.ticket,
+            self.version,
+            (self.samples + ahead) // self.plan.batch,
+            steps,
+            max(1, self._samples_per_step // self.plan.batch),
+            turn.rule.payload,
+            moving_rate,
+            carry_over,
+            own,
+            team,
+        )
+
+    def _rate(self, rule: MergeRule) -> float:
+        return rule.rate(max(len(self.members), 1))
