@@ -21,6 +21,10 @@ BY_REDIS = (
     "--same-node",
     "redis",
 )  # for faults of Redis, which workers on one machine could do without
+EACH_BY_ITSELF = (
+    "--team",
+    "off",
+)  # sync as the other modes: a result of each worker; teams have rows of their own
 # Turns that overlap. Stale results of two workers with momentum, added whole, let this net diverge at its own rate.
 OVERLAP = ("--overlap", "all", "--lr", "0.0002")
 OVERLAPPING = ("async", "easgd")
@@ -64,6 +68,8 @@ class Run:
         self.dir = speedo.folder / name
         if "--redis" in options:
             options += BY_REDIS
+        if mode == "sync" and "--team" not in options:
+            options += EACH_BY_ITSELF
         arguments = (
             command, str(solver), "--mode", mode, "--max-iter", "100000000", "--test-interval", "0",
             "--run-dir", name,
