@@ -10,12 +10,12 @@ import os
 import stat
 import sys
 from pathlib import Path
-from typing import IO, BinaryIO, Final, TextIO
+from typing import IO, Final, TextIO
 
 MOST_TEXT_BYTES: Final = 64 << 20  # a prototxt with every layer of the largest nets has some 100 kB
 
 
-def open_to_read(path: Path) -> BinaryIO:
+def open_to_read(path: Path) -> io.BufferedReader:
     """The file, open; raises `OSError` if it is anything but a regular file, which a read might wait for."""
     try:
         _require_regular(os.stat(path).st_mode, path)
