@@ -10,7 +10,7 @@ import os
 import stat
 import sys
 from pathlib import Path
-from typing import IO, Final, TextIO
+from typing import IO, Final
 
 MOST_TEXT_BYTES: Final = 64 << 20  # a prototxt with every layer of the largest nets has some 100 kB
 
@@ -41,13 +41,6 @@ def open_to_write(path: Path, mode: str = "wb") -> IO[bytes]:
         raise OSError(errno.EINVAL, "its name holds a zero byte", str(path)) from None
     os.set_blocking(descriptor, True)
     return os.fdopen(descriptor, mode)
-
-
-def open_log(path: Path) -> TextIO:
-    """A text file to append lines to, each on the disk as soon as it is whole; what is no text is escaped."""
-    return io.TextIOWrapper(
-        open_to_write(path, "ab"), encoding="utf-8", errors="backslashreplace", line_buffering=True
-    )
 
 
 def read_bytes(path: Path, most: int | None = None) -> bytes:

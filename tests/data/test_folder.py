@@ -19,11 +19,11 @@ import pytest
 
 from speedo.data import folder as folder_module
 from speedo.data import mnist, prepare_fashion_mnist, prepare_mnist
-from speedo.data.database import read_database, record_key, write_database
+from speedo.data.database import record_key, write_database
 from speedo.data.lock import locked
 from speedo.data.wire import Datum
 from speedo.errors import DataError
-from tests.data.makers import idx_folder
+from tests.data.makers import idx_folder, read_database
 
 
 @pytest.fixture
@@ -249,8 +249,3 @@ def test_a_long_name_still_makes_a_key_that_lmdb_takes(tmp_path: Path) -> None:
     assert key.startswith(b"00000007_")
     assert key.endswith(b"image.png")
     assert len(key) <= 511
-
-
-def test_a_database_that_is_not_there_is_a_data_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="cannot be read as LMDB"):
-        list(read_database(tmp_path / "nothing"))
