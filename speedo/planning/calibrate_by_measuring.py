@@ -21,7 +21,7 @@ from typing import IO, Any, Final
 
 from speedo.config.run_config import make_config
 from speedo.data import default_data_root
-from speedo.engines.caffe_import import prepare_environment
+from speedo.engines.caffe_import import prepare_environment, with_our_path
 from speedo.engines.native_failures import describe_death
 from speedo.errors import EngineError, SolverError
 from speedo.planning.calibration import (
@@ -271,7 +271,7 @@ class _Children:
             "redis": {} if server is None else {"far": server.url, "near": server.unix_url},
             "server": None if server is None else server.process_id,
         }
-        environment = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": _search_path()}
+        environment = with_our_path({**os.environ, "TMPDIR": str(folder)})
         prepare_environment(1, environment)
         with (folder / "stderr").open("w+", encoding="utf-8", errors="replace") as errors:
             process = subprocess.Popen(
@@ -335,10 +335,3 @@ class _Child:
             if pipe is not None:
                 with suppress(BrokenPipeError):
                     pipe.close()
-
-
-def _search_path() -> str:
-    """The child must find this very package, wherever its parent found it."""
-    root = str(Path(__file__).resolve().parents[2])
-    path = os.environ.get("PYTHONPATH")
-    return f"{root}{os.pathsep}{path}" if path else root
