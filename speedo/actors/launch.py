@@ -232,7 +232,7 @@ def _spawn_master(servers: Servers) -> Any:
 
 def _begin_run(master: Any, prepared: Prepared) -> Any:
     """The reference of its run, once its engine is built."""
-    from speedo.actors.worker_host import started
+    from speedo.actors.worker_process import started
 
     started(master.ready.remote(), prepared.run_dir / LOGS / "master.log", "the master")
     return master.run.remote()
@@ -294,7 +294,7 @@ def _told_of(prepared: Prepared) -> Iterator[None]:
     """Ray's errors about the master's process as errors of ours."""
     from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-    from speedo.actors.worker_host import cause_in
+    from speedo.actors.death_causes import cause_in
 
     try:
         yield

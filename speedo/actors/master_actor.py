@@ -59,7 +59,6 @@ class MasterActor:
             Path(settings.near.folder) if settings.near.folder else None,
             Pace(),
             self._make_tester,
-            same_core=True,
         )
         self._access = Access(
             settings.redis_url,
