@@ -39,7 +39,7 @@ from speedo.planning.calibration import (
 from speedo.planning.measuring_process import MARK, PROBLEM
 from speedo.planning.predict import HYBRID
 from speedo.run.datasets import make_dataset, preparable_dataset
-from speedo.run.prepare import SOLVER_VARIABLE
+from speedo.run.prepare import chosen_solver
 from speedo.solver import (
     SolverOverrides,
     SolverSpec,
@@ -47,7 +47,6 @@ from speedo.solver import (
     read_solver,
     solver_for_worker,
 )
-from speedo.solver.bundled import bundled_solver
 from speedo.storage.redis.server import PrivateRedis
 from speedo.vectors.codecs import NO_COMPRESSION, Compression
 
@@ -85,10 +84,8 @@ def measure_solver(
 
     Raises `SolverError` with all that is wrong, `DataError`, `EngineError`, `StoreError`.
     """
-    named = os.environ.get(SOLVER_VARIABLE)
-    path = solver or (Path(named) if named else bundled_solver())
     root = (data_root or default_data_root()).absolute()
-    spec = read_solver(path, overrides=SolverOverrides(cpu=cpu), data_root=root)
+    spec = read_solver(chosen_solver(solver), overrides=SolverOverrides(cpu=cpu), data_root=root)
     dataset = preparable_dataset(spec)
     if dataset is not None:
         make_dataset(root, dataset, note)
