@@ -13,6 +13,7 @@ import json
 import os
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Final
@@ -24,7 +25,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from speedo.bounds import LARGEST_INT32
 from speedo.errors import CheckpointError
 from speedo.failpoints import reached
-from speedo.system.files import open_to_read
+from speedo.system.files import open_to_read, sync_folder, written_whole
 from speedo.vectors.vector import Vector, as_bytes
 
 MAGIC: Final = b"SPEEDO-CHECKPOINT-1\n"
@@ -111,27 +112,22 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
             "sections": [[name, len(part), _sum(part)] for name, part in sections],
         }
     ).encode()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         folder.mkdir(exist_ok=True)
-        with temporary.open("wb") as file:
+        with written_whole(path) as file:
             file.write(MAGIC + _LENGTHS.pack(len(header), _sum(header)) + header)
             for _, part in sections:
                 file.write(part)
                 reached("master-checkpointing")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _flush_folder(folder)
+        sync_folder(folder)
     except OSError as error:
         raise CheckpointError(
             f"no checkpoint could be written in {folder}: {error.strerror or error}; make room there or make it "
             "writable"
         ) from None
-    finally:
-        _remove(temporary)
     for old in checkpoints_in(folder)[KEPT:]:
-        _remove(old)
+        with suppress(OSError):  # what is left over does no harm: only the newest are read
+            old.unlink(missing_ok=True)
     return path
 
 
@@ -219,18 +215,3 @@ def _sum(data: bytes | memoryview) -> int:
 
 def _damaged(path: Path, what: str) -> CheckpointError:
     return CheckpointError(f"{path} is damaged: {what}")
-
-
-def _remove(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError:
-        return  # what is left over does no harm: only the newest are read
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

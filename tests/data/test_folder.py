@@ -138,7 +138,7 @@ def test_an_interrupted_replacement_is_known_and_made_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(folder_module, "_sync_folder", interrupt)
+        patch.setattr(folder_module, "sync_folder", interrupt)
         with pytest.raises(KeyboardInterrupt):
             prepare_fashion_mnist(tmp_path / "out", source=source, force=True)
     assert not folder_module.is_complete(tmp_path / "out")
