@@ -25,8 +25,13 @@ def test_a_file_that_was_broken_off_leaves_the_former_one_and_no_part(
 ) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"former")
-    with pytest.raises(error), written_whole(path) as file:
-        file.write(b"half of it")
-        raise error
+
+    def break_off() -> None:
+        with written_whole(path) as file:
+            file.write(b"half of it")
+            raise error
+
+    with pytest.raises(error):
+        break_off()
     assert path.read_bytes() == b"former"
     assert list(tmp_path.iterdir()) == [path]
