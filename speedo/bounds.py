@@ -17,7 +17,6 @@ LARGEST_COUNT: Final = (
     1_000_000  # of steps in a turn, restarts in a row: beyond it a slip is likelier than a wish
 )
 LARGEST_SECONDS: Final = 1_000_000.0  # twelve days; poll and select take no more than 2^31 ms
-LARGEST_FLOAT32: Final = 3.4028234663852886e38
 
 _WHOLE: Final = re.compile(r"\s*[0-9]{1,18}\s*")
 

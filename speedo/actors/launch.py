@@ -56,7 +56,7 @@ def train(config: RunConfig, watch: Watch) -> RunResult:
         from speedo.actors.control_answers import under_control
         from speedo.actors.worker_host import WorkerHost
 
-        master = _spawn_master(servers)
+        master = _spawn_master(servers, takes_hosts=False)
         folders = (prepared.run_dir / LOGS, scratch, prepared.data_root)
         host = WorkerHost(master, settings.for_others(), "here", *folders, watch.note)
         stack.callback(host.stop, "the run is over")  # it must not outlive Ray
@@ -83,7 +83,7 @@ def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> Ru
         from speedo.actors.control_answers import under_control
         from speedo.actors.join.advertised_facts import published
 
-        master = _spawn_master(servers)
+        master = _spawn_master(servers, takes_hosts=True)
         run = _begin_run(master, prepared)
         address = f"{config.host}:{config.port}"
         stack.enter_context(under_control(master, _known(prepared, address), watch))
@@ -211,7 +211,7 @@ def _redis(
     return url, ca_pem, socket
 
 
-def _spawn_master(servers: Servers) -> Any:
+def _spawn_master(servers: Servers, *, takes_hosts: bool) -> Any:
     """The master actor, which begins to build its engine."""
     from speedo.actors.master_actor import NAME, MasterActor
     from speedo.actors.ray_node.spawn import spawn
@@ -225,6 +225,7 @@ def _spawn_master(servers: Servers) -> Any:
         servers.scratch,
         prepared.records,
         None if prepared.resumed is None else prepared.resumed.path,
+        takes_hosts,
         name=NAME,
         threads=16,
     )
@@ -232,7 +233,7 @@ def _spawn_master(servers: Servers) -> Any:
 
 def _begin_run(master: Any, prepared: Prepared) -> Any:
     """The reference of its run, once its engine is built."""
-    from speedo.actors.worker_host import started
+    from speedo.actors.worker_process import started
 
     started(master.ready.remote(), prepared.run_dir / LOGS / "master.log", "the master")
     return master.run.remote()
@@ -294,7 +295,7 @@ def _told_of(prepared: Prepared) -> Iterator[None]:
     """Ray's errors about the master's process as errors of ours."""
     from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-    from speedo.actors.worker_host import cause_in
+    from speedo.actors.death_causes import cause_in
 
     try:
         yield

@@ -28,8 +28,6 @@ from speedo.run.result import RunResult
 from speedo.run.settings import RunSettings
 from speedo.run_dir.checkpoint_file import Checkpoint, read_checkpoint
 from speedo.run_dir.directory import LOGS
-from speedo.storage import keys
-from speedo.storage.tiered_store import TieredStore
 
 NAME = "master"
 
@@ -45,8 +43,10 @@ class MasterActor:
         scratch: Path,
         records: int | None,
         checkpoint: Path | None,
+        takes_hosts: bool,
     ) -> None:
-        """`scratch` takes small files, of the tester too, and is not ours to remove."""
+        """`scratch` takes small files, of the tester too, and is not ours to remove. `takes_hosts` says that workers
+        may join from other machines."""
         from speedo.engines.native_failures import capture_stderr
         from speedo.storage.redis.users import Access
 
@@ -59,7 +59,6 @@ class MasterActor:
             Path(settings.near.folder) if settings.near.folder else None,
             Pace(),
             self._make_tester,
-            same_core=True,
         )
         self._access = Access(
             settings.redis_url,
@@ -71,7 +70,9 @@ class MasterActor:
         )
         self._troubles: dict[str, str] = {}
         self._troubling = threading.Lock()
-        self._store = run_store(settings.redis_url, settings, self._store_trouble)
+        self._store = run_store(
+            settings.redis_url, settings, self._store_trouble, to_both=takes_hosts
+        )
         self._training = training = build_training(
             config,
             settings,
@@ -160,11 +161,6 @@ class MasterActor:
             raise ClusterError(
                 f"worker {place.worker} has built another net than the master: run the same SpeeDO and Caffe "
                 "on every node"
-            )
-        if not ready.near and isinstance(self._store, TieredStore):
-            prefix = keys.prefix(self._settings.keyspace)
-            self._store.reach_far(
-                prefix, lambda: redis_store(self._settings.redis_url, self._settings)
             )
         self._cluster.join(place.worker, place.incarnation, handle, ready)
 

@@ -54,16 +54,13 @@ class RayCluster:
         near_folder: Path | None = None,
         pace: Pace | None = None,
         new_tester: Callable[[], Any] | None = None,
-        *,
-        same_core: bool = False,
     ) -> None:
         """`near_folder` takes the socket of the channels to workers on this machine; `pace` is that of all others.
 
-        `new_tester` starts a tester; without it there are no tests. With `same_core` workers on this machine may draw
-        the driver to their own core.
+        `new_tester` starts a tester; without it there are no tests.
         """
         self._events: Inbox[Event] = Inbox()
-        self._core = DriverCore(same_core)
+        self._core = DriverCore()
         self._channels = (
             None if near_folder is None else Channels(near_folder, self._events, self._core)
         )

@@ -14,10 +14,9 @@ import psutil
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from speedo.actors.death_causes import cause_in
 from speedo.actors.host_orders import Orders
 from speedo.actors.worker_actor import Ready
-from speedo.actors.worker_process import Seat, started, warm
+from speedo.actors.worker_process import Seat, warm
 from speedo.errors import SpeedoError
 from speedo.master.slots import Assignment
 from speedo.run.settings import RunSettings
@@ -216,6 +215,3 @@ def _worth(seat: Seat) -> tuple[bool, bool, int]:
     """How little a seat would be missed, least first: given up, empty, then the highest slots."""
     place = seat.place
     return (not seat.given_up, place is not None, -place.worker if place is not None else 0)
-
-
-__all__ = ["Ready", "WorkerHost", "cause_in", "started"]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -13,6 +14,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from speedo.bounds import LARGEST_SEED, said, whole_number
 from speedo.monitor.console import ErrorConsole
 from speedo.system.workplace import check_names, check_workplace
+
+if TYPE_CHECKING:
+    from speedo.data import Prepared
 
 FOLDER = click.Path(path_type=Path, file_okay=False)
 LIST = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -49,10 +53,7 @@ def fashion_mnist(folder: Path, source: Path | None, force: bool) -> None:
     """
     from speedo.data import prepare_fashion_mnist
 
-    _check(folder, source)
-    with _bar() as progress:
-        prepared = prepare_fashion_mnist(folder, source=source, force=force, progress=progress)
-    _report(prepared)
+    _make(prepare_fashion_mnist, folder, source=source, force=force)
 
 
 @data.command()
@@ -66,10 +67,7 @@ def mnist(folder: Path, source: Path | None, force: bool) -> None:
     """
     from speedo.data import prepare_mnist
 
-    _check(folder, source)
-    with _bar() as progress:
-        prepared = prepare_mnist(folder, source=source, force=force, progress=progress)
-    _report(prepared)
+    _make(prepare_mnist, folder, source=source, force=force)
 
 
 @data.command()
@@ -84,10 +82,7 @@ def cifar10(folder: Path, source: Path | None, force: bool, seed: int) -> None:
     """
     from speedo.data import prepare_cifar10
 
-    _check(folder, source)
-    with _bar() as progress:
-        prepared = prepare_cifar10(folder, source=source, seed=seed, force=force, progress=progress)
-    _report(prepared)
+    _make(prepare_cifar10, folder, source=source, seed=seed, force=force)
 
 
 @data.command()
@@ -116,16 +111,22 @@ def images(list_file: Path, folder: Path, size: str | None, **options: Any) -> N
     """
     from speedo.data import prepare_images
 
-    _check(folder, None)
-    with _bar() as progress:
-        prepared = prepare_images(list_file, folder, size=_size(size), progress=progress, **options)
-    _report(prepared)
+    _make(partial(prepare_images, list_file), folder, size=_size(size), **options)
 
 
-def _check(folder: Path, source: Path | None) -> None:
-    """What Caffe is to read must have a name that it takes."""
+def _make(prepare: Callable[..., Prepared], folder: Path, **options: Any) -> None:
+    """Let `prepare` make the dataset in `folder`, and say what came out."""
     check_workplace()
-    check_names({"the folder": folder, "the source": source})
+    # What Caffe is to read must have a name that it takes.
+    check_names({"the folder": folder, "the source": options.get("source")})
+    with _bar() as progress:
+        prepared = prepare(folder, progress=progress, **options)
+    counts = ", ".join(f"{name}: {count:,} records" for name, count in prepared.counts.items())
+    click.echo(f"{prepared.folder}: {counts}" + ("" if prepared.built else " (was complete)"))
+    if prepared.skipped:
+        click.echo(f"left out {prepared.skipped} lines:", err=True)
+        for line in prepared.skipped_lines:
+            click.echo(f"  {line}", err=True)
 
 
 def _size(text: str | None) -> tuple[int, int] | None:
@@ -159,12 +160,3 @@ def _bar() -> Iterator[Any]:
             bars.update(tasks[what], completed=done, total=total)
 
         yield progress
-
-
-def _report(prepared: Any) -> None:
-    counts = ", ".join(f"{name}: {count:,} records" for name, count in prepared.counts.items())
-    click.echo(f"{prepared.folder}: {counts}" + ("" if prepared.built else " (was complete)"))
-    if prepared.skipped:
-        click.echo(f"left out {prepared.skipped} lines:", err=True)
-        for line in prepared.skipped_lines:
-            click.echo(f"  {line}", err=True)

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from speedo.bounds import said, whole_number
+from speedo.cli.run_options import PATH, options_named, token_option
 from speedo.config.run_config import DEFAULT_PORT, LARGEST_WORKERS
 from speedo.errors import ConfigError
 from speedo.system.workplace import check_names, check_workplace
 
 if TYPE_CHECKING:
     from speedo.doctor import Finding
-
-PATH: Final = click.Path(path_type=Path)
-FOLDER: Final = click.Path(path_type=Path, file_okay=False)
-FILE: Final = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.command(short_help="Check this machine before a run, and say what to do.")
@@ -35,21 +32,9 @@ FILE: Final = click.Path(path_type=Path, dir_okay=False)
     metavar="N",
     help="Workers to run on this machine.  [default: 2, or 1 with --master]",
 )
-@click.option("--data-root", type=FOLDER, help="Last folder searched for relative data paths.")
-@click.option(
-    "--token-file", type=FILE, help="The shared secret.  [default: ~/.config/speedo/token]"
-)
-@click.option("--redis", metavar="URL", help="A Redis of your own, if the run is to be given one.")
-@click.option(
-    "--run-dir", type=PATH, metavar="DIR", help="Where the run would go.  [default: under runs]"
-)
-@click.option(
-    "--host",
-    metavar="ADDRESS",
-    default="127.0.0.1",
-    show_default=True,
-    help="Where `speedo master` would serve on this machine.",
-)
+@options_named("data_root")
+@token_option
+@options_named("redis", "run_dir", "host")
 @click.option(
     "--port",
     type=click.IntRange(1, 65535),
@@ -58,7 +43,7 @@ FILE: Final = click.Path(path_type=Path, dir_okay=False)
     metavar="N",
     help="The port that workers would join at.",
 )
-@click.option("--cpu", is_flag=True, help="Train on the CPU although the solver says GPU.")
+@options_named("cpu")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def doctor(
     solver: Path | None, address: str | None, workers: int | None, as_json: bool, **options: Any
@@ -87,7 +72,8 @@ def doctor(
     check_workplace()
     check_names({"the solver": solver, "the data root": options["data_root"]})
     master = None if address is None else with_port(address)
-    request = Request(solver, master, workers or (1 if master else 2), **options)
+    given = {name: value for name, value in options.items() if value is not None}
+    request = Request(solver, master, workers or (1 if master else 2), **given)
     findings = examine(request)
     failed = [one for one in findings if one.level == "fail"]
     warned = [one for one in findings if one.level == "warn"]

@@ -18,11 +18,12 @@ from speedo.cli.doctor import doctor, with_port
 from speedo.cli.plan import plan
 from speedo.cli.run_options import (
     FILE,
-    FOLDER,
     GroupedCommand,
     WorkerCommand,
     master_options,
+    options_named,
     run_options,
+    token_option,
 )
 from speedo.cli.unforeseen import traceback_kept, unforeseen
 from speedo.config.formats import parse_phase
@@ -165,12 +166,8 @@ def master(token_file: Path | None, **options: Any) -> None:
     metavar="S",
     help="Seconds to wait for the master.",
 )
-@click.option(
-    "--data-root", type=FOLDER, help="Last folder searched for relative data paths on this node."
-)
-@click.option(
-    "--token-file", type=FILE, help="The shared secret.  [default: ~/.config/speedo/token]"
-)  # fmt: skip
+@options_named("data_root")
+@token_option
 def worker(
     address: str, workers: int, timeout: float, data_root: Path | None, token_file: Path | None
 ) -> None:

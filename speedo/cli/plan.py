@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from speedo.bounds import LARGEST_SEED
+from speedo.cli.run_options import FILE, PATH, options_named
 from speedo.config.run_config import LARGEST_WORKERS, Overlap, make_config
 from speedo.errors import ConfigError
 from speedo.sgd_modes.options import ModeOptions
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from speedo.planning.calibration import Calibration
     from speedo.planning.predict import Wish
 
-PATH: Final = click.Path(path_type=Path)
-FOLDER: Final = click.Path(path_type=Path, file_okay=False)
-FILE: Final = click.Path(path_type=Path, dir_okay=False)
 ANY_PHASE: Final = ({"mode": "sync", "iterations": 1},)
 AS_IT_IS: Final = {"compress": "none", "compress_center": "none"}
 
@@ -78,34 +76,7 @@ AS_IT_IS: Final = {"compress": "none", "compress_center": "none"}
     metavar="N[,N...]",
     help="Solver steps between two exchanges.",
 )
-@click.option(
-    "--compress",
-    default="none",
-    show_default=True,
-    metavar="HOW",
-    help="What workers send: none, bfloat16, int8 or topk:F.",
-)
-@click.option(
-    "--compress-center",
-    type=click.Choice(["none", "bfloat16"]),
-    default="none",
-    show_default=True,
-    help="What workers fetch.",
-)
-@click.option(
-    "--overlap",
-    type=click.Choice(["far", "all", "none"]),
-    default="none",
-    show_default=True,
-    help="async, easgd: workers that fetch and publish in the background while they compute; "
-    "far: those on other machines.",
-)
-@click.option(
-    "--split-batch/--whole-batch",
-    "split",
-    default=None,
-    help="Divide the batch over the workers, or give it to each.  [default: divide in sync and hybrid]",
-)
+@options_named("compress", "compress_center", "overlap", "split_batch")
 @click.option(
     "--from",
     "source",
@@ -123,8 +94,7 @@ AS_IT_IS: Final = {"compress": "none", "compress_center": "none"}
     help="How long to measure steps, for each size of batch.",
 )
 @click.option("--save", type=FILE, help="Keep what was measured in this file, for --from.")
-@click.option("--data-root", type=FOLDER, help="Last folder searched for relative data paths.")
-@click.option("--cpu", is_flag=True, help="Train on the CPU although the solver says GPU.")
+@options_named("data_root", "cpu")
 @click.option(
     "--seed", type=click.IntRange(0, LARGEST_SEED), default=0, show_default=True, metavar="N",
     help="Seed of the simulated jitter; the same seed gives the same table.",
@@ -139,10 +109,10 @@ def plan(
     cores: int | None,
     modes: tuple[str, ...],
     local_steps: str,
-    compress: str,
-    compress_center: str,
-    overlap: Overlap,
-    split: bool | None,
+    compress: str | None,
+    compress_center: str | None,
+    overlap: Overlap | None,
+    split_batch: bool | None,
     source: Path | None,
     seconds: float,
     save: Path | None,
@@ -179,8 +149,8 @@ def plan(
     usual = f"1..{here}" if link is None else "1..64"
     counts, steps = parse_workers(workers or usual), parse_steps(local_steps)
     bits, round_trip = None if link is None else parse_link(link), parse_time(latency)
-    how = {"compress": compress, "compress_center": compress_center}
-    wish = Wish(modes or _modes_that_take(compress), steps, counts, split, seed)
+    how = {"compress": compress or "none", "compress_center": compress_center or "none"}
+    wish = Wish(modes or _modes_that_take(how["compress"]), steps, counts, split_batch, seed)
     for mode in modes:
         make_config({"mode": mode, "phases": ANY_PHASE if mode == "hybrid" else None, **how})
     if solver is None and source is not None:
@@ -196,8 +166,8 @@ def plan(
 
         write_calibration(calibration, save)
     site = Site(here) if bits is None else Site(here, bits, round_trip, per_machine)
-    site = replace(site, overlap=overlap)
-    if not any(shares_of(calibration, mode, n, split) for mode in wish.modes for n in counts):
+    site = replace(site, overlap=overlap or "none")
+    if not any(shares_of(calibration, mode, n, split_batch) for mode in wish.modes for n in counts):
         raise ConfigError(
             f"batch_size {calibration.batch_size} cannot be divided over {min(counts)} workers or more; "
             "use fewer workers, or --whole-batch"

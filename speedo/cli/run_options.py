@@ -15,7 +15,6 @@ from speedo.config.run_config import MASTER, MERGING, RUN, SOLVER, RunConfig
 Function = Callable[..., Any]
 Decorate = Callable[[Function], Function]
 PATH: Final = click.Path(path_type=Path)
-FOLDER: Final = click.Path(path_type=Path, file_okay=False)
 FILE: Final = click.Path(path_type=Path, dir_okay=False)
 
 
@@ -65,6 +64,11 @@ def options_for(model: type[RunConfig] = RunConfig, *groups: str) -> Decorate:
     return _all(made)
 
 
+def options_named(*names: str) -> Decorate:
+    """These options of a run for another command, as a decorator; left out, they are None or False."""
+    return _all([_option(row) for name in names for row in rows() if row.name == name])
+
+
 def _option(row: Row) -> Decorate:
     if row.name == "solver":
         return click.argument("solver", required=False, type=PATH)
@@ -94,6 +98,9 @@ def _all(decorators: Sequence[Decorate]) -> Decorate:
     return decorate
 
 
+token_option = click.option(
+    "--token-file", type=FILE, help="The shared secret.  [default: ~/.config/speedo/token]"
+)
 run_options = _all(
     [
         options_for(RunConfig, MERGING, SOLVER, RUN),

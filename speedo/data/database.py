@@ -16,9 +16,7 @@ import lmdb
 import numpy as np
 import numpy.typing as npt
 
-from speedo.data.base import Shape
 from speedo.data.wire import Datum
-from speedo.errors import DataError
 
 DATA_FILE: Final = "data.mdb"
 FIRST_MAP_BYTES: Final = 64 << 20
@@ -92,27 +90,6 @@ def write_database(
     finally:
         environment.close()
     return Written(count, (folder / DATA_FILE).stat().st_size, digest.hexdigest())
-
-
-def read_database(folder: Path) -> Iterator[tuple[bytes, Datum]]:
-    """Every key and datum of a database in reading order; raises DataError if it cannot be
-    opened."""
-    try:
-        environment = lmdb.Environment(str(folder), readonly=True, create=False, lock=False)
-    except lmdb.Error as error:
-        raise DataError(f"{folder} cannot be read as LMDB: {error}; prepare it again") from error
-    try:
-        with environment.begin() as transaction, transaction.cursor() as cursor:
-            for key, value in cursor:
-                yield bytes(key), Datum.from_bytes(bytes(value))
-    finally:
-        environment.close()
-
-
-def datum_image(datum: Datum) -> npt.NDArray[np.uint8]:
-    """The pixels of a raw datum, uint8 of shape (channels, height, width)."""
-    shape: Shape = (datum.channels, datum.height, datum.width)
-    return np.frombuffer(datum.data, dtype=np.uint8).reshape(shape)
 
 
 def _commit(environment: lmdb.Environment, batch: list[Record]) -> None:

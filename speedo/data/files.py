@@ -1,6 +1,6 @@
-"""Files that users name: read whole, and never more than they may hold.
+"""Files that users name, as `speedo.system.files` opens them, with its errors as DataError; and compressed ones.
 
-A file may be a pipe that nobody writes to, a device without end, or a few kilobytes that unpack to all of memory.
+A few kilobytes may unpack to all of memory: no more is read than a file may hold.
 """
 
 from __future__ import annotations
@@ -8,14 +8,15 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
-import os
-import stat
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Final, cast
 
 from speedo.errors import DataError
+from speedo.system import files
 
 # What the decompressors of the standard library raise for damaged input, beside OSError.
 DAMAGE: Final = (EOFError, zlib.error, lzma.LZMAError)
@@ -23,30 +24,25 @@ DAMAGE: Final = (EOFError, zlib.error, lzma.LZMAError)
 
 def open_file(path: Path) -> BufferedReader:
     """Open a regular file; raises DataError for anything else, and never waits for one."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        why = error.strerror if isinstance(error, OSError) else error
-        raise DataError(f"{path} cannot be read: {why}; correct its name or its rights") from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise DataError(f"{path} is no regular file: name a file that can be read to its end")
-    return os.fdopen(descriptor, "rb")
+    with _as_data_error(path):
+        return files.open_to_read(path)
 
 
 def read_file(path: Path, most_bytes: int) -> bytes:
     """The content of a regular file of at most so many bytes; raises DataError."""
-    with open_file(path) as stream:
-        size = os.fstat(stream.fileno()).st_size
-        if size > most_bytes:
-            raise DataError(
-                f"{path} has {size:,} bytes, more than the {most_bytes:,} that such a file may have: "
-                "name another file"
-            )
-        try:
-            return stream.read(most_bytes)
-        except OSError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+    with _as_data_error(path):
+        return files.read_bytes(path, most_bytes)
+
+
+@contextmanager
+def _as_data_error(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or error
+        raise DataError(
+            f"{path} cannot be read: {why}; correct its name or its rights, or name another file"
+        ) from error
 
 
 class Unpacked:

@@ -23,6 +23,7 @@ from speedo.data.base import MANIFEST, MEAN_FILE, Prepared
 from speedo.data.lock import LOCK_WAIT_SECONDS, locked
 from speedo.data.manifest import Database, Manifest, Mean, read_manifest, write_manifest
 from speedo.errors import DataError
+from speedo.system.files import sync_folder
 
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -153,7 +154,7 @@ def _publish(staging: Path, folder: Path, request: Request, built: Built) -> Man
     if not folder.exists() or not any(folder.iterdir()):
         write_manifest(staging, whole)
         staging.rename(folder)
-        _sync_folder(folder.parent)
+        sync_folder(folder.parent)
         return whole
     entries = [*built.databases, *([built.mean.file] if built.mean else [])]
     kept = {
@@ -170,7 +171,7 @@ def _publish(staging: Path, folder: Path, request: Request, built: Built) -> Man
     for entry in entries:
         _move(folder / entry, staging / f"old-{entry}")
         (staging / entry).rename(folder / entry)
-    _sync_folder(folder)
+    sync_folder(folder)
     merged = replace(whole, databases=kept | dict(built.databases), mean=built.mean or kept_mean)
     write_manifest(folder, merged)
     return merged
@@ -225,11 +226,3 @@ def _umask() -> int:
     mask = os.umask(0o022)
     os.umask(mask)
     return mask
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

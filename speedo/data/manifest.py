@@ -4,7 +4,6 @@ is not done."""
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from speedo.bounds import said
 from speedo.data.base import MANIFEST, Prepared, Shape
 from speedo.data.database import DATA_FILE
 from speedo.errors import DataError
-from speedo.system.files import read_bytes
+from speedo.system.files import read_bytes, written_whole
 
 FORMAT: Final = 1
 MOST_BYTES: Final = 16 << 20
@@ -102,14 +101,9 @@ def read_manifest(folder: Path) -> Manifest | None:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest whole or not at all: it comes last, so everything that it names is
     there."""
-    temporary = folder / f".{MANIFEST}.{os.getpid()}"
     content = {"format": FORMAT} | asdict(manifest)
-    with temporary.open("w") as stream:
-        json.dump(content, stream, indent=2, sort_keys=True)
-        stream.write("\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(folder / MANIFEST)
+    with written_whole(folder / MANIFEST) as stream:
+        stream.write(json.dumps(content, indent=2, sort_keys=True).encode() + b"\n")
 
 
 def _size(path: Path) -> int:

@@ -4,7 +4,6 @@ Caffe."""
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy.typing as npt
 from speedo.data.base import MEAN_FILE
 from speedo.data.manifest import Mean
 from speedo.data.wire import mean_to_bytes
+from speedo.system.files import written_whole
 
 
 class MeanImage:
@@ -39,8 +39,6 @@ class MeanImage:
 def write_mean(folder: Path, database: str, mean: MeanImage) -> Mean:
     """Write the mean of a database's images into the folder as `mean.binaryproto`."""
     content = mean_to_bytes(mean.value())
-    with (folder / MEAN_FILE).open("wb") as stream:
+    with written_whole(folder / MEAN_FILE) as stream:
         stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
     return Mean(MEAN_FILE, database, hashlib.sha256(content).hexdigest(), len(content))

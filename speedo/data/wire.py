@@ -13,10 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
-from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
-
-from speedo.errors import DataError
 
 _Field = FieldDescriptorProto
 _MESSAGES: Final[dict[str, dict[str, tuple[int, _Field.Type.ValueType]]]] = {
@@ -58,6 +55,7 @@ def _message_classes() -> dict[str, Any]:
 
 _CLASSES: Final = _message_classes()
 BlobProto: Final = _CLASSES["BlobProto"]
+DatumProto: Final = _CLASSES["Datum"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,23 +74,12 @@ class Datum:
         """The message; an encoded image carries no sizes, Caffe takes them from the file itself."""
         if self.label < 0:
             raise ValueError(f"{self.label} is negative: labels start at 0")
-        message = _CLASSES["Datum"](data=self.data, label=self.label)
+        message = DatumProto(data=self.data, label=self.label)
         if self.encoded:
             message.encoded = True
         else:
             message.channels, message.height, message.width = self.channels, self.height, self.width
         return bytes(message.SerializeToString())
-
-    @classmethod
-    def from_bytes(cls, message: bytes) -> Datum:
-        """Read a message; raises DataError if it is not one."""
-        try:
-            found = _CLASSES["Datum"].FromString(message)
-        except DecodeError as error:
-            raise DataError(f"not a Datum of Caffe: {error}") from None
-        return cls(
-            found.channels, found.height, found.width, found.data, found.label, found.encoded
-        )
 
 
 def mean_to_bytes(mean: npt.NDArray[np.float32]) -> bytes:

@@ -55,6 +55,13 @@ def fail(name: str, text: str, remedy: str = "") -> Finding:
     return Finding(name, "fail", text, remedy)
 
 
+def graded(name: str, text: str, remedy: str, *, fails: bool, warns: bool) -> Finding:
+    """The worst of these that holds."""
+    if fails:
+        return fail(name, text, remedy)
+    return warn(name, text, remedy) if warns else ok(name, text)
+
+
 def size(count: float) -> str:
     """Bytes as people write them."""
     unit = "kB"

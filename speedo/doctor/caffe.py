@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from speedo.doctor.base import Finding, fail, ok
-from speedo.engines.caffe_import import is_cpu_only, load_caffe
+from speedo.engines.caffe_import import is_cpu_only, load_caffe, with_our_path
 from speedo.engines.native_failures import describe_death
 from speedo.engines.openblas_kernels import use_the_processor
 from speedo.errors import EngineError
@@ -25,8 +25,6 @@ _MARK: Final = "speedo-caffe: "
 
 def pycaffe() -> Finding:
     """Version, place, whether it computes on GPUs, and whose routines its OpenBLAS has taken."""
-    root = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     try:
         child = subprocess.run(
             [sys.executable, "-P", "-m", "speedo.doctor.caffe"],
@@ -35,7 +33,7 @@ def pycaffe() -> Finding:
             text=True,
             errors="replace",
             timeout=IMPORT_S,
-            env={**os.environ, "PYTHONPATH": path},
+            env=with_our_path(dict(os.environ)),
             check=False,
         )
     except subprocess.TimeoutExpired:

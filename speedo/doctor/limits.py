@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from speedo.doctor.base import Finding, Request, fail, ok, warn
+from speedo.doctor.base import Finding, Request, fail, graded, ok
 
 # Measured with 2 and with 8 workers: the master's process, the busiest, had at most 61 and 94 files open.
 FILES: Final = 52
@@ -50,11 +50,10 @@ def open_files(request: Request) -> Finding:
     starts_redis = request.master is None and request.redis is None
     if starts_redis and hard != _UNLIMITED and hard < wanted and os.geteuid() != 0:
         text += f"; the master's Redis would take {max(hard - REDIS_FILES, 0)} connections"
-    if soft != _UNLIMITED and soft < least:
-        return fail("files", f"{text}, {workers} workers need {least}", remedy)
-    if soft != _UNLIMITED and soft < wanted:
-        return warn("files", text, remedy)
-    return ok("files", text)
+    limited = soft != _UNLIMITED
+    fails = limited and soft < least
+    text += f", {workers} workers need {least}" if fails else ""
+    return graded("files", text, remedy, fails=fails, warns=limited and soft < wanted)
 
 
 def _threads(request: Request) -> Finding:

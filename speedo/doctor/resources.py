@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from speedo.doctor.base import Finding, Request, fail, ok, size, warn
+from speedo.doctor.base import Finding, Request, fail, graded, ok, size
 from speedo.doctor.machine import free_memory
 from speedo.storage.shared_memory.folder import MEMORY, room_for
 
@@ -52,12 +52,7 @@ def memory(request: Request, net: Net | None) -> Iterator[Finding]:
         text += ", master and tester" + ("" if request.redis else f", Redis with {size(store)}")
     text += f": about {size(need)} of {size(free)} free"
     remedy = "use fewer --workers here or a smaller --batch, or end what else takes memory"
-    if need > free:
-        yield fail("memory", text, remedy)
-    elif need > TIGHT * free:
-        yield warn("memory", text, remedy)
-    else:
-        yield ok("memory", text)
+    yield graded("memory", text, remedy, fails=need > free, warns=need > TIGHT * free)
 
 
 def exchange(request: Request, net: Net | None) -> Iterator[Finding]:
@@ -67,12 +62,8 @@ def exchange(request: Request, net: Net | None) -> Iterator[Finding]:
     need = room_for(request.workers, net.nbytes)
     free = shutil.disk_usage(MEMORY).free if MEMORY.is_dir() else 0
     text = f"{size(free)} free in {MEMORY}, the vectors of {request.workers} workers take {size(need)} at most"
-    if free < need:
-        yield warn(
-            "exchange", text, f"give {MEMORY} more room; without it they go through Redis, slower"
-        )
-    else:
-        yield ok("exchange", text)
+    remedy = f"give {MEMORY} more room; without it they go through Redis, slower"
+    yield graded("exchange", text, remedy, fails=False, warns=free < need)
 
 
 def can_be_written(request: Request) -> bool:
@@ -100,9 +91,6 @@ def disk(request: Request, net: Net | None) -> Iterator[Finding]:
     outputs = models * (net.nbytes if net else 0)
     need = DISK_BYTES + outputs
     text = f"{size(free)} free in {place}, the run leaves about {size(need)}"
-    if free < LEAST_DISK_BYTES + outputs:
-        yield fail("disk", text, "make room, or give another --run-dir")
-    elif free < need:
-        yield warn("disk", text, "make room, or give another --run-dir")
-    else:
-        yield ok("disk", text)
+    too_little = free < LEAST_DISK_BYTES + outputs
+    remedy = "make room, or give another --run-dir"
+    yield graded("disk", text, remedy, fails=too_little, warns=free < need)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from speedo.doctor.resources import Net
 from speedo.engines.net_trial import CaffeFacts, check_in_subprocess
 from speedo.errors import SolverError, SpeedoError
 from speedo.run.datasets import preparable_dataset
-from speedo.run.prepare import SOLVER_VARIABLE
+from speedo.run.prepare import chosen_solver
 from speedo.solver import (
     SolverOverrides,
     SolverSpec,
@@ -24,7 +23,6 @@ from speedo.solver import (
     solver_for_tester,
     solver_for_worker,
 )
-from speedo.solver.bundled import bundled_solver
 from speedo.solver.data_layers import count_records
 from speedo.solver.paths import SearchPath
 
@@ -86,9 +84,7 @@ def _read(request: Request, facts: dict[str, Any]) -> SolverSpec:
         files = tuple(f"{name} (on the master)" for name in facts["net_files"])
         search = SearchPath(home, Path.cwd(), root)
         return replace(spec, path=Path(path.name), search=search, net_files=files)
-    named = os.environ.get(SOLVER_VARIABLE)
-    solver = request.solver or (Path(named) if named else bundled_solver())
-    return read_solver(solver, overrides=overrides, data_root=root)
+    return read_solver(chosen_solver(request.solver), overrides=overrides, data_root=root)
 
 
 def _problems(spec: SolverSpec, dataset: str | None) -> list[str]:

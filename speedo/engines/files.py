@@ -10,11 +10,12 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 from speedo.errors import EngineError
+from speedo.system.files import written_whole
 
 _CHUNK_BYTES = 1 << 20
 
@@ -28,18 +29,9 @@ def memory_file() -> Iterator[tuple[IO[bytes], str]]:
 
 def write_out(file: IO[bytes], path: Path) -> None:
     """Copy an open file to `path`: flushed to the disk, whole or not at all. Raises `OSError`, and leaves no part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        file.seek(0)
-        with temporary.open("wb") as out:
-            shutil.copyfileobj(file, out, _CHUNK_BYTES)
-            out.flush()
-            os.fsync(out.fileno())
-        temporary.replace(path)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
+    file.seek(0)
+    with written_whole(path) as out:
+        shutil.copyfileobj(file, out, _CHUNK_BYTES)
 
 
 def folder_in(scratch: Path | None) -> tempfile.TemporaryDirectory[str]:

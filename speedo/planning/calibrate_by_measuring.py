@@ -21,7 +21,7 @@ from typing import IO, Any, Final
 
 from speedo.config.run_config import make_config
 from speedo.data import default_data_root
-from speedo.engines.caffe_import import prepare_environment
+from speedo.engines.caffe_import import prepare_environment, with_our_path
 from speedo.engines.native_failures import describe_death
 from speedo.errors import EngineError, SolverError
 from speedo.planning.calibration import (
@@ -39,7 +39,7 @@ from speedo.planning.calibration import (
 from speedo.planning.measuring_process import MARK, PROBLEM
 from speedo.planning.predict import HYBRID
 from speedo.run.datasets import make_dataset, preparable_dataset
-from speedo.run.prepare import SOLVER_VARIABLE
+from speedo.run.prepare import chosen_solver
 from speedo.solver import (
     SolverOverrides,
     SolverSpec,
@@ -47,7 +47,6 @@ from speedo.solver import (
     read_solver,
     solver_for_worker,
 )
-from speedo.solver.bundled import bundled_solver
 from speedo.storage.redis.server import PrivateRedis
 from speedo.vectors.codecs import NO_COMPRESSION, Compression
 
@@ -85,10 +84,8 @@ def measure_solver(
 
     Raises `SolverError` with all that is wrong, `DataError`, `EngineError`, `StoreError`.
     """
-    named = os.environ.get(SOLVER_VARIABLE)
-    path = solver or (Path(named) if named else bundled_solver())
     root = (data_root or default_data_root()).absolute()
-    spec = read_solver(path, overrides=SolverOverrides(cpu=cpu), data_root=root)
+    spec = read_solver(chosen_solver(solver), overrides=SolverOverrides(cpu=cpu), data_root=root)
     dataset = preparable_dataset(spec)
     if dataset is not None:
         make_dataset(root, dataset, note)
@@ -271,7 +268,7 @@ class _Children:
             "redis": {} if server is None else {"far": server.url, "near": server.unix_url},
             "server": None if server is None else server.process_id,
         }
-        environment = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": _search_path()}
+        environment = with_our_path({**os.environ, "TMPDIR": str(folder)})
         prepare_environment(1, environment)
         with (folder / "stderr").open("w+", encoding="utf-8", errors="replace") as errors:
             process = subprocess.Popen(
@@ -335,10 +332,3 @@ class _Child:
             if pipe is not None:
                 with suppress(BrokenPipeError):
                     pipe.close()
-
-
-def _search_path() -> str:
-    """The child must find this very package, wherever its parent found it."""
-    root = str(Path(__file__).resolve().parents[2])
-    path = os.environ.get("PYTHONPATH")
-    return f"{root}{os.pathsep}{path}" if path else root

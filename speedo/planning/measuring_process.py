@@ -23,6 +23,7 @@ from speedo.errors import SpeedoError
 from speedo.master.center import Center
 from speedo.messages import Merge, Part, Train
 from speedo.sgd_modes.rules import AddDelta, Elastic, MergeRule
+from speedo.solver.lr_policies import LrPolicy
 from speedo.storage.base import Store
 from speedo.storage.memory_store import MemoryStore
 from speedo.storage.redis.store import RedisStore
@@ -174,18 +175,11 @@ def _steps(engine: Engine, seconds: float, layout: Layout) -> list[float]:
     return times
 
 
-class _Constant:
-    """A rate so small that nothing runs away."""
-
-    def rate(self, iteration: int) -> float:
-        return 0.0
-
-
 def _measure(request: dict[str, Any]) -> dict[str, Any]:
     folder = None if request["folder"] is None else Path(request["folder"])
     engine = PycaffeEngine(
         request["solver"],
-        lr_policy=_Constant(),
+        lr_policy=LrPolicy("fixed", 0.0),  # so small a rate that nothing runs away
         folder=folder,
         python_layers=request["python_layers"],
     )

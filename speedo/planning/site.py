@@ -19,7 +19,7 @@ class Site:
     With it the master and Redis have a machine of their own and every `per_machine` workers another, of `cores` cores
     each; `round_trip` is what ping shows between them, in seconds. `one_processor` says that those machines are
     but namespaces of a single one, which then spends `packet_work` seconds on each byte between them beside what sender
-    and receiver do; `same_node`, `pace` and `overlap` are the options of a run.
+    and receiver do; `same_node` and `overlap` are the options of a run.
     """
 
     cores: int
@@ -29,7 +29,6 @@ class Site:
     one_processor: bool = False
     packet_work: float = 0.0
     same_node: str = "shared-memory"
-    pace: bool = True
     overlap: Overlap = "none"
 
     @property

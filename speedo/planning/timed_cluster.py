@@ -188,7 +188,7 @@ class TimedCluster(SimulatedCluster):
         """How long a worker's fetch keeps the master's cable busy, if that is worth a wait for others."""
         rate = self.site.bytes_per_s
         seconds = 0.0 if rate is None else self.calibration.center_bytes / rate
-        return seconds if self.site.pace and seconds >= LEAST_S else 0.0
+        return seconds if seconds >= LEAST_S else 0.0
 
     def _port(self, way: tuple[int, str]) -> Shared:
         if way not in self._ports:

@@ -52,17 +52,24 @@ def redis_store(url: str, settings: RunSettings) -> RedisStore:
 
 
 def run_store(
-    url: str, settings: RunSettings, on_trouble: Callable[[str | None], None] = log_trouble
+    url: str,
+    settings: RunSettings,
+    on_trouble: Callable[[str | None], None] = log_trouble,
+    *,
+    to_both: bool = False,
 ) -> RetryingStore | TieredStore:
-    """The store of a run at a user's own URL of Redis, with the patience of the run's timeout."""
+    """The store of a run at a user's own URL of Redis, with the patience of the run's timeout.
+
+    `to_both` is for a master that takes workers from other machines: it writes into shared memory and Redis.
+    """
     far = RetryingStore(
         redis_store(url, settings), patience_s=settings.timeout_s, on_trouble=on_trouble
     )
-    return by_shared_memory(far, settings.near)
+    return by_shared_memory(far, settings.near, to_both=to_both)
 
 
-def by_shared_memory(far: AStore, near: Near) -> AStore | TieredStore:
+def by_shared_memory(far: AStore, near: Near, *, to_both: bool = False) -> AStore | TieredStore:
     """With shared memory before it, if there is such for this process."""
     if near.by_memory and is_near(near):
-        return TieredStore(SharedMemoryStore(Path(near.folder)), far)
+        return TieredStore(SharedMemoryStore(Path(near.folder)), far, to_both=to_both)
     return far

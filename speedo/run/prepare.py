@@ -76,7 +76,7 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
     if config.redis is not None:
         _check_url(config.redis)
     resumed = _resumed(config)
-    path = config.solver or _solver_of_environment() or bundled_solver()
+    path = chosen_solver(config.solver)
     data_root = (config.data_root or default_data_root()).absolute()
     check_names({"the solver": path, "the data root": data_root})
     overrides = SolverOverrides(
@@ -165,13 +165,14 @@ def _check_url(redis: str) -> None:
         raise ConfigError(f"redis is {error}") from None
 
 
-def _solver_of_environment() -> Path | None:
+def chosen_solver(given: Path | None) -> Path:
+    """The solver that was given, that of the environment, or the bundled one. Raises `ConfigError`."""
     named = os.environ.get(SOLVER_VARIABLE)
-    if named and not os.path.isfile(named):
+    if given is None and named and not os.path.isfile(named):
         raise ConfigError(
             f"{SOLVER_VARIABLE} names {named}, which is no file; correct it, or name the solver on the command line"
         )
-    return Path(named) if named else None
+    return given or (Path(named) if named else bundled_solver())
 
 
 def check_nets(prepared: Prepared, scratch: Path) -> CaffeFacts:

@@ -13,18 +13,19 @@ import json
 import os
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Final, Self
+from typing import Annotated, Final
 
 import numpy as np
 import xxhash
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from speedo.bounds import LARGEST_INT32
 from speedo.errors import CheckpointError
 from speedo.failpoints import reached
-from speedo.system.files import open_to_read
+from speedo.system.files import open_to_read, sync_folder, written_whole
 from speedo.vectors.vector import Vector, as_bytes
 
 MAGIC: Final = b"SPEEDO-CHECKPOINT-1\n"
@@ -36,66 +37,49 @@ MOST_SECONDS: Final = 1e10  # three hundred years
 _LENGTHS: Final = struct.Struct("<QQ")
 
 Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
+Int32 = Annotated[int, Field(ge=0, le=LARGEST_INT32)]
+Digest = Annotated[int, Field(ge=0, lt=2**64)]
+_STRICT: Final = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
     """Where one worker was: it had read `batches` of `batch_size` records from shard `rank` of `count`."""
 
-    rank: int
-    count: int
-    batch_size: int
-    batches: int
+    __pydantic_config__ = _STRICT
+    rank: Count
+    count: Annotated[int, Field(ge=1, le=MOST_COUNT)]
+    batch_size: Annotated[int, Field(ge=1, le=LARGEST_INT32)]
+    batches: Count
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
     """The books of a run at `version`; `seconds` are those of training, `received` counts results."""
 
-    run: str
-    epoch: int
-    mode: str
-    version: int
-    iteration: int
-    samples: int
-    received: int
-    seconds: float
-    layout: int
-    dropped: Mapping[str, int] = field(default_factory=dict)
-
-
-class _WorkerRecord(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    rank: Count
-    count: Annotated[int, Field(ge=1, le=MOST_COUNT)]
-    batch_size: Annotated[int, Field(ge=1, le=LARGEST_INT32)]
-    batches: Count
-
-    @model_validator(mode="after")
-    def _has_a_shard(self) -> Self:
-        if self.rank >= self.count:
-            raise ValueError("the rank is not below the count")
-        return self
-
-
-class Header(BaseModel):
-    """What the header of a file may say; its checksum only says that it was written so."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
+    __pydantic_config__ = _STRICT
     run: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
-    epoch: Annotated[int, Field(ge=0, le=LARGEST_INT32)]
+    epoch: Int32
     mode: Annotated[str, Field(max_length=32)]
     version: Count
-    iteration: Annotated[int, Field(ge=0, le=LARGEST_INT32)]
+    iteration: Int32
     samples: Count
     received: Count
     seconds: Annotated[float, Field(ge=0, le=MOST_SECONDS)]
-    layout: Annotated[int, Field(ge=0, lt=2**64)]
-    dropped: dict[str, Count]
-    workers: dict[Annotated[int, Field(ge=0, le=LARGEST_INT32)], _WorkerRecord]
-    sections: list[tuple[str, Count, Annotated[int, Field(ge=0, lt=2**64)]]]
+    layout: Digest
+    dropped: Mapping[str, Count] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Header(Counters):
+    """What the header of a file may say; its checksum only says that it was written so."""
+
+    dropped: Mapping[str, Count]
+    workers: dict[Int32, WorkerState]
+    sections: list[tuple[str, Count, Digest]]
+
+
+_HEADER: Final = TypeAdapter(_Header)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,27 +112,22 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
             "sections": [[name, len(part), _sum(part)] for name, part in sections],
         }
     ).encode()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         folder.mkdir(exist_ok=True)
-        with temporary.open("wb") as file:
+        with written_whole(path) as file:
             file.write(MAGIC + _LENGTHS.pack(len(header), _sum(header)) + header)
             for _, part in sections:
                 file.write(part)
                 reached("master-checkpointing")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _flush_folder(folder)
+        sync_folder(folder)
     except OSError as error:
         raise CheckpointError(
             f"no checkpoint could be written in {folder}: {error.strerror or error}; make room there or make it "
             "writable"
         ) from None
-    finally:
-        _remove(temporary)
     for old in checkpoints_in(folder)[KEPT:]:
-        _remove(old)
+        with suppress(OSError):  # what is left over does no harm: only the newest are read
+            old.unlink(missing_ok=True)
     return path
 
 
@@ -197,18 +176,22 @@ def latest(folder: Path) -> tuple[Path, Checkpoint, list[str]]:
     raise CheckpointError(f"there is no usable checkpoint in {folder}: {found}")
 
 
-def _header(path: Path, text: bytes) -> Header:
+def _header(path: Path, text: bytes) -> _Header:
     try:
-        return Header.model_validate_json(text, strict=True)
+        header = _HEADER.validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         raise _damaged(
             path, f"its header is no run's: {place or 'all of it'}: {first['msg']}"
         ) from None
+    for slot, worker in header.workers.items():
+        if worker.rank >= worker.count:
+            raise _damaged(path, f"its header is no run's: worker {slot} has no shard")
+    return header
 
 
-def _assembled(path: Path, values: Header, parts: dict[str, bytes]) -> Checkpoint:
+def _assembled(path: Path, values: _Header, parts: dict[str, bytes]) -> Checkpoint:
     if not parts.keys() >= {"center", "master"} or len(parts) < len(values.sections):
         raise _damaged(path, "it has not the sections of a run")
     if len(parts["center"]) % 4:
@@ -216,14 +199,13 @@ def _assembled(path: Path, values: Header, parts: dict[str, bytes]) -> Checkpoin
     center = np.frombuffer(parts["center"], dtype="<f4").copy()
     if not np.isfinite(center).all():
         raise _damaged(path, "its center holds numbers that are not finite")
-    workers = {slot: WorkerState(**dict(one)) for slot, one in values.workers.items()}
     counters = Counters(**{name: getattr(values, name) for name in Counters.__slots__})
     return Checkpoint(
         counters,
         center,
         parts["master"],
-        workers,
-        {slot: parts[f"worker-{slot}"] for slot in workers if f"worker-{slot}" in parts},
+        values.workers,
+        {slot: parts[f"worker-{slot}"] for slot in values.workers if f"worker-{slot}" in parts},
     )
 
 
@@ -233,18 +215,3 @@ def _sum(data: bytes | memoryview) -> int:
 
 def _damaged(path: Path, what: str) -> CheckpointError:
     return CheckpointError(f"{path} is damaged: {what}")
-
-
-def _remove(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError:
-        return  # what is left over does no harm: only the newest are read
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -7,7 +7,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ import yaml
 
 from speedo.errors import ConfigError
 from speedo.json_lines import plain
+from speedo.system.files import written_whole
 
 # What a run leaves.
 METRICS: Final = "metrics.jsonl"
@@ -80,14 +80,8 @@ def discard_run_dir(folder: Path) -> None:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a file whole or not at all; raises `OSError`, and leaves nothing else behind."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
+    with written_whole(path) as file:
+        file.write(text.encode())
 
 
 def link_or_copy(file: Path, other: Path) -> None:

@@ -131,14 +131,11 @@ class AddDelta:
     diverge at the rate that one bears, and four at one half reach the accuracy of one.
     """
 
+    payload: ClassVar[Kind] = Kind.DELTA
     option: ClassVar[str] = "delta_scale"
     usual: ClassVar[str] = "min(1, 2 / workers)"
     source: ClassVar[str] = "measured: modes.md, momentum and the scale of deltas"
     scale: float | None = None
-
-    @property
-    def payload(self) -> Kind:
-        return Kind.DELTA
 
     def rate(self, workers: int) -> float:
         return self.scale if self.scale is not None else min(1.0, 2.0 / max(workers, 1))
@@ -154,14 +151,11 @@ class AddDelta:
 class AverageDeltas:
     """center += scale * sum_w (samples_w / samples) delta_w: the step of one solver with the whole batch."""
 
+    payload: ClassVar[Kind] = Kind.DELTA
     option: ClassVar[str] = "delta_scale"
     usual: ClassVar[str] = "1"
     source: ClassVar[str] = "the mean is the step of one solver"
     scale: float | None = None
-
-    @property
-    def payload(self) -> Kind:
-        return Kind.DELTA
 
     def rate(self, workers: int) -> float:
         return self.scale if self.scale is not None else 1.0
@@ -203,14 +197,11 @@ class Elastic:
     means the paper's 0.9 / n for n live workers.
     """
 
+    payload: ClassVar[Kind] = Kind.WEIGHTS
     option: ClassVar[str] = "moving_rate"
     usual: ClassVar[str] = "0.9 / workers"
     source: ClassVar[str] = "Zhang, Choromanska, LeCun 2015"
     alpha: float | None = None
-
-    @property
-    def payload(self) -> Kind:
-        return Kind.WEIGHTS
 
     def rate(self, workers: int) -> float:
         return self.alpha if self.alpha is not None else 0.9 / max(workers, 1)
@@ -252,14 +243,11 @@ class ServerGradient:
     weight decay, momentum, learning rate of that iteration. Workers keep no momentum.
     """
 
+    payload: ClassVar[Kind] = Kind.GRADIENT
     option: ClassVar[str] = "server_gradient"
     usual: ClassVar[str] = ""
     source: ClassVar[str] = ""
     update: Callable[[Vector, Vector, int], None]
-
-    @property
-    def payload(self) -> Kind:
-        return Kind.GRADIENT
 
     def rate(self, workers: int) -> float:
         return 1.0

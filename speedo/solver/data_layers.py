@@ -26,7 +26,6 @@ SOURCES: Final = {
 }
 # They wait for records from a program that SpeeDO does not have.
 FED_FROM_OUTSIDE: Final = ("MemoryData", "Input")
-LARGEST_BATCH: Final = 2**31 - 1  # batch_size is uint32; Caffe's shapes are int
 # A Python layer's batch can be known and set only where its param_str names it.
 _PARAM_STR_BATCH: Final = re.compile(
     r"""(batch_?size['"]?\s*[:=]\s*['"]?)(\d{1,18})(?!\d)""", re.IGNORECASE

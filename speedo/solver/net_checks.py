@@ -6,15 +6,14 @@ Caffe: net.cpp, Init; layer_factory.hpp, CreateLayer.
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from speedo.bounds import LARGEST_INT32
 from speedo.engines.caffe_import import load_caffe
 from speedo.solver.data_layers import (
     FED_FROM_OUTSIDE,
-    LARGEST_BATCH,
     SOURCES,
     batch_of,
     data_layers,
@@ -22,7 +21,7 @@ from speedo.solver.data_layers import (
 )
 from speedo.solver.paths import SearchPath
 from speedo.solver.proto import did_you_mean
-from speedo.solver.source_checks import source_problems, transform_problems
+from speedo.solver.source_checks import file_problem, source_problems, transform_problems
 
 _TRAIN: Final = "train net"
 _TEST: Final = "test net"
@@ -40,11 +39,7 @@ def net_problems(parameter: Any, search: SearchPath, net_files: Sequence[str]) -
         found += [f"{file}: {text}" for text in _layers(net, search)]
         found += [f"{file}: {text}" for text in (_train(net) if role == _TRAIN else _test(net))]
     for weights in (name.strip() for names in parameter.weights for name in names.split(",")):
-        owner = "the solver names the weights"
-        if (place := search.find(weights)) is None:
-            found.append(f"{owner} {search.missing(weights)}")
-        elif not os.path.isfile(place):
-            found.append(f"{owner} {weights!r}, but {place} is no regular file: correct the path")
+        found += file_problem("the solver names the weights", weights, search)
     return list(dict.fromkeys(found))
 
 
@@ -89,10 +84,10 @@ def _train(net: Any) -> Iterator[str]:
             "write batch_size in the param_str of its Python data layer"
         )
     for layer in data_layers(net):
-        if layer.type not in SOURCES and not 0 <= batch_of(layer) <= LARGEST_BATCH:
+        if layer.type not in SOURCES and not 0 <= batch_of(layer) <= LARGEST_INT32:
             yield (
                 f"layer {layer.name!r} has the batch {batch_of(layer)}, more than Caffe can count: "
-                f"use 1 to {LARGEST_BATCH}"
+                f"use 1 to {LARGEST_INT32}"
             )
     if not any(_has_loss(layer) for layer in net.layer):
         yield "the train net has no loss: add a loss layer such as SoftmaxWithLoss"

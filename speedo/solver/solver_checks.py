@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from speedo.bounds import LARGEST_SEED
 from speedo.engines.caffe_import import is_cpu_only
 from speedo.solver.lr_policies import REQUIRED, LrPolicy
 from speedo.solver.proto import did_you_mean
 
 # In the order of the old enum `solver_type` (Caffe: util/upgrade_proto.cpp, UpgradeSolverType).
 SOLVER_TYPES: Final = ("SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam")
-LARGEST_SEED: Final = 2**32 - 1  # the field is int64; Caffe hands 32 bits of it on
 _TOLD_APART: Final = ("base_lr", "momentum")  # with bounds of their own
 _WITHOUT_MOMENTUM: Final = ("AdaGrad", "RMSProp")
 

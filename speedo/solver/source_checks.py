@@ -12,8 +12,9 @@ import lmdb
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from speedo.bounds import LARGEST_INT32
 from speedo.errors import SolverError
-from speedo.solver.data_layers import LARGEST_BATCH, SOURCES, batch_of, source_of
+from speedo.solver.data_layers import SOURCES, batch_of, source_of
 from speedo.solver.paths import SearchPath
 from speedo.solver.proto import caffe_proto
 from speedo.system.files import read_bytes
@@ -28,8 +29,8 @@ def source_problems(layer: Any, search: SearchPath) -> Iterator[str]:
     if not batch_of(layer):
         written = getattr(layer, SOURCES[layer.type]).HasField("batch_size")
         yield "has batch_size 0: use 1 or more" if written else "has no batch_size: add it"
-    elif batch_of(layer) > LARGEST_BATCH:
-        yield f"has batch_size {batch_of(layer)}, more than Caffe can count: use at most {LARGEST_BATCH}"
+    elif batch_of(layer) > LARGEST_INT32:
+        yield f"has batch_size {batch_of(layer)}, more than Caffe can count: use at most {LARGEST_INT32}"
     source = source_of(layer)
     if not source:
         yield "has no source: name the database or list to read"
@@ -61,10 +62,10 @@ def transform_problems(layer: Any, search: SearchPath) -> Iterator[str]:
         yield "has transform_param, which HDF5Data does not take: remove it"
     matrix = layer.infogain_loss_param.source
     if matrix:
-        yield from _file_problem("needs the infogain matrix", matrix, search)
+        yield from file_problem("needs the infogain matrix", matrix, search)
 
 
-def _file_problem(owner: str, name: str, search: SearchPath) -> Iterator[str]:
+def file_problem(owner: str, name: str, search: SearchPath) -> Iterator[str]:
     """Caffe would wait for ever for what comes out of a pipe."""
     found = search.find(name)
     if found is None:

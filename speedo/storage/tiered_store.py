@@ -1,14 +1,10 @@
 """Two stores as one: shared memory for processes of one machine, Redis for the others.
 
-A worker on the master's machine writes into the near store alone; so does the master, until somebody needs the
-far one as well (`reach_far`). What is not near is looked for far away.
+A process on the master's machine writes into the near store alone, and into the far one when the near one is full. Only
+a master that takes workers from other machines writes everything to both. What is not near is looked for far away.
 """
 
 from __future__ import annotations
-
-import threading
-from collections.abc import Callable
-from contextlib import closing, suppress
 
 from speedo.errors import MissingKeyError, StoreUnavailableError
 from speedo.storage.base import Arrived, Store, View
@@ -16,16 +12,14 @@ from speedo.storage.shared_memory.store import SharedMemoryStore
 
 
 class TieredStore:
-    """`near` and `far` as one store; a near store that is full is passed over.
+    """`near` and `far` as one store; a near store that is full is passed over. With `to_both` it writes to both.
 
     A blob that this store wrote into both is read from the far one, which may have lost it: its writer looks so
     whether all can read it.
     """
 
-    def __init__(self, near: SharedMemoryStore, far: Store) -> None:
-        self._near, self._far = near, far
-        self._everywhere = self._is_copied = False
-        self._copying = threading.Lock()
+    def __init__(self, near: SharedMemoryStore, far: Store, *, to_both: bool = False) -> None:
+        self._near, self._far, self._to_both = near, far, to_both
         self._in_both: set[str] = set()
 
     def __repr__(self) -> str:
@@ -41,26 +35,6 @@ class TieredStore:
         """How many outages of the far store have ended; 0 for one that does not count them."""
         return int(getattr(self._far, "outages", 0))
 
-    def reach_far(self, prefix: str, connect: Callable[[], Store]) -> None:
-        """From now on write to both; the first call that succeeds copies what is there already under `prefix`.
-
-        `connect` makes a connection to the far store for the caller's thread. Call it before anybody is sent to the
-        far store. Raises `StoreError`.
-        """
-        with self._copying:
-            if self._is_copied:
-                return
-            self._everywhere = True
-            with closing(connect()) as copier:
-                for key in self._near.keys(prefix):
-                    with suppress(MissingKeyError):  # deleted meanwhile
-                        _, size = self._near.read_head(key)
-                        body = bytearray(size)
-                        head = self._near.read(key, memoryview(body))
-                        copier.write(key, head, memoryview(body))
-                        self._in_both.add(key)
-            self._is_copied = True
-
     def place(self, key: str, nbytes: int) -> memoryview | None:
         """See `Store.place`."""
         return self._near.place(key, nbytes)
@@ -74,7 +48,7 @@ class TieredStore:
         except StoreUnavailableError:
             self._near.remove(key)  # a former blob must not hide the new one
         else:
-            if not self._everywhere:
+            if not self._to_both:
                 return
             self._in_both.add(key)
         self._far.write(key, head, body, expire_s=expire_s)

@@ -1,5 +1,5 @@
 """Files that a user has named: opened only if that cannot block, read only up to a bound, told from names that Caffe
-cannot have.
+cannot have. And files of ours, written whole or not at all.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ import io
 import os
 import stat
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, BinaryIO, Final, TextIO
+from typing import IO, BinaryIO, Final
 
 MOST_TEXT_BYTES: Final = 64 << 20  # a prototxt with every layer of the largest nets has some 100 kB
 
 
-def open_to_read(path: Path) -> BinaryIO:
+def open_to_read(path: Path) -> io.BufferedReader:
     """The file, open; raises `OSError` if it is anything but a regular file, which a read might wait for."""
     try:
         _require_regular(os.stat(path).st_mode, path)
@@ -43,13 +45,6 @@ def open_to_write(path: Path, mode: str = "wb") -> IO[bytes]:
     return os.fdopen(descriptor, mode)
 
 
-def open_log(path: Path) -> TextIO:
-    """A text file to append lines to, each on the disk as soon as it is whole; what is no text is escaped."""
-    return io.TextIOWrapper(
-        open_to_write(path, "ab"), encoding="utf-8", errors="backslashreplace", line_buffering=True
-    )
-
-
 def read_bytes(path: Path, most: int | None = None) -> bytes:
     """The content of a regular file of at most `most` bytes; raises `OSError`."""
     with open_to_read(path) as file:
@@ -64,6 +59,34 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
 def read_text(path: Path, most: int = MOST_TEXT_BYTES) -> str:
     """The same as UTF-8 text; raises `OSError` and `UnicodeDecodeError`."""
     return read_bytes(path, most).decode("utf-8")
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[BinaryIO]:
+    """A new file that has its name once the context ends: with all its bytes on the disk, or not at all.
+
+    Raises `OSError`, and leaves no part behind.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in this folder to the disk. Raises `OSError`."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def home() -> Path:

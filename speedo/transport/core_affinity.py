@@ -32,10 +32,9 @@ class DriverThread:
 
 
 class DriverCore:
-    """The master's side. Without `wanted` nobody draws the driver."""
+    """The master's side."""
 
-    def __init__(self, wanted: bool) -> None:
-        self._wanted = wanted
+    def __init__(self) -> None:
         self._cores: set[int] = set()
         self._thread = 0
         self._drawn = False
@@ -54,7 +53,7 @@ class DriverCore:
 
     def for_workers(self, count: int) -> DriverThread:
         """What workers are to know while there are so many on this machine; the same object until it changes."""
-        draw = self._wanted and self._thread != 0 and count >= len(self._cores)
+        draw = self._thread != 0 and count >= len(self._cores)
         self._drawn = self._drawn or draw
         return self._drawable if draw else self._at_rest
 

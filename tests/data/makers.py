@@ -5,13 +5,15 @@ from __future__ import annotations
 import gzip
 import struct
 import tarfile
+from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 
+import lmdb
 import numpy as np
 import numpy.typing as npt
 
-from speedo.data.wire import BlobProto
+from speedo.data.wire import BlobProto, Datum, DatumProto
 
 Bytes = npt.NDArray[np.uint8]
 IDX_NAMES = (
@@ -71,3 +73,26 @@ def mean_in(file: Path) -> npt.NDArray[np.float32]:
     """The values of a mean file, of shape (channels, height, width)."""
     blob = BlobProto.FromString(file.read_bytes())
     return np.array(blob.data, np.float32).reshape(blob.channels, blob.height, blob.width)
+
+
+def datum_of(message: bytes) -> Datum:
+    """The datum that these bytes hold."""
+    found = DatumProto.FromString(message)
+    shape = (found.channels, found.height, found.width)
+    return Datum(*shape, found.data, found.label, found.encoded)
+
+
+def read_database(folder: Path) -> Iterator[tuple[bytes, Datum]]:
+    """Every key and datum of an LMDB in reading order."""
+    with (
+        lmdb.Environment(str(folder), readonly=True, create=False, lock=False) as environment,
+        environment.begin() as transaction,
+    ):
+        for key, value in transaction.cursor():
+            yield bytes(key), datum_of(bytes(value))
+
+
+def datum_image(datum: Datum) -> Bytes:
+    """The pixels of a raw datum, uint8 of shape (channels, height, width)."""
+    shape = (datum.channels, datum.height, datum.width)
+    return np.frombuffer(datum.data, dtype=np.uint8).reshape(shape)

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from speedo.data import cifar10, prepare_cifar10
-from speedo.data.database import datum_image, read_database
 from speedo.data.download import file_sha256
 from speedo.errors import DataError
-from tests.data.makers import Bytes, cifar_archive, cifar_files, mean_in
+from tests.data.makers import Bytes, cifar_archive, cifar_files, datum_image, mean_in, read_database
 
 RECORDS = 6
 

@@ -19,11 +19,11 @@ import pytest
 
 from speedo.data import folder as folder_module
 from speedo.data import mnist, prepare_fashion_mnist, prepare_mnist
-from speedo.data.database import read_database, record_key, write_database
+from speedo.data.database import record_key, write_database
 from speedo.data.lock import locked
 from speedo.data.wire import Datum
 from speedo.errors import DataError
-from tests.data.makers import idx_folder
+from tests.data.makers import idx_folder, read_database
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_an_interrupted_replacement_is_known_and_made_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(folder_module, "_sync_folder", interrupt)
+        patch.setattr(folder_module, "sync_folder", interrupt)
         with pytest.raises(KeyboardInterrupt):
             prepare_fashion_mnist(tmp_path / "out", source=source, force=True)
     assert not folder_module.is_complete(tmp_path / "out")
@@ -249,8 +249,3 @@ def test_a_long_name_still_makes_a_key_that_lmdb_takes(tmp_path: Path) -> None:
     assert key.startswith(b"00000007_")
     assert key.endswith(b"image.png")
     assert len(key) <= 511
-
-
-def test_a_database_that_is_not_there_is_a_data_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="cannot be read as LMDB"):
-        list(read_database(tmp_path / "nothing"))

@@ -11,10 +11,9 @@ import pytest
 from PIL import Image
 
 from speedo.data import prepare_images
-from speedo.data.database import datum_image, read_database
 from speedo.data.wire import Datum
 from speedo.errors import DataError
-from tests.data.makers import mean_in
+from tests.data.makers import datum_image, mean_in, read_database
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 

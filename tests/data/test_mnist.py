@@ -21,10 +21,9 @@ from speedo.data import (
     prepare_fashion_mnist,
     prepare_mnist,
 )
-from speedo.data.database import datum_image, read_database
 from speedo.data.download import file_sha256
 from speedo.errors import DataError
-from tests.data.makers import IDX_NAMES, idx_bytes, idx_folder, mean_in
+from tests.data.makers import IDX_NAMES, datum_image, idx_bytes, idx_folder, mean_in, read_database
 
 
 @pytest.mark.parametrize("packed", [True, False])

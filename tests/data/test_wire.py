@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from speedo.data.wire import Datum, mean_to_bytes
-from speedo.errors import DataError
+from tests.data.makers import datum_of
 
 
 def test_a_datum_has_the_bytes_that_protobuf_prescribes() -> None:
@@ -26,23 +26,12 @@ def test_an_encoded_datum_carries_its_flag_and_no_sizes() -> None:
 @pytest.mark.parametrize("label", [0, 127, 128, 2**31 - 1])
 def test_a_datum_reads_back_as_it_was(label: int) -> None:
     datum = Datum(3, 2, 2, bytes(range(12)), label)
-    assert Datum.from_bytes(datum.to_bytes()) == datum
+    assert datum_of(datum.to_bytes()) == datum
 
 
 def test_a_datum_refuses_a_negative_label() -> None:
     with pytest.raises(ValueError, match="-1 is negative"):
         Datum(1, 1, 1, b"\x00", -1).to_bytes()
-
-
-@pytest.mark.parametrize("message", [b"\x22\x05abc", b"\x08\x80", b"\x0b"])
-def test_damaged_messages_are_data_errors(message: bytes) -> None:
-    with pytest.raises(DataError):
-        Datum.from_bytes(message)
-
-
-def test_fields_that_we_do_not_know_are_passed_over() -> None:
-    # float_data (field 6) as one fixed32, then the label.
-    assert Datum.from_bytes(b"\x35\x00\x00\x80\x3f\x28\x05").label == 5
 
 
 def test_a_mean_has_the_bytes_that_protobuf_prescribes() -> None:

@@ -58,38 +58,30 @@ def test_what_is_far_alone_is_found_and_deleted_there(near: Full) -> None:
     assert far.keys("") == []
 
 
-def test_once_somebody_is_far_everything_is_there_too(near: Full) -> None:
+def test_a_store_that_writes_to_both_deletes_from_both(near: Full) -> None:
     far = MemoryStore()
-    store = TieredStore(near, far)
+    store = TieredStore(near, far, to_both=True)
     put(store, "center:1", b"one")
-    store.reach_far("center", lambda: far)
-    assert get(far, "center:1") == b"one"
-    put(store, "center:2", b"two")
-    assert get(far, "center:2") == get(near, "center:2") == b"two"
-    store.delete("center:1", "center:2")
+    assert get(far, "center:1") == get(near, "center:1") == b"one"
+    store.delete("center:1")
     assert far.keys("") == near.keys("") == []
 
 
-def test_a_copy_that_failed_is_made_for_the_next_who_is_far(near: Full) -> None:
+def test_a_payload_that_is_near_alone_is_read_there_by_a_store_that_writes_to_both(
+    near: Full,
+) -> None:
     far = MemoryStore()
-    store = TieredStore(near, far)
-    put(store, "center:1", b"one")
-
-    def away() -> Store:
-        raise StoreUnavailableError("away")
-
-    with pytest.raises(StoreUnavailableError):
-        store.reach_far("center", away)
-    store.reach_far("center", lambda: far)
-    assert get(far, "center:1") == b"one"
-    store.reach_far("center", away)  # it is done once
+    store = TieredStore(near, far, to_both=True)
+    put(near, "payload", b"of a worker on this machine")
+    assert get(store, "payload") == b"of a worker on this machine"
+    store.delete("payload")
+    assert near.keys("") == []
 
 
 def test_a_loss_of_the_far_copy_is_seen_by_who_wrote_it(near: Full) -> None:
     """The master looks whether its center is still there for all."""
     far = MemoryStore()
-    store = TieredStore(near, far)
-    store.reach_far("center", lambda: far)
+    store = TieredStore(near, far, to_both=True)
     put(store, "center:1", b"one")
     far.delete("center:1")
     with pytest.raises(MissingKeyError):

@@ -33,7 +33,7 @@ TRAINED = Trained(3, 2, 17, 1 / 3, 640, {"fetch": 1e-9, "compute": 0.1})
 class Master:
     def __init__(self, folder: Path) -> None:
         self.heard: Inbox[Message] = Inbox()
-        self.core = DriverCore(wanted=True)
+        self.core = DriverCore()
         self.channels = Channels(folder, self.heard, self.core)
 
 

@@ -109,7 +109,7 @@ def test_a_driver_that_has_ended_is_no_error(sleeper: Sleeper, channel: socket.s
 
 
 def test_once_awake_the_driver_may_run_where_it_might_before() -> None:
-    core = DriverCore(wanted=True)
+    core = DriverCore()
     before = os.sched_getaffinity(0)
     core.awake()
     core.for_workers(len(CORES))
@@ -119,25 +119,22 @@ def test_once_awake_the_driver_may_run_where_it_might_before() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "workers", "cores"),
+    ("workers", "cores"),
     [
-        (True, len(CORES), CORES),
-        (True, len(CORES) + 1, CORES),
-        (True, len(CORES) - 1, []),  # one is to spare
-        (False, len(CORES), []),
+        (len(CORES), CORES),
+        (len(CORES) + 1, CORES),
+        (len(CORES) - 1, []),  # one is to spare
     ],
 )
-def test_it_may_be_drawn_while_workers_take_all_cores(
-    wanted: bool, workers: int, cores: list[int]
-) -> None:
-    core = DriverCore(wanted)
+def test_it_may_be_drawn_while_workers_take_all_cores(workers: int, cores: list[int]) -> None:
+    core = DriverCore()
     core.awake()
     told = core.for_workers(workers)
     assert told == DriverThread(os.getpid(), threading.get_native_id(), cores)
 
 
 def test_nobody_is_told_of_a_thread_before_there_is_one() -> None:
-    assert DriverCore(wanted=True).for_workers(len(CORES)).cores == []
+    assert DriverCore().for_workers(len(CORES)).cores == []
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -149,7 +146,7 @@ def test_who_answers_and_waits_draws_the_driver(
             return replace(super().for_workers(count), thread=sleeper.number, cores=CORES)
 
     heard: Inbox[Message] = Inbox()
-    channels = Channels(tmp_path, heard, Core(wanted=True))
+    channels = Channels(tmp_path, heard, Core())
     with WorkerChannel(str(tmp_path), 0, 1) as channel:
         assert channels.wait_for(0, 1, WAIT_S)
         commands = channel.commands()

@@ -13,8 +13,8 @@ import itertools
 import os
 import struct
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import unquote
@@ -131,16 +131,8 @@ class SharedMemoryStore:
 
     def read_head(self, key: str) -> tuple[bytes, int]:
         """See `Store.read_head`."""
-        file = self._open(key)
-        try:
-            prefix, lengths = self._look(key, file)
-            head = os.pread(file, lengths.head, PREFIX_BYTES)
-            self._look_again(key, os.pread(file, PREFIX_BYTES, 0), prefix)
-            return head, lengths.body
-        except OSError as error:
-            raise self._error(f"reading {key}", error) from None
-        finally:
-            os.close(file)
+        with self._opened(key) as (_, head, body_bytes):
+            return head, body_bytes
 
     def view(self, key: str, nbytes: int) -> View | None:
         """See `Store.view`."""
@@ -165,18 +157,10 @@ class SharedMemoryStore:
             into[:] = view.body
             view.check()
             return view.head
-        file = self._open(key)
-        try:
-            prefix, lengths = self._look(key, file)
-            check_length(key, lengths.body, len(into))
-            head = os.pread(file, lengths.head, PREFIX_BYTES)
+        with self._opened(key) as (file, head, body_bytes):
+            check_length(key, body_bytes, len(into))
             os.preadv(file, [into], BODY_AT)
-            self._look_again(key, os.pread(file, PREFIX_BYTES, 0), prefix)
             return head
-        except OSError as error:
-            raise self._error(f"reading {key}", error) from None
-        finally:
-            os.close(file)
 
     def delete(self, *keys: str) -> None:
         """See `Store.delete`."""
@@ -273,9 +257,18 @@ class SharedMemoryStore:
     def _path(self, key: str) -> str:
         return f"{self._folder}/{file_name(key)}"
 
-    def _open(self, key: str) -> int:
+    @contextmanager
+    def _opened(self, key: str) -> Iterator[tuple[int, bytes, int]]:
+        """The blob's file, its head and the bytes of its body; at the end it must still be that blob's."""
         try:
-            return os.open(self._path(key), os.O_RDWR | os.O_CLOEXEC)
+            file = os.open(self._path(key), os.O_RDWR | os.O_CLOEXEC)
+            try:
+                prefix, size = os.pread(file, PREFIX_BYTES, 0), os.fstat(file).st_size
+                lengths = look(prefix, size, key, self._folder, self._clock())
+                yield file, os.pread(file, lengths.head, PREFIX_BYTES), lengths.body
+                self._look_again(key, os.pread(file, PREFIX_BYTES, 0), prefix)
+            finally:
+                os.close(file)
         except FileNotFoundError:
             raise MissingKeyError(f"{key} is not in {self._folder}") from None
         except OSError as error:
@@ -287,11 +280,6 @@ class SharedMemoryStore:
             raise MissingKeyError(
                 f"{key} in {self._folder} was replaced, deleted or expired while it was read"
             )
-
-    def _look(self, key: str, file: int) -> tuple[bytes, Lengths]:
-        """The prefix of this file, and what it says."""
-        prefix, size = os.pread(file, PREFIX_BYTES, 0), os.fstat(file).st_size
-        return prefix, look(prefix, size, key, self._folder, self._clock())
 
     def _memory(self, key: str) -> memoryview:
         """The whole file of this blob, to read; without opening it, where it is mapped already."""

@@ -1,0 +1,39 @@
+"""Options of a run that other commands take have the words and the values of the table of options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pytest
+
+from speedo.cli.doctor import doctor
+from speedo.cli.main import worker
+from speedo.cli.plan import plan
+from speedo.config.option_table import rows
+from speedo.errors import ConfigError
+from speedo.run.prepare import chosen_solver
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        (doctor, {"data_root", "redis", "run_dir", "host", "cpu"}),
+        (plan, {"compress", "compress_center", "overlap", "split_batch", "data_root", "cpu"}),
+        (worker, {"data_root"}),
+    ],
+)
+def test_a_shared_option_is_that_of_the_run(command: click.Command, names: set[str]) -> None:
+    table = {row.name: row.help for row in rows()}
+    options = [one for one in command.params if isinstance(one, click.Option)]
+    found = {str(one.name): one.help for one in options if one.name in names}
+    assert found == {name: table[name] for name in names}
+
+
+def test_a_solver_of_the_environment_that_is_no_file_is_refused_only_where_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPEEDO_SOLVER", str(tmp_path / "nowhere.prototxt"))
+    with pytest.raises(ConfigError, match=r"nowhere\.prototxt, which is no file"):
+        chosen_solver(None)
+    assert chosen_solver(tmp_path / "mine.prototxt") == tmp_path / "mine.prototxt"
