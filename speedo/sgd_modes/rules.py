@@ -173,11 +173,8 @@ class TakeCenter:
     Taken whole, so the outcome is the same to the bit however many rounds the team does between two reports.
     """
 
+    payload: ClassVar[Kind] = Kind.WEIGHTS
     each: MergeRule
-
-    @property
-    def payload(self) -> Kind:
-        return Kind.WEIGHTS
 
     def rate(self, workers: int) -> float:
         return self.each.rate(workers)
