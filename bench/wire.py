@@ -5,7 +5,8 @@
 As root. A master and the workers are hosts of their own, network namespaces joined by a bridge; the cable of each,
 the master's too, carries so much each way (`tc ... tbf`). A codec is what `--compress` of speedo takes, and after a
 slash what `--compress-center` takes; with `@overlap=far` behind it each
-has its next turn ahead. The bytes are those on the master's cable, with all headers.
+has its next turn ahead, with `@team=off` behind it the workers of a host (`--per-host`) each report to the master.
+The bytes are those on the master's cable, with all headers.
 
 The wire's limit is what could be had for these bytes if nothing but compute and transfer took time: side by side where
 turns overlap, else one after the other. Compute is a step of plain Caffe beside as many others, in the same round.
@@ -101,9 +102,11 @@ def is_refused(mode: str, codec: str) -> bool:
 class Hosts:
     """A master and workers on hosts of their own."""
 
-    def __init__(self, hosts: Sequence[Host], net: Bench, folder: Path, length_s: float) -> None:
+    def __init__(
+        self, hosts: Sequence[Host], net: Bench, folder: Path, length_s: float, per_host: int = 1
+    ) -> None:
         self.master, *self.workers = hosts
-        self.net, self.length_s = net, length_s
+        self.net, self.length_s, self.per_host = net, length_s, per_host
         self._surroundings = {
             "SPEEDO_TOKEN_FILE": str(folder / "token"),
             "SPEEDO_RUNTIME_DIR": str(folder / "runtime"),
@@ -111,7 +114,7 @@ class Hosts:
 
     def train(self, mode: str, options: Sequence[str], scratch: Path) -> tuple[Measured, Traffic]:
         """One run from its start to its end, and what it sent for each result."""
-        run_dir, count = scratch / "run", len(self.workers)
+        run_dir, count = scratch / "run", len(self.workers) * self.per_host
         seen: list[tuple[int, int, int]] = []
 
         def sample(follower: Follower) -> None:
@@ -131,7 +134,9 @@ class Hosts:
                 "--run-dir", str(run_dir), *options,
             )  # fmt: skip
             for host in self.workers:
-                start(host, "worker", "--master", self.master.address)
+                start(
+                    host, "worker", "--master", self.master.address, "--workers", str(self.per_host)
+                )
             try:
                 follow(master, run_dir, count, self.length_s, sample)
                 status = master.wait(START_S)
@@ -238,19 +243,22 @@ def main() -> int:
     parser.add_argument(
         "--codecs", nargs="+", default=list(CODECS), metavar="PAYLOAD[/CENTER][@OPTION]"
     )
-    parser.add_argument("--workers", type=whole, default=2, metavar="N")
+    parser.add_argument("--workers", type=whole, default=2, metavar="N", help="of all hosts")
+    parser.add_argument("--per-host", type=whole, default=1, metavar="N", help="workers of a host")
     parser.add_argument(
         "--megabits", type=whole, default=1000, metavar="N", help="of each cable, per second"
     )
     parser.add_argument("--seconds", type=seconds, default=5.0, metavar="S", help="of each run")
     asked = parser.parse_args()
+    if asked.workers % asked.per_host:
+        parser.error("--workers is a multiple of --per-host")
     end_by_signals()
     _, say = heading("bench.wire")
     require(say)
     seen: dict[str, list[Traffic]] = {}
     with (
         tempfile.TemporaryDirectory(prefix="speedo-bench-") as scratch,
-        network(asked.workers + 1) as hosts,
+        network(-(-asked.workers // asked.per_host) + 1) as hosts,
     ):
         folder = Path(scratch)
         net = Bench.make(asked.net, folder / asked.net)
@@ -261,7 +269,7 @@ def main() -> int:
             f"\nThe cables carry {asked.megabits} Mbit/s; one TCP connection got {carried:.0f}.",
             flush=True,
         )
-        members = Hosts(hosts, net, folder, asked.seconds)
+        members = Hosts(hosts, net, folder, asked.seconds, asked.per_host)
         batches = (net.batch,) * asked.workers
         rows = [Row(f"{asked.workers} free-running", batches)]
         options: dict[str, list[str]] = {}
