@@ -222,6 +222,7 @@ class Coordinator(TurnBook):
         for part in stretch.parts:
             actions.append(drop_of(part, "discarded", why, part.staleness, part.loss))
         team.stretch, team.owing = None, set(stretch.owing)
+        team.broken += 1
         self._dissolve(team, actions)
 
     def _dissolve(self, team: TeamUnit, actions: list[Action]) -> None:
@@ -324,6 +325,9 @@ class Coordinator(TurnBook):
             team = self._teams.get(unit)
             if team is not None and team.owing:
                 continue
+            if team is not None and team.is_given_up:
+                unit = self.members[worker].unit = worker
+                team = None
             self._parked.discard(worker)
             if team is None or not team.joined:
                 units.append(unit)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from speedo.messages import Part, Trained
 from speedo.sgd_modes.rules import MergeRule, TakeCenter
+
+MOST_BROKEN: Final = 8  # stretches in a row; a worker whose results are bad is set aside before
 
 
 @dataclass(slots=True)
@@ -52,7 +55,7 @@ class TeamUnit:
 
     `members` train in its next turn. `owing` still have to answer for a stretch that is void. `formed` names the
     gathering whose connections they use, 0 if they have to connect anew. `round_s` is what a round of the last stretch
-    took, in seconds.
+    took, in seconds. `broken` counts the stretches in a row that came to nothing.
     """
 
     meets: str
@@ -63,6 +66,12 @@ class TeamUnit:
     stretch: Stretch | None = None
     round_s: float = 0.0
     alone: TakeCenter | None = None
+    broken: int = 0
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether its members cannot work together: each reports to the master by itself then."""
+        return self.broken >= MOST_BROKEN
 
     def add(self, worker: int) -> None:
         """It trains from the next turn on."""
@@ -77,6 +86,6 @@ class TeamUnit:
 
     def complete(self, stretch: Stretch) -> None:
         """All have answered, and the payload can be merged."""
-        self.stretch = None
+        self.stretch, self.broken = None, 0
         assert stretch.result is not None
         self.round_s = sum(stretch.result.timings.values()) / stretch.rounds

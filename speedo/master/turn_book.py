@@ -74,7 +74,7 @@ class TurnBook:
             return event.worker
         for unit, team in self._teams.items():
             if team.meets == event.meets:
-                return unit
+                return event.worker if team.is_given_up else unit
         unit = -1 - len(self._teams)
         self._teams[unit] = TeamUnit(event.meets)
         return unit

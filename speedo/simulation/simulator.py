@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final
 
 from speedo.engines.quadratic import QuadraticEngine
-from speedo.errors import MissingKeyError, PayloadError, TrainingStopped
+from speedo.errors import MissingKeyError, PayloadError, TeamBrokenError, TrainingStopped
 from speedo.master.center import Center
 from speedo.master.coordinator import Coordinator
 from speedo.master.driver import Driver, Limits, Observer, Outcome
@@ -25,6 +25,7 @@ from speedo.simulation.simulated_team import train_together
 from speedo.simulation.trace import Trace
 from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
+from speedo.transport.channel import refusal
 from speedo.vectors.codecs import NO_COMPRESSION, Compression, make_codec
 from speedo.vectors.vector import Header, checksum
 from speedo.worker.overlapping_turns import OverlappingWorker
@@ -89,6 +90,7 @@ class SimulatedCluster:
         self._busy: dict[tuple[int, int], float] = {}  # worker and incarnation, until when
         self._incarnations: dict[int, int] = {}
         self.places: Callable[[int], str] = lambda worker: ""  # where a worker can meet its team
+        self.can_meet = True
         self._teams: dict[int, dict[int, Train]] = {}  # commands of a stretch, by its first ticket
         self.version: Callable[[], int] = lambda: 0
         self._last_version, self._events = 0, 0  # events since the version last changed
@@ -248,7 +250,11 @@ class SimulatedCluster:
         }
         if not workers:
             return
-        answers = train_together(team, workers, commands, fate, poisoned)
+        if self.can_meet:
+            answers = train_together(team, workers, commands, fate, poisoned)
+        else:
+            broken = TeamBrokenError("a member of the team cannot be reached")
+            answers = {worker: refusal(commands[worker], broken) for worker in workers}
         for worker in fate:
             if worker in workers:
                 notice = partial(self._gone_if, workers[worker])

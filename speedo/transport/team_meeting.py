@@ -142,7 +142,7 @@ class TeamMeeting:
         if leader is None:
             file = os.memfd_create("speedo-team", os.MFD_CLOEXEC)
             try:
-                os.posix_fallocate(file, 0, size)  # without room, writing would end the process
+                _make_room(file, size)
                 for other in self._others.values():
                     socket.send_fds(other, [HERE], [file])
                 return mmap.mmap(file, size)
@@ -161,6 +161,17 @@ class TeamMeeting:
 
     def _address(self, name: str) -> str:
         return f"/proc/self/fd/{self._folder}/{name}"  # short, however long the folder's name is
+
+
+def _make_room(file: int, size: int) -> None:
+    """Without it, writing would end the process."""
+    try:
+        os.posix_fallocate(file, 0, size)
+    except OSError as error:
+        raise TeamBrokenError(
+            f"there is no room for the {size / 1e6:.0f} MB that the team shares ({error.strerror}); "
+            "use --team off, or fewer workers on this host"
+        ) from None
 
 
 def _name(worker: int, incarnation: int) -> str:

@@ -223,3 +223,16 @@ def test_runs_with_faults_end_with_all_their_work_and_every_result_on_record(
         for ticket in tickets & stretch_of.keys():
             assert together[stretch_of[ticket]] <= tickets
     assert sum(isinstance(event, Joined) for event in seen.events) >= 5
+
+
+def test_workers_that_can_never_meet_report_each_by_itself() -> None:
+    def fails(cluster: SimulatedCluster) -> None:
+        cluster.can_meet = False
+
+    found, seen = run(3, script=fails)
+    assert found.outcome.complete
+    turns = seen.all(Train)
+    assert sum(one.team is not None for one in turns) == 8 * 3
+    assert turns[-1].team is None
+    without, _ = run(3, teams=False)
+    np.testing.assert_allclose(found.center.vector, without.center.vector, rtol=0, atol=1e-2)
