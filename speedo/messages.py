@@ -15,17 +15,32 @@ from speedo.vectors.vector import Kind
 
 
 @dataclass(frozen=True, slots=True)
+class RunsAt:
+    """Where a worker computes: the name of its host, its process id, its BLAS threads, and the CPUs that it may run on.
+
+    `cores` is written as the kernel writes lists: `0-3,8`.
+    """
+
+    host: str
+    process: int
+    threads: int
+    cores: str
+
+
+@dataclass(frozen=True, slots=True)
 class Joined:
     """A worker has loaded its model and can train; `samples_per_step` is its batch (x iter_size).
 
     `depth` is how many turns it may have at once. More than one is for modes that merge every result as it comes and
-    let its worker train on: their strategies then speak of workers that have room for one more turn.
+    let its worker train on: their strategies then speak of workers that have room for one more turn. A simulated
+    worker runs nowhere.
     """
 
     worker: int
     incarnation: int
     samples_per_step: int
     depth: int = 1
+    runs_at: RunsAt | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,13 @@ from typing import Any, TypeVar
 from speedo import failpoints
 from speedo.engines.base import Engine
 from speedo.engines.native_failures import capture_stderr
+from speedo.engines.openblas_kernels import use_threads
 from speedo.errors import MissingKeyError, PayloadError, SpeedoError
 from speedo.master.slots import Assignment
-from speedo.messages import SaveState, StateSaved, Train, Trained
+from speedo.messages import RunsAt, SaveState, StateSaved, Train, Trained
 from speedo.run.settings import RunSettings
 from speedo.storage.base import Store
+from speedo.system.cores import UNBOUND, CoreShare, list_of
 from speedo.transport.channel import WorkerChannel, first_line, refusal
 from speedo.worker.overlapping_turns import TurnPipeline
 
@@ -33,7 +35,7 @@ Answer = TypeVar("Answer")
 class Ready:
     """A worker that can train; `layout` is the digest of its parameters' layout, `near` and `overlaps` are its ways."""
 
-    process: int
+    runs_at: RunsAt
     samples_per_step: int
     layout: int
     near: bool
@@ -50,11 +52,11 @@ class WorkerActor:
     _pipeline: TurnPipeline | None = None
     _engine_thread: ThreadPoolExecutor | None = None
 
-    def warm_up(self) -> None:
+    def warm_up(self, threads: int = 1) -> None:
         """Load what every worker needs, before it is known which one this will be."""
         from speedo.engines.caffe_import import load_caffe, prepare_environment
 
-        prepare_environment(1)
+        prepare_environment(threads)
         with suppress(SpeedoError):  # `start` will say so
             load_caffe()
 
@@ -69,6 +71,7 @@ class WorkerActor:
         scratch: Path,
         data_root: Path | None,
         master: Any = None,
+        share: CoreShare = UNBOUND,
     ) -> Ready:
         """Build the solver, with its small files in the folder `scratch`, and connect to the store.
 
@@ -79,7 +82,9 @@ class WorkerActor:
         capture_stderr(log)
         failpoints.i_am_worker(place.worker)
         faulthandler.enable()  # a segmentation fault leaves its name in the log
+        share.bind()  # before Caffe's threads begin: they inherit it
         self._settings, self._data_root, self._master = settings, data_root, master
+        self._share = share
         self._scratch = scratch
         self._scratch.mkdir(exist_ok=True)
         if overlaps(settings):
@@ -100,7 +105,10 @@ class WorkerActor:
 
         near = is_near(self._settings.near)
         overlaps = self._pipeline is not None
-        return Ready(os.getpid(), engine.samples_per_step, engine.layout.digest, near, overlaps)
+        share = self._share
+        threads = use_threads(share.threads) or share.threads
+        at = RunsAt(share.host, os.getpid(), threads, list_of(os.sched_getaffinity(0)))
+        return Ready(at, engine.samples_per_step, engine.layout.digest, near, overlaps)
 
     def rebuild(self, place: Assignment) -> Ready:
         """Take another place with the engine built anew, all but its history."""
@@ -145,6 +153,7 @@ class WorkerActor:
             folder=spec.folder,
             python_layers=spec.python_layers,
             scratch=self._scratch,
+            threads=self._share.threads,
         )
         engine.advance(place.skip)
         self._place = place

@@ -21,14 +21,17 @@ from speedo.cli.run_options import (
     FOLDER,
     GroupedCommand,
     WorkerCommand,
+    host_options,
     master_options,
     run_options,
 )
+from speedo.cli.topology import topology
 from speedo.cli.unforeseen import traceback_kept, unforeseen
 from speedo.config.formats import parse_phase
-from speedo.config.run_config import LARGEST_WORKERS, RunConfig, make_config
+from speedo.config.run_config import LARGEST_WORKERS, THREADS, RunConfig, make_config
 from speedo.errors import ConfigError, SpeedoError
 from speedo.monitor.console import ErrorConsole, Progress, unread
+from speedo.system.cores import Bind
 from speedo.version import VERSION
 
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
@@ -165,6 +168,7 @@ def master(token_file: Path | None, **options: Any) -> None:
     metavar="S",
     help="Seconds to wait for the master.",
 )
+@host_options
 @click.option(
     "--data-root", type=FOLDER, help="Last folder searched for relative data paths on this node."
 )
@@ -172,12 +176,20 @@ def master(token_file: Path | None, **options: Any) -> None:
     "--token-file", type=FILE, help="The shared secret.  [default: ~/.config/speedo/token]"
 )  # fmt: skip
 def worker(
-    address: str, workers: int, timeout: float, data_root: Path | None, token_file: Path | None
+    address: str,
+    workers: int,
+    timeout: float,
+    threads: str | None,
+    bind: Bind | None,
+    data_root: Path | None,
+    token_file: Path | None,
 ) -> None:
     """Join a master with one or more workers, and leave when its run ends."""
     from speedo.actors.join.worker_command import serve_worker
     from speedo.doctor import Request, require
 
+    if problems := THREADS("threads", threads or "1"):
+        raise ConfigError(problems)
     request = Request(master=with_port(address), workers=workers)
     require(request)
     with Progress(ErrorConsole()) as watch:
@@ -188,11 +200,13 @@ def worker(
             timeout_s=timeout,
             data_root=data_root,
             token_file=token_file,
+            threads=threads,
+            bind=bind,
         )
     click.echo(f"the run is over at iteration {status.iteration}")
 
 
-for command in (data, status, stop, scale, doctor, plan):
+for command in (data, status, stop, scale, doctor, plan, topology):
     main.add_command(command)
 
 

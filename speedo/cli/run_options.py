@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -94,6 +95,14 @@ def _all(decorators: Sequence[Decorate]) -> Decorate:
     return decorate
 
 
+def _cores_options(usual: str = "") -> Decorate:
+    """Threads and binding, for a command of one host; `usual` is their default there, if it is not that of a run."""
+    there = [row for row in rows() if row.name in ("threads", "bind")]
+    return _all([_option(replace(row, option=replace(row.option, usual=usual))) for row in there])
+
+
+cores_options = _cores_options()
+host_options = _cores_options("the master's")
 run_options = _all(
     [
         options_for(RunConfig, MERGING, SOLVER, RUN),

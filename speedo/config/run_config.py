@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import ValidationError
+from pydantic import BeforeValidator, ValidationError
 
 from speedo.bounds import (
     LARGEST_COUNT,
@@ -24,6 +24,7 @@ from speedo.bounds import (
     Option,
     Seconds,
     Whole,
+    WholeOr,
     declared,
     digits,
     said,
@@ -43,6 +44,7 @@ from speedo.sgd_modes.registry import (
     takers,
     with_own_options,
 )
+from speedo.system.cores import AUTO, Bind
 from speedo.system.files import problem_with_name
 from speedo.vectors.codecs import parse_compression
 
@@ -50,6 +52,9 @@ DEFAULT_PORT: Final = 56126  # the original SpeeDO's master; Ray and Redis both 
 LARGEST_WORKERS: Final = (
     10_000  # slots are small integers; beyond this a mistake is likelier than a wish
 )
+THREADS: Final = WholeOr(
+    AUTO, 1, 1024
+)  # more than any BLAS was built for; it takes as many as it can
 # Options of earlier versions, in the files of their runs: what they chose is always on now.
 RETIRED: Final = ("pace", "same_core")
 
@@ -68,6 +73,11 @@ if TYPE_CHECKING:  # what the modes declare is known when they are found
 else:
     Mode, PlainMode = Literal[MODES], Literal[tuple(PLAIN)]
     _Phase, _Run = with_own_options(PhaseOptions), with_own_options(RunOptions)
+
+
+def _as_text(value: Any) -> Any:
+    """A number in a YAML file as the text that the command line has."""
+    return str(value) if type(value) is int else value
 
 
 def _path(name: str, value: Path) -> list[str]:
@@ -186,6 +196,12 @@ class RunConfig(_Run):
     overlap: Annotated[Overlap, Option(
         f"{', '.join(filter(may_overlap, PLAIN))}: workers that fetch and publish in the background while they "
         "compute; far: those on other machines.", source="with it results are staler", group=RUN)] = "none"
+    threads: Annotated[str, BeforeValidator(_as_text), Option(
+        "BLAS threads of each worker; auto: the cores of its host over the host's workers.", THREADS,
+        source="two processes gain more from two cores than two threads", group=RUN, metavar="N|auto")] = "1"
+    bind: Annotated[Bind, Option(
+        "Bind each worker's process: core, to as many cores as it has threads; socket, to one socket; round robin.",
+        source="the kernel moves processes where cores are free", group=RUN)] = "none"
     stop_on_divergence: Annotated[bool, Option(
         "End a run whose loss has diverged, with what it merged until then.", source="what follows is of no use",
         group=RUN)] = True

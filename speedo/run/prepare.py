@@ -38,6 +38,7 @@ from speedo.solver.bundled import bundled_solver
 from speedo.solver.conversion import convert_databases
 from speedo.solver.data_layers import count_records
 from speedo.storage.redis.store import RedisStore
+from speedo.system.cores import CoreOptions
 from speedo.system.workplace import check_names
 from speedo.vectors.codecs import Compression
 from speedo.version import VERSION
@@ -138,6 +139,7 @@ def run_settings(config: RunConfig, spec: SolverSpec, run: str) -> RunSettings:
         redis_is_ours=config.redis is None,
         compression=Compression(config.compress, config.compress_center),
         overlap=config.overlap,
+        cores=CoreOptions(config.threads, config.bind),
     )
 
 
