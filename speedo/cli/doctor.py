@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from speedo.bounds import said, whole_number
-from speedo.config.run_config import DEFAULT_PORT, LARGEST_WORKERS
+from speedo.cli.run_options import cores_options
+from speedo.config.run_config import DEFAULT_PORT, LARGEST_WORKERS, THREADS
 from speedo.errors import ConfigError
+from speedo.system.cores import Bind
 from speedo.system.workplace import check_names, check_workplace
 
 if TYPE_CHECKING:
@@ -58,10 +60,17 @@ FILE: Final = click.Path(path_type=Path, dir_okay=False)
     metavar="N",
     help="The port that workers would join at.",
 )
+@cores_options
 @click.option("--cpu", is_flag=True, help="Train on the CPU although the solver says GPU.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def doctor(
-    solver: Path | None, address: str | None, workers: int | None, as_json: bool, **options: Any
+    solver: Path | None,
+    address: str | None,
+    workers: int | None,
+    threads: str | None,
+    bind: Bind | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Check this machine before a run, and say what to do.
 
@@ -84,10 +93,14 @@ def doctor(
     """
     from speedo.doctor import Request, examine
 
+    threads, bind = threads or "1", bind or "none"
+    if problems := THREADS("threads", threads):
+        raise ConfigError(problems)
     check_workplace()
     check_names({"the solver": solver, "the data root": options["data_root"]})
     master = None if address is None else with_port(address)
-    request = Request(solver, master, workers or (1 if master else 2), **options)
+    workers = workers or (1 if master else 2)
+    request = Request(solver, master, workers, threads=threads, bind=bind, **options)
     findings = examine(request)
     failed = [one for one in findings if one.level == "fail"]
     warned = [one for one in findings if one.level == "warn"]

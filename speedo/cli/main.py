@@ -190,7 +190,7 @@ def worker(
 
     if problems := THREADS("threads", threads or "1"):
         raise ConfigError(problems)
-    request = Request(master=with_port(address), workers=workers)
+    request = Request(master=with_port(address), workers=workers, threads=threads or "1")
     require(request)
     with Progress(ErrorConsole()) as watch:
         status = serve_worker(
