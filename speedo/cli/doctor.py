@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from speedo.bounds import said, whole_number
-from speedo.cli.run_options import cores_options
-from speedo.config.run_config import DEFAULT_PORT, LARGEST_WORKERS, THREADS
+from speedo.cli.run_options import checked_threads, cores_options
+from speedo.config.run_config import DEFAULT_PORT, LARGEST_WORKERS
 from speedo.errors import ConfigError
-from speedo.system.cores import Bind
+from speedo.system.cores import USUAL, Bind
 from speedo.system.workplace import check_names, check_workplace
 
 if TYPE_CHECKING:
@@ -93,14 +93,18 @@ def doctor(
     """
     from speedo.doctor import Request, examine
 
-    threads, bind = threads or "1", bind or "none"
-    if problems := THREADS("threads", threads):
-        raise ConfigError(problems)
     check_workplace()
     check_names({"the solver": solver, "the data root": options["data_root"]})
     master = None if address is None else with_port(address)
     workers = workers or (1 if master else 2)
-    request = Request(solver, master, workers, threads=threads, bind=bind, **options)
+    request = Request(
+        solver,
+        master,
+        workers,
+        threads=checked_threads(threads),
+        bind=bind or USUAL.bind,
+        **options,
+    )
     findings = examine(request)
     failed = [one for one in findings if one.level == "fail"]
     warned = [one for one in findings if one.level == "warn"]

@@ -21,6 +21,7 @@ from speedo.cli.run_options import (
     FOLDER,
     GroupedCommand,
     WorkerCommand,
+    checked_threads,
     host_options,
     master_options,
     run_options,
@@ -28,7 +29,7 @@ from speedo.cli.run_options import (
 from speedo.cli.topology import topology
 from speedo.cli.unforeseen import traceback_kept, unforeseen
 from speedo.config.formats import parse_phase
-from speedo.config.run_config import LARGEST_WORKERS, THREADS, RunConfig, make_config
+from speedo.config.run_config import LARGEST_WORKERS, RunConfig, make_config
 from speedo.errors import ConfigError, SpeedoError
 from speedo.monitor.console import ErrorConsole, Progress, unread
 from speedo.system.cores import Bind
@@ -188,9 +189,8 @@ def worker(
     from speedo.actors.join.worker_command import serve_worker
     from speedo.doctor import Request, require
 
-    if problems := THREADS("threads", threads or "1"):
-        raise ConfigError(problems)
-    request = Request(master=with_port(address), workers=workers, threads=threads or "1")
+    checked = checked_threads(threads)
+    request = Request(master=with_port(address), workers=workers, threads=checked)
     require(request)
     with Progress(ErrorConsole()) as watch:
         status = serve_worker(

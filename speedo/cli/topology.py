@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
-from speedo.cli.run_options import FILE, cores_options
+from speedo.cli.run_options import FILE, checked_threads, cores_options
 from speedo.config.topology import plan, read_topology, to_rank_file, to_yaml
 from speedo.errors import ConfigError
-from speedo.system.cores import Bind, CoreOptions, Machine, this_machine
+from speedo.system.cores import USUAL, Bind, CoreOptions, Machine, this_machine
 
 
 @click.command(short_help="Write which worker of which host runs on which cores.")
@@ -53,7 +53,7 @@ def topology(
 
 
 def _options(threads: str | None, bind: Bind | None) -> CoreOptions:
-    return CoreOptions(threads or "1", bind or "none")
+    return CoreOptions(checked_threads(threads), bind or USUAL.bind)
 
 
 def _cores_here(name: str) -> Machine | None:
