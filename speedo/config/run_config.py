@@ -198,7 +198,7 @@ class RunConfig(_Run):
         "compute; far: those on other machines.", source="with it results are staler", group=RUN)] = "none"
     threads: Annotated[str, BeforeValidator(_as_text), Option(
         "BLAS threads of each worker; auto: the cores of its host over the host's workers.", THREADS,
-        source="two processes gain more from two cores than two threads", group=RUN, metavar="N|auto")] = "1"
+        source="chosen: of Caffe's layers only matrix products use more", group=RUN, metavar="N|auto")] = "1"
     bind: Annotated[Bind, Option(
         "Bind each worker's process: core, to as many cores as it has threads; socket, to one socket; round robin.",
         source="the kernel moves processes where cores are free", group=RUN)] = "none"
