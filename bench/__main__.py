@@ -41,6 +41,9 @@ def arguments() -> argparse.Namespace:
         "--turns", type=whole, default=LEAST_TURNS, metavar="N", help="of each worker, at least"
     )
     parser.add_argument(
+        "--threads", type=whole, default=1, metavar="N", help="of BLAS, of each process"
+    )
+    parser.add_argument(
         "--whole-only", action="store_true", help="leave out sync with the batch divided"
     )
     parser.add_argument(
@@ -94,6 +97,7 @@ def main() -> int:
         not asked.whole_only,
         asked.turns,
         asked.around,
+        asked.threads,
     )
     everything: dict[str, list[Round]] = {}
     failures: list[str] = []
@@ -105,7 +109,7 @@ def main() -> int:
             everything[name], failed = measure_net(net, settings, say)
             failures += failed
             title = (
-                f"{name}, {settings.workers} workers, local steps {_listed(settings.local_steps)}: "
+                f"{name}, {_workers(settings)}, local steps {_listed(settings.local_steps)}: "
                 f"medians of {rounds(settings.repeats)} of {settings.seconds:g} s"
             )
             if asked.markdown:
@@ -120,6 +124,11 @@ def main() -> int:
     for failure in failures:
         print(f"failed: {failure}", file=sys.stderr)
     return 1 if failures else 0
+
+
+def _workers(settings: Settings) -> str:
+    each = f" with {settings.threads} threads each" if settings.threads > 1 else ""
+    return f"{settings.workers} workers{each}"
 
 
 def _listed(numbers: tuple[int, ...]) -> str:

@@ -78,6 +78,24 @@ class Whole:
 
 
 @dataclass(frozen=True)
+class WholeOr:
+    """A text: this `word`, or a whole number from `least` to `most`."""
+
+    word: str
+    least: int
+    most: int
+
+    def __call__(self, name: str, value: str) -> list[str]:
+        number = whole_number(value)
+        if value == self.word or (number is not None and self.least <= number <= self.most):
+            return []
+        return [f"{name} is {said(value)}: use {self}"]
+
+    def __str__(self) -> str:
+        return f"{self.least} to {self.most}, or {self.word}"
+
+
+@dataclass(frozen=True)
 class Seconds:
     """A time. `zero` says what 0 means, where it is allowed."""
 

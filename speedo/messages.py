@@ -15,12 +15,26 @@ from speedo.vectors.vector import Kind
 
 
 @dataclass(frozen=True, slots=True)
+class RunsAt:
+    """Where a worker computes: the name of its host, its process id, its BLAS threads, and the CPUs that it may run on.
+
+    `cores` is written as the kernel writes lists: `0-3,8`.
+    """
+
+    host: str
+    process: int
+    threads: int
+    cores: str
+
+
+@dataclass(frozen=True, slots=True)
 class Joined:
     """A worker has loaded its model and can train; `samples_per_step` is its batch (x iter_size).
 
     `depth` is how many turns it may have at once. More than one is for modes that merge every result as it comes and
     let its worker train on: their strategies then speak of workers that have room for one more turn. `meets` names the
     place where it can meet others to sum with them, as a team; workers with the same place can. Empty: it cannot.
+    A simulated worker runs nowhere.
     """
 
     worker: int
@@ -28,6 +42,7 @@ class Joined:
     samples_per_step: int
     depth: int = 1
     meets: str = ""
+    runs_at: RunsAt | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,8 @@ def cores() -> int:
 
 
 @cache
-def plain_terms() -> dict[str, str]:
-    """The environment of plain processes: one thread, and the routines of OpenBLAS that ours compute with.
+def plain_terms(threads: int = 1) -> dict[str, str]:
+    """The environment of plain processes: so many threads, and the routines of OpenBLAS that ours compute with.
 
     On a processor that OpenBLAS does not know plain Caffe would compute with its oldest, several times slower.
     """
@@ -57,7 +57,8 @@ def plain_terms() -> dict[str, str]:
         env={**os.environ, **ONE_THREAD},
     )  # fmt: skip
     routines = told.stdout.split()
-    return {**ONE_THREAD, CHOICE: routines[-1]} if routines else ONE_THREAD
+    terms = ONE_THREAD | {name: str(threads) for name in ONE_THREAD if "THREADS" in name}
+    return {**terms, CHOICE: routines[-1]} if routines else terms
 
 
 def plain_caffe(net: Bench, batch: int, seconds: float) -> list[str]:
@@ -66,13 +67,19 @@ def plain_caffe(net: Bench, batch: int, seconds: float) -> list[str]:
 
 
 def free_running(
-    commands: Sequence[Sequence[str]], batches: Sequence[int], seconds: float, scratch: Path
+    commands: Sequence[Sequence[str]],
+    batches: Sequence[int],
+    seconds: float,
+    scratch: Path,
+    threads: int = 1,
 ) -> Measured:
-    """Processes that speak as `plain_caffe.py` does, begun at once; `batches` are theirs."""
+    """Processes that speak as `plain_caffe.py` does, of so many threads each, begun at once; `batches` are theirs."""
     with ExitStack() as stack:
         log = stack.enter_context((scratch / "plain.log").open("w"))
         processes = [
-            stack.enter_context(child(command, log=log, talk=True, environment=plain_terms()))
+            stack.enter_context(
+                child(command, log=log, talk=True, environment=plain_terms(threads))
+            )
             for command in commands
         ]
         for process in processes:

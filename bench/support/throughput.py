@@ -64,6 +64,7 @@ class Settings:
     split: bool = True
     turns: int = LEAST_TURNS
     around: bool = True
+    threads: int = 1
 
 
 def rows_of(batch: int, settings: Settings) -> list[Row]:
@@ -115,7 +116,7 @@ def measure_net(
     def measure(row: Row, done: Round, scratch: Path) -> Measured:
         if row.mode is None:
             commands = [plain_caffe(net, batch, settings.seconds) for batch in row.batches]
-            return free_running(commands, row.batches, settings.seconds, scratch)
+            return free_running(commands, row.batches, settings.seconds, scratch, settings.threads)
         if SEQUENTIAL not in done:
             raise MeasureError("the length of the run cannot be told without sequential Caffe")
         return _mode(net, row, settings, done[SEQUENTIAL], scratch)
@@ -207,6 +208,7 @@ def _mode(
     rate = sequential.images_per_s
     iterations = iterations_for(seconds, rate, net.batch, settings.workers, tau, settings.turns)
     options = ["--split-batch" if row.split else "--whole-batch", *row.options]
+    options += ["--threads", str(settings.threads)]
     if row.mode == "hybrid":
         length = max(1, iterations // (2 * CYCLES))
         for mode in ("sync", "async"):

@@ -89,7 +89,9 @@ class RayCluster:
             self._hang_up(worker, incarnation)
             return
         depth = 2 if ready.overlaps else 1
-        self._events.put(Joined(worker, incarnation, ready.samples_per_step, depth, ready.meets))
+        self._events.put(
+            Joined(worker, incarnation, ready.samples_per_step, depth, ready.meets, ready.runs_at)
+        )
 
     def live(self) -> list[tuple[int, int]]:
         """Workers that joined and have not left, with their incarnations."""

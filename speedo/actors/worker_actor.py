@@ -17,11 +17,13 @@ from typing import Any, TypeVar
 from speedo import failpoints
 from speedo.engines.base import Engine
 from speedo.engines.native_failures import capture_stderr
+from speedo.engines.openblas_kernels import use_threads
 from speedo.errors import MissingKeyError, PayloadError, SpeedoError
 from speedo.master.slots import Assignment
-from speedo.messages import SaveState, StateSaved, Train, Trained
+from speedo.messages import RunsAt, SaveState, StateSaved, Train, Trained
 from speedo.run.settings import RunSettings
 from speedo.storage.base import Store
+from speedo.system.cores import UNBOUND, CoreShare, list_of
 from speedo.transport.channel import WorkerChannel, first_line, refusal
 from speedo.transport.team_meeting import TeamMeeting
 from speedo.worker.overlapping_turns import TurnPipeline
@@ -38,7 +40,7 @@ class Ready:
     `meets` is the same for workers that can meet as a team; empty if this one cannot.
     """
 
-    process: int
+    runs_at: RunsAt
     samples_per_step: int
     layout: int
     near: bool
@@ -57,11 +59,11 @@ class WorkerActor:
     _team: TeamMember | None = None
     _engine_thread: ThreadPoolExecutor | None = None
 
-    def warm_up(self) -> None:
+    def warm_up(self, threads: int = 1) -> None:
         """Load what every worker needs, before it is known which one this will be."""
         from speedo.engines.caffe_import import load_caffe, prepare_environment
 
-        prepare_environment(1)
+        prepare_environment(threads)
         with suppress(SpeedoError):  # `start` will say so
             load_caffe()
 
@@ -76,6 +78,7 @@ class WorkerActor:
         scratch: Path,
         data_root: Path | None,
         master: Any = None,
+        share: CoreShare = UNBOUND,
     ) -> Ready:
         """Build the solver, with its small files in the folder `scratch`, and connect to the store.
 
@@ -86,7 +89,9 @@ class WorkerActor:
         capture_stderr(log)
         failpoints.i_am_worker(place.worker)
         faulthandler.enable()  # a segmentation fault leaves its name in the log
+        share.bind()  # before Caffe's threads begin: they inherit it
         self._settings, self._data_root, self._master = settings, data_root, master
+        self._share = share
         self._scratch = scratch
         self._scratch.mkdir(exist_ok=True)
         if overlaps(settings):
@@ -107,10 +112,11 @@ class WorkerActor:
 
         near = is_near(self._settings.near)
         overlaps = self._pipeline is not None
+        share = self._share
+        threads = use_threads(share.threads) or share.threads
+        at = RunsAt(share.host, os.getpid(), threads, list_of(os.sched_getaffinity(0)))
         meets = "" if self._team is None else f"{this_machine()}:{self._scratch.parent}"
-        return Ready(
-            os.getpid(), engine.samples_per_step, engine.layout.digest, near, overlaps, meets
-        )
+        return Ready(at, engine.samples_per_step, engine.layout.digest, near, overlaps, meets)
 
     def rebuild(self, place: Assignment) -> Ready:
         """Take another place with the engine built anew, all but its history."""
@@ -157,6 +163,7 @@ class WorkerActor:
             folder=spec.folder,
             python_layers=spec.python_layers,
             scratch=self._scratch,
+            threads=self._share.threads,
         )
         engine.advance(place.skip)
         self._place = place

@@ -20,6 +20,7 @@ from speedo.actors.worker_process import Seat, warm
 from speedo.errors import SpeedoError
 from speedo.master.slots import Assignment
 from speedo.run.settings import RunSettings
+from speedo.system.cores import share_of, this_machine, threads_of
 from speedo.transport.channel import first_line
 
 WATCH_S: Final = 0.25  # how often the workers' processes are looked at
@@ -51,6 +52,7 @@ class WorkerHost:
         self._master, self._settings, self._name = master, settings, name
         self._folders, self._note = (logs, scratch, data_root), note
         self._seats: list[Seat] = []
+        self._machine, self._count = this_machine(), 0
         self._warm: list[Any] = []
         self._restarts = 0
         self._round = 0
@@ -62,18 +64,20 @@ class WorkerHost:
 
     def warm_up(self, count: int) -> None:
         """Begin processes for so many workers, while the master still builds its engine."""
-        self._warm += [warm(self._settings) for _ in range(count)]
+        threads = threads_of(self._settings.cores, self._machine, count)
+        self._warm += [warm(self._settings, threads) for _ in range(count)]
 
     def start(self, count: int) -> None:
         """Start the workers, all at once, and hand them to the master.
 
         Raises what kept one of them from starting, after the others were ended.
         """
+        self._count = count
         cores = len(os.sched_getaffinity(0))
         self._restarts = self._patiently(self._master.enlist.remote(self._name, count, cores))
         try:
             for _ in range(count):
-                seat = Seat(self._restarts)
+                seat = self._new_seat()
                 place: Assignment = self._patiently(self._master.assign.remote(self._name))
                 actor = self._warm.pop() if self._warm else None
                 self._begin_at(seat, place, time.monotonic(), actor)
@@ -149,7 +153,16 @@ class WorkerHost:
         self._begin_at(seat, place, now)
 
     def _begin_at(self, seat: Seat, place: Assignment, now: float, actor: Any = None) -> None:
-        seat.begin(self._settings, place, *self._folders, now, actor, self._master)
+        cores, machine = self._settings.cores, self._machine
+        share = share_of(self._name, cores, machine, self._count, seat.number)
+        seat.begin(self._settings, place, *self._folders, now, actor, self._master, share)
+
+    def _new_seat(self) -> Seat:
+        """One more, with the lowest number that no other has."""
+        taken = {seat.number for seat in self._seats}
+        return Seat(
+            self._restarts, next(number for number in range(len(taken) + 1) if number not in taken)
+        )
 
     def _look_at_start(self, seat: Seat, now: float) -> None:
         try:
@@ -205,7 +218,9 @@ class WorkerHost:
             self._round = orders.round
             self._leave([seat for seat in self._seats if seat.given_up], "given up")
             self.last_died = None
-        self._seats += [Seat(self._restarts) for _ in range(orders.count - len(self._seats))]
+        self._count = orders.count
+        while len(self._seats) < orders.count:
+            self._seats.append(self._new_seat())
         spare = len(self._seats) - orders.count
         if spare > 0:
             self._leave(sorted(self._seats, key=_worth)[:spare], "fewer workers are wanted")

@@ -20,6 +20,7 @@ from speedo.master.restarts import Restarts
 from speedo.master.slots import Assignment
 from speedo.run.open_store import overlaps
 from speedo.run.settings import RunSettings
+from speedo.system.cores import UNBOUND, CoreShare
 from speedo.transport.channel import first_line
 
 START_S: Final = 120.0  # building a solver may take this long
@@ -30,10 +31,12 @@ OVERLAP_THREADS: Final = 4  # of an actor whose turns overlap: two turns, and wh
 class Seat:
     """What a host keeps of one worker; all times are seconds of one clock, given by the caller.
 
-    It is empty until `begin`, and again after `end`; `given_up`, it stays so.
+    It is empty until `begin`, and again after `end`; `given_up`, it stays so. `number` says which of the host's it is,
+    from 0 on, whatever its slot: its cores follow from it.
     """
 
-    def __init__(self, restarts: int, due: float = 0.0) -> None:
+    def __init__(self, restarts: int, number: int = 0, due: float = 0.0) -> None:
+        self.number = number
         self.restarts = Restarts(restarts)
         self.place: Assignment | None = None
         self.former: int | None = None
@@ -54,6 +57,7 @@ class Seat:
         now: float,
         actor: Any = None,
         master: Any = None,
+        share: CoreShare = UNBOUND,
     ) -> None:
         """Start a process for this place, or take one that `warm` began; it is ready once `answer` says so."""
         self.place, self.former, self.since = place, place.worker, now
@@ -63,7 +67,7 @@ class Seat:
         self.actor = actor or _spawn(settings)
         self._who = self.actor.process.remote()
         self.starting = self.actor.start.remote(
-            settings, place, self.log, self._scratch, data_root, master
+            settings, place, self.log, self._scratch, data_root, master, share
         )
 
     def wait(self, now: float, timeout_s: float = START_S) -> Ready:
@@ -72,7 +76,7 @@ class Seat:
         who = f"worker {self.place.worker}"
         ready: Ready = started(self.starting, self.log, who, self._log_begin, timeout_s)
         self.starting, self.since = None, now
-        self._process = _process(ready.process)
+        self._process = _process(ready.runs_at.process)
         return ready
 
     def answer(self, now: float) -> Ready | None:
@@ -114,10 +118,10 @@ class Seat:
         self.place = self.actor = self.starting = self._process = self._who = None
 
 
-def warm(settings: RunSettings) -> Any:
-    """A process that gets ready for any place, for `Seat.begin`."""
+def warm(settings: RunSettings, threads: int = 1) -> Any:
+    """A process that gets ready for any place, with so many BLAS threads, for `Seat.begin`."""
     actor = _spawn(settings)
-    actor.warm_up.remote()
+    actor.warm_up.remote(threads)
     return actor
 
 

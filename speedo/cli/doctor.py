@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from speedo.bounds import said, whole_number
-from speedo.cli.run_options import PATH, options_named, token_option
+from speedo.cli.run_options import PATH, checked_threads, cores_options, options_named, token_option
 from speedo.config.run_config import DEFAULT_PORT, LARGEST_WORKERS
 from speedo.errors import ConfigError
+from speedo.system.cores import USUAL, Bind
 from speedo.system.workplace import check_names, check_workplace
 
 if TYPE_CHECKING:
@@ -43,10 +44,17 @@ if TYPE_CHECKING:
     metavar="N",
     help="The port that workers would join at.",
 )
+@cores_options
 @options_named("cpu")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def doctor(
-    solver: Path | None, address: str | None, workers: int | None, as_json: bool, **options: Any
+    solver: Path | None,
+    address: str | None,
+    workers: int | None,
+    threads: str | None,
+    bind: Bind | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Check this machine before a run, and say what to do.
 
@@ -73,7 +81,15 @@ def doctor(
     check_names({"the solver": solver, "the data root": options["data_root"]})
     master = None if address is None else with_port(address)
     given = {name: value for name, value in options.items() if value is not None}
-    request = Request(solver, master, workers or (1 if master else 2), **given)
+    workers = workers or (1 if master else 2)
+    request = Request(
+        solver,
+        master,
+        workers,
+        threads=checked_threads(threads),
+        bind=bind or USUAL.bind,
+        **given,
+    )
     findings = examine(request)
     failed = [one for one in findings if one.level == "fail"]
     warned = [one for one in findings if one.level == "warn"]

@@ -20,16 +20,20 @@ from speedo.cli.run_options import (
     FILE,
     GroupedCommand,
     WorkerCommand,
+    checked_threads,
+    host_options,
     master_options,
     options_named,
     run_options,
     token_option,
 )
+from speedo.cli.topology import topology
 from speedo.cli.unforeseen import traceback_kept, unforeseen
 from speedo.config.formats import parse_phase
 from speedo.config.run_config import LARGEST_WORKERS, RunConfig, make_config
 from speedo.errors import ConfigError, SpeedoError
 from speedo.monitor.console import ErrorConsole, Progress, unread
+from speedo.system.cores import Bind
 from speedo.version import VERSION
 
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
@@ -166,16 +170,24 @@ def master(token_file: Path | None, **options: Any) -> None:
     metavar="S",
     help="Seconds to wait for the master.",
 )
+@host_options
 @options_named("data_root")
 @token_option
 def worker(
-    address: str, workers: int, timeout: float, data_root: Path | None, token_file: Path | None
+    address: str,
+    workers: int,
+    timeout: float,
+    threads: str | None,
+    bind: Bind | None,
+    data_root: Path | None,
+    token_file: Path | None,
 ) -> None:
     """Join a master with one or more workers, and leave when its run ends."""
     from speedo.actors.join.worker_command import serve_worker
     from speedo.doctor import Request, require
 
-    request = Request(master=with_port(address), workers=workers)
+    checked = checked_threads(threads)
+    request = Request(master=with_port(address), workers=workers, threads=checked)
     require(request)
     with Progress(ErrorConsole()) as watch:
         status = serve_worker(
@@ -185,11 +197,13 @@ def worker(
             timeout_s=timeout,
             data_root=data_root,
             token_file=token_file,
+            threads=threads,
+            bind=bind,
         )
     click.echo(f"the run is over at iteration {status.iteration}")
 
 
-for command in (data, status, stop, scale, doctor, plan):
+for command in (data, status, stop, scale, doctor, plan, topology):
     main.add_command(command)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,7 +11,9 @@ import click
 
 from speedo.cli import original_options
 from speedo.config.option_table import Row, rows
-from speedo.config.run_config import MASTER, MERGING, RUN, SOLVER, RunConfig
+from speedo.config.run_config import MASTER, MERGING, RUN, SOLVER, THREADS, RunConfig
+from speedo.errors import ConfigError
+from speedo.system.cores import USUAL
 
 Function = Callable[..., Any]
 Decorate = Callable[[Function], Function]
@@ -101,6 +104,24 @@ def _all(decorators: Sequence[Decorate]) -> Decorate:
 token_option = click.option(
     "--token-file", type=FILE, help="The shared secret.  [default: ~/.config/speedo/token]"
 )
+
+
+def _cores_options(usual: str = "") -> Decorate:
+    """Threads and binding, for a command of one host; `usual` is their default there, if it is not that of a run."""
+    there = [row for row in rows() if row.name in ("threads", "bind")]
+    return _all([_option(replace(row, option=replace(row.option, usual=usual))) for row in there])
+
+
+def checked_threads(threads: str | None) -> str:
+    """What a command was given for --threads, or the default; raises `ConfigError`."""
+    given = USUAL.threads if threads is None else threads
+    if problems := THREADS("threads", given):
+        raise ConfigError(problems)
+    return given
+
+
+cores_options = _cores_options()
+host_options = _cores_options("the master's")
 run_options = _all(
     [
         options_for(RunConfig, MERGING, SOLVER, RUN),

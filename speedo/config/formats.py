@@ -42,7 +42,7 @@ def parse_phase(text: str) -> dict[str, Any]:
 def read_options(file: Path) -> dict[str, Any]:
     """The options in this file; raises `ConfigError` with its line where it is not YAML, or more than options need."""
     try:
-        loaded = yaml.load(read_text(file, MOST_BYTES), _Loader)
+        loaded = yaml.load(read_text(file, MOST_BYTES), PlainLoader)
     except OSError as error:
         raise ConfigError(
             f"the configuration {file} cannot be read ({error.strerror}); correct --config"
@@ -74,7 +74,7 @@ class _Refused(yaml.MarkedYAMLError):
     """It is YAML, and more of it than options need."""
 
 
-class _Loader(yaml.SafeLoader):
+class PlainLoader(yaml.SafeLoader):
     """YAML as options need it: a few levels, nothing named and repeated, no option twice.
 
     An alias can make a few lines stand for millions of values, and PyYAML takes the last of several keys in silence.

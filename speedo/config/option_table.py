@@ -151,7 +151,7 @@ def markdown_of_modes() -> str:
 def _name(row: Row) -> str:
     if row.name == "solver":
         return "`SOLVER`"
-    metavar = f" {row.metavar}" if row.metavar else ""
+    metavar = f" {row.metavar}".replace("|", "\\|") if row.metavar else ""  # it ends no cell
     return ", ".join(f"`{flag}{metavar}`" for flag in row.flags.split("/"))
 
 

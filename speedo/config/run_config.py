@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import ValidationError
+from pydantic import BeforeValidator, ValidationError
 
 from speedo.bounds import (
     LARGEST_COUNT,
@@ -24,6 +24,7 @@ from speedo.bounds import (
     Option,
     Seconds,
     Whole,
+    WholeOr,
     declared,
     digits,
     said,
@@ -44,6 +45,7 @@ from speedo.sgd_modes.registry import (
     waits_for_all,
     with_own_options,
 )
+from speedo.system.cores import AUTO, Bind
 from speedo.system.files import problem_with_name
 from speedo.vectors.codecs import parse_compression
 
@@ -51,6 +53,9 @@ DEFAULT_PORT: Final = 56126  # the original SpeeDO's master; Ray and Redis both 
 LARGEST_WORKERS: Final = (
     10_000  # slots are small integers; beyond this a mistake is likelier than a wish
 )
+THREADS: Final = WholeOr(
+    AUTO, 1, 1024
+)  # more than any BLAS was built for; it takes as many as it can
 # Options of earlier versions, in the files of their runs: what they chose is always on now.
 RETIRED: Final = ("pace", "same_core")
 
@@ -69,6 +74,11 @@ if TYPE_CHECKING:  # what the modes declare is known when they are found
 else:
     Mode, PlainMode = Literal[MODES], Literal[tuple(PLAIN)]
     _Phase, _Run = with_own_options(PhaseOptions), with_own_options(RunOptions)
+
+
+def _as_text(value: Any) -> Any:
+    """A number in a YAML file as the text that the command line has."""
+    return str(value) if type(value) is int else value
 
 
 def _path(name: str, value: Path) -> list[str]:
@@ -194,6 +204,12 @@ class RunConfig(_Run):
         "A team that trains alone reports every S seconds; until then it does its rounds by itself. 0: after each "
         "round. What it did since its last report is lost if a member dies.", Seconds("after each round"),
         source="chosen: little is lost, and reports cost little", group=RUN)] = 0.5
+    threads: Annotated[str, BeforeValidator(_as_text), Option(
+        "BLAS threads of each worker; auto: the cores of its host over the host's workers.", THREADS,
+        source="chosen: of Caffe's layers only matrix products use more", group=RUN, metavar="N|auto")] = "1"
+    bind: Annotated[Bind, Option(
+        "Bind each worker's process: core, to as many cores as it has threads; socket, to one socket; round robin.",
+        source="the kernel moves processes where cores are free", group=RUN)] = "none"
     stop_on_divergence: Annotated[bool, Option(
         "End a run whose loss has diverged, with what it merged until then.", source="what follows is of no use",
         group=RUN)] = True

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from speedo.config.run_config import DEFAULT_PORT
+from speedo.system.cores import Bind
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -26,6 +27,8 @@ class Request:
     redis: str | None = None
     run_dir: Path | None = None
     cpu: bool = False
+    threads: str = "1"
+    bind: Bind = "none"
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
 

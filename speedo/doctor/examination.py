@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from speedo.doctor.base import Finding, Request
 from speedo.doctor.caffe import pycaffe
 from speedo.doctor.cluster import examine_master, free_ports, own_redis, token
+from speedo.doctor.cores import cores, running_workers
 from speedo.doctor.limits import limits
-from speedo.doctor.machine import cores, python, ray, redis, temporary
+from speedo.doctor.machine import python, ray, redis, temporary
 from speedo.doctor.resources import disk, exchange, memory
 from speedo.doctor.solver import examine_solver
 
@@ -23,7 +24,7 @@ def examine(request: Request) -> list[Finding]:
         found_token, secret = token(request)
         asking = pool.submit(examine_master, request, secret)
         installed = [python(), ray(), redis(request)]
-        room = [cores(request), *temporary(request), *limits(request)]
+        room = [cores(request), *running_workers(), *temporary(request), *limits(request)]
         caffe = trying.result()
         answers, facts = asking.result()
     findings = [

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from speedo.doctor.base import Finding, Request, fail, graded, ok
+from speedo.system.cores import AUTO
 
 # Measured with 2 and with 8 workers: the master's process, the busiest, had at most 61 and 94 files open.
 FILES: Final = 52
@@ -58,7 +59,10 @@ def open_files(request: Request) -> Finding:
 
 def _threads(request: Request) -> Finding:
     need = THREADS if request.master is None else THREADS_OF_A_HOST
-    need += THREADS_PER_WORKER * request.workers
+    each = (
+        1 if request.threads == AUTO else int(request.threads)
+    )  # of BLAS; auto takes no more than cores
+    need += (THREADS_PER_WORKER + each - 1) * request.workers
     allowed = [one for one in (_of_user(), _of_container()) if one is not None]
     for used, limit, whose, remedy in allowed:
         if used + need > limit:

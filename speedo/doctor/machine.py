@@ -83,19 +83,6 @@ def redis(request: Request) -> Finding:
     return ok("redis", text)
 
 
-def cores(request: Request) -> Finding:
-    """The cores that this process may use, against the workers, each of which computes on one."""
-    there = usable_cores()
-    text = f"{there:g} for {request.workers} workers"
-    if request.workers > there:
-        return warn(
-            "cores",
-            f"{text}: they share, and are slower each",
-            f"use --workers {max(int(there), 1)}",
-        )
-    return ok("cores", text)
-
-
 def temporary(request: Request) -> Iterator[Finding]:
     """Room and names for Ray's session, which lies in the temporary folder and in shared memory."""
     try:
@@ -132,15 +119,6 @@ def temporary(request: Request) -> Iterator[Finding]:
         )  # fmt: skip
     else:
         yield ok("shared-memory", f"{size(shared)} free in {SHARED}")
-
-
-def usable_cores() -> float:
-    """Cores by affinity, or fewer by the quota of the container."""
-    count = float(len(os.sched_getaffinity(0)))
-    quota = _words("/sys/fs/cgroup/cpu.max")  # of cgroup v2: "max 100000" or "200000 100000"
-    if len(quota) == 2 and quota[0].isdigit() and int(quota[1]) > 0:
-        count = min(count, round(int(quota[0]) / int(quota[1]), 1))
-    return count
 
 
 def free_memory() -> int:

@@ -17,7 +17,9 @@ def require_for(config: RunConfig) -> None:
     """`require` for a run that this machine leads."""
     resumes = config.resume is not None and os.path.isdir(config.resume)
     place = config.resume if resumes else config.run_dir
-    require(Request(workers=config.workers, run_dir=place))
+    require(
+        Request(workers=config.workers, run_dir=place, threads=config.threads, bind=config.bind)
+    )
 
 
 def require(request: Request) -> None:

@@ -1,4 +1,4 @@
-"""The BLAS that Caffe computes with, on a processor that is newer than it.
+"""The BLAS that Caffe computes with: how many threads it has, and on a processor that is newer than it, its routines.
 
 OpenBLAS carries routines for many processors and takes those of the oldest one (SSE3, "Prescott") where it does not
 know the one that it finds, as Debian 12's 0.3.21 on an Intel Xeon of 2023. A matrix product then takes several times
@@ -29,8 +29,7 @@ def use_the_processor() -> str | None:
     To be called before it computes. A choice of the user's own is left as it is.
     """
     try:
-        # RTLD_NOLOAD: the one that Caffe has loaded, if it is this one.
-        library = ctypes.CDLL("libopenblas.so.0", mode=os.RTLD_NOLOAD)
+        library = _loaded()
         name = library.openblas_get_corename
         start, stop = library.gotoblas_dynamic_init, library.gotoblas_dynamic_quit
     except (OSError, AttributeError):
@@ -45,6 +44,25 @@ def use_the_processor() -> str | None:
         finally:
             del os.environ[CHOICE]
     return str(name().decode())
+
+
+def use_threads(count: int) -> int | None:
+    """Have OpenBLAS compute with so many threads; returns how many it takes, None if it is not loaded.
+
+    What it reads from the environment it reads when it is loaded, and takes no more threads than the process had
+    CPUs then; here it takes as many as it was built for (64 in Debian's).
+    """
+    try:
+        library = _loaded()
+        library.openblas_set_num_threads(count)
+        return int(library.openblas_get_num_threads())
+    except (OSError, AttributeError):
+        return None
+
+
+def _loaded() -> ctypes.CDLL:
+    """The OpenBLAS that Caffe has loaded; raises `OSError` if it has another BLAS, or none yet."""
+    return ctypes.CDLL("libopenblas.so.0", mode=os.RTLD_NOLOAD)
 
 
 def better_than(taken: str, flags: Set[str]) -> str | None:

@@ -24,6 +24,7 @@ from speedo.engines.caffe_import import is_cpu_only, load_caffe, prepare_environ
 from speedo.engines.evaluation import TestNets
 from speedo.engines.files import folder_in, memory_file, write_out
 from speedo.engines.native_failures import describe_exception
+from speedo.engines.openblas_kernels import use_threads
 from speedo.engines.parameters import Parameters
 from speedo.engines.python_layers import import_python_layers
 from speedo.engines.solver_history import PREFIX, history_from, restore_history, save_history
@@ -45,7 +46,8 @@ class PycaffeEngine:
     `rank` and `count` choose the shard of `Data` and `HDF5Data` layers. Test nets in the text are
     built at the first `evaluate`. `folder` is where the modules of Python layers are found, and
     `python_layers` names those that may come from elsewhere. `scratch` takes small files.
-    `threads` counts only in a process that has no pycaffe yet.
+    `threads` are the BLAS threads of this process; None leaves them. Another BLAS than OpenBLAS hears of them only in
+    a process that has no pycaffe yet.
     """
 
     def __init__(
@@ -67,6 +69,8 @@ class PycaffeEngine:
             )
         prepare_environment(threads)
         self._caffe = load_caffe()
+        if threads is not None:
+            use_threads(threads)
         self._rank, self._count = rank, count
         self._schedule = lr_policy
         self._iteration = 0

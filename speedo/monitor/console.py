@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from speedo.monitor.status import Status, WorkerStatus
+from speedo.monitor.status import Status, WorkerStatus, where_in_words
 from speedo.run_dir.directory import LOG
 from speedo.system.line_file import LineFile
 
@@ -98,6 +98,7 @@ class Progress:
         self._said = ("", -SAME_LINE_S)  # the last line, and when
         self._last_tested: tuple[int, int] = (-1, -1)
         self._away: dict[int, str] = {}
+        self._processes: dict[int, int] = {}
         self._noticed: int | None = None
 
     def __enter__(self) -> Self:
@@ -150,12 +151,18 @@ class Progress:
             self._end_live()
 
     def _tell_absences(self, status: Status) -> None:
-        """A line for every worker that has gone or come back since the last state."""
+        """A line for every worker that has joined, gone or come back since the last state."""
         away = {one.worker: one.state for one in status.workers if one.is_away}
         for one in status.workers:
             before, now = self._away.get(one.worker), away.get(one.worker)
-            if now != before:
-                self.note(f"worker {one.worker} on {one.host} is {now or 'back'}")
+            joined = one.process not in (0, self._processes.get(one.worker))
+            if one.process:
+                self._processes[one.worker] = one.process
+            if now != before or joined:
+                what = "has joined" if before is None else "is back"
+                where = where_in_words(one.process, one.threads, one.cores)
+                what += f": {where}" if where else ""
+                self.note(f"worker {one.worker} on {one.host} {f'is {now}' if now else what}")
         self._away = away
 
     def _tell_notices(self, status: Status) -> None:

@@ -16,6 +16,7 @@ from speedo.messages import (
     Joined,
     Left,
     Merge,
+    RunsAt,
     SetAside,
     StoreTrouble,
     Tested,
@@ -32,7 +33,8 @@ RECENT_S = 10.0  # images/s and losses are means over so many of the latest seco
 class WorkerStatus:
     """One worker as people see it; `state` is training, waiting, or how it came to be away, with the cause.
 
-    Of one that waits for the store, it is what is wrong there.
+    Of one that waits for the store, it is what is wrong there. `process`, `threads` and `cores` are those of
+    `speedo.messages.RunsAt`: 0 and empty of a worker that has not joined, or is away.
     """
 
     worker: int
@@ -42,11 +44,21 @@ class WorkerStatus:
     dropped: int
     loss: float
     images_per_s: float
+    process: int = 0
+    threads: int = 0
+    cores: str = ""
 
     @property
     def is_away(self) -> bool:
         """Whether it cannot be given work now."""
         return self.state.startswith(("gone", "restarting", "rebuilding"))
+
+
+def where_in_words(process: int, threads: int, cores: str) -> str:
+    """`process 4711, 2 threads, cores 0-1`; empty of a worker without a process."""
+    if not process:
+        return ""
+    return f"process {process}, {threads} thread{'s' if threads != 1 else ''}, cores {cores}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +101,14 @@ class _Line:
     merged: int = 0
     dropped: int = 0
     loss: float = float("nan")
+    runs_at: RunsAt | None = None
     recent: deque[tuple[float, int]] = field(default_factory=deque)
+
+    @property
+    def where(self) -> tuple[int, int, str]:
+        """Its process, threads and cores, as `WorkerStatus` has them."""
+        at = self.runs_at
+        return (0, 0, "") if at is None else (at.process, at.threads, at.cores)
 
     @property
     def seen(self) -> str:
@@ -191,9 +210,11 @@ class StatusBoard:
             case Joined():
                 line = self._lines.setdefault(event.worker, _Line())
                 line.state, line.outlook, line.trouble = "waiting", "", ""
+                line.runs_at = event.runs_at
             case Left() if not self.over:  # then they are let go
                 line = self._lines.setdefault(event.worker, _Line())
                 line.state, line.trouble = f"gone: {event.cause}", ""
+                line.runs_at = None
             case Trained():
                 self.results += 1
             case Tested() if not event.problem:
@@ -264,6 +285,7 @@ class StatusBoard:
                 line.dropped,
                 line.loss,
                 sum(count for time, count in tuple(line.recent) if time >= now - RECENT_S) / window,
+                *line.where,
             )
             for worker, line in sorted(self._lines.items())
         )

@@ -10,7 +10,9 @@ from speedo.monitor.control_socket import OTHER
 from speedo.run_dir.read_back import read_result
 
 RESULT: Final = "result.json"
-COLUMNS: Final = ("worker", "host", "merged", "dropped", "images/s", "state")
+COLUMNS: Final = (
+    "worker", "host", "process", "threads", "cores", "merged", "dropped", "images/s", "state",
+)  # fmt: skip
 # Told in a place of their own, or of no use to people; whatever else a run answers is shown as it is.
 TOLD: Final = frozenset(
     (
@@ -77,14 +79,15 @@ def table(workers: list[Mapping[str, Any]]) -> list[str]:
         COLUMNS,
         *(
             (
-                str(one["worker"]), one["host"], str(one["merged"]), str(one["dropped"]),
+                str(one["worker"]), one["host"], str(one["process"] or ""), str(one["threads"] or ""), one["cores"],
+                str(one["merged"]), str(one["dropped"]),
                 f"{one['images_per_s'] or 0:,.0f}", one["state"],
             )
             for one in workers
         ),
     ]  # fmt: skip
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
-    text = ("host", "state")
+    text = ("host", "cores", "state")
     return [
         "  ".join(
             cell.ljust(width) if name in text else cell.rjust(width)

@@ -38,6 +38,7 @@ from speedo.solver.bundled import bundled_solver
 from speedo.solver.conversion import convert_databases
 from speedo.solver.data_layers import count_records
 from speedo.storage.redis.store import RedisStore
+from speedo.system.cores import CoreOptions
 from speedo.system.workplace import check_names
 from speedo.vectors.codecs import Compression
 from speedo.version import VERSION
@@ -139,6 +140,7 @@ def run_settings(config: RunConfig, spec: SolverSpec, run: str) -> RunSettings:
         compression=Compression(config.compress, config.compress_center),
         overlap=config.overlap,
         teams=config.teams,
+        cores=CoreOptions(config.threads, config.bind),
     )
 
 

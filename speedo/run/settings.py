@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from speedo.config.run_config import Overlap
 from speedo.solver import SolverSpec
+from speedo.system.cores import USUAL, CoreOptions
 from speedo.vectors.codecs import NO_COMPRESSION, Compression
 
 
@@ -28,7 +29,8 @@ class RunSettings:
     """What every node needs to know of a run. `redis_url` holds the master's password and is for the master alone.
 
     With `teams` workers of one host sum among themselves. Workers in `overlap` are given their next turn ahead.
-    `redis_ca` is the authority of a server that speaks TLS; `redis_is_ours` says that the run started the server.
+    `redis_ca` is the authority of a server that speaks TLS; `redis_is_ours` says that the run started the server. `cores` is
+    what a host gives its workers unless it was told otherwise.
     """
 
     run: str
@@ -46,6 +48,7 @@ class RunSettings:
     compression: Compression = NO_COMPRESSION
     overlap: Overlap = "none"
     teams: bool = False
+    cores: CoreOptions = USUAL
 
     def started(self, redis_url: str, redis_ca: str, near: Near, epoch: int) -> RunSettings:
         """With what is known once the servers of the run are there."""

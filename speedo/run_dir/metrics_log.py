@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -106,7 +107,13 @@ class MetricsLog:
                 if len(self._timings) > MOST_TIMINGS:
                     del self._timings[next(iter(self._timings))]
             case Joined():
-                self._write(now, "joined", worker=event.worker, incarnation=event.incarnation)
+                self._write(
+                    now,
+                    "joined",
+                    worker=event.worker,
+                    incarnation=event.incarnation,
+                    **({} if event.runs_at is None else asdict(event.runs_at)),
+                )
             case Left():
                 self._write(
                     now,

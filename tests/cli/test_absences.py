@@ -6,7 +6,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from speedo.messages import Joined, Left, Train
+from speedo.messages import Joined, Left, RunsAt, Train
 from speedo.monitor.console import Progress, plain_line
 from speedo.monitor.status import StatusBoard
 from speedo.vectors.vector import Kind
@@ -43,6 +43,17 @@ def test_a_death_is_told_with_what_comes_next_and_the_return_too() -> None:
     assert scene.said() == []
     scene.board.saw(Joined(1, 2, 10), 2.0)
     assert scene.said() == ["worker 1 on alpha is back"]
+
+
+def test_a_worker_is_told_with_its_process_and_cores_whenever_it_is_another() -> None:
+    scene = Scene()
+    scene.board.saw(Joined(1, 2, 10, runs_at=RunsAt("alpha", 4711, 1, "1")), 1.0)
+    assert scene.said() == ["worker 1 on alpha has joined: process 4711, 1 thread, cores 1"]
+    assert scene.said() == []
+    scene.board.saw(Left(1, 2, SIGNAL), 2.0)
+    assert scene.said() == [f"worker 1 on alpha is gone: {SIGNAL}"]
+    scene.board.saw(Joined(1, 3, 10, runs_at=RunsAt("alpha", 4712, 2, "0-1")), 3.0)
+    assert scene.said() == ["worker 1 on alpha is back: process 4712, 2 threads, cores 0-1"]
 
 
 def test_giving_up_is_told_and_forgotten_at_the_return() -> None:

@@ -24,6 +24,15 @@ def hybrid(**phase: Any) -> dict[str, Any]:
     return {"mode": "hybrid", "phases": [{"mode": "async", "iterations": 5, **phase}]}
 
 
+def test_threads_are_a_number_or_auto_in_a_file_too(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    for written, threads in (("4", "4"), ("auto", "auto"), ("'2'", "2")):
+        file.write_text(f"threads: {written}\nbind: core\n")
+        config = make_config({}, file=file)
+        assert (config.threads, config.bind) == (threads, "core")
+    assert (make_config({}).threads, make_config({}).bind) == ("1", "none")
+
+
 def test_nothing_given_is_a_synchronous_run_of_two_workers() -> None:
     config = make_config({})
     assert (config.mode, config.workers, config.min_workers, config.local_steps) == (
@@ -38,6 +47,10 @@ def test_nothing_given_is_a_synchronous_run_of_two_workers() -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
+        ({"threads": "0"}, "threads is '0': use 1 to 1024, or auto"),
+        ({"threads": 2000}, "threads is '2000': use 1 to 1024, or auto"),
+        ({"threads": "many"}, "threads is 'many': use 1 to 1024, or auto"),
+        ({"bind": "chip"}, "bind is 'chip'; use one of 'core', 'socket' or 'none'"),
         ({"local_steps": 0}, "local_steps is 0: a turn needs a step; use 1 or more"),
         ({"mode": "easgd", "moving_rate": 1.0},
          ("moving_rate is 1.0: the pull must lie between 0 and 1, both excluded; 0.9 divided by the"

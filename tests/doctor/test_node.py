@@ -18,10 +18,12 @@ from speedo.data.mnist import FASHION_MNIST_SOURCE
 from speedo.doctor import Finding, Request, examine
 from speedo.doctor.base import size
 from speedo.doctor.cluster import own_redis, token
-from speedo.doctor.machine import cores, redis, temporary
+from speedo.doctor.cores import cores
+from speedo.doctor.machine import redis, temporary
 from speedo.doctor.resources import Net, disk, exchange, memory
 from speedo.storage import PrivateRedis, RedisStore
 from speedo.storage.retrying_store import Patience
+from speedo.system.cores import Machine
 from tests.support.commands import free_port
 from tests.support.nets import net_text, write_data, write_solver
 
@@ -280,6 +282,21 @@ def test_a_temporary_folder_with_a_long_name_is_too_long_for_ray(
     folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     assert ("temporary", "fail") in levels(*temporary(Request()))
+
+
+def test_the_cores_of_bound_workers_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine((((0,), (2,)), ((1,), (3,))))
+    monkeypatch.setattr("speedo.doctor.cores.this_machine", lambda: machine)
+    monkeypatch.setattr("speedo.doctor.cores.quota_of", lambda: None)
+    monkeypatch.setattr("speedo.doctor.cores.socket.gethostname", lambda: "alpha")
+    assert cores(Request(workers=2)) == Finding(
+        "cores", "ok", "4 for 2 workers; alpha has 0-3, 2 sockets"
+    )
+    assert cores(Request(workers=2, threads="auto", bind="core")).text == (
+        "4 for 2 workers with 2 threads each; alpha has 0-3, 2 sockets: worker 0 on 0,2, worker 1 on 1,3"
+    )
+    many = cores(Request(workers=3, threads="2", bind="socket"))
+    assert (many.level, many.remedy) == ("warn", "use --workers 2, or fewer --threads")
 
 
 def test_more_workers_than_there_is_room_for_are_told() -> None:

@@ -34,6 +34,16 @@ expected = net.blobs["data"].data @ net.params["product"][0].data.T
 assert (net.blobs["product"].data == expected).all()
 print(taken, os.environ.get("OPENBLAS_CORETYPE"))
 """
+THREADS = """
+import os
+from speedo.engines.caffe_import import load_caffe, prepare_environment
+from speedo.engines.openblas_kernels import use_threads
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+before = use_threads(2)
+prepare_environment(1)
+load_caffe()
+print(before, use_threads(3), use_threads(1))
+"""
 NET = """
 layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 5 dim: 8 } } }
 layer { name: "product" type: "InnerProduct" bottom: "data" top: "product"
@@ -65,6 +75,15 @@ def test_the_flags_are_those_of_the_kernel(tmp_path: Path) -> None:
     listing.write_text("processor\t: 0\nflags\t\t: fpu avx2 fma\nbugs\t\t: none\n")
     assert processor_flags(listing) == {"fpu", "avx2", "fma"}
     assert processor_flags(tmp_path / "none") == frozenset()
+
+
+@pytest.mark.caffe
+def test_threads_are_set_after_caffe_was_loaded_with_others() -> None:
+    """A host loads Caffe before it knows which worker this will be, and a bound process has fewer CPUs than threads."""
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "None 3 1\n"
 
 
 @pytest.mark.caffe

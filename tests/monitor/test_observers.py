@@ -24,6 +24,7 @@ from speedo.messages import (
     Left,
     Merge,
     Part,
+    RunsAt,
     SetAside,
     Snapshot,
     Train,
@@ -86,6 +87,17 @@ def test_a_worker_waits_trains_and_is_gone(board: StatusBoard) -> None:
         states.append(board.status(1.0).workers[0].state)
     assert states == ["waiting", "training", "waiting", "gone: killed"]
     assert board.status(1.0).workers[0].host == "alpha"
+
+
+def test_a_worker_is_shown_with_its_process_and_cores_until_it_is_gone(board: StatusBoard) -> None:
+    def shown() -> tuple[int, int, str]:
+        (worker,) = board.status(1.0).workers
+        return worker.process, worker.threads, worker.cores
+
+    board.saw(Joined(0, 1, 10, runs_at=RunsAt("alpha", 4711, 2, "0-1")), 1.0)
+    assert shown() == (4711, 2, "0-1")
+    board.saw(Left(0, 1, "killed"), 2.0)
+    assert shown() == (0, 0, "")
 
 
 def test_a_worker_that_is_set_aside_is_gone_with_the_reason(board: StatusBoard) -> None:
@@ -223,6 +235,14 @@ def test_joins_deaths_tests_snapshots_and_the_end_have_their_lines(
         {"time": 4.0, "event": "set-aside", "worker": 0, "reason": "bad results"},
         {"time": 5.0, "event": "left", "worker": 1, "incarnation": 2, "cause": "killed"},
         {"time": 6.0, "event": "finish", "complete": False, "reason": "no workers"},
+    ]  # fmt: skip
+
+
+def test_a_join_tells_where_the_worker_computes(tmp_path: Path, log: MetricsLog) -> None:
+    log.saw(Joined(3, 7, 10, runs_at=RunsAt("alpha", 4711, 2, "0-1")), 100.0)
+    assert lines(tmp_path) == [
+        {"time": 0.0, "event": "joined", "worker": 3, "incarnation": 7, "host": "alpha", "process": 4711,
+         "threads": 2, "cores": "0-1"},
     ]  # fmt: skip
 
 

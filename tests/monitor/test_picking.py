@@ -18,9 +18,12 @@ from speedo.monitor.control_socket import Asked, ControlServer
 
 WORKER = {
     "worker": 0, "host": "node-a:1f2e", "state": "training", "merged": 1200, "dropped": 3, "loss": 0.5,
-    "images_per_s": 1712.4, "away": False,
+    "images_per_s": 1712.4, "away": False, "process": 4711, "threads": 2, "cores": "0-1",
 }  # fmt: skip
-GONE = {**WORKER, "worker": 11, "state": "gone: it was killed", "images_per_s": None, "away": True}
+GONE = {
+    **WORKER, "worker": 11, "state": "gone: it was killed", "images_per_s": None, "away": True, "process": 0,
+    "threads": 0, "cores": "",
+}  # fmt: skip
 
 
 def state(run: str, folder: Path) -> dict[str, Any]:
@@ -74,9 +77,9 @@ def test_a_run_is_shown_in_lines_that_people_read(two_runs: None, tmp_path: Path
         "  checkpoint at 1100",
         "  trouble    Redis does not answer",
         "  workers    1 of 2",
-        "    worker  host         merged  dropped  images/s  state",
-        "         0  node-a:1f2e    1200        3     1,712  training",
-        "        11  node-a:1f2e    1200        3         0  gone: it was killed",
+        "    worker  host         process  threads  cores  merged  dropped  images/s  state",
+        "         0  node-a:1f2e     4711        2  0-1      1200        3     1,712  training",
+        "        11  node-a:1f2e                             1200        3         0  gone: it was killed",
     ]
 
 

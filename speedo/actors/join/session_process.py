@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -29,6 +29,7 @@ from speedo.errors import ClusterError, EngineError, SpeedoError
 from speedo.monitor.status import Status
 from speedo.run.datasets import make_dataset, preparable_dataset
 from speedo.run.scratch import scratch_folder
+from speedo.system.cores import Bind, CoreOptions
 from speedo.version import VERSION
 
 if TYPE_CHECKING:
@@ -43,7 +44,10 @@ LEAVE_S: Final = 10.0  # what a stay that is told to end may take for it
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a stay is asked for; `logs` takes its workers' words, `folder` Ray's files."""
+    """What a stay is asked for; `logs` takes its workers' words, `folder` Ray's files.
+
+    Without `threads` and `bind` the master's hold.
+    """
 
     address: str
     token: str
@@ -53,6 +57,8 @@ class Request:
     logs: Path
     folder: Path
     data_root: Path
+    threads: str | None = None
+    bind: Bind | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +141,7 @@ class Stay:
             master = _find_master(request.address, request.timeout_s, self.note)
             try:
                 settings = _settings(master, request.name, request.address)
+                settings = replace(settings, cores=_cores(request, settings.cores))
                 root = request.data_root
                 missing = preparable_dataset(settings.spec.on_node(root))
                 if missing is not None:
@@ -263,6 +270,10 @@ def _settings(master: Any, name: str, address: str) -> Any:
             "install the same version on every node"
         )
     return ray.get(master.settings.remote(name), timeout=ANSWER_S)
+
+
+def _cores(request: Request, masters: CoreOptions) -> CoreOptions:
+    return CoreOptions(request.threads or masters.threads, request.bind or masters.bind)
 
 
 def _say_farewell(master: Any, name: str) -> None:

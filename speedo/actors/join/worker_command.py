@@ -36,6 +36,7 @@ from speedo.errors import ClusterError, EngineError
 from speedo.monitor.console import Watch
 from speedo.monitor.status import Status
 from speedo.system.background_process import start_in_background
+from speedo.system.cores import Bind
 from speedo.system.private_folders import make_private_folder
 from speedo.system.workplace import check_names
 
@@ -52,9 +53,12 @@ def serve_worker(
     timeout_s: float,
     data_root: Path | None,
     token_file: Path | None,
+    threads: str | None = None,
+    bind: Bind | None = None,
 ) -> Status:
     """Join the master at `address` with `count` workers and stay until the run ends. Raises `SpeedoError`.
 
+    `threads` and `bind` are of this host's workers, instead of what the master says.
     A master that is lost is waited for, `timeout_s` each time, and joined again.
     """
     if ignored := session.ignored_settings():
@@ -82,6 +86,8 @@ def serve_worker(
             logs=logs / f"stay-{stays}",
             folder=make_private_folder("speedo-ray-"),
             data_root=root,
+            threads=threads,
+            bind=bind,
         )
         began = time.monotonic()
         ending = _stay(request, watch)

@@ -1,0 +1,99 @@
+"""Threads and cores of the workers of a real run, as the kernel and `speedo status` show them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+
+from speedo.system.cores import list_of, this_machine
+from tests.support.commands import Commands, free_port, wait_for_line
+
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
+WAIT_S = 120
+HERE = list_of(os.sched_getaffinity(0))
+needs_two_cores = pytest.mark.skipif(
+    len(this_machine().cores) < 2, reason="two workers are bound to a core each"
+)
+
+
+def allowed(process: int) -> set[str]:
+    """Cpus_allowed_list of every thread of a process."""
+    return {
+        line.split()[1]
+        for status in Path(f"/proc/{process}/task").glob("*/status")
+        for line in status.read_text().splitlines()
+        if line.startswith("Cpus_allowed_list")
+    }
+
+
+def joined(run: Path) -> list[dict[str, object]]:
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["event"] == "joined"]
+
+
+def core(number: int) -> str:
+    machine = this_machine()
+    return list_of(machine.cpus([machine.cores[number]]))
+
+
+@needs_two_cores
+def test_workers_are_bound_to_a_core_each_and_shown_with_it(
+    speedo: Commands, problem: Path, tmp_path: Path
+) -> None:
+    process = speedo.start(
+        "train", str(problem), "--mode", "async", "--workers", "2", "--bind", "core", "--max-iter", "1000000",
+        "--test-interval", "0", "--run-dir", "run",
+    )  # fmt: skip
+    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":10,', 90)
+    lines = joined(tmp_path / "run")
+    assert sorted((line["host"], line["threads"], line["cores"]) for line in lines) == sorted(
+        [("here", 1, core(0)), ("here", 1, core(1))]
+    )
+    for line in lines:
+        assert "ray::WorkerActor" in " ".join(psutil.Process(line["process"]).cmdline())
+        assert allowed(int(str(line["process"]))) == {line["cores"]}
+
+    out, _ = speedo.start("status", "--json").communicate(timeout=WAIT_S)
+    (run,) = json.loads(out)["runs"]
+    assert {(one["process"], one["threads"], one["cores"]) for one in run["workers"]} == {
+        (line["process"], line["threads"], line["cores"]) for line in lines
+    }
+    examined, _ = speedo.start("doctor", str(problem), "--json").communicate(timeout=WAIT_S)
+    (shown,) = [one for one in json.loads(examined)["checks"] if one["name"] == "running"]
+    for line in lines:
+        assert f"process {line['process']}, 1 thread, cores {line['cores']}" in shown["text"]
+
+    victim = lines[0]
+    psutil.Process(victim["process"]).kill()  # the one in its place gets its core
+    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"incarnation":2', 60)
+    process.terminate()
+    _, errors = process.communicate(timeout=WAIT_S)
+    *_, last = joined(tmp_path / "run")
+    assert (last["cores"], last["process"] != victim["process"]) == (victim["cores"], True)
+    assert f"process {victim['process']}, 1 thread, cores {victim['cores']}" in errors
+
+
+@needs_two_cores
+def test_a_host_has_its_own_threads_and_binding_before_the_masters(
+    speedo: Commands, problem: Path, tmp_path: Path
+) -> None:
+    port = free_port()
+    chief = speedo.start(
+        "master", str(problem), "--port", str(port), "--mode", "async", "--workers", "2", "--max-iter", "40",
+        "--test-interval", "0", "--timeout", "90", "--run-dir", "run", "--threads", "2",
+    )  # fmt: skip
+    to = ("worker", "--master", f"127.0.0.1:{port}", "--timeout", "90")
+    usual = speedo.start(*to)
+    own = speedo.start(*to, "--threads", "1", "--bind", "core")
+    for process in (usual, own, chief):
+        _, errors = process.communicate(timeout=WAIT_S)
+        assert process.returncode == 0, errors
+    lines = joined(tmp_path / "run")
+    assert sorted((line["threads"], line["cores"]) for line in lines) == [
+        (1, core(0)),
+        (2, HERE),
+    ]
