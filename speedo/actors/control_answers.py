@@ -25,7 +25,7 @@ STOPPED: Final = "stopped by `speedo stop`"
 
 @contextmanager
 def under_control(master: Any, known: Mapping[str, Any], watch: Watch) -> Iterator[None]:
-    """Serve the commands of this user for as long as the context lasts; without a socket the run goes on.
+    """Serve `speedo status`, `stop` and `scale` inside the context; if no socket can be opened the run continues.
 
     `known` is what `speedo status` says of the run before its state.
     """
@@ -40,7 +40,7 @@ def under_control(master: Any, known: Mapping[str, Any], watch: Watch) -> Iterat
 
 
 class Control:
-    """The answers of one run; asked from several threads."""
+    """Answers the requests of one run; called from several threads."""
 
     def __init__(self, master: Any, known: Mapping[str, Any]) -> None:
         self._master, self._known = master, known

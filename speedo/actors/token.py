@@ -1,4 +1,4 @@
-"""The secret that members of a cluster share: in a file of mode 0600 or in the environment, nowhere else."""
+"""The secret token of a cluster: stored in a file of mode 0600 or in the environment, nowhere else."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_BYTES: Final = 4096
 
 
 def token_file() -> Path:
-    """Where the token lies: `SPEEDO_TOKEN_FILE`, else `~/.config/speedo/token`."""
+    """The file of the token: `SPEEDO_TOKEN_FILE`, else `~/.config/speedo/token`."""
     given = os.environ.get(FILE_VARIABLE)
     if given:
         return Path(given)
@@ -70,7 +70,7 @@ def load_token(file: Path | None = None, *, create: bool = False) -> str:
 
 
 def _make(path: Path) -> None:
-    """Whole from its first moment: a worker of this machine may be waiting for it. The first of several makers wins."""
+    """Write the file atomically: a worker on this machine may be waiting for it. If several write, the first wins."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
@@ -89,7 +89,7 @@ def _make(path: Path) -> None:
 
 
 def how_to_join(address: str, file: Path | None = None) -> str:
-    """What to do on another node that is to join the master at `address`; `file` as for `load_token`."""
+    """What to do on another node to join the master at `address`; `file` as for `load_token`."""
     command = f"speedo worker --master {address}"
     if file is None and TOKEN_VARIABLE in os.environ:
         return f"on each node, with {TOKEN_VARIABLE} set as here: {command}"

@@ -1,4 +1,4 @@
-"""`speedo status`, `speedo stop` and `speedo scale`: how a run on this machine goes, and what it is told."""
+"""`speedo status`, `speedo stop` and `speedo scale`: show and control the runs on this machine."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def scale(workers: int, run: str | None, as_json: bool) -> None:
 
 
 def everything() -> list[dict[str, Any]]:
-    """The state of every run; one that does not answer is told with its reason instead."""
+    """The state of every run; for one that does not answer, the reason."""
     found = []
     for socket in running():
         try:
@@ -149,7 +149,7 @@ def everything() -> list[dict[str, Any]]:
 
 
 def require_some(as_json: bool) -> None:
-    """End with status 1 and a sentence if no run is going."""
+    """End with status 1 and a sentence if there is no run."""
     if running():
         return
     if as_json:
@@ -165,7 +165,7 @@ NONE: Final = (
 
 
 def only() -> RunSocket:
-    """The one run that is going; raises `ClusterError` if there is none, or which there are."""
+    """The only run; raises `ClusterError` if there is none, or names them if there are several."""
     runs = running()
     if not runs:
         raise ClusterError(NONE)
@@ -178,7 +178,7 @@ def only() -> RunSocket:
 
 
 def find(name: str) -> RunSocket:
-    """The run of this id, or beginning of one, or of this directory; raises `ClusterError`."""
+    """The run with this id, prefix of an id, or directory; raises `ClusterError`."""
     runs = running()
     named = [socket for socket in runs if name and socket.run.startswith(name)]
     if len(named) > 1:

@@ -123,7 +123,7 @@ def images(list_file: Path, folder: Path, size: str | None, **options: Any) -> N
 
 
 def _check(folder: Path, source: Path | None) -> None:
-    """What Caffe is to read must have a name that it takes."""
+    """Raises `ConfigError` if Caffe does not accept one of these paths."""
     check_workplace()
     check_names({"the folder": folder, "the source": source})
 

@@ -1,4 +1,4 @@
-"""`speedo doctor`: what a node lacks for a run, before the run finds out."""
+"""`speedo doctor`: finds what a node lacks for a run before the run starts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The options of the original SpeeDO (Zheng et al. 2015), taken under their names and told by ours.
+"""Translates the options of the original SpeeDO (Zheng et al. 2015) into ours.
 
-Its strategy was chosen by a flag with the strategy's number: `--sync`, `--maxAdvance N`, `--weedout N` (documented as
-`--drop N`, which did not exist), `--movingRate A`. Here the same words choose the mode, unless `--mode` does.
+The original chose its strategy by a flag: `--sync`, `--maxAdvance N`, `--weedout N` (documented as `--drop N`, which
+did not exist), `--movingRate A`. Here the same flags choose the mode, unless `--mode` is given.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ NAMES: Final = frozenset(
 
 @dataclass
 class _Translation:
-    """Words so far, what is said of them, and the modes that they ask for."""
+    """The arguments so far, notes on them, and the modes that they choose."""
 
     words: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -62,7 +62,7 @@ class _Translation:
 
 
 def for_a_run(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Arguments of `speedo train` or `speedo master` in our words, and a note for each that was not.
+    """Our arguments for those of `speedo train` or `speedo master`, and a note for each that was translated.
 
     Raises `ConfigError` for options of the original that have no counterpart.
     """
@@ -96,7 +96,7 @@ def for_a_run(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def for_a_worker(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Arguments of `speedo worker` in our words, and a note for each that was not. Raises `ConfigError`."""
+    """Our arguments for those of `speedo worker`, and a note for each that was translated. Raises `ConfigError`."""
     made = _Translation()
 
     def other(name: str, value: Callable[[], str]) -> bool:
@@ -146,7 +146,7 @@ def _translate(
 
 
 def _rank(mode: str) -> int:
-    """In which order the original looked for a strategy."""
+    """The order in which the original checked its strategy flags."""
     return ("weed-out", "partial", "sync", "easgd").index(mode)
 
 

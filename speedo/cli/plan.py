@@ -1,4 +1,4 @@
-"""`speedo plan`: how fast a run would be with more workers, another mode, another network."""
+"""`speedo plan`: predicts how fast a run would be with more workers, another mode or another network."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def _modes_that_take(compress: str) -> tuple[str, ...]:
 
 
 def _known(source: Path, cores: int) -> Calibration:
-    """From a file of --save, or a run."""
+    """A calibration from a file of --save, or from a run."""
     from speedo.planning.calibrate_from_run import from_run
     from speedo.planning.calibration import read_calibration
 

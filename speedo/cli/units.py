@@ -1,4 +1,4 @@
-"""Ranges, links and times as people write them."""
+"""Parses ranges, link speeds and times: `1..64`, `10gbit`, `0.2ms`."""
 
 from __future__ import annotations
 

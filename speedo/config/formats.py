@@ -1,4 +1,4 @@
-"""The written forms of options: a YAML file, a phase on the command line."""
+"""The written forms of options: a YAML file, and `--phase` on the command line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_LEVELS: Final = 12
 
 
 def parse_phase(text: str) -> dict[str, Any]:
-    """`easgd:1000,moving_rate=0.3,local_steps=10` as the mapping that a YAML file would hold."""
+    """Parse `easgd:1000,moving_rate=0.3,local_steps=10` into the mapping that a YAML file would hold."""
     head, *options = text.split(",")
     mode, colon, iterations = head.partition(":")
     count = whole_number(iterations)
@@ -40,7 +40,7 @@ def parse_phase(text: str) -> dict[str, Any]:
 
 
 def read_options(file: Path) -> dict[str, Any]:
-    """The options in this file; raises `ConfigError` with its line where it is not YAML, or more than options need."""
+    """The options in this file; raises `ConfigError` with the line of what is no YAML, or YAML that is not accepted."""
     try:
         loaded = yaml.load(read_text(file, MOST_BYTES), _Loader)
     except OSError as error:
@@ -71,13 +71,13 @@ def read_options(file: Path) -> dict[str, Any]:
 
 
 class _Refused(yaml.MarkedYAMLError):
-    """It is YAML, and more of it than options need."""
+    """A feature of YAML that is not accepted."""
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as options need it: a few levels, nothing named and repeated, no option twice.
+    """Accepts the YAML that options need: a few levels, no aliases, no duplicate keys.
 
-    An alias can make a few lines stand for millions of values, and PyYAML takes the last of several keys in silence.
+    An alias can make a few lines stand for millions of values, and PyYAML silently takes the last of duplicate keys.
     """
 
     _depth = 0

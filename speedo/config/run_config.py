@@ -1,8 +1,8 @@
-"""One configuration for a run: every option with its type, default, bounds and words, and every check.
+"""The configuration of a run: every option with its type, default, bounds and help, and all checks.
 
-Each field declares its option, and nothing else does: the command line, the written forms, the checks and the table
-of docs/options.md are made from it (`speedo.config.option_table`). The options of the modes are declared by the modes
-(`speedo.sgd_modes`). All mistakes are reported at once, each with its value and its remedy.
+Each field is the only declaration of its option: the command line, the written forms, the checks and the table in
+docs/options.md are generated from it (`speedo.config.option_table`). Options of modes are declared by the modes
+(`speedo.sgd_modes`). All problems are reported at once, each with its value and its remedy.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ else:
 
 
 def _path(name: str, value: Path) -> list[str]:
-    """A name that Caffe, or the system, could not take."""
+    """A path that Caffe and the system accept."""
     if "\0" in str(value):
         return [f"{name} is {str(value)!r}, with a zero byte in it; use a path"]
     problem = problem_with_name(value)
@@ -111,7 +111,7 @@ class PhaseConfig(_Phase):
     mode: PlainMode
 
     def problems(self, number: int, workers: int) -> list[str]:
-        """Everything in this phase that cannot work, a sentence each."""
+        """Every problem in this phase, a sentence each."""
         found = problems(self, workers)
         if not 1 <= self.iterations <= LARGEST_INT32:
             bound = "1 or more" if self.iterations < 1 else f"at most {LARGEST_INT32}"
@@ -120,7 +120,7 @@ class PhaseConfig(_Phase):
 
 
 class RunConfig(_Run):
-    """Everything that one run is told. None means: as the solver says, or the default of the mode."""
+    """All options of one run. None means: as the solver says, or the default of the mode."""
 
     # fmt: off
     mode: Annotated[Mode, Option("The SGD mode.", source="it trains what one Caffe would")] = "sync"
@@ -215,7 +215,7 @@ class RunConfig(_Run):
 
     @property
     def splits_batch(self) -> bool:
-        """Whether the solver's batch is spread over the workers: by default wherever rounds are synchronous."""
+        """Whether the solver's batch is split over the workers: by default in modes with rounds."""
         if self.split_batch is not None:
             return self.split_batch
         return has_rounds(self.mode, *(phase.mode for phase in self.phases))
@@ -227,11 +227,11 @@ class RunConfig(_Run):
 
     @property
     def python_modules(self) -> tuple[str, ...]:
-        """Modules from beyond the solver's folder that its Python layers may name."""
+        """Modules outside the solver's folder that its Python layers may name."""
         return _names_in(self.python_layers or "")
 
     def problems(self) -> list[str]:
-        """Everything in this configuration that cannot work, a sentence each."""
+        """Every problem in this configuration, a sentence each."""
         found = problems(self, self.workers)
         for name, field in type(self).model_fields.items():
             value, bound = getattr(self, name), declared(field.metadata).bound
@@ -242,7 +242,7 @@ class RunConfig(_Run):
         return found + self._problems_between()
 
     def _problems_between(self) -> list[str]:
-        """Options that do not go together."""
+        """Options that contradict each other."""
         found: list[str] = []
         if not 1 <= self.min_workers <= max(self.workers, 1):
             found.append(
@@ -292,7 +292,7 @@ class RunConfig(_Run):
 def make_config(
     options: Mapping[str, Any], *, file: Path | None = None, model: type[RunConfig] = RunConfig
 ) -> RunConfig:
-    """The configuration from a YAML file, if any, with `options` (those that are not None) before it.
+    """The configuration from a YAML file, if any; `options` that are not None override it.
 
     Raises `ConfigError` with every problem found.
     """
@@ -316,7 +316,7 @@ def make_config(
 
 
 def _sentence(detail: dict[str, Any], origins: Mapping[str, str], model: type[RunConfig]) -> str:
-    """One of pydantic's findings in our own form: name, value, remedy."""
+    """One of pydantic's errors in our form: name, value, remedy."""
     place = [str(part) for part in detail["loc"]]
     in_phase = place[0] == "phases" and len(place) > 1
     name = f"phase {int(place[1]) + 1}" if in_phase else place[0]

@@ -1,8 +1,7 @@
-"""A list of image files and labels -> a database and, for the training set, a mean image.
+"""Converts a list of image files and labels into a database and, for the training set, a mean image.
 
-A raw datum holds blue, green and red planes, as OpenCV and so Caffe would give them. An encoded
-datum holds the image file itself: small on disk, decoded at every pass by a Caffe that was built
-with OpenCV.
+A raw datum holds blue, green and red planes, the order of OpenCV and so of Caffe. An encoded datum holds the image
+file itself: small on disk, but decoded at every pass, by a Caffe that was built with OpenCV.
 """
 
 from __future__ import annotations

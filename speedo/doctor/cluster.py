@@ -1,4 +1,4 @@
-"""Whether this node and a master would come together: token, address, versions, clocks; or whether ports are free."""
+"""Checks whether this node can join a master: token, address, versions, clocks; or whether its own ports are free."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOOPBACK: Final = "127.0.0.1"
 
 
 def token(request: Request) -> tuple[list[Finding], str | None]:
-    """The secret of the cluster: there, its owner's alone, long enough. It is never shown."""
+    """The token: whether it exists, is private to its owner, and is long enough. It is never shown."""
     try:
         secret = load_token(request.token_file)
     except ClusterError as error:
@@ -39,7 +39,7 @@ def token(request: Request) -> tuple[list[Finding], str | None]:
 
 
 def examine_master(request: Request, secret: str | None) -> tuple[list[Finding], dict[str, Any]]:
-    """What the master says of itself, and whether we could join it; without one, nothing."""
+    """The master's facts, and whether this node could join it; without a master, no findings."""
     if request.master is None:
         return [], {}
     if secret is None:
@@ -85,7 +85,7 @@ def _clock(ahead: float | None) -> Finding:
 
 
 def free_ports(request: Request) -> Iterator[Finding]:
-    """Whether the ports that this node would listen at are free: a master's, or those of a node with workers."""
+    """Whether the ports on which this node would listen are free: a master's, or those of a node with workers."""
     try:
         if request.master is None:
             address = ports.resolved(request.host)
@@ -110,7 +110,7 @@ def free_ports(request: Request) -> Iterator[Finding]:
 
 
 def own_redis(request: Request) -> Iterator[Finding]:
-    """The user's own server, if the run is to be given one."""
+    """The user's own Redis server, if the run would use one."""
     if request.redis is None:
         return
     try:

@@ -1,4 +1,4 @@
-"""The solver as a run would read it: its nets, its data on this node, and how both compare with the master's."""
+"""Checks the solver as a run would read it: its nets, its data on this node, and whether both match the master's."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BUILD_S: Final = 60.0
 def examine_solver(request: Request, facts: dict[str, Any]) -> tuple[list[Finding], Net | None]:
     """Findings about solver, data and net; the net is None if it could not be built.
 
-    Without a solver of its own, a worker's node is checked with the one in the master's `facts`.
+    If a worker's node has no solver, the one in the master's `facts` is checked.
     """
     if request.master is not None and request.solver is None and not facts:
         return [
@@ -92,7 +92,7 @@ def _read(request: Request, facts: dict[str, Any]) -> SolverSpec:
 
 
 def _problems(spec: SolverSpec, dataset: str | None) -> list[str]:
-    """All that is wrong with the solver on this node, but for a dataset that can be made."""
+    """Every problem of the solver on this node, except a missing dataset that SpeeDO can make."""
     try:
         check_solver(spec, workers=1, split=False)
     except SolverError as error:
@@ -130,7 +130,7 @@ def _records(spec: SolverSpec, facts: dict[str, Any]) -> Finding:
 
 
 def _build(spec: SolverSpec) -> CaffeFacts:
-    """Build the nets in a child, as a run does before it starts; nothing is left behind."""
+    """Build the nets in a child process, as before the start of a run; nothing is left behind."""
     with tempfile.TemporaryDirectory(prefix="speedo-doctor-") as folder:
         scratch = Path(folder)
         worker = solver_for_worker(

@@ -1,8 +1,8 @@
-"""What a dead Caffe leaves behind, as one sentence.
+"""Turns what an aborted Caffe wrote into one sentence.
 
-A native CHECK that fails writes a glog FATAL line to file descriptor 2 and aborts the process: no
-Python exception, no cleanup. So whoever runs Caffe keeps descriptor 2 in a file, and whoever finds
-it dead reads it.
+A native CHECK that fails writes a glog FATAL line to file descriptor 2 and aborts the process: no Python exception,
+no cleanup. So a process that runs Caffe redirects descriptor 2 to a file, and its parent reads that file after an
+abort.
 """
 
 from __future__ import annotations

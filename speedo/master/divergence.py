@@ -1,10 +1,10 @@
-"""Notices that a run has diverged, from the losses of its merged results alone.
+"""Detects that a run has diverged, from the losses of its merged results.
 
-Losses are smoothed by medians, because single batches are noisy and heavy-tailed. A run has diverged when for
-`SUSTAINED` points on end the median of the last `WINDOW` points was above what the loss began at and has
-been at best, by the factors below; or, where it exploded before the beginning could be measured, when not
-one point came near the very first again. No number here is absolute, so any loss, or sum of losses, that is
-not negative is judged alike.
+Losses are smoothed by medians, because single batches are noisy and heavy-tailed. A run has diverged if for
+`SUSTAINED` consecutive points the median of the last `WINDOW` points was above the initial and the best median, times
+the factors below. If the loss explodes before the initial median can be measured, the run has diverged if no point
+came close to the very first again. No threshold is absolute, so the rule works for any loss, or sum of losses, that
+is not negative.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RESULTS_OF_EACH: Final = 4  # with many workers a point is a mean over a quarter
 
 @dataclass
 class DivergenceWatch:
-    """Told the loss of every merged result. `workers` is how many train, `payload` what they send."""
+    """Takes the loss of every merged result. `workers` is how many train, `payload` what they send."""
 
     mode: str
     workers: int = 1
@@ -49,9 +49,9 @@ class DivergenceWatch:
     _silent: bool = False
 
     def saw(self, loss: float, samples: int) -> str | None:
-        """A result of so many samples was merged; returns why the run should stop, or None.
+        """A result of this many samples was merged; returns why the run should stop, or None.
 
-        A loss that can be negative has no scale to judge it by: from the first such one on nothing is said.
+        A negative loss gives no scale to compare with: from the first one on the watch reports nothing.
         """
         self._silent |= loss < 0.0
         if self._silent or not math.isfinite(loss):

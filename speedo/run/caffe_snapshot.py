@@ -1,7 +1,7 @@
-"""Going on from a snapshot of Caffe's own: a `.solverstate` and the `.caffemodel` that it names.
+"""Starts from a Caffe snapshot: a `.solverstate` and the `.caffemodel` that it names.
 
-As with Caffe's `--snapshot`, iteration, weights and solver history are taken over, and the data begins anew
-(Caffe: solver.cpp, Restore; solvers/sgd_solver.cpp, RestoreSolverStateFromBinaryProto).
+As with Caffe's `--snapshot`, iteration, weights and solver history are restored, and the data starts at the first
+record (Caffe: solver.cpp, Restore; solvers/sgd_solver.cpp, RestoreSolverStateFromBinaryProto).
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class CaffeSnapshot:
     state: bytes
 
     def notes(self, workers: int) -> list[str]:
-        """What is restored, for people."""
+        """What is restored, as lines for the user."""
         return [
             f"resumed from Caffe's snapshot at iteration {self.iteration}: weights of {self.model.name}",
             f"each of {workers} workers has its solver history; the data begins anew, as it does in Caffe",
         ]
 
     def as_checkpoint(self, engine: PycaffeEngine, settings: RunSettings, mode: str) -> Checkpoint:
-        """The same as a checkpoint in which every worker had this history. Leaves its weights in `engine`."""
+        """A checkpoint in which every worker has this history. Loads the snapshot's weights into `engine`."""
         engine.copy_from(self.model)
         center = engine.layout.zeros()
         engine.read_weights(center)

@@ -1,4 +1,4 @@
-"""From a configuration to everything a run starts with: the solver read and checked, its data at hand."""
+"""Prepares a run from its configuration: reads and checks the solver, makes sure that its data is there."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SOLVER_VARIABLE: Final = "SPEEDO_SOLVER"
 class Prepared:
     """What is known before any server starts. `records` is the number of training records, if countable.
 
-    `settings` still lack what the servers of the run add: see `RunSettings.started`.
+    `settings` lack what the started servers add: see `RunSettings.started`.
     """
 
     config: RunConfig
@@ -69,7 +69,7 @@ class Prepared:
 
 
 def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
-    """Read and check the solver, make the bundled data if it is missing, create the run directory.
+    """Read and check the solver, make the bundled dataset if it is missing, create the run directory.
 
     Raises `ConfigError`, `SolverError` with all problems found, `DataError`.
     """
@@ -119,7 +119,7 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
 
 
 def run_settings(config: RunConfig, spec: SolverSpec, run: str) -> RunSettings:
-    """What every node is to know of this run, as far as it is known before the start.
+    """The settings that every node needs, as far as they are known before the start.
 
     Each worker's batch is a share of the solver's, or the whole of it.
     """
@@ -174,9 +174,9 @@ def _solver_of_environment() -> Path | None:
 
 
 def check_nets(prepared: Prepared, scratch: Path) -> CaffeFacts:
-    """Build every net once in a child process; raises `SolverError` with Caffe's own words.
+    """Build every net once in a child process; raises `SolverError` with Caffe's own message.
 
-    Lists of records that the nets need go to `scratch`.
+    Lists of records that the nets need are written to `scratch`.
     """
     spec, batch_size = prepared.spec, prepared.settings.batch_sizes[0]
     worker = solver_for_worker(
@@ -207,7 +207,7 @@ def check_nets(prepared: Prepared, scratch: Path) -> CaffeFacts:
 
 
 def checked_records() -> Path:
-    """Where is kept which databases were found good."""
+    """The cache folder that lists the databases in which a check found no problem."""
     return cache_root() / "checked"
 
 

@@ -1,10 +1,10 @@
-"""A checkpoint file: everything that a run needs to go on where it was.
+"""The checkpoint file: everything that is needed to resume a run.
 
 A file begins with `MAGIC`, the length of a JSON header (8 bytes, little-endian) and that header's xxh3. The
 header holds the counters of the run, and name, length and xxh3 of each section that follows it: the center
-(float32, little-endian), and the solver histories of the master and of the workers. It is written under another
-name, flushed to the disk and renamed, so it is there as a whole or not at all; and read back against its
-checksums, so what a disk made of it later is not believed.
+(float32, little-endian), and the solver histories of the master and of the workers. The file is written under another
+name, synced and renamed, so it is never incomplete. Reading verifies the checksums, so later damage on the disk is
+detected.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """Where one worker was: it had read `batches` of `batch_size` records from shard `rank` of `count`."""
+    """The data position of one worker: it had read `batches` of `batch_size` records from shard `rank` of `count`."""
 
     rank: int
     count: int
@@ -50,7 +50,7 @@ class WorkerState:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """The books of a run at `version`; `seconds` are those of training, `received` counts results."""
+    """The counters of a run at `version`; `seconds` are those of training, `received` counts results."""
 
     run: str
     epoch: int
@@ -80,7 +80,7 @@ class _WorkerRecord(BaseModel):
 
 
 class Header(BaseModel):
-    """What the header of a file may say; its checksum only says that it was written so."""
+    """The valid values of a file's header; its checksum only says that it was written so."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -110,7 +110,7 @@ class Checkpoint:
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write it into `folder`, keep the newest few there, and return its path; raises `CheckpointError`."""
+    """Write it into `folder`, keep only the newest few there, and return its path; raises `CheckpointError`."""
     counters = checkpoint.counters
     path = folder / f"{counters.epoch:06d}-{counters.version:012d}{SUFFIX}"
     sections: list[tuple[str, memoryview]] = [
@@ -153,7 +153,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read and check a file; raises `CheckpointError` if it is torn, damaged or not one of ours."""
+    """Read and check a file; raises `CheckpointError` if it is incomplete, damaged or no checkpoint."""
     try:
         with open_to_read(path) as file:
             start = file.read(len(MAGIC) + _LENGTHS.size)
@@ -183,7 +183,7 @@ def checkpoints_in(folder: Path) -> list[Path]:
 
 
 def latest(folder: Path) -> tuple[Path, Checkpoint, list[str]]:
-    """The newest checkpoint that is undamaged, and what is wrong with those that are newer.
+    """The newest undamaged checkpoint, and the problems of those that are newer.
 
     Raises `CheckpointError` if there is none.
     """

@@ -1,4 +1,4 @@
-"""All that can be wrong with a solver for a run, told at once."""
+"""Checks a solver for a run, and reports all problems at once."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from speedo.solver.spec import SolverSpec
 
 
 def check_solver(spec: SolverSpec, *, workers: int, split: bool) -> None:
-    """Raise one `SolverError` with every problem that can be seen from outside Caffe.
+    """Raise one `SolverError` with every problem that can be found without Caffe.
 
-    `split` says that the batch is divided over the workers. What only Caffe itself can tell
-    (shapes, layer parameters, Python layers) is found by `speedo.engines.net_trial`.
+    `split` says that the batch is split over the workers. Shapes, layer parameters and Python layers are checked by
+    Caffe itself, in `speedo.engines.net_trial`.
     """
     parameter = parse_text(spec.text, caffe_proto().SolverParameter())
     problems = solver_problems(parameter, spec.path)

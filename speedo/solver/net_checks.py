@@ -1,4 +1,4 @@
-"""What Caffe would refuse in a net before it reads a record: a sentence each.
+"""Checks a net for what Caffe would refuse before it reads a record.
 
 Caffe: net.cpp, Init; layer_factory.hpp, CreateLayer.
 """
@@ -31,7 +31,7 @@ _TEST: Final = "test net"
 def net_problems(parameter: Any, search: SearchPath, net_files: Sequence[str]) -> list[str]:
     """Every problem in the nets of an inlined SolverParameter and in the files that they name.
 
-    Each sentence begins with the net's file; one that holds for train and test net is told once.
+    Each sentence begins with the net's file; a problem of both train and test net is reported once.
     """
     nets = [(_TRAIN, parameter.train_net_param)]
     nets += [(_TEST, net) for net in parameter.test_net_param]

@@ -1,4 +1,4 @@
-"""Whether the files and databases behind a layer are there and hold something."""
+"""Checks whether the files and databases of a data layer exist and are not empty."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_MEAN_BYTES: Final = 1 << 30
 
 
 def source_problems(layer: Any, search: SearchPath) -> Iterator[str]:
-    """The problems of a data layer's source, as what follows `layer 'x' `."""
+    """The problems of a data layer's source, each to follow `layer 'x' `."""
     if layer.type not in SOURCES:
         return
     if not batch_of(layer):
@@ -65,7 +65,7 @@ def transform_problems(layer: Any, search: SearchPath) -> Iterator[str]:
 
 
 def _file_problem(owner: str, name: str, search: SearchPath) -> Iterator[str]:
-    """Caffe would wait for ever for what comes out of a pipe."""
+    """Refuses pipes and devices, on which Caffe would wait for ever."""
     found = search.find(name)
     if found is None:
         yield f"{owner} {search.missing(name)}"
@@ -74,7 +74,7 @@ def _file_problem(owner: str, name: str, search: SearchPath) -> Iterator[str]:
 
 
 def _mean_problem(file: Path) -> str | None:
-    """What is wrong with a BlobProto that is subtracted from every image."""
+    """The problem of a BlobProto that is subtracted from every image, if any."""
     if not file.is_file():
         return "is no file"
     if file.stat().st_size > _MOST_MEAN_BYTES:
@@ -105,7 +105,7 @@ def read_list(path: Path) -> list[str]:
 
 
 def image_root(layer: Any, lines: list[str], search: SearchPath) -> Path | None:
-    """The folder that the list's relative names start from; None if the first image is nowhere."""
+    """The folder for the list's relative names; None if the first image is in none."""
     root = layer.image_data_param.root_folder
     name = lines[0].rpartition(" ")[0]
     # Caffe puts root and name together as text (Caffe: layers/image_data_layer.cpp).
@@ -166,7 +166,7 @@ def _hdf5(layer: Any, found: Path, search: SearchPath) -> Iterator[str]:
 
 
 def _is_hdf5(file: Path) -> bool:
-    """Whether the file has HDF5's signature, at its start or behind a block of the user's."""
+    """Whether the file has HDF5's signature, at its start or after a user block."""
     if not file.is_file():
         return False
     with file.open("rb") as content:

@@ -1,4 +1,4 @@
-"""Finding a master: whether one answers, takes our token and runs the same versions. Imports no Ray."""
+"""Finds a master: checks that it answers, accepts our token and runs the same versions. Imports no Ray."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def wait_for_master(
     *,
     returning: bool = False,
 ) -> None:
-    """Return once a master answers at `address` and takes us; raises `ClusterError` with the reason.
+    """Return once a master answers at `address` and accepts us; raises `ClusterError` with the reason.
 
-    `returning` says that there was one before.
+    `returning` says that there was a master before.
     """
     host, _, port = address.rpartition(":")
     deadline = time.monotonic() + timeout_s

@@ -1,4 +1,4 @@
-"""What Redis says, in words that tell a user what to change."""
+"""Explains Redis's errors to the user: what is wrong and what to change."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _STRANGER: Final = ("NOAUTH", "WRONGPASS")
 
 
 def refusal_kind(error: ReplyError) -> type[StoreError]:
-    """What a refused command is: trouble that may pass, a user that is not known, or final."""
+    """The kind of a refused command: a passing problem, an unknown user, or final."""
     code = _code(error)
     if code in _PASSING or _CROWDED in str(error):
         return StoreUnavailableError
@@ -51,7 +51,7 @@ def refusal_kind(error: ReplyError) -> type[StoreError]:
 
 
 def connection_kind(error: BaseException) -> type[StoreError]:
-    """Whether a connection that did not come about, or broke, may come back by itself."""
+    """Whether a connection that failed or broke may come back by itself."""
     for cause in _causes(error):
         if isinstance(cause, (ProtocolError, PermissionError)):
             return StoreError
@@ -80,7 +80,7 @@ def refusal(error: ReplyError, address: str, what: str) -> str:
 
 
 def connection_error(error: BaseException, address: str, what: str) -> str:
-    """What to do about a connection that did not come about, or broke."""
+    """What to do about a connection that failed or broke."""
     causes = _causes(error)
     if any(isinstance(c, (ConnectionRefusedError, FileNotFoundError)) for c in causes):
         return f"no Redis answers at {address}: start it or give another --redis URL"
@@ -123,14 +123,14 @@ def server_problems(facts: Mapping[str, str], address: str) -> list[str]:
 
 
 def clients_of(workers: int) -> int:
-    """Connections that a run with so many workers has at once, at the most."""
+    """The largest number of connections that a run with this many workers has at once."""
     return PER_WORKER * workers + OTHERS
 
 
 def server_warnings(
     facts: Mapping[str, str], address: str, *, guarded: bool, clients: int = 0
 ) -> list[str]:
-    """Settings (from INFO) that cost speed or safety, or leave no room for so many connections."""
+    """Settings (from INFO) that cost speed or safety, or allow too few connections."""
     warnings = []
     if facts.get("aof_enabled", "0") != "0":
         warnings.append(
@@ -160,5 +160,5 @@ def _code(error: ReplyError) -> str | None:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """The error and what it came from, which redis-py wraps."""
+    """The error and its causes, which redis-py wraps."""
     return [e for e in (error, error.__cause__, error.__context__) if e is not None]
