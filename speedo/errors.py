@@ -7,6 +7,7 @@ its `exit_code`. Any other exception is a bug and keeps its traceback.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 
 class SpeedoError(Exception):
@@ -66,8 +67,18 @@ class MissingKeyError(StoreError):
     """The store holds nothing, or nothing complete, under a key."""
 
 
+Fault = Literal["", "format", "kind", "dtype", "layout", "length", "checksum"]
+
+
 class PayloadError(SpeedoError):
-    """Bytes that are not the vector they should be: header, length, layout or checksum differ."""
+    """Bytes that are not the expected vector. `fault` says what differs; empty for what is no property of a vector."""
+
+    def __init__(self, text: str, fault: Fault = "") -> None:
+        super().__init__(text)
+        self.fault = fault
+
+    def __reduce__(self) -> tuple[type[PayloadError], tuple[str, Fault]]:
+        return type(self), (str(self), self.fault)
 
 
 class ClusterError(SpeedoError):

@@ -58,13 +58,13 @@ class Control:
             # `true` is a number to Python, and so would be to the hosts.
             if type(number) is not int or not 1 <= number <= LARGEST_WORKERS:
                 raise ClusterError(
-                    f"{said(number)} workers cannot be: use a whole number from 1 to {LARGEST_WORKERS}; "
+                    f"{said(number)} workers are not possible: use a whole number from 1 to {LARGEST_WORKERS}; "
                     "`speedo stop` ends the run"
                 )
             done = self._ask("scale", number, timeout_s=SCALE_S)
             return {"run": self._known["run"], "workers": number, "said": done}
         raise ClusterError(
-            f"this run, of SpeeDO {VERSION}, does not know what was asked: "
+            f"this run, of SpeeDO {VERSION}, does not know this request: "
             "use the same version of SpeeDO for the command"
         )
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from speedo.engines.native_failures import fatal_line, signal_hint
 
-SILENT: Final = f"died without a word, as by SIGKILL ({signal_hint('SIGKILL')})"
+SILENT: Final = f"died without a message, as after SIGKILL ({signal_hint('SIGKILL')})"
 _TAIL_BYTES: Final = 20_000
 _WORD_BYTES: Final = 4096
 # Of Python's fault handler (CPython: Modules/faulthandler.c); Ray says the name itself.
@@ -82,7 +82,7 @@ def silent_death(kills_before: int, log: Path) -> str:
         return "killed by the kernel because memory ran out: use a smaller batch, or fewer workers on this node"
     full = _refusal(log)
     if full:
-        return f"died, and left no word, for {log} cannot be written ({full}): make room there"
+        return f"died without a message, because {log} cannot be written ({full}): make room there"
     return SILENT
 
 

@@ -103,7 +103,7 @@ class HostManager:
         with self._lock:
             known = self._hosts.get(host)
             if known is None:
-                raise ClusterError(f"host {host} is not known here: it must enlist first")
+                raise ClusterError(f"host {host} is not known here: it must register first")
             known.heard = now
             self._reshard_if_due(now)
         places = {key: self._roster.now_at(*key) for key in alive}

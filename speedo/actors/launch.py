@@ -317,7 +317,7 @@ def _told_of(prepared: Prepared) -> Iterator[None]:
 
 def _way_on(prepared: Prepared) -> str:
     kept = checkpoints_in(prepared.run_dir / CHECKPOINTS)
-    return f"; go on with --resume {prepared.run_dir}" if kept else ""
+    return f"; continue with --resume {prepared.run_dir}" if kept else ""
 
 
 def _let_go(master: Any) -> None:

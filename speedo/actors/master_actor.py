@@ -158,7 +158,7 @@ class MasterActor:
         if ready.layout != self._training.layout.digest:
             self._release(place.worker, place.incarnation)
             raise ClusterError(
-                f"worker {place.worker} has built another net than the master: run the same SpeeDO and Caffe "
+                f"worker {place.worker} has a net that differs from the master's: run the same SpeeDO and Caffe "
                 "on every node"
             )
         if not ready.near and isinstance(self._store, TieredStore):

@@ -52,7 +52,9 @@ def load_token(file: Path | None = None, *, create: bool = False) -> str:
             ) from None
     try:
         if os.stat(path).st_mode & 0o077:
-            raise ClusterError(f"the token file {path} is open to other users: chmod 600 {path}")
+            raise ClusterError(
+                f"the token file {path} is accessible to other users: chmod 600 {path}"
+            )
         return _checked(read_bytes(path, MOST_BYTES).decode("ascii"), str(path))
     except OSError as error:
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
@@ -65,7 +67,7 @@ def load_token(file: Path | None = None, *, create: bool = False) -> str:
         ) from None
     except ValueError:  # no text, or a name with a zero byte
         raise ClusterError(
-            f"what {path} holds is no token: copy the token file from the master's node"
+            f"{path} does not hold a token: copy the token file from the master's node"
         ) from None
 
 
@@ -103,7 +105,7 @@ def _checked(value: str, place: str) -> str:
     token = value.strip()
     if len(token) < LEAST_LENGTH or not token.isascii() or not token.isprintable():
         raise ClusterError(
-            f"what {place} holds is no token, for it has fewer than {LEAST_LENGTH} plain characters: "
-            "copy the token file from the master's node, or on that node remove it, and a new one is made"
+            f"what {place} holds is not a token, because it has fewer than {LEAST_LENGTH} plain characters: "
+            "copy the token file from the master's node, or remove it on that node, and a new one is created"
         )
     return token

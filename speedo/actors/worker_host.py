@@ -94,7 +94,7 @@ class WorkerHost:
         said = ""
         while not ray.wait([answer], timeout=SLOW_S)[0]:
             status = ray.get(self._master.status.remote(), timeout=ANSWER_S)
-            why = status.store_trouble or "it has much to do"
+            why = status.store_trouble or "it is busy"
             if why != said:
                 self._note(f"waiting for the master to give workers their places: {why}")
                 said = why

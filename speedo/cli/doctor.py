@@ -27,7 +27,7 @@ FILE: Final = click.Path(path_type=Path, dir_okay=False)
     "--master",
     "address",
     metavar="HOST[:PORT]",
-    help="Check as a node of workers of this master, which must be running.",
+    help="Check as a node with workers of this master, which must be running.",
 )
 @click.option(
     "--workers",
@@ -39,16 +39,16 @@ FILE: Final = click.Path(path_type=Path, dir_okay=False)
 @click.option(
     "--token-file", type=FILE, help="The shared secret.  [default: ~/.config/speedo/token]"
 )
-@click.option("--redis", metavar="URL", help="A Redis of your own, if the run is to be given one.")
+@click.option("--redis", metavar="URL", help="URL of your own Redis, if the run will use one.")
 @click.option(
-    "--run-dir", type=PATH, metavar="DIR", help="Where the run would go.  [default: under runs]"
+    "--run-dir", type=PATH, metavar="DIR", help="The run directory.  [default: under runs]"
 )
 @click.option(
     "--host",
     metavar="ADDRESS",
     default="127.0.0.1",
     show_default=True,
-    help="Where `speedo master` would serve on this machine.",
+    help="Address at which `speedo master` would listen on this machine.",
 )
 @click.option(
     "--port",
@@ -56,7 +56,7 @@ FILE: Final = click.Path(path_type=Path, dir_okay=False)
     default=DEFAULT_PORT,
     show_default=True,
     metavar="N",
-    help="The port that workers would join at.",
+    help="Port that workers would connect to.",
 )
 @click.option("--cpu", is_flag=True, help="Train on the CPU although the solver says GPU.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -70,7 +70,7 @@ def doctor(
     node, whether versions and clocks agree, and whether the data here has as many records, and the net the same
     layout, as the master's. SOLVER may then be left out: the master's own is checked with the data of this node.
 
-    Nothing is prepared, and nothing is left behind. Each line is `ok`, `warn` (it works, and not as you would
+    It prepares nothing and leaves no files. Each line is `ok`, `warn` (it works, but not as you would
     expect) or `FAIL`, with the remedy below.
 
     \b
@@ -127,7 +127,7 @@ def _print(findings: list[Finding]) -> None:
 
 def _summary(failed: int, warned: int) -> str:
     if failed:
-        return f"{failed} to mend before a run" + (f", {warned} to look at" if warned else "")
+        return f"{failed} to fix before a run" + (f", {warned} to look at" if warned else "")
     if warned:
         return f"ready, with {warned} to look at"
     return "ready"

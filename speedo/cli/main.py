@@ -147,7 +147,7 @@ def master(token_file: Path | None, **options: Any) -> None:
 
 @main.command(cls=WorkerCommand, short_help="Join a master with workers of this machine.")
 @click.option(
-    "--master", "address", required=True, metavar="HOST[:PORT]", help="Where the master runs."
+    "--master", "address", required=True, metavar="HOST[:PORT]", help="Address of the master."
 )
 @click.option(
     "--workers",
@@ -174,7 +174,7 @@ def master(token_file: Path | None, **options: Any) -> None:
 def worker(
     address: str, workers: int, timeout: float, data_root: Path | None, token_file: Path | None
 ) -> None:
-    """Join a master with one or more workers, and leave when its run ends."""
+    """Join a master with one or more workers until its run ends."""
     from speedo.actors.join.worker_command import serve_worker
     from speedo.doctor import Request, require
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from speedo.bounds import LARGEST_SEED
-from speedo.config.run_config import LARGEST_WORKERS, Overlap, make_config
+from speedo.config.run_config import LARGEST_WORKERS, OVERLAP, SPLIT, SPLIT_IN, Overlap, make_config
 from speedo.errors import ConfigError
 from speedo.sgd_modes.options import ModeOptions
 from speedo.sgd_modes.registry import MODES, PLAIN, is_elastic
@@ -97,22 +97,21 @@ AS_IT_IS: Final = {"compress": "none", "compress_center": "none"}
     type=click.Choice(["far", "all", "none"]),
     default="none",
     show_default=True,
-    help="async, easgd: workers that fetch and publish in the background while they compute; "
-    "far: those on other machines.",
+    help=OVERLAP,
 )
 @click.option(
     "--split-batch/--whole-batch",
     "split",
     default=None,
-    help="Divide the batch over the workers, or give it to each.  [default: divide in sync and hybrid]",
+    help=f"{SPLIT}  [default: {SPLIT_IN} and hybrid]",
 )
 @click.option(
     "--from",
     "source",
     type=PATH,
     metavar="RUN|FILE",
-    help="Take the times from the directory of a run of `speedo train`, or from a file of --save. With SOLVER too, "
-    "the run tells only what is not measured alone, as the time of messages.",
+    help="Take the times from the run directory of a `speedo train`, or from a file of --save. With SOLVER as well, "
+    "only times that cannot be measured here, such as those of messages, come from the run.",
 )
 @click.option(
     "--seconds",
@@ -120,9 +119,9 @@ AS_IT_IS: Final = {"compress": "none", "compress_center": "none"}
     default=3.0,
     show_default=True,
     metavar="S",
-    help="How long to measure steps, for each size of batch.",
+    help="Seconds to measure steps, for each batch size.",
 )
-@click.option("--save", type=FILE, help="Keep what was measured in this file, for --from.")
+@click.option("--save", type=FILE, help="Save the measurements in this file, for --from.")
 @click.option("--data-root", type=FOLDER, help="Last folder searched for relative data paths.")
 @click.option("--cpu", is_flag=True, help="Train on the CPU although the solver says GPU.")
 @click.option(
@@ -154,7 +153,7 @@ def plan(
     """Predict how fast a run would be, before you rent machines for it.
 
     Measures the solver on this machine for some seconds (steps of Caffe, the model through Redis and back, a merge),
-    then lets the real master's code run in a simulator with these times, for every mode, number of workers and
+    then runs the real master's code in a simulator with these times, for every mode, number of workers and
     number of local steps. Prints images/s, how many times that is one plain Caffe, and the efficiency: that number
     divided by the workers. Names the best, and what limits it: compute, link, store or master.
 
@@ -166,8 +165,8 @@ def plan(
     speedo plan --from my.json --link 25gbit                   ... and plan often
     speedo plan --from runs/20260101-120000-async-ab12         from a run, best with one worker
 
-    Nothing else should run meanwhile. The last lines say what was measured and what was assumed. Tests, checkpoints
-    and how well a mode learns are not part of it.
+    Run nothing else meanwhile. The last lines say what was measured and what was assumed. Tests, checkpoints
+    and the accuracy of a mode are not predicted.
     """
     from speedo.cli.units import parse_link, parse_steps, parse_time, parse_workers
     from speedo.planning.predict import Wish, predict_all, shares_of
@@ -199,7 +198,7 @@ def plan(
     site = replace(site, overlap=overlap)
     if not any(shares_of(calibration, mode, n, split) for mode in wish.modes for n in counts):
         raise ConfigError(
-            f"batch_size {calibration.batch_size} cannot be divided over {min(counts)} workers or more; "
+            f"batch_size {calibration.batch_size} cannot be split over {min(counts)} workers or more; "
             "use fewer workers, or --whole-batch"
         )
     predictions = predict_all(calibration, site, wish)

@@ -54,10 +54,10 @@ def unforeseen(error: Exception, folder: Path | None = None) -> UnforeseenError:
     where = (
         f"{kept} has the traceback"
         if kept
-        else f"no place was left to write the traceback to, set {DEBUG_VARIABLE}=1 to see it"
+        else f"the traceback could not be written, set {DEBUG_VARIABLE}=1 to see it"
     )
     return UnforeseenError(
-        f"something that SpeeDO did not foresee: {_last_line(error)}; {where}; try again, and report it if it stays"
+        f"unexpected error: {_last_line(error)}; {where}; try again, and report it if it stays"
     )
 
 

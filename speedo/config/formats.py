@@ -59,13 +59,13 @@ def read_options(file: Path) -> dict[str, Any]:
         return {}
     if not isinstance(loaded, dict):
         raise ConfigError(
-            f"the configuration {file} holds no options; write one 'option: value' per line"
+            f"the configuration {file} contains no options; write one 'option: value' per line"
         )
     options: dict[str, Any] = {}
     for name, value in loaded.items():
         option = str(name).replace("-", "_")
         if option in options:
-            raise ConfigError(f"the configuration {file} gives {option} twice; keep one")
+            raise ConfigError(f"the configuration {file} has {option} twice; keep one")
         options[option] = value
     return options
 
@@ -85,7 +85,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent):
-            raise _refused("*name stands for another value here: write the value out", event)
+            raise _refused("*name refers to another value here: write the value itself", event)
         if self._depth >= MOST_LEVELS:
             raise _refused(f"it has more than {MOST_LEVELS} levels", event)
         self._depth += 1
@@ -98,7 +98,7 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in keys:
-                    raise _refused(f"{said(key.value)} is there twice: keep one", key)
+                    raise _refused(f"{said(key.value)} appears twice: keep one", key)
                 keys.add(key.value)
         return super().construct_mapping(node, deep)
 

@@ -141,7 +141,7 @@ class _Faults:
     def add(self, line: int, what: str) -> None:
         told = f"{self._list_file} line {line}: {what}"
         if not self._skip:
-            raise DataError(f"{told}; mend it, or leave such lines out with --skip-bad")
+            raise DataError(f"{told}; correct it, or skip such lines with --skip-bad")
         self.count += 1
         if len(self.shown) < _SHOWN_LINES:
             self.shown.append(told)

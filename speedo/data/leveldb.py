@@ -32,7 +32,7 @@ _UNUSED_S: Final = 30 * 86400.0  # after which a conversion makes room
 _OUTDATED_S: Final = (
     86400.0  # the same for one whose database has changed since: a run may still read it
 )
-_REMEDY: Final = "make it anew, or give an LMDB"
+_REMEDY: Final = "create it again, or give an LMDB"
 
 
 class _LongKeyError(Exception):
@@ -51,7 +51,9 @@ def converted(database: Path, note: Callable[[str], None] = lambda line: None) -
     """
     database = database.resolve()
     if not is_leveldb(database):
-        raise DataError(f"{database} is no LevelDB: correct source or backend, or make it anew")
+        raise DataError(
+            f"{database} is not a LevelDB: correct source or backend, or create it again"
+        )
     place = cache_root() / "leveldb"
     state = _state(database)
     path_digest = hashlib.sha256(os.fsencode(database)).hexdigest()[:12]

@@ -43,7 +43,7 @@ def examine_master(request: Request, secret: str | None) -> tuple[list[Finding],
     if request.master is None:
         return [], {}
     if secret is None:
-        return [warn("master", "not asked, for want of a token", "mend the token first")], {}
+        return [warn("master", "not asked, because there is no token", "fix the token first")], {}
     try:
         wait_for_master(request.master, secret, REACH_S, lambda _: None)
         facts, ahead = read_facts(request.master, secret)
@@ -52,10 +52,12 @@ def examine_master(request: Request, secret: str | None) -> tuple[list[Finding],
     except Exception as error:  # Ray has many ways to say that it cannot
         return [fail("master", f"{request.master} does not answer: {error}", "try again")], {}
     if not facts:
-        text = f"{request.master} takes us, but tells nothing of its run"
+        text = f"{request.master} accepts this node, but publishes nothing about its run"
         return [warn("master", text, "wait until it says that it waits for workers")], {}
     found = [
-        ok("master", f"{request.master} takes us: Ray and Python as here, run {facts['run']}"),
+        ok(
+            "master", f"{request.master} accepts this node: same Ray and Python, run {facts['run']}"
+        ),
         _version(facts),
         _clock(ahead),
     ]
@@ -78,7 +80,7 @@ def _clock(ahead: float | None) -> Finding:
     if abs(ahead) > LARGEST_SKEW_S:
         side = "ahead of" if ahead > 0 else "behind"
         return warn(
-            "clock", f"{abs(ahead):.1f} s {side} the master's: no harm to the run, but logs do not fit together",
+            "clock", f"{abs(ahead):.1f} s {side} the master's: the run works, but its log times do not match",
             "synchronise the clocks, as with systemd-timesyncd or chrony",
         )  # fmt: skip
     return ok("clock", f"within {LARGEST_SKEW_S:.0f} s of the master's")

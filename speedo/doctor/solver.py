@@ -41,7 +41,7 @@ def examine_solver(request: Request, facts: dict[str, Any]) -> tuple[list[Findin
             warn(
                 "solver",
                 "not checked: the master's is not known",
-                "give SOLVER, or mend the master first",
+                "give SOLVER, or fix the master first",
             )
         ], None
     try:
@@ -58,7 +58,7 @@ def examine_solver(request: Request, facts: dict[str, Any]) -> tuple[list[Findin
     problems = _problems(spec, dataset)
     found += [fail("solver", text) for text in problems]
     if request.workers > spec.batch_size > 0:
-        text = f"batch_size {spec.batch_size} cannot be divided over {request.workers} workers, as mode sync does"
+        text = f"batch_size {spec.batch_size} cannot be split over {request.workers} workers, as mode sync does"
         found.append(warn("solver", text, "use fewer workers, a larger --batch, or --whole-batch"))
     if dataset is not None:
         return [*found, _missing(dataset, spec)], None

@@ -84,7 +84,7 @@ def _import(layer: Any, folder: Path | None) -> None:
 
 def _failed(layer: Any, error: BaseException) -> EngineError:
     return EngineError(
-        f"layer {layer.name!r}: the Python module {layer.python_param.module!r} cannot be imported, mend it: "
+        f"layer {layer.name!r}: the Python module {layer.python_param.module!r} cannot be imported, correct it: "
         f"{describe_exception(error)}"
     )
 

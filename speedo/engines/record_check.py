@@ -61,7 +61,7 @@ def first_problem(rule: RecordRule, over: Callable[[], bool]) -> tuple[str | Non
         name, what = error.args
         return f"{start} the record {name!r} of {source}, which {what}", True
     except lmdb.Error as error:
-        return f"{start} {source}, which is damaged ({error}): make it anew", True
+        return f"{start} {source}, which is damaged ({error}): create it again", True
     return None, True
 
 
@@ -121,7 +121,7 @@ def _datums(rule: RecordRule) -> Generator[tuple[str, Shape, int]]:
                 datum.ParseFromString(value)
             except Exception as error:  # protobuf's DecodeError differs between its implementations
                 raise _BadRecordError(
-                    name, "is no Datum of Caffe: make the database anew"
+                    name, "is not a Datum of Caffe: create the database again"
                 ) from error
             try:
                 shape = _image(io.BytesIO(datum.data), rule) if datum.encoded else _raw(datum)
@@ -139,7 +139,7 @@ def _raw(datum: Any) -> Shape:
     if held < needed and min(shape) > 0:
         raise _BadRecordError(
             f"holds {held:,} values, but its shape {shape[0]} x {shape[1]} x {shape[2]} needs {needed:,}: Caffe would "
-            "train on memory beyond it; make the database anew"
+            "train on memory beyond it; create the database again"
         )
     return shape
 
@@ -155,7 +155,7 @@ def _image(file: Any, rule: RecordRule) -> Shape:
             turned = rule.channels and image.getexif().get(_ORIENTATION) in _ROTATED
     except Exception as error:  # Pillow raises almost anything on a damaged file
         raise _BadRecordError(
-            "is no image that can be decoded: leave it out, or make it anew"
+            "is not an image that can be decoded: leave it out, or create it again"
         ) from error
     if turned:  # OpenCV turns what it converts
         width, height = height, width
@@ -176,7 +176,7 @@ def _lines(rule: RecordRule) -> Generator[tuple[str, Shape, int]]:
             file = Path(rule.root + name)
             if not file.is_file():
                 raise _BadRecordError(
-                    where, f"is no file ({file}): correct the line or put the image there"
+                    where, f"is not a file ({file}): correct the line or put the image there"
                 )
             try:
                 shape = _image(file, rule)

@@ -54,7 +54,7 @@ class RecordRule:
     def shape_problem(self, shape: Shape, first: Shape) -> str | None:
         """What is wrong with a record of this shape after one of the shape `first`; follows `which `."""
         if min(shape) < 1:
-            return f"has the shape {_text(shape)}: make the database anew"
+            return f"has the shape {_text(shape)}: create the database again"
         if self.mean is not None and shape != self.mean:
             return f"is {_text(shape)}, but the mean file is {_text(self.mean)}: prepare both in one size, together"
         if self.crop and min(shape[1:]) < self.crop:

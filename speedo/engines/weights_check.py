@@ -34,7 +34,7 @@ def check_weights(path: Path, layers: Iterable[str]) -> None:
         net = load_caffe().proto.caffe_pb2.NetParameter.FromString(content)
     except DecodeError as error:
         raise SolverError(
-            f"weights {path} is no .caffemodel, or one cut short: give another --weights"
+            f"weights {path} is not a .caffemodel, or a truncated one: give another --weights"
         ) from error
     held = [layer.name for layer in (*net.layer, *net.layers) if layer.blobs]
     if not held:

@@ -15,6 +15,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
+from speedo.sgd_modes.registry import PLAIN, has_rounds
 from speedo.vectors.vector import Kind
 
 WINDOW: Final = 50
@@ -97,10 +98,10 @@ class DivergenceWatch:
         )
 
     def _remedy(self) -> str:
-        if self.mode == "hybrid":
+        if self.mode not in PLAIN:
             return "lower --lr, or delta_scale or moving_rate of its phases"
-        if self.mode == "easgd" or self.payload is Kind.WEIGHTS:
+        if self.payload is Kind.WEIGHTS:
             return "lower --lr or --moving-rate"
-        if self.mode == "sync" or self.workers == 1 or self.payload is Kind.GRADIENT:
+        if has_rounds(self.mode) or self.workers == 1 or self.payload is Kind.GRADIENT:
             return "lower --lr"
-        return "lower --delta-scale, --lr or --momentum, or use --mode sync"
+        return f"lower --delta-scale, --lr or --momentum, or use --mode {next(filter(has_rounds, PLAIN))}"

@@ -12,6 +12,13 @@ from typing import Protocol
 
 from speedo.master.center import Center
 from speedo.master.coordinator import Coordinator, Receive, Received
+from speedo.master.reasons import (
+    busy_tester,
+    silent_tester,
+    too_few_joined,
+    too_few_left,
+    turn_overdue,
+)
 from speedo.master.turn_deadlines import HEARTBEAT_S, TurnDeadlines, TurnsUnderWay
 from speedo.messages import (
     Action,
@@ -339,10 +346,7 @@ class Driver:
         if not self.has_tester or known:
             return
         if len(self._tests) >= MOST_TESTS and self._finish is None:
-            problem = (
-                f"left out: the tester is still busy with {len(self._tests)} versions before it"
-            )
-            return self.tell(Tested(command.version, {}, problem))
+            return self.tell(Tested(command.version, {}, busy_tester(len(self._tests))))
         self.center.hold(command.version)
         patience = self.limits.test_s * (len(self._tests) + 1)
         self._tests[command.version] = self.clock() + patience
@@ -367,23 +371,18 @@ class Driver:
         """Missed deadlines, as events."""
         events: list[Event] = []
         for worker, incarnation in self._deadlines.overdue(now):
-            waited = now - self._turns.first(worker).began
-            cause = f"no result for {waited:.0f} s, far longer than any turn took"
+            cause = turn_overdue(now - self._turns.first(worker).began)
             self.cluster.evict(worker, incarnation, cause)
             events.append(Left(worker, incarnation, cause))
         for version, deadline in self._tests.items():
             if deadline <= now:
                 self._more_tests = 0  # it would not answer the second time either
-                problem = f"no answer from the tester for {self.limits.test_s:.0f} s"
-                events.append(Tested(version, {}, problem))
+                events.append(Tested(version, {}, silent_tester(self.limits.test_s)))
         if self._short_since is not None and now >= self._short_since + self._join_limit():
             live, plan = len(self.coordinator.members), self.coordinator.plan
             if self._first_train is None:
-                reason = f"only {live} of {plan.workers} workers joined within {self.limits.start_s:.0f} s"
+                reason = too_few_joined(live, plan.workers, self.limits.start_s)
             else:
-                reason = (
-                    f"{live} workers were left, {plan.min_workers} are needed, and none joined "
-                    f"within {self.limits.join_s:.0f} s"
-                )
+                reason = too_few_left(live, plan.min_workers, self.limits.join_s)
             events.append(StopAsked(reason))
         return events

@@ -166,10 +166,10 @@ class ControlServer:
         try:
             asked = json.loads(_line(connection, MOST_ASKED_BYTES, ASK_S).decode("utf-8"))
             if not isinstance(asked, dict):
-                raise ClusterError("what was asked is no JSON object")
+                raise ClusterError("the request is not a JSON object")
             return {"answer": plain(self._answer(asked))}
         except (ValueError, RecursionError):
-            return {"error": "what was asked is no JSON"}
+            return {"error": "the request is not JSON"}
         except SpeedoError as error:
             return {"error": str(error)}
         except Exception as error:  # the asker must not take this for the end of the run
@@ -201,7 +201,7 @@ class RunSocket:
         if isinstance(said, dict) and "error" in said:
             raise ClusterError(str(said["error"]))
         if not isinstance(said, dict) or not isinstance(said.get("answer"), dict):
-            raise ClusterError(f"run {self.run} gave no answer that can be read: {OTHER}")
+            raise ClusterError(f"run {self.run} gave an answer that cannot be read: {OTHER}")
         answer: dict[str, Any] = said["answer"]
         return answer
 
@@ -269,7 +269,7 @@ def _line(connection: socket.socket, most: int, timeout_s: float) -> bytes:
         parts.append(part)
         size += len(part)
         if not part or size > most:
-            raise ValueError("no line, or too long a one")
+            raise ValueError("no line, or a line that is too long")
         if b"\n" in part:  # what follows would be a second question
             return b"".join(parts)
 

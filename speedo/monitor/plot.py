@@ -43,7 +43,7 @@ class RunTrace:
 def read_run(folder: Path) -> RunTrace:
     """Read a run directory's `metrics.jsonl`; an incomplete last line is skipped.
 
-    Raises `DataError` if it is no run directory or holds no merged result.
+    Raises `DataError` if it is not a run directory or holds no merged result.
     """
     path = folder / METRICS
     trace = RunTrace(os.path.basename(os.path.realpath(folder)))
@@ -53,10 +53,11 @@ def read_run(folder: Path) -> RunTrace:
                 _take_checked(trace, line, f"{path}, line {number}")
     except OSError as error:
         raise DataError(
-            f"{folder} is no run directory: {path.name} cannot be read ({error.strerror}); give what --run-dir was"
+            f"{folder} is not a run directory: {path.name} cannot be read ({error.strerror}); "
+            "give the value of --run-dir"
         ) from None
     if not trace.loss:
-        raise DataError(f"{path} holds no merged result yet: there is nothing to draw")
+        raise DataError(f"{path} holds no merged result yet: there is nothing to plot")
     return trace
 
 
@@ -66,7 +67,7 @@ def _take_checked(trace: RunTrace, line: dict[str, Any] | None, place: str) -> N
             raise ValueError("no JSON object")
         _take(trace, line)
     except ValueError as error:
-        raise DataError(f"{place} is no line of metrics ({error}): remove it") from None
+        raise DataError(f"{place} is not a line of metrics ({error}): remove it") from None
 
 
 def _take(trace: RunTrace, line: dict[str, Any]) -> None:

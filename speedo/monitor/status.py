@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from speedo.messages import (
     Action,
@@ -25,6 +26,10 @@ from speedo.messages import (
 from speedo.run_dir.checkpoint_file import Counters
 
 NOTICES = 20  # of the latest that a status carries
+STORE_BACK: Final = "the store is back: training continues"
+NO_WORKER_WAITS: Final = "no worker waits for the store any longer"
+CHECKPOINTS_BACK: Final = "checkpoints are written again"
+LOG_BACK: Final = "the run log is written again, with every line that waited"
 RECENT_S = 10.0  # images/s and losses are means over so many of the latest seconds
 
 
@@ -146,7 +151,7 @@ class StatusBoard:
 
     def trouble_with_store(self, problem: str) -> None:
         """The store's present problem; empty if there is none."""
-        self._note(self.store_trouble, problem, "the store is back: training goes on")
+        self._note(self.store_trouble, problem, STORE_BACK)
         self.store_trouble = problem
 
     def trouble_of_worker(self, worker: int, problem: str) -> None:
@@ -154,21 +159,19 @@ class StatusBoard:
         before = self._any_worker_waits()
         self._lines.setdefault(worker, _Line()).trouble = problem
         now = f"worker {worker} waits for the store: {problem}" if self._any_worker_waits() else ""
-        self._note(before, now, "no worker waits for the store any more")
+        self._note(before, now, NO_WORKER_WAITS)
 
     def _any_worker_waits(self) -> str:
         return "".join(line.trouble for line in tuple(self._lines.values()))
 
     def trouble_with_checkpoint(self, problem: str) -> None:
         """Why the latest checkpoint was not written, or is incomplete; empty if it is good."""
-        self._note(self.checkpoint_problem, problem, "checkpoints are written again")
+        self._note(self.checkpoint_problem, problem, CHECKPOINTS_BACK)
         self.checkpoint_problem = problem
 
     def trouble_with_log(self, problem: str) -> None:
         """Why lines of the run log wait to be written; empty if none wait."""
-        self._note(
-            self.log_problem, problem, "the run log is written again, with every line that waited"
-        )
+        self._note(self.log_problem, problem, LOG_BACK)
         self.log_problem = problem
 
     def notice(self, text: str) -> None:

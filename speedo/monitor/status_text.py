@@ -27,7 +27,7 @@ def lines_of(run: Mapping[str, Any]) -> list[str]:
     try:
         return _lines_of(run)
     except (KeyError, TypeError, ValueError, AttributeError):
-        return [f"run {run.get('run', '?')}: what it says cannot be read: {OTHER}"]
+        return [f"run {run.get('run', '?')}: its answer cannot be read: {OTHER}"]
 
 
 def _lines_of(run: Mapping[str, Any]) -> list[str]:

@@ -175,5 +175,5 @@ def read_calibration(path: Path) -> Calibration:
         ) from None
     except (ValueError, ValidationError):
         raise ConfigError(
-            f"{path} holds no calibration of this version: make it anew with --save, or give a run directory"
+            f"{path} holds no calibration of this version: create it again with --save, or give a run directory"
         ) from None

@@ -112,7 +112,7 @@ def predict(
     shares = shares_of(calibration, mode, workers, split)
     if shares is None:
         raise ValueError(
-            f"a batch of {calibration.batch_size} cannot be divided over {workers} workers"
+            f"a batch of {calibration.batch_size} cannot be split over {workers} workers"
         )
     runs = 1 if _in_step(mode) or workers == 1 else max(1, BEGINNINGS // workers)
     windows = [

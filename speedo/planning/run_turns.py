@@ -48,7 +48,7 @@ def options_of(folder: Path) -> dict[str, Any]:
     """The options of the run; raises `ConfigError` if there are none here, or if its turns overlapped."""
     if not os.path.isfile(folder / METRICS) or not os.path.isfile(folder / CONFIG):
         raise ConfigError(
-            f"{folder} is no run directory: it has no {METRICS} and {CONFIG}; give one that a run left"
+            f"{folder} is not a run directory: it has no {METRICS} and {CONFIG}; give one that a run left"
         )
     options = read_options(folder / CONFIG)
     overlap = options.get("overlap", "none")
@@ -100,7 +100,7 @@ def _take(workers: dict[int, Worker], line: Mapping[str, Any], place: str) -> No
         rest = max(0.0, worker.last - before - fetch - compute - publish)
         worker.turns.append(Turn(samples, fetch, compute, publish, rest))
     except ValueError as error:
-        raise ConfigError(f"{place} is no line of metrics ({error}): remove it") from None
+        raise ConfigError(f"{place} is not a line of metrics ({error}): remove it") from None
 
 
 def model_bytes(folder: Path) -> int:

@@ -211,5 +211,5 @@ def _run_log(run_dir: Path, board: StatusBoard, *, resumed: bool) -> MetricsLog:
     try:
         return MetricsLog(run_dir, time.monotonic(), resumed=resumed, tell=board.trouble_with_log)
     except OSError as error:
-        what = f"{run_dir / METRICS} cannot be copied to go on with"
+        what = f"{run_dir / METRICS} cannot be copied to continue"
         raise CheckpointError(f"{what}: {error.strerror}; make room or make it writable") from None

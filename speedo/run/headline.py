@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from speedo.engines.net_trial import CaffeFacts
 from speedo.run.prepare import Prepared
-from speedo.sgd_modes.registry import has_rounds, own_options
+from speedo.sgd_modes.registry import PLAIN, has_rounds, own_options
 from speedo.vectors.codecs import Compression, bytes_of
 
 
@@ -15,7 +15,7 @@ def headline(prepared: Prepared) -> list[str]:
     if len(sizes) > 4:
         share += "+..."
     if has_rounds(config.mode):
-        backups = own_options(config).get("backup_workers", 0)
+        backups = own_options(config).get(PLAIN[config.mode].spare, 0)
         first = sorted(sizes)[: config.workers - backups]
         whole = f"effective batch {sum(first) * spec.iter_size}{' or more' if backups else ''}"
         effective = f"{whole} per merge ({share}"

@@ -80,7 +80,9 @@ def hand_over(
     if rest and not rescue.keep_rest(METRICS, rest, log.problem):
         lost += rest.count(b"\n")
     if lost:
-        rescue.problems.append(f"{lost} lines of {run_dir / METRICS} are lost: no disk took them")
+        rescue.problems.append(
+            f"{lost} lines of {run_dir / METRICS} are lost: no disk could store them"
+        )
     result = replace(result, model=str(model), log_lines_lost=lost, problems=tuple(rescue.problems))
     fields = result_fields(result)
     rescue.keep(RESULT, lambda path: write_result(path.parent, fields))

@@ -152,7 +152,7 @@ def _resumed(config: RunConfig) -> Resumed | CaffeSnapshot | None:
 def _check_there_is_more(resumed: Resumed | CaffeSnapshot, spec: SolverSpec) -> None:
     if resumed.iteration >= spec.max_iter:
         raise ConfigError(
-            f"{resumed.path} has come to iteration {resumed.iteration} of {spec.max_iter}, the end; give a larger "
+            f"{resumed.path} has reached iteration {resumed.iteration} of {spec.max_iter}, the end; give a larger "
             "--max-iter to go on"
         )
 
@@ -168,7 +168,7 @@ def _solver_of_environment() -> Path | None:
     named = os.environ.get(SOLVER_VARIABLE)
     if named and not os.path.isfile(named):
         raise ConfigError(
-            f"{SOLVER_VARIABLE} names {named}, which is no file; correct it, or name the solver on the command line"
+            f"{SOLVER_VARIABLE} names {named}, which is not a file; correct it, or name the solver on the command line"
         )
     return Path(named) if named else None
 

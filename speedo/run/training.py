@@ -100,9 +100,7 @@ class Training:
         problem = self.keeper.keep_center(coordinator, self.driver.seconds)
         if problem:
             return f"and {problem}"
-        return (
-            f"iteration {coordinator.iteration} is kept: go on with --resume {self.files.run_dir}"
-        )
+        return f"iteration {coordinator.iteration} is kept: continue with --resume {self.files.run_dir}"
 
     def clean_store(self) -> None:
         """Remove the keys of this run from the store; it may be the user's own server."""

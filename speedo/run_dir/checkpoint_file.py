@@ -158,11 +158,11 @@ def read_checkpoint(path: Path) -> Checkpoint:
         with open_to_read(path) as file:
             start = file.read(len(MAGIC) + _LENGTHS.size)
             if not start.startswith(MAGIC) or len(start) < len(MAGIC) + _LENGTHS.size:
-                raise _damaged(path, "it does not begin like a checkpoint")
+                raise _damaged(path, "it does not start like a checkpoint")
             length, digest = _LENGTHS.unpack(start[len(MAGIC) :])
             header = file.read(min(length, MOST_HEADER_BYTES))
             if len(header) != length or _sum(header) != digest:
-                raise _damaged(path, "its header is torn")
+                raise _damaged(path, "its header is incomplete")
             values = _header(path, header)
             room = os.fstat(file.fileno()).st_size - file.tell()
             if sum(size for _, size, _ in values.sections) != room:
@@ -204,15 +204,15 @@ def _header(path: Path, text: bytes) -> Header:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         raise _damaged(
-            path, f"its header is no run's: {place or 'all of it'}: {first['msg']}"
+            path, f"its header is not that of a run: {place or 'all of it'}: {first['msg']}"
         ) from None
 
 
 def _assembled(path: Path, values: Header, parts: dict[str, bytes]) -> Checkpoint:
     if not parts.keys() >= {"center", "master"} or len(parts) < len(values.sections):
-        raise _damaged(path, "it has not the sections of a run")
+        raise _damaged(path, "it lacks sections of a run")
     if len(parts["center"]) % 4:
-        raise _damaged(path, "its center is no float32")
+        raise _damaged(path, "its center is not float32")
     center = np.frombuffer(parts["center"], dtype="<f4").copy()
     if not np.isfinite(center).all():
         raise _damaged(path, "its center holds numbers that are not finite")

@@ -52,7 +52,7 @@ def owned(run_dir: Path, *, take_over: bool) -> Iterator[None]:
 def _lock_file(path: Path) -> int:
     try:
         if os.path.lexists(path) and not os.path.isfile(path):
-            raise OSError(errno.EINVAL, "it is no regular file")
+            raise OSError(errno.EINVAL, "it is not a regular file")
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise ConfigError(
@@ -100,6 +100,6 @@ class Fence:
         present = epoch_of(self._run_dir)
         if present > self._epoch:
             raise FencedError(
-                f"another master has resumed this run (epoch {present}, ours is {self._epoch}): this one stops "
+                f"another master has resumed this run (its epoch is {present}, ours {self._epoch}): this one stops "
                 "and writes nothing more"
             )

@@ -72,7 +72,7 @@ class Rescue:
                 f"{wanted.parent} and {'append them' if part else 'move it'} there"
             )
             return folder / name
-        raise EngineError(f"{part}{name} could be written nowhere: not in {', '.join(tried)}")
+        raise EngineError(f"{part}{name} could not be written anywhere: not in {', '.join(tried)}")
 
     def _folders(self, tried: list[str]) -> Iterator[Path]:
         """The folder that was used before, then a new one in each place."""

@@ -48,7 +48,7 @@ def find_run(folder: Path) -> Resumed:
     """The last good checkpoint of the run in this directory; raises `ConfigError`, `CheckpointError`."""
     if not os.path.isdir(folder):
         raise ConfigError(
-            f"resume names {folder}, which is no run directory; give the one that the run printed"
+            f"resume names {folder}, which is not a run directory; give the one that the run printed"
         )
     if not os.path.isfile(folder / CONFIG):
         raise ConfigError(

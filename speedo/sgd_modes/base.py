@@ -65,7 +65,8 @@ class Mode:
     `schedule(rule=, local_steps=, name=, ...)` makes the strategy; its arguments that are annotated with an `Option`
     are the mode's own options. The first of `rules` is the default; the others are chosen by their option.
     `rounds`: results are merged together, once all workers of a round have reported. `overlaps`: no turn waits for
-    another worker's, so `--overlap` may issue turns ahead. `paper` and `year` say where it comes from; modes are
+    another worker's, so `--overlap` may issue turns ahead. `spare` is the own option that says how many results a
+    round may close without, empty for none. `paper` and `year` say where it comes from; modes are
     listed by year.
     """
 
@@ -76,6 +77,7 @@ class Mode:
     year: int
     rounds: bool = False
     overlaps: bool = False
+    spare: str = ""
 
     @cached_property
     def own(self) -> dict[str, OwnOption]:

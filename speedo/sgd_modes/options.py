@@ -57,10 +57,10 @@ class ModeOptions(BaseModel):
         if not self.server_gradient:
             return found
         if self.moving_rate is not None:
-            found.append("server_gradient and elastic averaging exclude each other; leave one out")
+            found.append("server_gradient and elastic averaging cannot be combined; leave one out")
         if self.local_steps > 1:
             found.append(
-                f"server_gradient with local_steps {self.local_steps}: a raw gradient belongs to one point; "
+                f"server_gradient with local_steps {self.local_steps}: a raw gradient is that of one set of weights; "
                 "use local_steps 1, and --batch for more samples per gradient"
             )
         if self.delta_scale is not None:

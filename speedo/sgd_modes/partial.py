@@ -17,7 +17,7 @@ from speedo.sgd_modes.rules import AddDelta, Elastic, MergeRule, ServerGradient
 
 MAX_ADVANCE = Option(
     "Turns that a worker may be ahead of the slowest.",
-    Whole(1, LARGEST_INT32, "every worker would wait for ever; "), source="the example in modes.md",
+    Whole(1, LARGEST_INT32, "every worker would wait forever; "), source="the example in modes.md",
 )  # fmt: skip
 
 

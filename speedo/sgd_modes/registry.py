@@ -96,7 +96,7 @@ def problems(options: ModeOptions, workers: int) -> list[str]:
             *others, last = takers(name)
             modes = f"{', '.join(others)} or {last}" if others else last
             found.append(
-                f"{name} is {said}, but mode {mode.name} does not take it; use --mode {modes}, or leave {name} out"
+                f"{name} is {said}, but mode {mode.name} does not use it; use --mode {modes}, or leave {name} out"
             )
     return found + options.conflicts()
 

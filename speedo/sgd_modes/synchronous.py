@@ -76,5 +76,5 @@ class Synchronous:
 
 
 MODE = Mode(
-    "sync", Synchronous, (AverageDeltas, ServerGradient), "Zinkevich et al.", 2010, rounds=True
-)
+    "sync", Synchronous, (AverageDeltas, ServerGradient), "Zinkevich et al.", 2010, rounds=True, spare="backup_workers",
+)  # fmt: skip

@@ -40,7 +40,7 @@ def split_batch(batch_size: int, workers: int) -> tuple[int, ...]:
 
 def _too_small(batch_size: int, workers: int) -> str:
     return (
-        f"batch_size is {batch_size}, too small to divide over {workers} workers: "
+        f"batch_size is {batch_size}, too small to split over {workers} workers: "
         f"use a batch of {workers} or more, fewer workers, or give each worker the whole batch"
     )
 
@@ -59,6 +59,6 @@ def _split_problems(spec: SolverSpec, parameter: Any, workers: int) -> Iterator[
             )
         elif not batch and layer.type == "Python":
             yield (
-                f"the batch of Python layer {layer.name!r} cannot be divided: write batch_size in "
+                f"the batch of Python layer {layer.name!r} cannot be split: write batch_size in "
                 "its param_str, or give each worker the whole batch"
             )

@@ -44,7 +44,9 @@ def net_problems(parameter: Any, search: SearchPath, net_files: Sequence[str]) -
         if (place := search.find(weights)) is None:
             found.append(f"{owner} {search.missing(weights)}")
         elif not os.path.isfile(place):
-            found.append(f"{owner} {weights!r}, but {place} is no regular file: correct the path")
+            found.append(
+                f"{owner} {weights!r}, but {place} is not a regular file: correct the path"
+            )
     return list(dict.fromkeys(found))
 
 
@@ -59,11 +61,11 @@ def _layers(net: Any, search: SearchPath) -> Iterator[str]:
         for bottom in layer.bottom:
             if bottom not in tops:
                 suggestion = did_you_mean(bottom, tops) or ": correct it"
-                yield f"{name} reads {bottom!r}, which no layer before it makes{suggestion}"
+                yield f"{name} reads {bottom!r}, which no earlier layer makes{suggestion}"
         for place, top in enumerate(layer.top):
             # In place means: the same blob in the same position (Caffe: net.cpp, AppendTop).
             if top in tops and top not in layer.bottom[place : place + 1]:
-                yield f"{name} makes {top!r}, which another layer makes already: rename one"
+                yield f"{name} makes {top!r}, which another layer makes, too: rename one"
         tops += layer.top
         if is_data_layer(layer):
             yield from (f"{name} {text}" for text in source_problems(layer, search))
@@ -76,7 +78,7 @@ def _train(net: Any) -> Iterator[str]:
     outside = [layer for layer in net.layer if layer.type in FED_FROM_OUTSIDE]
     for layer in outside:
         yield (
-            f"the train net takes records from outside (layer {layer.name!r}, type {layer.type}): "
+            f"the train net gets its records from outside (layer {layer.name!r}, type {layer.type}): "
             "give it a Data, HDF5Data or ImageData layer"
         )
     if not outside and not data_layers(net):
@@ -85,7 +87,7 @@ def _train(net: Any) -> Iterator[str]:
         batch_of(layer) or layer.type in SOURCES for layer in data_layers(net)
     ):
         yield (
-            "the batch size of the train net cannot be told: "
+            "the batch size of the train net is not known: "
             "write batch_size in the param_str of its Python data layer"
         )
     for layer in data_layers(net):

@@ -152,4 +152,4 @@ class RetryingStore:
 
 
 def _given_up(error: StoreError, waited_s: float) -> StoreError:
-    return type(error)(f"{error}; it did not get better in {waited_s:.1f} s")
+    return type(error)(f"{error}; it did not recover in {waited_s:.1f} s")

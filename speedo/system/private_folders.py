@@ -42,7 +42,7 @@ def unsafe(where: Path) -> str | None:
         facts = os.stat(folder)
         if facts.st_mode & stat.S_IWOTH and not facts.st_mode & stat.S_ISVTX:
             return (
-                f"{where} is no place for private files: in {folder}, mode {stat.S_IMODE(facts.st_mode):04o}, every "
-                f"user can rename what lies there; chmod +t {folder}, or set TMPDIR to another folder"
+                f"{where} is not safe for private files: in {folder}, mode {stat.S_IMODE(facts.st_mode):04o}, every "
+                f"user can rename its content; chmod +t {folder}, or set TMPDIR to another folder"
             )
     return None

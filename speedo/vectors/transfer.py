@@ -60,7 +60,7 @@ def fetch_vector(
         codec.decode(body, into)
     except PayloadError as error:
         text = str(error)
-        raise PayloadError(text if key in text else f"{key}: {text}") from None
+        raise PayloadError(text if key in text else f"{key}: {text}", error.fault) from None
     return header
 
 
@@ -75,7 +75,7 @@ def look_at_vector(store: Store, key: str, layout: Layout, kind: Kind, codec: Co
         check_body(header, view.body)
     except PayloadError as error:
         view.check()
-        raise PayloadError(f"{key}: {error}") from None
+        raise PayloadError(f"{key}: {error}", error.fault) from None
     return Seen(header, np.frombuffer(view.body, np.float32), view.check)
 
 
@@ -103,5 +103,5 @@ def take_history(store: Store, run: str, worker: int, version: int) -> bytes:
         version,
         xxhash.xxh3_64_intdigest(body),
     ):
-        raise PayloadError(f"{key} is damaged, or another's")
+        raise PayloadError(f"{key} is damaged, or of another vector")
     return bytes(body)

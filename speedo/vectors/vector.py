@@ -133,7 +133,7 @@ class Header:
     def unpack(cls, data: bytes) -> Header:
         """Raises `PayloadError` for anything that is not a header of this format."""
         if len(data) != HEADER_BYTES:
-            raise PayloadError(f"a header has {HEADER_BYTES} bytes, this one {len(data)}")
+            raise PayloadError(f"a header has {HEADER_BYTES} bytes, this one {len(data)}", "length")
         (
             magic,
             form,
@@ -151,17 +151,19 @@ class Header:
         ) = _STRUCT.unpack(data)
         if magic != MAGIC:
             raise PayloadError(
-                f"the bytes begin with {magic!r}, not with {MAGIC!r}: not written by SpeeDO"
+                f"the bytes begin with {magic!r}, not with {MAGIC!r}: not written by SpeeDO",
+                "format",
             )
         written = _DTYPES.get(dtype)
         if form != FORMAT or written is None:
             raise PayloadError(
                 f"format {form} with dtype {dtype} is not known here (format {FORMAT}, dtype up to {max(DType)}): "
-                "run the same version of SpeeDO on every node"
+                "run the same version of SpeeDO on every node",
+                "format",
             )
         what = _KINDS.get(kind)
         if what is None:
-            raise PayloadError(f"a vector of unknown kind {kind}")
+            raise PayloadError(f"a vector of unknown kind {kind}", "format")
         return cls(
             what, count, layout, version, checksum, worker, incarnation, ticket, epoch, written
         )
@@ -195,7 +197,7 @@ class RunningChecksum:
 def as_bytes(vector: Vector) -> memoryview:
     """The vector's own memory as bytes, without a copy; it must be contiguous float32."""
     if vector.dtype != np.float32 or not vector.flags.c_contiguous:
-        raise PayloadError(f"a vector must be contiguous float32, not {vector.dtype}")
+        raise PayloadError(f"a vector must be contiguous float32, not {vector.dtype}", "dtype")
     return vector.data.cast("B")
 
 
@@ -214,7 +216,8 @@ def header_for(
     """The header for this body; raises `PayloadError` if the number of raw values is not the layout's."""
     if dtype is DType.FLOAT32 and len(body) != layout.nbytes:
         raise PayloadError(
-            f"the net has {layout.size} parameters, {layout.nbytes} bytes; the vector has {len(body)}"
+            f"the net has {layout.size} parameters, {layout.nbytes} bytes; the vector has {len(body)}",
+            "length",
         )
     return Header(
         kind,
@@ -233,16 +236,20 @@ def header_for(
 def check_header(header: Header, layout: Layout, kind: Kind, dtype: DType = DType.FLOAT32) -> None:
     """Refuse a header of another kind, layout or encoding."""
     if header.kind is not kind:
-        raise PayloadError(f"a {header.kind.name.lower()} where a {kind.name.lower()} was expected")
+        raise PayloadError(
+            f"a {header.kind.name.lower()} where a {kind.name.lower()} was expected", "kind"
+        )
     if header.dtype is not dtype:
         raise PayloadError(
-            f"written as {header.dtype.name.lower()} where this run has {dtype.name.lower()}: "
-            "run the same version of SpeeDO on every node"
+            f"written as {header.dtype.name.lower()} but this run uses {dtype.name.lower()}: "
+            "run the same version of SpeeDO on every node",
+            "dtype",
         )
     if header.layout != layout.digest or header.count != layout.size:
         raise PayloadError(
             f"{header.count} parameters of another net (layout {header.layout:016x}, "
-            f"here {layout.digest:016x}): give every node the same net"
+            f"here {layout.digest:016x}): give every node the same net",
+            "layout",
         )
 
 
@@ -254,4 +261,4 @@ def check_body(header: Header, body: memoryview) -> None:
 def check_sum(header: Header, found: int) -> None:
     """Refuse bytes with another checksum than the header's."""
     if found != header.checksum:
-        raise PayloadError("the checksum differs: the bytes changed on their way")
+        raise PayloadError("the checksum differs: the bytes changed in transit", "checksum")

@@ -93,17 +93,17 @@ def serve_worker(
         if isinstance(ending, Lost):
             crashes = 0
             watch.note(
-                f"the master at {address} is gone ({ending.why}); this host's workers were ended; "
+                f"the master at {address} is gone ({ending.why}); this host's workers were stopped; "
                 f"waiting up to {timeout_s:.0f} s for a master to come back there"
             )
             continue
         crashes = 1 if time.monotonic() - began > HEALTHY_S else crashes + 1
         if crashes >= CRASHES:
             raise EngineError(
-                f"this host's stay in the cluster broke {crashes} times in a row, at last: {ending}; "
+                f"this host's session in the cluster failed {crashes} times in a row, the last time: {ending}; "
                 f"see {request.logs}"
             )
-        watch.note(f"this host's stay in the cluster broke: {ending}; it joins again")
+        watch.note(f"this host's session in the cluster failed: {ending}; it joins again")
 
 
 def _stay(request: Request, watch: Watch) -> Over | Lost | Failed | str:
@@ -196,7 +196,7 @@ def _patient_token(file: Path | None, timeout_s: float, note: Callable[[str], No
                 raise
             if not said:
                 note(
-                    f"no token yet; waiting up to {timeout_s:.0f} s for a master on this machine to make it"
+                    f"no token yet; waiting up to {timeout_s:.0f} s for a master on this machine to create it"
                 )
                 said = True
             time.sleep(0.5)

@@ -100,7 +100,7 @@ def resolved(host: str) -> str:
     try:
         return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
     except (OSError, UnicodeError) as error:  # the latter for what cannot be a name at all
-        why = getattr(error, "strerror", None) or "it is no name of a machine"
+        why = getattr(error, "strerror", None) or "it is not the name of a machine"
         raise ClusterError(f"the name {said(host)} is not known ({why}): give an address") from None
 
 
@@ -116,7 +116,7 @@ def own_address_towards(address: str) -> str:
             probe.connect((address, 9))  # chooses a route; nothing is sent
         except OSError as error:
             raise ClusterError(
-                f"there is no way from this machine to {address} ({error.strerror}): correct --master or the network"
+                f"this machine cannot reach {address} ({error.strerror}): correct --master or the network"
             ) from None
         return str(probe.getsockname()[0])
 
@@ -172,7 +172,7 @@ def _in_the_way(host: str, port: int) -> OSError | None:
         try:
             probe.bind((host, port))
         except UnicodeError:
-            return OSError(errno.EINVAL, "it is no name of a machine")
+            return OSError(errno.EINVAL, "it is not the name of a machine")
         except OSError as error:
             return error
     return None

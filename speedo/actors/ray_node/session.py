@@ -70,7 +70,9 @@ def ignored_settings() -> str:
     names = sorted(name for name in os.environ if _is_of_ray(name) and name not in ours)
     if not names:
         return ""
-    return f"note: ignored in the environment, for a run sets up Ray by itself: {', '.join(names)}"
+    return (
+        f"note: ignored in the environment, because a run configures Ray itself: {', '.join(names)}"
+    )
 
 
 def _is_of_ray(name: str) -> bool:
@@ -174,6 +176,6 @@ def _require_authentication(host: str) -> None:
 
     if get_authentication_mode() != AuthenticationMode.TOKEN:
         raise ClusterError(
-            f"Ray would serve {host} without a token, for it was imported under other settings: "
+            f"Ray would serve {host} without a token, because it was imported with other settings: "
             "start the run in a process of its own"
         )

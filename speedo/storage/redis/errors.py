@@ -23,13 +23,13 @@ _REMEDIES: Final = {
     "or switch saving off (save '', appendonly no)",
     "READONLY": "it is a read-only replica: give the --redis URL of the primary",
     "LOADING": "it is still loading its data from disk: wait, or start it empty",
-    "NOAUTH": "it wants a password: put it into SPEEDO_REDIS_PASSWORD or the --redis URL",
+    "NOAUTH": "it requires a password: put it into SPEEDO_REDIS_PASSWORD or the --redis URL",
     "WRONGPASS": "it does not accept this user and password: "
     "correct SPEEDO_REDIS_PASSWORD or the --redis URL",
     "NOPERM": "its access rules refuse this user: allow the commands and keys that SpeeDO uses",
     "DENIED": "it runs in protected mode: set a password, or bind it to loopback only",
     "BUSY": "it is busy with a script: end that script",
-    "WRONGTYPE": "another program's data lies under this key: use another run name or database",
+    "WRONGTYPE": "another program uses this key: use another run name or database",
     "MASTERDOWN": "it is a replica without its primary: give the --redis URL of the primary",
     "MOVED": "it is part of a cluster: give the --redis URL of a server of its own",
 }
@@ -73,7 +73,7 @@ def refusal(error: ReplyError, address: str, what: str) -> str:
     if "DB index" in said:
         return f"{address} has no such database: use a smaller number in the --redis URL"
     if _CROWDED in said:
-        return f"{address} takes no more clients: {_NO_ROOM}"
+        return f"{address} accepts no more clients: {_NO_ROOM}"
     code = _code(error)
     remedy = _REMEDIES[code] if code else "see the server's log"
     return f"{address} refused {what}: {remedy} ({said[:200]})"
@@ -92,8 +92,8 @@ def connection_error(error: BaseException, address: str, what: str) -> str:
         for c in causes
     ):
         return (
-            f"{address} closed the connection before anything was said: it takes no more clients (maxclients), "
-            "has just ended, or is no Redis with TLS at this port"
+            f"{address} closed the connection at once: it accepts no more clients (maxclients), "
+            "has just ended, or is not a Redis with TLS"
         )
     if any(isinstance(c, ssl.SSLError) for c in causes):
         return (

@@ -99,7 +99,7 @@ class PrivateRedis:
                     time.sleep(_PAUSE_S)  # a former run's server may be ending
             if self._given_port is not None:
                 raise StoreError(
-                    f"the private Redis cannot listen at {self.address}, which is taken: stop what listens "
+                    f"the private Redis cannot listen at {self.address}, which is in use: stop what listens "
                     "there, or give another --port"
                 )
             raise StoreError(
@@ -149,7 +149,9 @@ class PrivateRedis:
         deadline = time.monotonic() + self._start_timeout_s
         while not (text := (self._home / "pid").read_text()).strip():  # it is just being written
             if time.monotonic() > deadline:
-                raise StoreError(f"the private Redis at {self.address} does not say its process")
+                raise StoreError(
+                    f"the private Redis at {self.address} does not report its process id"
+                )
             time.sleep(0.01)
         return int(text)
 

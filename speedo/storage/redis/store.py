@@ -195,7 +195,7 @@ class RedisStore:
             self._drop()
             raise StoreTimeoutError(
                 f"{self.address} did not answer in time ({what}, timeout {self._timeout_s:g} s): "
-                "it is stopped, overloaded or cut off; see to it, or raise the store's timeout"
+                "it is stopped, overloaded or cut off; check it, or raise the store's timeout"
             ) from None
         except ReplyError as error:
             raise refusal_kind(error)(refusal(error, self.address, what)) from None

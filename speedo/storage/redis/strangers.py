@@ -93,8 +93,8 @@ class LoginWatch:
         hosts = Counter(one["addr"].rpartition(":")[0] for one in strangers)
         host, count = hosts.most_common(1)[0]
         self._tell(
-            f"warning: {len(strangers)} connections without a password at {self._place}, {count} of them from "
-            f"{host}: they are cut off; let only the machines of this run reach that port"
+            f"warning: {len(strangers)} connections without login at {self._place}, {count} of them from "
+            f"{host}: they are closed; let only the machines of this run reach that port"
         )
 
 

@@ -205,7 +205,7 @@ class Access:
                 if " refused ACL " not in str(error):
                     raise
                 self._problem = (
-                    f"{self._store.address} makes no users for workers: all of them use the password given. "
+                    f"{self._store.address} cannot create users for workers: all of them share one password. "
                     "Use Redis 7.0 or later, and a user who may ACL SETUSER, DELUSER and USERS"
                 )
             self._has_begun = True

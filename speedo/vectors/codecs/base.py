@@ -95,7 +95,9 @@ class LossyCodec(ABC):
         """See `Codec.decode`."""
         self._check_size(into)
         if len(body) != self.body_bytes:
-            raise PayloadError(f"a body of {len(body)} bytes, {self.body_bytes} were expected")
+            raise PayloadError(
+                f"a body of {len(body)} bytes, {self.body_bytes} were expected", "length"
+            )
         memory = np.frombuffer(body, np.uint8)
         with np.errstate(all="ignore"):
             self._decode(memory[self._exact_bytes :], into)
@@ -111,7 +113,9 @@ class LossyCodec(ABC):
 
     def _check_size(self, vector: Vector) -> None:
         if vector.shape != (self._size,):
-            raise PayloadError(f"the net has {self._size} parameters, the vector {vector.shape}")
+            raise PayloadError(
+                f"the net has {self._size} parameters, the vector {vector.shape}", "length"
+            )
 
     def _put_statistics(self, exact: Vector, into: Vector) -> None:
         start = 0

@@ -29,13 +29,17 @@ class Float32:
     def encode(self, vector: Vector, residual: Vector | None = None) -> memoryview:
         """The vector's own memory; nothing is lost, so there is no residual to add."""
         if vector.shape != (self._size,):
-            raise PayloadError(f"the net has {self._size} parameters, the vector {vector.shape}")
+            raise PayloadError(
+                f"the net has {self._size} parameters, the vector {vector.shape}", "length"
+            )
         return as_bytes(vector)
 
     def decode(self, body: memoryview, into: Vector) -> None:
         """See `Codec.decode`."""
         if len(body) != self.body_bytes or into.shape != (self._size,):
-            raise PayloadError(f"a body of {len(body)} bytes, {self.body_bytes} were expected")
+            raise PayloadError(
+                f"a body of {len(body)} bytes, {self.body_bytes} were expected", "length"
+            )
         values = np.frombuffer(body, np.float32)
         if not np.may_share_memory(values, into):
             np.copyto(into, values)

@@ -94,7 +94,9 @@ class TopK(LossyCodec):
             return
         values, counts, lows = self._parts(coded)
         if counts.sum(dtype=np.int64) != self._k:
-            raise PayloadError("the places of its values do not add up: damaged, or another's")
+            raise PayloadError(
+                "the places of its values do not add up: damaged, or of another vector"
+            )
         places = np.repeat(np.arange(self._pages) << PAGE_BITS, counts)
         places += lows
         if places[-1] >= self._size or not (places[1:] > places[:-1]).all():
