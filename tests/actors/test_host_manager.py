@@ -75,7 +75,7 @@ def test_workers_are_spread_over_the_hosts_that_are_there() -> None:
     assert desk.supervisor.attend("large", ()).round == 1
     desk.supervisor.discharge("large")
     assert desk.board.wanted == 1
-    with pytest.raises(ClusterError, match="must enlist"):
+    with pytest.raises(ClusterError, match="must register"):
         desk.supervisor.attend("large", ())
 
 

@@ -20,7 +20,7 @@ from tests.support.commands import Commands, wait_for_line
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 ROOM = 24
-NO_ROOM = "takes no more clients"
+NO_ROOM = "accepts no more clients"
 
 
 class Members:

@@ -62,7 +62,7 @@ def good() -> list[bytes]:
     ("bad", "rule", "words"),
     [
         (lambda: datum(data=bytes(25)), RULE,
-         "holds 25 values, but its shape 1 x 8 x 8 needs 64: Caffe would train on memory beyond it; make the"),
+         "holds 25 values, but its shape 1 x 8 x 8 needs 64: Caffe would train on memory beyond it; create"),
         (lambda: datum(data=b"", float_data=[0.5] * 63), RULE, "holds 63 values, but its shape 1 x 8 x 8 needs 64"),
         (lambda: datum(data=b""), RULE, "holds 0 values"),
         (lambda: datum(height=0), RULE, "has the shape 1 x 0 x 8: create the database again"),
