@@ -61,5 +61,5 @@ def test_a_worker_says_that_nobody_answers_behind_an_open_port(
     ):
         meeting.wait_for_master(address, "0" * 64, 1.2, notes.append)
     assert notes == [
-        f"{address} takes the connection, but no master answers there yet; waiting up to 1 s"
+        f"{address} accepts the connection, but no master answers there yet; waiting up to 1 s"
     ]

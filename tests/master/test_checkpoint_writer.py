@@ -9,7 +9,7 @@ import pytest
 
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.master.center import Center
-from speedo.master.checkpoint_writer import CheckpointKeeper
+from speedo.master.checkpoint_writer import CheckpointWriter
 from speedo.master.coordinator import Coordinator, Plan
 from speedo.messages import Checkpointed, Joined, Left
 from speedo.run_dir.checkpoint_file import checkpoints_in
@@ -20,13 +20,13 @@ from speedo.storage.memory_store import MemoryStore
 WORKERS = 2
 
 
-def keeper_in(folder: Path) -> CheckpointKeeper:
+def keeper_in(folder: Path) -> CheckpointWriter:
     store, layout = MemoryStore(), QuadraticEngine().layout
     center = Center("run", layout.zeros(), layout, store)
-    return CheckpointKeeper(folder, "run", "run", "sync", center, lambda: store, lambda: None, 1.0)
+    return CheckpointWriter(folder, "run", "run", "sync", center, lambda: store, lambda: None, 1.0)
 
 
-def written(keeper: CheckpointKeeper) -> list[Checkpointed]:
+def written(keeper: CheckpointWriter) -> list[Checkpointed]:
     """What comes of the checkpoint that is gathered by now."""
     done = keeper.finished(time.monotonic())
     keeper.close()

@@ -9,6 +9,7 @@ import pytest
 
 from speedo.master.coordinator import STRIKES, Coordinator, Plan
 from speedo.master.driver import Limits
+from speedo.master.reasons import too_few_left
 from speedo.messages import (
     Action,
     Event,
@@ -59,9 +60,7 @@ def test_a_run_that_set_its_workers_aside_does_not_wait_for_ever() -> None:
     limits = Limits(join_s=7.0)
     simulation, _ = run(Asynchronous(AddDelta()), plan, script=poison_worker_0, limits=limits)
     assert not simulation.outcome.complete
-    assert simulation.outcome.reason == (
-        "1 workers were left, 2 are needed, and none joined within 7 s"
-    )
+    assert simulation.outcome.reason == too_few_left(1, 2, 7.0)
 
 
 def test_waiting_for_workers_ends_at_times_that_floats_cannot_hold() -> None:

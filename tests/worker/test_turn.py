@@ -18,6 +18,7 @@ from speedo.vectors.codecs import NO_COMPRESSION, Compression, make_codec
 from speedo.vectors.transfer import fetch_vector
 from speedo.vectors.vector import Blob, DType, Header, Kind, Vector, as_bytes, header_for
 from speedo.worker.turn import PAYLOAD_EXPIRY_S, Worker
+from tests.support.errors import refused
 
 BATCH = 5
 
@@ -238,7 +239,7 @@ def test_a_delta_is_not_taken_for_a_center() -> None:
     worker.turn(command())
     head, _ = worker.store.read_head(keys.payload("run", 3, 9))
     worker.store.write(keys.center("run", 1), head, as_bytes(np.zeros(4, np.float32)))
-    with pytest.raises(PayloadError, match="a delta where a center was expected"):
+    with refused("kind"):
         worker.turn(command(version=1))
 
 
@@ -328,5 +329,5 @@ def test_a_center_in_another_form_than_the_runs_is_an_error() -> None:
     body = memoryview(bytes(8))
     header = header_for(body, engine.layout, Kind.CENTER, version=1, dtype=DType.INT8)
     worker.store.write(keys.rounded("run", 1), header.pack(), body)
-    with pytest.raises(PayloadError, match="written as int8 where this run has bfloat16"):
+    with refused("dtype"):
         worker.turn(command(version=1))
