@@ -90,6 +90,27 @@ def test_a_turn_begins_where_the_center_will_be_with_its_own_result(
     np.testing.assert_array_equal(result(worker, 2), expected)
 
 
+def test_the_time_in_the_store_counts_as_fetching_and_publishing() -> None:
+    """Fetching is in two parts: 1 s before the solver is free and 2 s in its thread, where the center is loaded."""
+    worker = worker_of(MemoryStore(clock=lambda: 0.0))
+    times = iter([0.0, 1.0, 10.0, 12.0, 17.0, 100.0, 103.0])
+    worker.clock = lambda: next(times)
+    assert worker.turn(train(1)).timings == {"fetch": 3.0, "compute": 5.0, "publish": 3.0}
+
+
+def test_a_worker_counts_the_samples_that_its_solver_read(store: Store) -> None:
+    """The position in the data, which a checkpoint keeps, is made of them: a turn that did not train has no part."""
+    worker = worker_of(store)
+    assert worker.turn(train(1, steps=3)).samples == 30
+    assert worker.samples == 30
+    ahead = train(2, steps=2, own=OwnResults(pending=1))
+    computed = worker.compute(ahead, worker.fetch(ahead))
+    assert (computed.samples, worker.samples) == (20, 50)
+    with pytest.raises(PayloadError):
+        worker.turn(train(4, own=OwnResults(pending=3)))
+    assert worker.samples == 50
+
+
 def test_weights_are_pulled_a_turn_later_by_what_the_center_gained(store: Store) -> None:
     """Zhang et al. 2015, eq. 5 and 6: what the center gains by the first result the worker loses, two turns on."""
     worker, engine = worker_of(store), QuadraticEngine(4, batch=BATCH, momentum=0.9)
