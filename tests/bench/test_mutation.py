@@ -43,3 +43,31 @@ def test_each_mutant_has_one_change_and_the_next_begins_with_the_original(tmp_pa
         "return late - 1 == len(turns)",
         "return late + 2 == len(turns)",
     ]
+
+
+def test_every_equivalent_mutant_is_one_that_is_made() -> None:
+    """A line that changed must be looked at again."""
+    files = {mutation.ROOT / place for place, _, _ in mutation.EQUIVALENT}
+    made = {mutant.key for file in files for mutant in mutation.mutants_of(file)}
+    assert set(mutation.EQUIVALENT) <= made
+    assert all(mutation.EQUIVALENT.values())
+
+
+def test_a_mutant_belongs_to_the_outermost_function_that_it_changes(tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    file.write_text(
+        "class Counter:\n"
+        "    start: int = 3\n"
+        "\n"
+        "    @property\n"
+        "    def next(self) -> int:\n"
+        "        def more() -> int:\n"
+        "            return self.start + 1\n"
+        "\n"
+        "        return more()\n"
+    )
+    found = {
+        (mutant.line, function.name if (function := mutation.function_of(mutant)) else None)
+        for mutant in mutation.mutants_of(file)
+    }
+    assert found == {(2, None), (7, "Counter.next")}

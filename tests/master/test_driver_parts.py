@@ -13,10 +13,12 @@ from speedo.engines.quadratic import QuadraticEngine
 from speedo.errors import StoreUnavailableError
 from speedo.master.center import Center
 from speedo.master.coordinator import Coordinator, Plan
-from speedo.master.driver import QUIET_S, Driver, Limits
+from speedo.master.driver import QUIET_S, Driver, Limits, Observers
 from speedo.messages import Action, Checkpointed, Event, Left, Merge, SaveState, Snapshot, Trained
 from speedo.sgd_modes.asynchronous import Asynchronous
-from speedo.sgd_modes.rules import AddDelta
+from speedo.sgd_modes.base import Strategy
+from speedo.sgd_modes.rules import AddDelta, ServerGradient
+from speedo.sgd_modes.synchronous import Synchronous
 from speedo.simulation.simulator import SimulatedCluster, World
 from speedo.storage.memory_store import MemoryStore
 
@@ -41,7 +43,11 @@ class Log:
 
 
 def driver_of(
-    plan: Plan, world: World | None = None, joins: int | None = None, **parts: Any
+    plan: Plan,
+    world: World | None = None,
+    joins: int | None = None,
+    strategy: Strategy | None = None,
+    **parts: Any,
 ) -> tuple[Driver, Log]:
     """A driver over a simulated cluster whose workers' turns of one step last 0.1 s."""
     world = world or World(jitter=0.0, latency_s=0.0)
@@ -52,7 +58,7 @@ def driver_of(
     for worker in range(plan.workers if joins is None else joins):
         cluster.join(worker)
     layout, log = QuadraticEngine(4).layout, Log()
-    coordinator = Coordinator(Asynchronous(AddDelta()), plan)
+    coordinator = Coordinator(strategy or Asynchronous(AddDelta()), plan)
     center = Center("run", layout.zeros(), layout, store)
     return Driver(coordinator, center, cluster, log, cluster.clock, **parts), log
 
@@ -272,3 +278,38 @@ def test_a_center_that_is_lost_with_a_payload_is_published_again() -> None:
     drops = [action for _, action in log.done if isinstance(action, messages.Drop)]
     assert [(one.ticket, one.decision) for one in drops] == [(1, "refused")]
     assert [event.ticket for _, event in log.events(Trained)] == [1, 2, 3, 4]
+
+
+def test_several_observers_are_told_the_same_in_their_order() -> None:
+    logs = Log(), Log()
+    both = Observers(*logs)
+    both.saw(Left(0, 1, "killed"), 1.0)
+    both.did(Snapshot(2, 2), 2.0)
+    for log in logs:
+        assert log.seen == [(1.0, Left(0, 1, "killed"))]
+        assert log.done == [(2.0, Snapshot(2, 2))]
+
+
+def test_a_server_gradient_is_applied_at_the_iteration_before_its_merge() -> None:
+    """Two workers of 10 samples each, whose gradients are merged in one step: two iterations of 10 a merge."""
+    iterations: list[int] = []
+    rule = ServerGradient(lambda gradient, center, iteration: iterations.append(iteration))
+    driver, log = driver_of(Plan(BATCH, 6, workers=2), strategy=Synchronous(rule))
+    driver.run()
+    assert iterations == [0, 2, 4]
+    merges = [action for _, action in log.done if isinstance(action, Merge)]
+    assert [merge.iteration for merge in merges] == [2, 4, 6]
+
+
+def test_a_wait_for_workers_is_not_cut_short_by_another_deadline() -> None:
+    """The tester, asked at 0.1 s, does not answer within 5 s; the last worker died at 0.15 s."""
+    driver, log = driver_of(
+        Plan(BATCH, 9, workers=1, test_interval=1),
+        has_tester=True,
+        limits=Limits(join_s=30.0, test_s=5.0),
+    )
+    cluster_of(driver).deliver = lambda event: None if isinstance(event, messages.Tested) else event
+    cluster_of(driver).die(0, 0.15)
+    assert not driver.run().complete
+    assert log.events(messages.Tested)[0][0] == 5.1
+    assert [now for now, _ in log.events(messages.StopAsked)] == [30.15]

@@ -26,6 +26,20 @@ def known(deadlines: TurnDeadlines, seconds: float = 2.0) -> None:
         deadlines.measure(TurnUnderWay(turn(9, 0), 0.0), seconds)
 
 
+def test_a_turn_of_more_steps_than_those_measured_has_its_steps_times_as_long(
+    deadlines: TurnDeadlines,
+) -> None:
+    for _ in range(FEWEST_TURNS):
+        deadlines.measure(TurnUnderWay(turn(9, 0, steps=4), 1.0), 9.0)  # 2 s a step
+    limits = [deadlines.limit(steps) for steps in (1, 4, 5, 40)]
+    assert limits == [
+        24.0 + HEARTBEAT_S,
+        24.0 + HEARTBEAT_S,
+        30.0 + HEARTBEAT_S,
+        240.0 + HEARTBEAT_S,
+    ]
+
+
 def test_the_first_turns_have_the_users_timeout(deadlines: TurnDeadlines) -> None:
     deadlines.add(turn(0, 1), 5.0)
     assert deadlines.soonest() == 5.0 + FIRST_S

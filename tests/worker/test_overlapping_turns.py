@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from speedo.storage.shared_memory.store import SharedMemoryStore
 from speedo.vectors.codecs import NO_COMPRESSION, Compression
 from speedo.vectors.transfer import fetch_vector
 from speedo.vectors.vector import Blob, Kind, Layout, Vector, as_bytes, header_for
-from speedo.worker.overlapping_turns import OverlappingWorker
+from speedo.worker.overlapping_turns import OverlappingWorker, TurnBuffer, TurnBuffers
 
 BATCH = 10
 
@@ -69,6 +70,35 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         return MemoryStore(clock=lambda: 0.0)
     monkeypatch.setattr("speedo.storage.shared_memory.store._LONG", 1)
     return SharedMemoryStore(tmp_path)
+
+
+def taken(buffers: TurnBuffers, most: int, within_s: float = 5.0) -> TurnBuffer | None:
+    """A buffer, if there is one within this time."""
+    found: list[TurnBuffer] = []
+    thread = threading.Thread(target=lambda: found.append(buffers.take(most)), daemon=True)
+    thread.start()
+    thread.join(within_s)
+    return found[0] if found else None
+
+
+def test_buffers_come_back_once_nobody_needs_them() -> None:
+    buffers = TurnBuffers(Layout((Blob("w/0", (4,)),)))
+    first = taken(buffers, 1)
+    assert first is not None
+    buffers.share(first)
+    buffers.give_back(first)
+    buffers.give_back(first)
+    assert taken(buffers, 2) is first
+
+
+def test_no_more_buffers_are_made_than_are_wanted() -> None:
+    buffers = TurnBuffers(Layout((Blob("w/0", (4,)),)))
+    first, second = taken(buffers, 2), taken(buffers, 2)
+    assert first is not None
+    assert second is not None
+    assert first.vector.tolist() == [0.0] * 4
+    assert not np.shares_memory(first.vector, second.vector)
+    assert taken(buffers, 2, 0.02) is None
 
 
 @pytest.mark.parametrize("steps", [1, 3])
