@@ -3,7 +3,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from bench import mutation
+from bench.support import mutants
 
 SOURCE = '''"""A module."""
 LIMIT = 3
@@ -23,7 +23,7 @@ def test_each_mutant_has_one_change_and_the_next_begins_with_the_original(tmp_pa
     file.write_text(SOURCE)
     original = ast.unparse(ast.parse(SOURCE)).splitlines()
     found = []
-    for mutant in mutation.mutants_of(file):
+    for mutant in mutants.mutants_of(file):
         changed = mutant.source.splitlines()
         lines = [
             new.strip()
@@ -47,10 +47,10 @@ def test_each_mutant_has_one_change_and_the_next_begins_with_the_original(tmp_pa
 
 def test_every_equivalent_mutant_is_one_that_is_made() -> None:
     """A line that changed must be looked at again."""
-    files = {mutation.ROOT / place for place, _, _ in mutation.EQUIVALENT}
-    made = {mutant.key for file in files for mutant in mutation.mutants_of(file)}
-    assert set(mutation.EQUIVALENT) <= made
-    assert all(mutation.EQUIVALENT.values())
+    files = {mutants.ROOT / place for place, _, _ in mutants.EQUIVALENT}
+    made = {mutant.key for file in files for mutant in mutants.mutants_of(file)}
+    assert set(mutants.EQUIVALENT) <= made
+    assert all(mutants.EQUIVALENT.values())
 
 
 def test_a_mutant_belongs_to_the_outermost_function_that_it_changes(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_mutant_belongs_to_the_outermost_function_that_it_changes(tmp_path: Pa
         "        return more()\n"
     )
     found = {
-        (mutant.line, function.name if (function := mutation.function_of(mutant)) else None)
-        for mutant in mutation.mutants_of(file)
+        (mutant.line, function.name if (function := mutants.function_of(mutant)) else None)
+        for mutant in mutants.mutants_of(file)
     }
     assert found == {(2, None), (7, "Counter.next")}
