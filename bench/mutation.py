@@ -38,7 +38,7 @@ from bench.support.mutants import EQUIVALENT, ROOT, Function, Mutant, function_o
 ROOMS = ("master", "worker", "sgd_modes")
 TESTS = ("tests/sgd_modes", "tests/worker", "tests/master", "tests/config", "tests/simulation")
 FAST = "not redis and not ray and not caffe and not slow"
-TEST_DEADLINE_S = 30  # of one test
+TEST_DEADLINE_S = 30  # of one test of a mutant
 DEADLINE_S = 300.0  # of all tests of a mutant
 
 # ---------------------------------------------------------------- which tests call what
@@ -119,6 +119,7 @@ class Server:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if self.trying and report.failed:
+            print(report.longreprtext, flush=True)
             os._exit(LATE if "from pytest-timeout" in report.longreprtext else KILLED)
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -201,6 +202,8 @@ class Server:
             os._exit(ELSEWHERE)
         found[0].__code__ = codes[0]
         self.trying = True
+        for item in self.items.values():
+            item.add_marker(pytest.mark.timeout(TEST_DEADLINE_S))
         self._run(self.calls.tests(mutant))
         os._exit(SURVIVED)
 
@@ -230,7 +233,7 @@ def _pytest(folder: Path, plugin: object, paths: Sequence[str], output: Path) ->
     os.dup2(file, 1)
     os.dup2(file, 2)
     sys.path.insert(0, str(folder))
-    options = ["-x", "-q", "-p", "no:cacheprovider", f"--timeout={TEST_DEADLINE_S}", "-m", FAST]
+    options = ["-x", "-q", "-p", "no:cacheprovider", f"--timeout={DEADLINE_S:.0f}", "-m", FAST]
     temporary = f"--basetemp={output}-files"
     return int(pytest.main([*options, temporary, *paths], plugins=[plugin]))
 

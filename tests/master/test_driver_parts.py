@@ -313,3 +313,33 @@ def test_a_wait_for_workers_is_not_cut_short_by_another_deadline() -> None:
     assert not driver.run().complete
     assert log.events(messages.Tested)[0][0] == 5.1
     assert [now for now, _ in log.events(messages.StopAsked)] == [30.15]
+
+
+def test_the_center_of_a_turn_that_was_never_answered_does_not_outlast_the_run() -> None:
+    """Worker 1 is at its first turn, on version 0, when somebody ends the run."""
+    world = World(jitter=0.0, latency_s=0.0, slowness=lambda worker: (1.0, 50.0)[worker])
+    driver, _ = driver_of(Plan(BATCH, 50, workers=2), world)
+    cluster_of(driver).at(0.55, lambda: messages.StopAsked("enough"))
+    assert driver.run().version == 5
+    assert driver.center.store.keys("speedo:run:center") == ["speedo:run:center:5"]
+
+
+def test_a_version_stays_in_the_store_while_it_is_tested() -> None:
+    """The test of version 2 is asked for at 0.2 s, and lasts 0.25 s."""
+    driver, log = driver_of(Plan(BATCH, 7, workers=1, test_interval=2), has_tester=True)
+    cluster = cluster_of(driver)
+
+    def later(event: Event) -> Event | None:
+        if not isinstance(event, messages.Tested):
+            return event
+        cluster.at(cluster.now + 0.15, lambda: event)
+        return None
+
+    cluster.deliver = later
+    found: list[list[str]] = []
+    for moment in (0.39, 0.49):
+        cluster.at(moment, lambda: found.append(driver.center.store.keys("speedo:run:center")))
+    assert driver.run().metrics == {"version": 7.0}
+    kept = [[key.removeprefix("speedo:run:center:") for key in keys] for keys in found]
+    assert kept == [["2", "3"], ["4"]]
+    assert log.events(messages.Tested)[0][0] == 0.45
