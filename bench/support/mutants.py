@@ -49,6 +49,16 @@ EQUIVALENT: Mapping[tuple[str, str, str], str] = {
         "`self._published.discard(version)` left out",
     ): "spares the store a second deletion",
     (
+        "speedo/master/checkpoint_writer.py",
+        "self.begin(coordinator, seconds, 0.0)",
+        "0.0 becomes 1.0",
+    ): "its deadline is not waited for",
+    (
+        "speedo/master/divergence.py",
+        "_start: float = 0.0",
+        "0.0 becomes 1.0",
+    ): "set by the first point, and not read before",
+    (
         "speedo/master/coordinator.py",
         "depth: int = 1",
         "1 becomes 2",

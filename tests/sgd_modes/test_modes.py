@@ -168,6 +168,11 @@ def test_weed_out_discards_a_worker_absent_from_the_window() -> None:
     assert mode.on_result(result(2, 4)) == Decision(discard=(2,), train=(2,))
 
 
+def test_weed_out_has_a_window_of_three_and_partial_an_advance_of_two() -> None:
+    assert WeedOut(AddDelta()).window == 3
+    assert Partial(AddDelta()).max_advance == 2
+
+
 def test_weed_out_never_bounds_below_the_number_of_workers() -> None:
     mode = WeedOut(AddDelta(), window=2)
     mode.on_join((0, 1, 2, 3))
