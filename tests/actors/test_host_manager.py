@@ -12,8 +12,6 @@ from speedo.master.sharding import Sharding
 from speedo.master.slots import Roster
 from speedo.monitor.status import StatusBoard
 
-pytestmark = pytest.mark.ray
-
 
 class Desk:
     """A supervisor with the real books around it, and no process."""

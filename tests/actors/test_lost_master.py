@@ -12,8 +12,6 @@ import pytest
 from speedo.errors import ClusterError, EngineError
 from tests.support.commands import free_port
 
-pytestmark = pytest.mark.ray
-
 
 def errors_of_ray() -> list[tuple[Exception, str]]:
     from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError

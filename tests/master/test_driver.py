@@ -18,7 +18,7 @@ from speedo.master.reasons import (
     turn_overdue,
 )
 from speedo.master.turn_deadlines import HEARTBEAT_S
-from speedo.messages import Action, Command, Evaluate, Event, Snapshot
+from speedo.messages import Action, Event, Snapshot, Trained
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.rules import AddDelta, AverageDeltas
 from speedo.sgd_modes.synchronous import Synchronous
@@ -39,13 +39,9 @@ def lose_turns(*tickets: int) -> Callable[[SimulatedCluster], None]:
     """The messages of these turns never arrive."""
 
     def script(cluster: SimulatedCluster) -> None:
-        real = cluster._turn
-
-        def turn(worker: Any, command: Any, *rest: Any) -> Any:
-            result = real(worker, command, *rest)
-            return None if command.ticket in tickets else result
-
-        cluster._turn = turn  # type: ignore[method-assign]
+        cluster.deliver = lambda event: (
+            None if isinstance(event, Trained) and event.ticket in tickets else event
+        )
 
     return script
 
@@ -120,7 +116,7 @@ def test_an_evicted_worker_is_evicted_by_the_cluster_too() -> None:
     simulation = run(
         Plan(10, 6, workers=2), script=lose_turns(2), limits=Limits(turn_s=40.0), keep_trace=False
     )
-    assert set(simulation.cluster._workers) == {0}
+    assert simulation.cluster.present == {0}
 
 
 def test_the_last_version_is_the_one_that_is_tested() -> None:
@@ -134,7 +130,7 @@ def test_the_last_version_is_the_one_that_is_tested() -> None:
 
 def test_a_tester_that_does_not_answer_is_not_waited_for_longer_than_its_limit() -> None:
     def silent(cluster: SimulatedCluster) -> None:
-        cluster._test = lambda command: None  # type: ignore[assignment, method-assign, return-value]
+        cluster.deliver = lambda event: None if isinstance(event, messages.Tested) else event
 
     simulation = run(Plan(10, 7, workers=1), script=silent, limits=Limits(test_s=50.0))
     outcome = simulation.outcome
@@ -150,17 +146,14 @@ def test_tests_queue_up_and_one_too_many_is_left_out_and_told() -> None:
     asked: list[int] = []
 
     def slow(cluster: SimulatedCluster) -> None:
-        real = cluster.send
+        def later(event: Event) -> Event | None:
+            if not isinstance(event, messages.Tested):
+                return event
+            asked.append(event.version)
+            cluster.at(cluster.now + 0.07, lambda: event)  # after the 0.02 s of a step
+            return None
 
-        def send(command: Command) -> None:
-            if isinstance(command, Evaluate):
-                asked.append(command.version)
-                answer = messages.Tested(command.version, {})
-                cluster.at(cluster.now + 0.09, lambda: answer)
-            else:
-                real(command)
-
-        cluster.send = send  # type: ignore[method-assign]
+        cluster.deliver = later
 
     world = World(step_s=0.02, latency_s=0.0, jitter=0.0)
     simulation = run(Plan(10, 12, workers=1, test_interval=1), world=world, script=slow)
@@ -178,18 +171,16 @@ def test_a_failed_test_of_the_last_version_is_made_again_whatever_became_of_othe
     left = {6: 1, 7: failures}
 
     def script(cluster: SimulatedCluster) -> None:
-        real = cluster.send
+        def fail(event: Event) -> Event | None:
+            if not isinstance(event, messages.Tested):
+                return event
+            problem = "it is lost" if left[event.version] else ""
+            left[event.version] -= bool(problem)
+            answer = messages.Tested(event.version, {} if problem else {"accuracy": 1.0}, problem)
+            cluster.at(cluster.now + 0.2, lambda: answer)
+            return None
 
-        def send(command: Command) -> None:
-            if isinstance(command, Evaluate):
-                version, problem = command.version, "it is lost" if left[command.version] else ""
-                left[version] -= bool(problem)
-                answer = messages.Tested(version, {} if problem else {"accuracy": 1.0}, problem)
-                cluster.at(cluster.now + 0.3, lambda: answer)
-            else:
-                real(command)
-
-        cluster.send = send  # type: ignore[method-assign]
+        cluster.deliver = fail
 
     outcome = run(Plan(10, 7, workers=1, test_interval=6), script=script).outcome
     assert outcome.metrics.get("accuracy") == metrics

@@ -53,8 +53,12 @@ def test_a_run_that_set_its_workers_aside_does_not_wait_for_ever() -> None:
     """Only joins and deaths started the wait for new workers; one set aside did not."""
 
     def poison_worker_0(cluster: SimulatedCluster) -> None:
-        real = cluster._turn
-        cluster._turn = lambda worker, command, *rest: real(worker, command, worker.worker == 0)  # type: ignore[method-assign]
+        def poison(event: Event) -> Event:
+            if isinstance(event, Trained) and event.worker == 0:
+                cluster.poison(0, event.ticket)
+            return event
+
+        cluster.deliver = poison
 
     plan = Plan(10, 1000, workers=2, min_workers=2)
     limits = Limits(join_s=7.0)

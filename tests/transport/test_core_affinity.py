@@ -18,7 +18,6 @@ from speedo.transport.core_affinity import Draw, DriverCore, DriverThread
 from speedo.transport.event_queue import EventQueue
 from speedo.vectors.vector import Kind
 
-pytestmark = pytest.mark.ray  # the package it is in imports it
 WAIT_S = 10.0
 CORES = sorted(os.sched_getaffinity(0))
 TRAINED = Trained(0, 1, 1, 0.5, 8)

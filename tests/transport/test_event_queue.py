@@ -5,11 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 
-import pytest
-
 from speedo.transport.event_queue import EventQueue
 
-pytestmark = pytest.mark.ray  # the package it is in imports it
 WAIT_S = 10.0
 
 

@@ -205,6 +205,7 @@ def test_a_gradient_is_taken_at_the_center_and_moves_nothing() -> None:
         (4, 1, [(6, 4)]),
         (1, 3, [(6, 1)]),
         (4, 3, [(6, 1), (9, 1), (12, 1), (15, 1)]),
+        (2, 2, [(6, 1), (8, 1)]),
     ],
 )
 def test_each_step_belongs_to_its_iteration(
