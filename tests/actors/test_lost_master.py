@@ -55,7 +55,7 @@ def test_a_worker_says_that_nobody_answers_behind_an_open_port(
     address = f"127.0.0.1:{port}"
     with (
         socket.create_server(("127.0.0.1", port)),
-        pytest.raises(ClusterError, match="is no SpeeDO"),
+        pytest.raises(ClusterError, match="is not a SpeeDO"),
     ):
         meeting.wait_for_master(address, "0" * 64, 1.2, notes.append)
     assert notes == [
