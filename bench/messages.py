@@ -19,7 +19,7 @@ from speedo.actors.ray_node import session
 from speedo.actors.token import new_token
 from speedo.messages import Train, Trained
 from speedo.transport.channel import Channels, WorkerChannel
-from speedo.transport.event_queue import Inbox
+from speedo.transport.event_queue import EventQueue
 from speedo.vectors.vector import Kind
 
 COMMAND = Train(0, 1, 1, 1, 1, 1, 1, Kind.DELTA)
@@ -63,7 +63,7 @@ def main() -> None:
     with session.head(new_token(), "127.0.0.1", None), tempfile.TemporaryDirectory() as folder:
         import ray
 
-        events: Inbox[Any] = Inbox()
+        events: EventQueue[Any] = EventQueue()
         options = {"num_cpus": 0, "max_concurrency": 2}  # one thread serves, one tells its CPU time
         worker = ray.remote(Echo).options(**options).remote()
 

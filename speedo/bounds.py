@@ -1,4 +1,4 @@
-"""What is declared with an option, and how far numbers may go: Caffe's 32-bit fields, its float, the clocks."""
+"""The declaration of an option, and the bounds of numbers: Caffe's 32-bit fields, its float, times."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Bound = Callable[[str, Any], list[str]]
 
 @dataclass(frozen=True)
 class Option:
-    """What a field says of itself beside name, type and default, as `Annotated[int, Option(...)] = 2`.
+    """The declaration of an option beside name, type and default, as `Annotated[int, Option(...)] = 2`.
 
     `usual` describes the default where the value cannot (None: as the solver says); `source` is where the default
-    comes from. `flags` are the names on the command line, if they do not follow from the field's. `below_workers`
-    says what would happen if the number were not below that of the workers.
+    comes from. `flags` are the names on the command line, if they do not follow from the field's. `below_workers` is
+    the consequence of a value that is not below the number of workers.
     """
 
     help: str
@@ -45,13 +45,13 @@ class Option:
 
 
 def declared(metadata: Iterable[object]) -> Option:
-    """The declaration among what a field's type is annotated with; one without words if there is none."""
+    """The declaration in the annotations of a field's type; an empty one if there is none."""
     return next((one for one in metadata if isinstance(one, Option)), Option(""))
 
 
 @dataclass(frozen=True)
 class Whole:
-    """Whole numbers from `least` to `most`. `why` says what is wrong below, `note` where `most` comes from."""
+    """Whole numbers from `least` to `most`. `why` explains the lower bound, `note` the upper one."""
 
     least: int
     most: int
@@ -97,7 +97,7 @@ class WholeOr:
 
 @dataclass(frozen=True)
 class Seconds:
-    """A time. `zero` says what 0 means, where it is allowed."""
+    """A time in seconds. `zero` says what 0 means, where it is allowed."""
 
     zero: str = ""
 
@@ -117,7 +117,7 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Float32:
-    """What Caffe keeps as a float: above 0, or also 0. `remedy` is for what is below or no number."""
+    """What Caffe stores as a float: above 0, or also 0. `remedy` is for other values."""
 
     remedy: str
     zero: bool
@@ -135,7 +135,7 @@ class Float32:
 
 @dataclass(frozen=True)
 class Interval:
-    """Numbers between `low` and `high`, written as in `(0, 1)` or `[0, 1)`: a bracket takes its end in."""
+    """Numbers between `low` and `high`, written as in `(0, 1)` or `[0, 1)`: a bracket includes its end."""
 
     text: str
     remedy: str
@@ -151,7 +151,7 @@ class Interval:
 
 
 def in_float32(value: float) -> float:
-    """The value as Caffe keeps it: rounded, 0 where it is too small, infinite where it is too large."""
+    """The value as Caffe stores it: rounded, 0 if it is too small, infinite if it is too large."""
     try:
         return float(struct.unpack("<f", struct.pack("<f", value))[0])
     except OverflowError:
@@ -164,14 +164,14 @@ def whole_number(text: str) -> int | None:
 
 
 def digits(value: int) -> str:
-    """The number, or how long it is: Python refuses to write very long ones."""
+    """The number as text, or its length: Python refuses to write very long ones."""
     if abs(value) < 10**40:
         return str(value)
     return f"a number of some {round(value.bit_length() * math.log10(2))} digits"
 
 
 def said(value: object) -> str:
-    """The value as a message shows it, cut where it is long."""
+    """The value as a message shows it, truncated if it is long."""
     try:
         text = digits(value) if type(value) is int else repr(value)
     except (

@@ -1,16 +1,17 @@
-"""What can go wrong, by kind: every message says what is wrong and what to change.
+"""The exceptions of SpeeDO: every message says what is wrong and what to change.
 
-A `SpeedoError` is the user's to mend, so the command line prints its text alone, without a traceback,
-and ends with its `exit_code`. Anything else that escapes is a bug of ours and keeps its traceback.
+The user can fix the cause of a `SpeedoError`, so the command line prints its text without a traceback and exits with
+its `exit_code`. Any other exception is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 
 class SpeedoError(Exception):
-    """Base of all errors that a user can mend; `exit_code` is the status of the command."""
+    """Base of all errors that a user can fix; `exit_code` is the status of the command."""
 
     exit_code = 1
 
@@ -33,13 +34,13 @@ class SolverError(ConfigError):
 
 
 class MachineError(ConfigError):
-    """This machine lacks what a run needs, in the words of `speedo doctor`."""
+    """The machine lacks what a run needs; the message is that of `speedo doctor`."""
 
     exit_code = 1
 
 
 class DataError(SpeedoError):
-    """A dataset that is missing, damaged or not of the form that it claims."""
+    """A dataset that is missing, damaged or in another format than expected."""
 
 
 class EngineError(SpeedoError):
@@ -51,7 +52,7 @@ class StoreError(SpeedoError):
 
 
 class StoreUnavailableError(StoreError):
-    """Trouble that may pass: no connection, no answer in time, no memory left; the call may be repeated."""
+    """A passing problem: no connection, no reply in time, no memory left; the call may be repeated."""
 
 
 class StoreTimeoutError(StoreUnavailableError):
@@ -59,15 +60,25 @@ class StoreTimeoutError(StoreUnavailableError):
 
 
 class StoreAccessError(StoreError):
-    """The store knows neither this user nor this password."""
+    """The store does not accept this user and password."""
 
 
 class MissingKeyError(StoreError):
     """The store holds nothing, or nothing complete, under a key."""
 
 
+Fault = Literal["", "format", "kind", "dtype", "layout", "length", "checksum"]
+
+
 class PayloadError(SpeedoError):
-    """Bytes that are not the vector they should be: header, length, layout or checksum differ."""
+    """Bytes that are not the expected vector. `fault` says what differs; empty for what is no property of a vector."""
+
+    def __init__(self, text: str, fault: Fault = "") -> None:
+        super().__init__(text)
+        self.fault = fault
+
+    def __reduce__(self) -> tuple[type[PayloadError], tuple[str, Fault]]:
+        return type(self), (str(self), self.fault)
 
 
 class NotFiniteError(PayloadError):
@@ -79,7 +90,7 @@ class TeamBrokenError(SpeedoError):
 
 
 class ClusterError(SpeedoError):
-    """Master and workers did not come together: address, token, versions or time."""
+    """Master and workers could not connect: address, token, versions or time."""
 
 
 class TrainingStopped(SpeedoError):
@@ -93,6 +104,6 @@ class CheckpointError(SpeedoError):
 
 
 class FencedError(SpeedoError):
-    """Another master has taken this run over; this one must not write any more."""
+    """Another master has taken over this run; this one must not write any more."""
 
     exit_code = 3

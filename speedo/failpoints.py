@@ -1,8 +1,8 @@
-"""Named places where a test can let a process die: `SPEEDO_FAILPOINT=worker-pushed:1@3`.
+"""Named points at which a test can kill a process: `SPEEDO_FAILPOINT=worker-pushed:1@3`.
 
-That kills (SIGKILL) the process of worker 1 when it comes to `worker-pushed` for the third time; without `:1` it
-is any process that comes there. It happens once in a run if `SPEEDO_FAILPOINT_DONE` names a file, which is made
-then. Without the variable `reached` costs a comparison.
+That kills (SIGKILL) the process of worker 1 when it reaches `worker-pushed` for the third time; without `:1` any
+process that reaches it. It happens once in a run if `SPEEDO_FAILPOINT_DONE` names a file, which is created then.
+Without the variable a call of `reached` costs one comparison.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _my_slot = ""
 
 
 def i_am_worker(slot: int) -> None:
-    """Whose process this is."""
+    """Set the number of this process's worker."""
     global _my_slot
     _my_slot = str(slot)
 
 
 def reached(point: str) -> None:
-    """The process is at this point; it may not survive it."""
+    """Marks a point of the program; the process may be killed here."""
     global _left
     if point != _name or (_slot and _slot != _my_slot):
         return

@@ -1,4 +1,4 @@
-"""Lines of JSON, as the run log and the channels to workers have them."""
+"""Lines of JSON, the format of the run log and of the channels to workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OPTIONS: Final = orjson.OPT_APPEND_NEWLINE
 
 
 def line_of(values: dict[str, Any]) -> bytes:
-    """These values as a line. JSON knows neither NaN nor infinity: they become null."""
+    """These values as a line of JSON. JSON has neither NaN nor infinity: they become null."""
     try:
         return orjson.dumps(values, option=_OPTIONS)
     except TypeError:  # the name of a file that is not UTF-8, say
@@ -21,7 +21,7 @@ def line_of(values: dict[str, Any]) -> bytes:
 
 
 def values_of(line: bytes) -> Any:
-    """What `line_of` made a line of; raises `ValueError` for what is no JSON."""
+    """The values in such a line; raises `ValueError` for what is not JSON."""
     try:
         return orjson.loads(line)
     except ValueError:  # what is not UTF-8 is not JSON for orjson, either
@@ -29,7 +29,7 @@ def values_of(line: bytes) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """The value as `json` takes it, with null for NaN and infinity."""
+    """The value with null for NaN and infinity, so that `json` accepts it."""
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -25,7 +25,7 @@ STOPPED: Final = "stopped by `speedo stop`"
 
 @contextmanager
 def under_control(master: Any, known: Mapping[str, Any], watch: Watch) -> Iterator[None]:
-    """Serve the commands of this user for as long as the context lasts; without a socket the run goes on.
+    """Serve `speedo status`, `stop` and `scale` inside the context; if no socket can be opened the run continues.
 
     `known` is what `speedo status` says of the run before its state.
     """
@@ -40,7 +40,7 @@ def under_control(master: Any, known: Mapping[str, Any], watch: Watch) -> Iterat
 
 
 class Control:
-    """The answers of one run; asked from several threads."""
+    """Answers the requests of one run; called from several threads."""
 
     def __init__(self, master: Any, known: Mapping[str, Any]) -> None:
         self._master, self._known = master, known
@@ -58,13 +58,13 @@ class Control:
             # `true` is a number to Python, and so would be to the hosts.
             if type(number) is not int or not 1 <= number <= LARGEST_WORKERS:
                 raise ClusterError(
-                    f"{said(number)} workers cannot be: use a whole number from 1 to {LARGEST_WORKERS}; "
+                    f"{said(number)} workers are not possible: use a whole number from 1 to {LARGEST_WORKERS}; "
                     "`speedo stop` ends the run"
                 )
             done = self._ask("scale", number, timeout_s=SCALE_S)
             return {"run": self._known["run"], "workers": number, "said": done}
         raise ClusterError(
-            f"this run, of SpeeDO {VERSION}, does not know what was asked: "
+            f"this run, of SpeeDO {VERSION}, does not know this request: "
             "use the same version of SpeeDO for the command"
         )
 

@@ -1,4 +1,4 @@
-"""Why a process died that is not our child, from what it left: its last words, and the kernel's counters."""
+"""Finds why a process that is not our child died: from its log, and from the kernel's out-of-memory counters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 
 from speedo.engines.native_failures import fatal_line, signal_hint
 
-SILENT: Final = f"died without a word, as by SIGKILL ({signal_hint('SIGKILL')})"
+SILENT: Final = f"died without a message, as after SIGKILL ({signal_hint('SIGKILL')})"
 _TAIL_BYTES: Final = 20_000
 _WORD_BYTES: Final = 4096
 # Of Python's fault handler (CPython: Modules/faulthandler.c); Ray says the name itself.
@@ -47,7 +47,7 @@ def cause_in(log: Path, begin: int = 0) -> str | None:
 
 
 def _named(fault: str) -> str:
-    """The fault as it was told, with what may be behind it."""
+    """The fault as it was reported, with its possible causes."""
     name = _FAULTS.get(fault, fault)
     hint = signal_hint(name)
     return f"{name} ({hint})" if hint else fault
@@ -62,7 +62,7 @@ def size_of(log: Path) -> int:
 
 
 def memory_kills() -> int:
-    """How many processes the kernel has ended so far because memory ran out, on this machine or in this container."""
+    """How many processes the kernel's out-of-memory killer has ended so far, on this machine or in this container."""
     total = 0
     for file in _counters():
         try:
@@ -74,20 +74,20 @@ def memory_kills() -> int:
 
 
 def silent_death(kills_before: int, log: Path) -> str:
-    """The cause of a death without a word in its log; `kills_before` is `memory_kills()` of when it still lived.
+    """The cause of a death that left nothing in its log; `kills_before` is `memory_kills()` while the process lived.
 
-    Only what the kernel says is said to be so; all else are possibilities.
+    Only what the kernel reported is stated as the cause; everything else is named as a possibility.
     """
     if memory_kills() > kills_before:
         return "killed by the kernel because memory ran out: use a smaller batch, or fewer workers on this node"
     full = _refusal(log)
     if full:
-        return f"died, and left no word, for {log} cannot be written ({full}): make room there"
+        return f"died without a message, because {log} cannot be written ({full}): make room there"
     return SILENT
 
 
 def _refusal(log: Path) -> str:
-    """Why nothing can be written at the end of the log now; empty if it can."""
+    """Why nothing can be appended to the log now; empty if it can."""
     try:
         with log.open("ab", buffering=0) as file:
             end = file.tell()
@@ -100,7 +100,7 @@ def _refusal(log: Path) -> str:
 
 @cache
 def _counters() -> tuple[Path, ...]:
-    """Where the kernel counts: for the machine, for this process's control group (v2 or v1), for the container."""
+    """The kernel's counters for the machine, for this process's control group (v2 or v1), for the container."""
     found = [Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events")]
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():

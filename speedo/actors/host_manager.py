@@ -1,4 +1,4 @@
-"""The master's eye on its hosts: how many workers each should run, who must end, who takes another shard."""
+"""Manages the hosts from the master: workers per host, workers that must end, workers that change their shard."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Host:
     heard: float
 
 
-class Supervisor:
+class HostManager:
     """Belongs to the master; its methods are called from several threads.
 
     `admit` gives a place its own access to the store, and may wait for it. A host starts a worker that died
@@ -63,20 +63,20 @@ class Supervisor:
         self._lock = threading.Lock()
 
     def enlist(self, host: str, count: int, cores: int) -> int:
-        """A host that will run so many workers; returns how often to start one again that died."""
+        """Register a host that will run this many workers; returns how often it restarts one that died."""
         with self._lock:
             self._hosts[host] = _Host(count, max(cores, 1), time.monotonic())
             self._tell_wanted()
         return self._restarts
 
     def discharge(self, host: str) -> None:
-        """This host has left."""
+        """Unregister a host."""
         with self._lock:
             self._hosts.pop(host, None)
             self._tell_wanted()
 
     def scale(self, workers: int) -> str:
-        """Spread so many workers over the hosts, which follow within a second; what that means for each."""
+        """Distribute this many workers over the hosts, which follow within a second; returns each host's change."""
         if not 1 <= workers <= LARGEST_WORKERS:
             raise ConfigError(
                 f"{workers} workers: use 1 to {LARGEST_WORKERS}; `speedo stop` ends the run"
@@ -98,12 +98,12 @@ class Supervisor:
         return f"{workers} workers wanted: {shares}"
 
     def attend(self, host: str, alive: tuple[tuple[int, int], ...]) -> Orders:
-        """Hear which workers a host has, and tell it what to do; also looks whether shards are to change."""
+        """Takes the list of a host's workers and returns its orders; also checks whether to redistribute the data."""
         now = time.monotonic()
         with self._lock:
             known = self._hosts.get(host)
             if known is None:
-                raise ClusterError(f"host {host} is not known here: it must enlist first")
+                raise ClusterError(f"host {host} is not known here: it must register first")
             known.heard = now
             self._reshard_if_due(now)
         places = {key: self._roster.now_at(*key) for key in alive}
@@ -116,7 +116,7 @@ class Supervisor:
         return Orders(known.count, self._round, end, moved)
 
     def samples(self) -> int:
-        """Where a new reader of a shard goes on, in samples: in a running run the present pass over the records."""
+        """The sample at which a new reader of a shard begins: in a running run, in the present pass over the data."""
         board = self._board
         return board.samples % board.records if board.started and board.records else board.samples
 
@@ -157,7 +157,7 @@ class Supervisor:
                 threading.Thread(target=self._rebuild, args=(actor, place), daemon=True).start()
 
     def _rebuild(self, actor: Any, place: Assignment) -> None:
-        """Let the turn under way end, have the engine built anew, and take the worker in again."""
+        """Let the worker finish its turn, rebuild its engine, and admit it again."""
         worker, incarnation = place.worker, place.incarnation
         try:
             ray.get(actor.process.remote(), timeout=REBUILD_S)

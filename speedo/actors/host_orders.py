@@ -1,4 +1,4 @@
-"""What the master orders a host to do, in answer to every look."""
+"""The master's instructions to a host, returned by each call of `MasterActor.attend`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from speedo.master.slots import Assignment
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A worker whose process its host must end; `for_good`: and not start again."""
+    """A worker whose process its host must end; with `for_good` it is not restarted."""
 
     worker: int
     incarnation: int
@@ -22,9 +22,9 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What a host is to do: have `count` workers, end some, know the new places of others.
+    """What a host must do: run `count` workers, end those in `end`, and record the new places in `moved`.
 
-    `round` counts the times that somebody asked for a number of workers: those given up before get a new chance.
+    `round` counts the requests for a number of workers: each request also restarts workers that were given up.
     """
 
     count: int

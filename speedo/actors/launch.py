@@ -74,7 +74,7 @@ def train(config: RunConfig, watch: Watch) -> RunResult:
 
 
 def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> RunResult:
-    """Wait for workers on other nodes, train with them, and let them go. Raises `SpeedoError`."""
+    """Wait for workers on other nodes, train with them, and release them. Raises `SpeedoError`."""
     token = load_token(token_file, create=True)
     require_free_port(config.host, config.port)
     with ExitStack() as stack:
@@ -165,7 +165,7 @@ def _known(prepared: Prepared, address: str | None = None) -> dict[str, Any]:
 
 
 def _near(config: RunConfig, model_bytes: int, socket: str, watch: Watch, stack: ExitStack) -> Near:
-    """The short ways for workers on this machine."""
+    """The folder and the socket that workers on this machine use instead of the network."""
     path = None
     if config.same_node == "shared-memory":
         room = room_for(config.workers, model_bytes)
@@ -182,7 +182,7 @@ def _near(config: RunConfig, model_bytes: int, socket: str, watch: Watch, stack:
 def _redis(
     prepared: Prepared, watch: Watch, stack: ExitStack, port: int | None
 ) -> tuple[str, str, str]:
-    """The master's URL for the user's own server or a private one, the authority of its TLS, and its unix socket."""
+    """The master's URL for the user's own server or a private one, the certificate of its CA, and its unix socket."""
     config = prepared.config
     clients = clients_of(config.workers)
     if config.redis is None:
@@ -252,10 +252,10 @@ def _follow(
     tester: Any = None,
     host: WorkerHost | None = None,
 ) -> RunResult:
-    """Show how it goes until the run is over; Ctrl-C or SIGTERM lets it end early, exported all the same.
+    """Show progress until the run is over; Ctrl-C or SIGTERM ends it early, and the model is still exported.
 
-    So does the death of the last worker of `host`, where no other can come. A death among Ray's own processes
-    ends it with an error, and so does a `tester` whose start fails. A bad record ends it early, with its name.
+    The death of the last worker of `host` also ends it, if no other worker can join. It ends with an error if one of
+    Ray's processes dies or the start of `tester` fails. A bad record ends it early; the message names the record.
     """
     import ray
 
@@ -292,7 +292,7 @@ def _follow(
 
 @contextmanager
 def _told_of(prepared: Prepared) -> Iterator[None]:
-    """Ray's errors about the master's process as errors of ours."""
+    """Turns Ray's errors about the master's process into ours."""
     from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
     from speedo.actors.death_causes import cause_in
@@ -318,11 +318,11 @@ def _told_of(prepared: Prepared) -> Iterator[None]:
 
 def _way_on(prepared: Prepared) -> str:
     kept = checkpoints_in(prepared.run_dir / CHECKPOINTS)
-    return f"; go on with --resume {prepared.run_dir}" if kept else ""
+    return f"; continue with --resume {prepared.run_dir}" if kept else ""
 
 
 def _let_go(master: Any) -> None:
-    """Wait for the hosts to leave, then take the run out of the store, which may be the user's."""
+    """Wait for the hosts to leave, then remove the run's keys from the store, which may be the user's own."""
     import ray
     from ray.exceptions import RayError
 

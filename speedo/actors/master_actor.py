@@ -1,4 +1,4 @@
-"""The master actor: hands out places, takes workers in, runs the training loop, tells how it goes."""
+"""The master actor: assigns slots, admits workers, runs the training loop, reports the state of the run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from speedo.actors.host_manager import Supervisor
+from speedo.actors.host_manager import HostManager
 from speedo.actors.host_orders import Orders
 from speedo.actors.ray_cluster import RayCluster
 from speedo.actors.ray_node.spawn import spawn
@@ -45,8 +45,8 @@ class MasterActor:
         checkpoint: Path | None,
         takes_hosts: bool,
     ) -> None:
-        """`scratch` takes small files, of the tester too, and is not ours to remove. `takes_hosts` says that workers
-        may join from other machines."""
+        """`scratch` takes the small files of engine and tester; its owner removes it. `takes_hosts`: workers may join
+        from other machines."""
         from speedo.engines.native_failures import capture_stderr
         from speedo.storage.redis.users import Access
 
@@ -86,7 +86,7 @@ class MasterActor:
                 redis_store(settings.redis_url, settings), settings.near
             ),
         )
-        self._supervisor = Supervisor(
+        self._host_manager = HostManager(
             self._cluster,
             training.roster,
             training.board,
@@ -111,7 +111,7 @@ class MasterActor:
         return {"parameters": layout.size, "bytes": layout.nbytes, "layout": layout.digest}
 
     def start_tester(self) -> None:
-        """Answers once it is there; tests that are due meanwhile wait. Raises `EngineError`, `StoreError`."""
+        """Returns once the tester is running; tests that are due meanwhile wait. Raises `EngineError`, `StoreError`."""
         self._cluster.tests.tester_in_place_of(None)
 
     def run(self) -> RunResult:
@@ -130,9 +130,9 @@ class MasterActor:
     # ------------------------------------------------------------ hosts and their workers
 
     def settings(self, host: str) -> RunSettings:
-        """Everything that a host needs to start workers; from now on the master waits for its farewell.
+        """The settings with which a host starts workers; from now on the master waits until this host says farewell.
 
-        One that was here before has none of its workers left: their slots are free for those that it will start.
+        A host that joins again has lost its workers: their slots are free for those that it will start.
         """
         for place in self._places.pop(host, ()):
             if self._training.roster.now_at(place.worker, place.incarnation) is not None:
@@ -141,8 +141,8 @@ class MasterActor:
         return self._settings.for_others()
 
     def assign(self, host: str, former: int | None = None) -> Assignment:
-        """A place for one more worker of this host, or for one that died at slot `former`."""
-        place = self._training.roster.assign(self._supervisor.samples())
+        """A place for one more worker of this host, or for the successor of the worker in slot `former`."""
+        place = self._training.roster.assign(self._host_manager.samples())
         try:
             place = self._admitted(place)
         except StoreError:
@@ -155,38 +155,38 @@ class MasterActor:
         return place
 
     def join(self, place: Assignment, handle: Any, ready: Ready) -> None:
-        """Take a worker in; raises `ClusterError` if its net is another."""
+        """Admit a worker; raises `ClusterError` if its net is another."""
         if ready.layout != self._training.layout.digest:
             self._release(place.worker, place.incarnation)
             raise ClusterError(
-                f"worker {place.worker} has built another net than the master: run the same SpeeDO and Caffe "
+                f"worker {place.worker} has a net that differs from the master's: run the same SpeeDO and Caffe "
                 "on every node"
             )
         self._cluster.join(place.worker, place.incarnation, handle, ready)
 
     def lost(self, place: Assignment, cause: str, outlook: str = "") -> None:
-        """A worker is gone, wherever it was moved meanwhile; `outlook` is what its host will do."""
+        """A worker is gone, in whatever slot it is now; `outlook` is what its host will do."""
         now_at = self._training.roster.now_at(place.worker, place.incarnation) or place
         self._training.board.expect(place.worker, outlook)
         self._cluster.lost(now_at.worker, now_at.incarnation, cause)
 
     def enlist(self, host: str, count: int, cores: int) -> int:
-        """A host that is about to start workers; how often it starts one again that died."""
-        return self._supervisor.enlist(host, count, cores)
+        """Register a host that is about to start workers; returns how often it restarts one that died."""
+        return self._host_manager.enlist(host, count, cores)
 
     def attend(self, host: str, alive: tuple[tuple[int, int], ...]) -> Orders:
-        """The workers that a host has, (slot, incarnation); what it is to do."""
-        return self._supervisor.attend(host, alive)
+        """Takes the host's workers as (slot, incarnation); returns the host's orders."""
+        return self._host_manager.attend(host, alive)
 
     def scale(self, workers: int) -> str:
-        """Have so many workers on all hosts together; raises `SpeedoError` if that cannot be."""
-        return self._supervisor.scale(workers)
+        """Change the total number of workers on all hosts; raises `SpeedoError` if that cannot be done."""
+        return self._host_manager.scale(workers)
 
     def farewell(self, host: str) -> None:
-        """This host has let its workers go."""
+        """This host has released its workers."""
         self._hosts.discard(host)
         self._places.pop(host, None)
-        self._supervisor.discharge(host)
+        self._host_manager.discharge(host)
 
     def wait_for_hosts(self, timeout_s: float) -> bool:
         """Whether every host has said farewell in time."""
@@ -196,7 +196,7 @@ class MasterActor:
         return not self._hosts
 
     def _make_tester(self) -> Any:
-        """A tester, the first or one in the place of another. Raises `EngineError`, `StoreError`."""
+        """A new tester, the first or a replacement. Raises `EngineError`, `StoreError`."""
         log = self._run_dir / LOGS / "tester.log"
         tester = spawn(TesterActor, self._settings.for_others(), log, self._scratch)
         started(tester.start.remote(), log, "the tester")
@@ -209,11 +209,11 @@ class MasterActor:
         self._training.tell(StoreTrouble(worst))
 
     def _trouble_with_users(self, problem: str | None) -> None:
-        """The same of the connection that makes users, in whatever thread wants one."""
+        """Reports trouble of the connection that creates users, from any thread."""
         self._training.board.trouble_with_store(self._worst("users", problem))
 
     def _worst(self, connection: str, problem: str | None) -> str:
-        """What is wrong with any of the master's connections, after this news of one of them."""
+        """The worst problem of all the master's connections, after this news of one of them."""
         with self._troubling:
             self._troubles[connection] = problem or ""
             return next(filter(None, self._troubles.values()), "")
@@ -224,7 +224,7 @@ class MasterActor:
             self._training.board.trouble_of_worker(place.worker, problem)
 
     def _admitted(self, place: Assignment) -> Assignment:
-        """The place with a user of its own in the store; former users of its slot are shut out."""
+        """The place with a new user of the store; former users of its slot lose their access."""
         return replace(place, redis_url=self._access.admit_worker(place.worker, place.incarnation))
 
     def _release(self, worker: int, incarnation: int) -> None:

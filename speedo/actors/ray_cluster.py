@@ -30,7 +30,7 @@ from speedo.messages import (
 )
 from speedo.transport.channel import Channels, first_line, refusal
 from speedo.transport.core_affinity import DriverCore
-from speedo.transport.event_queue import Inbox
+from speedo.transport.event_queue import EventQueue
 
 CAUSE_WAIT_S = (
     2.0  # a worker's own host knows better than Ray why it died, and may say so within this time
@@ -59,7 +59,7 @@ class RayCluster:
 
         `new_tester` starts a tester; without it there are no tests.
         """
-        self._events: Inbox[Event] = Inbox()
+        self._events: EventQueue[Event] = EventQueue()
         self._core = DriverCore()
         self._channels = (
             None if near_folder is None else Channels(near_folder, self._events, self._core)

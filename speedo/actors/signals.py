@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP as a wish to stop, not as an exception in the middle of something."""
+"""Turns Ctrl-C, SIGTERM and SIGHUP into a request to stop, instead of an exception at an arbitrary point."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SAME_WISH_S: Final = (
 
 @contextmanager
 def stop_signals() -> Iterator[list[str]]:
-    """Names of the signals that asked for an end; a second Ctrl-C interrupts at once.
+    """Yields the list of signals that asked for an end so far; a second Ctrl-C interrupts at once.
 
     A SIGHUP that was ignored when the program started, as under `nohup`, stays ignored.
     """

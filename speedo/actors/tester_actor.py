@@ -1,4 +1,4 @@
-"""Tests of versions beside the training: the tester actor, and the queue of what it is asked."""
+"""Tests versions of the center while training continues: the tester actor, and the queue of versions to test."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TesterActor:
         return os.getpid()
 
     def connect(self, redis_url: str) -> None:
-        """Centers are read from there; before the first `evaluate`."""
+        """Open the store from which centers are read; before the first `evaluate`."""
         from speedo.run.open_store import run_store
 
         self._store = run_store(redis_url, self._settings)
@@ -66,7 +66,7 @@ class TesterActor:
 
 
 class VersionTests:
-    """`new_tester` starts a tester; without it there are no tests. `tell` takes what becomes of each, in any thread."""
+    """The queue of tests. `new_tester` starts a tester (None: no tests). `tell` gets each result, in any thread."""
 
     def __init__(
         self, new_tester: Callable[[], Any] | None, tell: Callable[[Tested], None]
@@ -79,7 +79,7 @@ class VersionTests:
         self._waiting: list[Evaluate] = []
 
     def tester_in_place_of(self, former: Any) -> Any:
-        """The tester; another one if it is still the `former`, which died, or which is None before there is any."""
+        """The present tester; a new one if it is still `former`, which died (None: there was none yet)."""
         with self._reviving:
             if self._tester is former and self._new_tester is not None:
                 self._testers += 1
@@ -87,7 +87,7 @@ class VersionTests:
             return self._tester
 
     def ask(self, command: Evaluate) -> None:
-        """Let this version be tested, after those that wait already."""
+        """Queue a test of this version."""
         with self._asking:
             tester = self._tester
             if tester is not None and not self._waiting:
@@ -104,7 +104,7 @@ class VersionTests:
         asked.add_done_callback(lambda done: self._done(command, tester, done))
 
     def _ask_later(self, command: Evaluate, former: Any) -> None:
-        """There is no tester yet, or it died: another one is for every test that was lost with it."""
+        """Start a tester, because there is none yet or it died, and repeat the tests that were lost with it."""
         with self._asking:
             self._waiting.append(command)
         threading.Thread(target=self._ask_another, args=(former,), daemon=True).start()

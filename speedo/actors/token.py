@@ -1,4 +1,4 @@
-"""The secret that members of a cluster share: in a file of mode 0600 or in the environment, nowhere else."""
+"""The secret token of a cluster: stored in a file of mode 0600 or in the environment, nowhere else."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_BYTES: Final = 4096
 
 
 def token_file() -> Path:
-    """Where the token lies: `SPEEDO_TOKEN_FILE`, else `~/.config/speedo/token`."""
+    """The file of the token: `SPEEDO_TOKEN_FILE`, else `~/.config/speedo/token`."""
     given = os.environ.get(FILE_VARIABLE)
     if given:
         return Path(given)
@@ -52,7 +52,9 @@ def load_token(file: Path | None = None, *, create: bool = False) -> str:
             ) from None
     try:
         if os.stat(path).st_mode & 0o077:
-            raise ClusterError(f"the token file {path} is open to other users: chmod 600 {path}")
+            raise ClusterError(
+                f"the token file {path} is accessible to other users: chmod 600 {path}"
+            )
         return _checked(read_bytes(path, MOST_BYTES).decode("ascii"), str(path))
     except OSError as error:
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
@@ -65,12 +67,12 @@ def load_token(file: Path | None = None, *, create: bool = False) -> str:
         ) from None
     except ValueError:  # no text, or a name with a zero byte
         raise ClusterError(
-            f"what {path} holds is no token: copy the token file from the master's node"
+            f"{path} does not hold a token: copy the token file from the master's node"
         ) from None
 
 
 def _make(path: Path) -> None:
-    """Whole from its first moment: a worker of this machine may be waiting for it. The first of several makers wins."""
+    """Write the file atomically: a worker on this machine may be waiting for it. If several write, the first wins."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
@@ -89,7 +91,7 @@ def _make(path: Path) -> None:
 
 
 def how_to_join(address: str, file: Path | None = None) -> str:
-    """What to do on another node that is to join the master at `address`; `file` as for `load_token`."""
+    """What to do on another node to join the master at `address`; `file` as for `load_token`."""
     command = f"speedo worker --master {address}"
     if file is None and TOKEN_VARIABLE in os.environ:
         return f"on each node, with {TOKEN_VARIABLE} set as here: {command}"
@@ -103,7 +105,7 @@ def _checked(value: str, place: str) -> str:
     token = value.strip()
     if len(token) < LEAST_LENGTH or not token.isascii() or not token.isprintable():
         raise ClusterError(
-            f"what {place} holds is no token, for it has fewer than {LEAST_LENGTH} plain characters: "
-            "copy the token file from the master's node, or on that node remove it, and a new one is made"
+            f"what {place} holds is not a token, because it has fewer than {LEAST_LENGTH} plain characters: "
+            "copy the token file from the master's node, or remove it on that node, and a new one is created"
         )
     return token

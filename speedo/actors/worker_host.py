@@ -1,4 +1,4 @@
-"""A host of workers: starts them on its own node, watches their processes, and does what the master orders."""
+"""A host of workers: starts them on its node, watches their processes, and carries out the master's orders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from speedo.actors.host_orders import Orders
 from speedo.actors.worker_actor import Ready
-from speedo.actors.worker_process import Seat, warm
+from speedo.actors.worker_process import WorkerProcess, warm
 from speedo.errors import SpeedoError
 from speedo.master.slots import Assignment
 from speedo.run.settings import RunSettings
@@ -32,10 +32,10 @@ AGAIN_S: Final = 1.0  # before a master that did not answer is asked for a place
 
 
 class WorkerHost:
-    """Workers of one run on this node; their own words go to files in `logs`, their small files to `scratch`.
+    """Workers of one run on this node; their output goes to files in `logs`, their small files to `scratch`.
 
-    Those that die are started again, with growing pauses. `last_died`, once set, is the cause of the last death:
-    nobody is left here, and nobody will be started. `note` is told what a slow start waits for.
+    Workers that die are restarted after growing pauses. `last_died`, once set, is the cause of the last death when no
+    worker is left and none will be restarted. `note` is told what a slow start waits for.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class WorkerHost:
         self.last_died: str | None = None
         self._master, self._settings, self._name = master, settings, name
         self._folders, self._note = (logs, scratch, data_root), note
-        self._seats: list[Seat] = []
+        self._processes: list[WorkerProcess] = []
         self._machine, self._count = this_machine(), 0
         self._warm: list[Any] = []
         self._restarts = 0
@@ -63,7 +63,7 @@ class WorkerHost:
         self._watcher = threading.Thread(target=self._watch, name="worker-watch", daemon=True)
 
     def warm_up(self, count: int) -> None:
-        """Begin processes for so many workers, while the master still builds its engine."""
+        """Start processes for this many workers while the master still builds its engine."""
         threads = threads_of(self._settings.cores, self._machine, count)
         self._warm += [warm(self._settings, threads) for _ in range(count)]
 
@@ -77,27 +77,27 @@ class WorkerHost:
         self._restarts = self._patiently(self._master.enlist.remote(self._name, count, cores))
         try:
             for _ in range(count):
-                seat = self._new_seat()
+                process = self._new_process()
                 place: Assignment = self._patiently(self._master.assign.remote(self._name))
                 actor = self._warm.pop() if self._warm else None
-                self._begin_at(seat, place, time.monotonic(), actor)
-                self._seats.append(seat)
-            for seat in self._seats:
-                self._hand_over(seat, seat.wait(time.monotonic()))
+                self._begin_at(process, place, time.monotonic(), actor)
+                self._processes.append(process)
+            for process in self._processes:
+                self._hand_over(process, process.wait(time.monotonic()))
         except RayTaskError as error:
-            self._leave(self._seats, "it did not start")
+            self._leave(self._processes, "it did not start")
             raise error.cause from None
         except (SpeedoError, RayError):
-            self._leave(self._seats, "it did not start")
+            self._leave(self._processes, "it did not start")
             raise
         self._watcher.start()
 
     def _patiently(self, answer: Any) -> Any:
-        """The master's answer; if it takes long, why is noted, each time that it changes."""
+        """The master's answer; if it takes long, notes the reason each time that it changes."""
         said = ""
         while not ray.wait([answer], timeout=SLOW_S)[0]:
             status = ray.get(self._master.status.remote(), timeout=ANSWER_S)
-            why = status.store_trouble or "it has much to do"
+            why = status.store_trouble or "it is busy"
             if why != said:
                 self._note(f"waiting for the master to give workers their places: {why}")
                 said = why
@@ -107,7 +107,7 @@ class WorkerHost:
         """End the workers; the master hears of it. May be called twice."""
         self._stopping.set()
         with self._lock:
-            self._leave(self._seats, cause, wait=False)
+            self._leave(self._processes, cause, wait=False)
             while self._warm:
                 ray.kill(self._warm.pop())
 
@@ -121,112 +121,117 @@ class WorkerHost:
                     self._look(time.monotonic())
 
     def _is_short(self) -> bool:
-        """Whether a worker that should be at work is not there yet."""
+        """Whether a worker that should be training is not there yet."""
         return any(
-            seat.starting is not None or (seat.place is None and not seat.given_up)
-            for seat in self._seats
+            process.starting is not None or (process.place is None and not process.given_up)
+            for process in self._processes
         )
 
     def _look(self, now: float) -> None:
-        for seat in self._seats:
-            if seat.place is None and not seat.given_up and now >= seat.due:
-                self._begin(seat, now)
-            elif seat.starting is not None:
-                self._look_at_start(seat, now)
-            elif seat.place is not None and seat.is_dead():
-                self._died(seat, seat.cause(), now)
+        for process in self._processes:
+            if process.place is None and not process.given_up and now >= process.due:
+                self._begin(process, now)
+            elif process.starting is not None:
+                self._look_at_start(process, now)
+            elif process.place is not None and process.is_dead():
+                self._died(process, process.cause(), now)
         if self._asked is not None and ray.wait([self._asked], timeout=0)[0]:
             answer, self._asked = self._asked, None
             self._follow(ray.get(answer), now)
         if self._asked is None and now >= self._next_attend:
             self._next_attend = now + ATTEND_S
-            places = [seat.place for seat in self._seats if seat.place is not None]
+            places = [process.place for process in self._processes if process.place is not None]
             alive = tuple((place.worker, place.incarnation) for place in places)
             self._asked = self._master.attend.remote(self._name, alive)
 
-    def _begin(self, seat: Seat, now: float) -> None:
-        seat.due = now + AGAIN_S
+    def _begin(self, process: WorkerProcess, now: float) -> None:
+        process.due = now + AGAIN_S
         try:
-            place = ray.get(self._master.assign.remote(self._name, seat.former), timeout=ANSWER_S)
+            place = ray.get(
+                self._master.assign.remote(self._name, process.former), timeout=ANSWER_S
+            )
         except (RayTaskError, GetTimeoutError):  # its store or itself is busy or away
             return
-        self._begin_at(seat, place, now)
+        self._begin_at(process, place, now)
 
-    def _begin_at(self, seat: Seat, place: Assignment, now: float, actor: Any = None) -> None:
+    def _begin_at(
+        self, process: WorkerProcess, place: Assignment, now: float, actor: Any = None
+    ) -> None:
         cores, machine = self._settings.cores, self._machine
-        share = share_of(self._name, cores, machine, self._count, seat.number)
-        seat.begin(self._settings, place, *self._folders, now, actor, self._master, share)
+        share = share_of(self._name, cores, machine, self._count, process.number)
+        process.begin(self._settings, place, *self._folders, now, actor, self._master, share)
 
-    def _new_seat(self) -> Seat:
+    def _new_process(self) -> WorkerProcess:
         """One more, with the lowest number that no other has."""
-        taken = {seat.number for seat in self._seats}
-        return Seat(
-            self._restarts, next(number for number in range(len(taken) + 1) if number not in taken)
-        )
+        taken = {process.number for process in self._processes}
+        free = next(number for number in range(len(taken) + 1) if number not in taken)
+        return WorkerProcess(self._restarts, free)
 
-    def _look_at_start(self, seat: Seat, now: float) -> None:
+    def _look_at_start(self, process: WorkerProcess, now: float) -> None:
         try:
-            ready = seat.answer(now)
+            ready = process.answer(now)
             if ready is not None:
-                self._hand_over(seat, ready)
+                self._hand_over(process, ready)
         except RayTaskError as error:
-            self._died(seat, first_line(error.cause), now)
+            self._died(process, first_line(error.cause), now)
         except (SpeedoError, GetTimeoutError) as error:
-            self._died(seat, first_line(error), now)
+            self._died(process, first_line(error), now)
 
-    def _hand_over(self, seat: Seat, ready: Ready) -> None:
-        join = self._master.join.remote(seat.place, seat.actor, ready)
+    def _hand_over(self, process: WorkerProcess, ready: Ready) -> None:
+        join = self._master.join.remote(process.place, process.actor, ready)
         ray.get(join, timeout=ANSWER_S)
 
-    def _died(self, seat: Seat, cause: str, now: float, *, for_good: bool = False) -> None:
-        """Tell the master of a death and of what comes now; the process may still have to be ended."""
-        place = seat.place
-        up_s = 0.0 if seat.starting is not None else now - seat.since
-        seat.end()
-        pause = None if for_good else seat.restarts.pause_after(up_s)
+    def _died(
+        self, process: WorkerProcess, cause: str, now: float, *, for_good: bool = False
+    ) -> None:
+        """Report a death and what follows to the master; the process may still have to be ended."""
+        place = process.place
+        up_s = 0.0 if process.starting is not None else now - process.since
+        process.end()
+        pause = None if for_good else process.restarts.pause_after(up_s)
         if pause is not None:
-            seat.due = now + pause
+            process.due = now + pause
             outlook = f"restarting in {pause:.0f} s" if pause else "restarting"
         else:
-            seat.given_up = True
-            used = seat.restarts.used
+            process.given_up = True
+            used = process.restarts.used
             outlook = f"gone, given up after {used} restarts" if used and not for_good else "gone"
         self._master.lost.remote(place, cause, outlook)
-        if all(one.given_up for one in self._seats):
+        if all(one.given_up for one in self._processes):
             self.last_died = cause
 
-    def _leave(self, seats: list[Seat], cause: str, *, wait: bool = True) -> None:
-        """Let workers go for good, and forget their seats."""
-        for seat in list(seats):
-            if seat.place is not None:
-                self._master.lost.remote(seat.place, cause)
-            seat.end(wait=wait)
-            self._seats.remove(seat)
+    def _leave(self, processes: list[WorkerProcess], cause: str, *, wait: bool = True) -> None:
+        """Remove workers for good."""
+        for process in list(processes):
+            if process.place is not None:
+                self._master.lost.remote(process.place, cause)
+            process.end(wait=wait)
+            self._processes.remove(process)
 
     # ------------------------------------------------------------ orders
 
     def _follow(self, orders: Orders, now: float) -> None:
-        for seat in self._seats:
+        for process in self._processes:
             for place in orders.moved:
-                if seat.place is not None and seat.place.worker == place.worker:
-                    seat.place = place
+                if process.place is not None and process.place.worker == place.worker:
+                    process.place = place
             for end in orders.end:
-                if seat.place is not None and end.is_of(seat.place):
-                    own = seat.cause() if seat.is_dead() else end.reason
-                    self._died(seat, own, now, for_good=end.for_good)
+                if process.place is not None and end.is_of(process.place):
+                    own = process.cause() if process.is_dead() else end.reason
+                    self._died(process, own, now, for_good=end.for_good)
         if orders.round > self._round:  # somebody wants so many now, whatever happened before
             self._round = orders.round
-            self._leave([seat for seat in self._seats if seat.given_up], "given up")
+            self._leave([process for process in self._processes if process.given_up], "given up")
             self.last_died = None
         self._count = orders.count
-        while len(self._seats) < orders.count:
-            self._seats.append(self._new_seat())
-        spare = len(self._seats) - orders.count
+        while len(self._processes) < orders.count:
+            self._processes.append(self._new_process())
+        spare = len(self._processes) - orders.count
         if spare > 0:
-            self._leave(sorted(self._seats, key=_worth)[:spare], "fewer workers are wanted")
+            self._leave(sorted(self._processes, key=_worth)[:spare], "fewer workers are wanted")
 
 
-def _worth(seat: Seat) -> tuple[bool, bool, int]:
-    """How little a seat would be missed, least first: given up, empty, then the highest slots."""
-    place = seat.place
-    return (not seat.given_up, place is not None, -place.worker if place is not None else 0)
+def _worth(process: WorkerProcess) -> tuple[bool, bool, int]:
+    """The order of removal: first workers given up, then those without a process, then the highest slots."""
+    place = process.place
+    return (not process.given_up, place is not None, -place.worker if place is not None else 0)

@@ -1,4 +1,4 @@
-"""One worker of a host: its process while there is one, and when it is to be started again."""
+"""One worker process of a host, and when to restart it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ END_S: Final = 2.0  # for a process to vanish after SIGKILL
 OVERLAP_THREADS: Final = 4  # of an actor whose turns overlap: two turns, and whoever asks meanwhile
 
 
-class Seat:
-    """What a host keeps of one worker; all times are seconds of one clock, given by the caller.
+class WorkerProcess:
+    """What a host knows of one worker; all times are seconds of one clock, given by the caller.
 
-    It is empty until `begin`, and again after `end`; `given_up`, it stays so. `number` says which of the host's it is,
-    from 0 on, whatever its slot: its cores follow from it.
+    There is no process before `begin` and after `end`. With `given_up` it is not restarted. `number` says which of the
+    host's it is, from 0 on, whatever its slot: its cores follow from it.
     """
 
     def __init__(self, restarts: int, number: int = 0, due: float = 0.0) -> None:
@@ -86,7 +86,7 @@ class Seat:
         return self.wait(now, 0.0)
 
     def is_dead(self) -> bool:
-        """Whether it had been ready, and its process is no more."""
+        """Whether it was ready and its process has ended."""
         if self.starting is not None:
             return False  # its answer tells
         kills = memory_kills()
@@ -103,7 +103,7 @@ class Seat:
         return cause_in(self.log, self._log_begin) or silent_death(self._kills, self.log)
 
     def end(self, *, wait: bool = True) -> None:
-        """End the process for sure, even one that hangs or is stopped; the seat is empty then."""
+        """Kill the process, even one that hangs or is stopped."""
         if self._process is None and self._who is not None:
             with suppress(RayError):  # it never said who it is: Ray alone can end it
                 self._process = _process(ray.get(self._who, timeout=0))
@@ -119,7 +119,7 @@ class Seat:
 
 
 def warm(settings: RunSettings, threads: int = 1) -> Any:
-    """A process that gets ready for any place, with so many BLAS threads, for `Seat.begin`."""
+    """A process that loads what any place needs, with this many BLAS threads, for `WorkerProcess.begin`."""
     actor = _spawn(settings)
     actor.warm_up.remote(threads)
     return actor

@@ -1,4 +1,4 @@
-"""`speedo status`, `speedo stop` and `speedo scale`: how a run on this machine goes, and what it is told."""
+"""`speedo status`, `speedo stop` and `speedo scale`: show and control the runs on this machine."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ SCALE_S: Final = 180.0
 run_option = click.option(
     "--run",
     metavar="ID|RUN_DIR",
-    help="Which run: the beginning of its id, or its directory.  [default: the only one]",
+    help="The run: the first characters of its id, or its directory.  [default: the only one]",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-@click.command(short_help="Show how a run on this machine goes.")
+@click.command(short_help="Show the state of a run on this machine.")
 @run_option
 @json_option
 @click.option("--watch", is_flag=True, help="Repeat every --interval seconds, until the run ends.")
@@ -38,21 +38,21 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
     help="Seconds between two updates.",
 )  # fmt: skip
 def status(run: str | None, as_json: bool, watch: bool, interval: float) -> None:
-    """Show how a run goes: state, iteration, loss, images/s, the last test, and a line per worker.
+    """Show the state of a run: iteration, loss, images/s, the last test, and a line per worker.
 
     Shows the runs of `speedo train` and `speedo master` that you started on this machine, from any directory.
     If there are several, it shows each; --run selects one. Use it on the master's machine: the nodes of workers
     do not know the state of the run.
 
     --json prints one object, `{"runs": [...]}`, with a fixed set of fields for each run; docs/running.md has
-    them. Looking does not disturb a run, and Ctrl-C here ends only the looking.
+    them. This does not disturb the run, and Ctrl-C here ends only this command.
 
     \b
     speedo status
     speedo status --json | jq .runs[0].iteration
     speedo status --watch
 
-    Exit status: 0, or 1 if no such run is going.
+    Exit status: 0, or 1 if there is no such run.
     """
     socket = None if run is None else find(run)
     if socket is None:
@@ -74,10 +74,10 @@ def status(run: str | None, as_json: bool, watch: bool, interval: float) -> None
         time.sleep(interval)
 
 
-@click.command(short_help="End a run early; what it has learned is tested and exported.")
+@click.command(short_help="End a run early; its model is tested and exported.")
 @run_option
 @json_option
-@click.option("--no-wait", is_flag=True, help="Do not wait until the run has ended.")
+@click.option("--no-wait", is_flag=True, help="Do not wait for the end of the run.")
 @click.option(
     "--timeout", type=click.FloatRange(0, 1e6, min_open=True), default=900.0, show_default=True, metavar="S",
     help="Seconds to wait for the end, including the last test.",
@@ -85,14 +85,14 @@ def status(run: str | None, as_json: bool, watch: bool, interval: float) -> None
 def stop(run: str | None, as_json: bool, no_wait: bool, timeout: float) -> None:
     """End a run early, as Ctrl-C at its terminal would: the model so far is tested and exported.
 
-    Waits until the run's processes are gone, then prints what it came to. The command of the run itself ends
-    with status 3, for a run that ended early. Ctrl-C here ends only the waiting: the run stops all the same.
+    Waits until the run's processes are gone, then prints its result. The command of the run itself ends
+    with status 3, for a run that ended early. Ctrl-C here ends only the wait: the run still stops.
 
     \b
     speedo stop
     speedo stop --run runs/20250101-120000-sync-1a2b --json
 
-    Exit status: 0 once the run has ended (with --no-wait, once it was told), or 1.
+    Exit status: 0 once the run has ended (with --no-wait, once it has the request), or 1.
     """
     socket = find(run) if run is not None else only()
     told = socket.ask("stop")
@@ -119,9 +119,9 @@ def stop(run: str | None, as_json: bool, no_wait: bool, timeout: float) -> None:
 @run_option
 @json_option
 def scale(workers: int, run: str | None, as_json: bool) -> None:
-    """Train with N workers from now on: more are started, or some are let go.
+    """Train with N workers from now on: more are started, or some are stopped.
 
-    On a cluster they are spread over the hosts that have joined. The run goes on meanwhile, and no result counts
+    On a cluster they are spread over the hosts that have joined. The run continues meanwhile, and no result counts
     twice; `speedo status` shows when the change is done.
 
     \b
@@ -136,7 +136,7 @@ def scale(workers: int, run: str | None, as_json: bool) -> None:
 
 
 def everything() -> list[dict[str, Any]]:
-    """The state of every run; one that does not answer is told with its reason instead."""
+    """The state of every run; for one that does not answer, the reason."""
     found = []
     for socket in running():
         try:
@@ -149,7 +149,7 @@ def everything() -> list[dict[str, Any]]:
 
 
 def require_some(as_json: bool) -> None:
-    """End with status 1 and a sentence if no run is going."""
+    """End with status 1 and a sentence if there is no run."""
     if running():
         return
     if as_json:
@@ -159,31 +159,33 @@ def require_some(as_json: bool) -> None:
 
 
 NONE: Final = (
-    "no run of yours is going on this machine: start one with `speedo train` or `speedo master`, "
+    "you have no run on this machine: start one with `speedo train` or `speedo master`, "
     "or ask on the machine where it was started"
 )
 
 
 def only() -> RunSocket:
-    """The one run that is going; raises `ClusterError` if there is none, or which there are."""
+    """The only run; raises `ClusterError` if there is none, or names them if there are several."""
     runs = running()
     if not runs:
         raise ClusterError(NONE)
     if len(runs) > 1:
         names = ", ".join(socket.run for socket in runs)
         raise ClusterError(
-            f"several runs are going ({names}): name one with --run, `speedo status` shows them"
+            f"you have several runs ({names}): name one with --run, `speedo status` shows them"
         )
     return runs[0]
 
 
 def find(name: str) -> RunSocket:
-    """The run of this id, or beginning of one, or of this directory; raises `ClusterError`."""
+    """The run with this id, prefix of an id, or directory; raises `ClusterError`."""
     runs = running()
     named = [socket for socket in runs if name and socket.run.startswith(name)]
     if len(named) > 1:
         names = ", ".join(socket.run for socket in named)
-        raise ClusterError(f"--run {name} begins several runs ({names}): give more of it")
+        raise ClusterError(
+            f"--run {name} matches several runs ({names}): give more characters of the id"
+        )
     if named:
         return named[0]
     folder = Path(name)
@@ -196,10 +198,8 @@ def find(name: str) -> RunSocket:
     if os.path.isfile(folder / "result.json"):
         sentence, *_ = outcome_of(folder)[1].splitlines()
         raise ClusterError(f"the run in {folder} is over: {sentence}")
-    going = f"; going are {', '.join(socket.run for socket in runs)}" if runs else ""
-    raise ClusterError(
-        f"--run {name} is no run that is going: give an id or a run directory{going}"
-    )
+    going = f"; running are {', '.join(socket.run for socket in runs)}" if runs else ""
+    raise ClusterError(f"--run {name} is not a running run: give an id or a run directory{going}")
 
 
 def wait_for_end(socket: RunSocket, process: int, timeout_s: float) -> None:

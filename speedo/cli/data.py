@@ -24,9 +24,11 @@ SOURCE = click.Path(path_type=Path)
 SEED = click.IntRange(0, LARGEST_SEED)
 LARGEST_SIDE = 16_384  # of an image, in pixels
 source_option = click.option(
-    "--source", type=SOURCE, help="Where the published files lie.  [default: their usual place]"
+    "--source", type=SOURCE, help="Folder with the published files.  [default: their usual place]"
 )
-force_option = click.option("--force", is_flag=True, help="Build again what is there already.")
+force_option = click.option(
+    "--force", is_flag=True, help="Build the dataset again even if it is complete."
+)
 
 
 @click.group()
@@ -37,7 +39,7 @@ def data() -> None:
     speedo data fashion-mnist ~/data/fashion-mnist
     speedo data images train.txt ~/data/mine --size 256x256 --shuffle
 
-    What is there already and whole is left alone; --force builds it again. A solver finds a dataset by its
+    A dataset that is complete is not built again, unless --force is given. A solver finds a dataset by its
     `source`: as a path from its own folder, from the working directory or from --data-root.
     """
 
@@ -88,7 +90,9 @@ def cifar10(folder: Path, source: Path | None, force: bool, seed: int) -> None:
 @data.command()
 @click.argument("list_file", type=LIST, metavar="LIST")
 @click.argument("folder", type=FOLDER, metavar="DIR")
-@click.option("--root", type=FOLDER, help="Where the images lie.  [default: the list's folder]")
+@click.option(
+    "--root", type=FOLDER, help="Folder of relative image paths.  [default: the list's folder]"
+)
 @click.option(
     "--database", default="train_lmdb", show_default=True, help="Name of the database in DIR."
 )
@@ -96,18 +100,16 @@ def cifar10(folder: Path, source: Path | None, force: bool, seed: int) -> None:
 @click.option("--gray", is_flag=True, help="One channel instead of three.")
 @click.option("--encoded", is_flag=True, help="Keep the images compressed.")
 @click.option(
-    "--shuffle", is_flag=True, help="Mix the records: Caffe reads them in database order."
+    "--shuffle", is_flag=True, help="Shuffle the records; Caffe reads them in database order."
 )
 @click.option("--seed", type=SEED, default=1, show_default=True, help="Seed of --shuffle.")
-@click.option(
-    "--skip-bad", is_flag=True, help="Leave out lines that cannot be read, and tell them."
-)
+@click.option("--skip-bad", is_flag=True, help="Skip lines that cannot be read, and report them.")
 @force_option
 def images(list_file: Path, folder: Path, size: str | None, **options: Any) -> None:
-    """Images of your own: each line of LIST is `path label`.
+    """Your own images: each line of LIST is `path label`.
 
-    Labels count from 0; paths start from the list's folder or --root. Give each of train and test a list of
-    its own and a --database name.
+    Labels count from 0; paths start from the list's folder or --root. Give train and test a list and a
+    --database name each.
     """
     from speedo.data import prepare_images
 

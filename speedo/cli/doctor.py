@@ -1,4 +1,4 @@
-"""`speedo doctor`: what a node lacks for a run, before the run finds out."""
+"""`speedo doctor`: finds what a node lacks for a run before the run starts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     "--master",
     "address",
     metavar="HOST[:PORT]",
-    help="Check as a node of workers of this master, which must be running.",
+    help="Check as a node with workers of this master, which must be running.",
 )
 @click.option(
     "--workers",
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     default=DEFAULT_PORT,
     show_default=True,
     metavar="N",
-    help="The port that workers would join at.",
+    help="Port that workers would connect to.",
 )
 @cores_options
 @options_named("cpu")
@@ -63,7 +63,7 @@ def doctor(
     node, whether versions and clocks agree, and whether the data here has as many records, and the net the same
     layout, as the master's. SOLVER may then be left out: the master's own is checked with the data of this node.
 
-    Nothing is prepared, and nothing is left behind. Each line is `ok`, `warn` (it works, and not as you would
+    It prepares nothing and leaves no files. Each line is `ok`, `warn` (it works, but not as you would
     expect) or `FAIL`, with the remedy below.
 
     \b
@@ -129,7 +129,7 @@ def _print(findings: list[Finding]) -> None:
 
 def _summary(failed: int, warned: int) -> str:
     if failed:
-        return f"{failed} to mend before a run" + (f", {warned} to look at" if warned else "")
+        return f"{failed} to fix before a run" + (f", {warned} to look at" if warned else "")
     if warned:
         return f"ready, with {warned} to look at"
     return "ready"

@@ -54,7 +54,7 @@ _STATUS_OF_SIGNAL: Final = {
 
 
 class Commands(click.Group):
-    """Ends with one clear message for every mistake that a user can mend."""
+    """Prints one clear message for every error that a user can fix."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
         _open_closed_streams()
@@ -152,7 +152,7 @@ def master(token_file: Path | None, **options: Any) -> None:
 
 @main.command(cls=WorkerCommand, short_help="Join a master with workers of this machine.")
 @click.option(
-    "--master", "address", required=True, metavar="HOST[:PORT]", help="Where the master runs."
+    "--master", "address", required=True, metavar="HOST[:PORT]", help="Address of the master."
 )
 @click.option(
     "--workers",
@@ -182,7 +182,7 @@ def worker(
     data_root: Path | None,
     token_file: Path | None,
 ) -> None:
-    """Join a master with one or more workers, and leave when its run ends."""
+    """Join a master with one or more workers until its run ends."""
     from speedo.actors.join.worker_command import serve_worker
     from speedo.doctor import Request, require
 
@@ -262,7 +262,7 @@ def _why_not_complete(result: RunResult) -> str:
 
 
 def _usage(error: click.ClickException) -> str:
-    """Click's finding as one sentence that names the page to read."""
+    """Click's message as one sentence that names the help page."""
     text = error.format_message().strip().rstrip(".")
     context = getattr(error, "ctx", None)
     page = f"; see `{context.command_path} --help`" if context is not None else ""
@@ -283,14 +283,14 @@ def _complain(*problems: str) -> None:
 
 
 def _escape_what_cannot_be_written() -> None:
-    """A name that this terminal's encoding does not have is shown escaped; printing it must not end the command."""
+    """Escape characters that the terminal's encoding does not have; printing them must not end the command."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def _open_closed_streams() -> None:
-    """Put /dev/null where a standard stream was closed, or the next file opened would take its place."""
+    """Open /dev/null for a standard stream that was closed; the next file opened would get its descriptor."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)

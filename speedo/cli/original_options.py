@@ -1,7 +1,7 @@
-"""The options of the original SpeeDO (Zheng et al. 2015), taken under their names and told by ours.
+"""Translates the options of the original SpeeDO (Zheng et al. 2015) into ours.
 
-Its strategy was chosen by a flag with the strategy's number: `--sync`, `--maxAdvance N`, `--weedout N` (documented as
-`--drop N`, which did not exist), `--movingRate A`. Here the same words choose the mode, unless `--mode` does.
+The original chose its strategy by a flag: `--sync`, `--maxAdvance N`, `--weedout N` (documented as `--drop N`, which
+did not exist), `--movingRate A`. Here the same flags choose the mode, unless `--mode` is given.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from speedo.errors import ConfigError
+from speedo.sgd_modes.registry import PLAIN
 
 _RENAMED: Final = {
     "--maxIter": "--max-iter",
@@ -21,89 +22,87 @@ _RENAMED: Final = {
     "--snapshot": "--weights",
     "--worker": "--workers",
 }
-_MODES: Final = {
-    "--maxAdvance": ("partial", "--max-advance"),
-    "--weedout": ("weed-out", "--window"),
-    "--drop": ("weed-out", "--window"),
-    "--movingRate": ("easgd", "--moving-rate"),  # the last: with another strategy it is that one's
+# The strategies in the order in which the original checked them, with the option of ours that each sets.
+_STRATEGIES: Final = {
+    "--weedout": "window",
+    "--drop": "window",
+    "--maxAdvance": "max_advance",
+    "--sync": "",
+    "--movingRate": "moving_rate",  # with another strategy it is an option of that one
 }
-_FLAGS: Final = {"--sync": ("sync", ""), "--gradientOnly": ("", "--server-gradient")}
 _NO_MORE: Final = {
-    "--startIter": "use --resume RUN, which goes on at the run's own iteration, or --resume FILE.solverstate",
+    "--startIter": "use --resume RUN, which continues at the run's own iteration, or --resume FILE.solverstate",
     "--hybrid": "use --mode hybrid with a --phase for each strategy, as in --phase sync:500 --phase easgd:1000",
-    "--device": "there is no choice of device; the solver's solver_mode and --cpu decide between GPU and CPU",
+    "--device": "the device cannot be chosen; the solver's solver_mode and --cpu decide between GPU and CPU",
     "--CPUDBActor": "the master needs no GPU; leave it out",
     "--doublePrecision": "weights are float32; leave it out",
-    "--debug": "the loss is shown as the run goes on; leave it out",
-    "--keyName": "each run has a name of its own in Redis; leave it out",
-    "--suffix": "each worker has keys of its own; leave it out",
+    "--debug": "the loss is shown during the run; leave it out",
+    "--keyName": "each run has its own name in Redis; leave it out",
+    "--suffix": "each worker has its own keys; leave it out",
     "--baseDir": "use --run-dir DIR",
-    "--start": "workers share the records out by themselves; leave it out",
+    "--start": "workers split the records automatically; leave it out",
     "--sleepAfterFinish": "leave it out",
 }
 _ACTOR: Final = re.compile(r"akka\.tcp://[^@/]+@([^/]+)(/.*)?")
 
 NAMES: Final = frozenset(
-    (*_RENAMED, *_MODES, *_FLAGS, *_NO_MORE, "--factor", "--solver")
-)  # beside --host and --master of a worker, which are told by their values
+    (*_RENAMED, *_STRATEGIES, *_NO_MORE, "--factor", "--gradientOnly", "--solver")
+)  # besides --host and --master of a worker, which are recognised by their values
 
 
 @dataclass
 class _Translation:
-    """Words so far, what is said of them, and the modes that they ask for."""
+    """The arguments so far, notes on them, and the original's strategies among them."""
 
     words: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    modes: list[str] = field(default_factory=list)
+    strategies: list[str] = field(default_factory=list)
 
     def add(self, theirs: str, *ours: str) -> None:
         self.words += ours
-        self.notes.append(f"{theirs} is {' '.join(ours)} here")
+        self.notes.append(f"{theirs} is now {' '.join(ours)}")
 
 
 def for_a_run(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Arguments of `speedo train` or `speedo master` in our words, and a note for each that was not.
+    """Our arguments for those of `speedo train` or `speedo master`, and a note for each that was translated.
 
     Raises `ConfigError` for options of the original that have no counterpart.
     """
     made, positional = _Translation(), list[str]()
 
     def other(name: str, value: Callable[[], str]) -> bool:
-        if name in _MODES:
-            mode, ours = _MODES[name]
-            made.modes.append(mode)
-            made.add(name, ours, value())
-        elif name in _FLAGS:
-            mode, ours = _FLAGS[name]
-            made.modes += [mode] if mode else []
-            if ours:
-                made.add(name, ours)
+        if name in _STRATEGIES:
+            made.strategies.append(name)
+            if option := _STRATEGIES[name]:
+                made.add(name, f"--{option.replace('_', '-')}", value())
+        elif name == "--gradientOnly":
+            made.add(name, "--server-gradient")
         elif name == "--factor":
             made.add(name, "--delta-scale", _inverse(value()))
         elif name == "--solver":
             positional.append(value())
-            made.notes.append("--solver FILE is FILE here")
+            made.notes.append("--solver FILE is now FILE")
         else:
             return False
         return True
 
     rest = _translate(words, made, other)
-    if made.modes and not any(word.split("=")[0] == "--mode" for word in words):
-        mode = min(made.modes, key=_rank)
+    if made.strategies and not any(word.split("=")[0] == "--mode" for word in words):
+        mode = _mode_of(min(made.strategies, key=list(_STRATEGIES).index))
         made.words += ["--mode", mode]
-        made.notes.append(f"the strategy that this asks for is --mode {mode} here")
+        made.notes.append(f"the mode of this strategy is --mode {mode}")
     return [*made.words, *positional, *rest], made.notes
 
 
 def for_a_worker(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Arguments of `speedo worker` in our words, and a note for each that was not. Raises `ConfigError`."""
+    """Our arguments for those of `speedo worker`, and a note for each that was translated. Raises `ConfigError`."""
     made = _Translation()
 
     def other(name: str, value: Callable[[], str]) -> bool:
         if name == "--host":
             value()
             made.notes.append(
-                "--host is not needed here: the address that the master is reached from is taken"
+                "--host is not needed here: workers use the address from which they reach the master"
             )
         elif name == "--master":
             given = value()
@@ -139,15 +138,22 @@ def _translate(
         if name in _RENAMED:
             made.add(name, _RENAMED[name], value())
         elif name in _NO_MORE:
-            raise ConfigError(f"{name} of the original SpeeDO is no option here: {_NO_MORE[name]}")
+            raise ConfigError(
+                f"{name} of the original SpeeDO does not exist here: {_NO_MORE[name]}"
+            )
         elif not other(name, value):
             made.words.append(word)
     return left
 
 
-def _rank(mode: str) -> int:
-    """In which order the original looked for a strategy."""
-    return ("weed-out", "partial", "sync", "easgd").index(mode)
+def _mode_of(strategy: str) -> str:
+    """The mode with the strategy's option: its own, or that of its default merge rule. --sync: the mode with rounds."""
+    option = _STRATEGIES[strategy]
+    return next(
+        name
+        for name, mode in PLAIN.items()
+        if (option in (*mode.own, mode.rules[0].option) if option else mode.rounds)
+    )
 
 
 def _inverse(factor: str) -> str:

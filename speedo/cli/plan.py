@@ -1,4 +1,4 @@
-"""`speedo plan`: how fast a run would be with more workers, another mode, another network."""
+"""`speedo plan`: predicts how fast a run would be with more workers, another mode or another network."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ AS_IT_IS: Final = {"compress": "none", "compress_center": "none"}
     "source",
     type=PATH,
     metavar="RUN|FILE",
-    help="Take the times from the directory of a run of `speedo train`, or from a file of --save. With SOLVER too, "
-    "the run tells only what is not measured alone, as the time of messages.",
+    help="Take the times from the run directory of a `speedo train`, or from a file of --save. With SOLVER as well, "
+    "only times that cannot be measured here, such as those of messages, come from the run.",
 )
 @click.option(
     "--seconds",
@@ -91,9 +91,9 @@ AS_IT_IS: Final = {"compress": "none", "compress_center": "none"}
     default=3.0,
     show_default=True,
     metavar="S",
-    help="How long to measure steps, for each size of batch.",
+    help="Seconds to measure steps, for each batch size.",
 )
-@click.option("--save", type=FILE, help="Keep what was measured in this file, for --from.")
+@click.option("--save", type=FILE, help="Save the measurements in this file, for --from.")
 @options_named("data_root", "cpu")
 @click.option(
     "--seed", type=click.IntRange(0, LARGEST_SEED), default=0, show_default=True, metavar="N",
@@ -124,7 +124,7 @@ def plan(
     """Predict how fast a run would be, before you rent machines for it.
 
     Measures the solver on this machine for some seconds (steps of Caffe, the model through Redis and back, a merge),
-    then lets the real master's code run in a simulator with these times, for every mode, number of workers and
+    then runs the real master's code in a simulator with these times, for every mode, number of workers and
     number of local steps. Prints images/s, how many times that is one plain Caffe, and the efficiency: that number
     divided by the workers. Names the best, and what limits it: compute, link, store or master.
 
@@ -136,8 +136,8 @@ def plan(
     speedo plan --from my.json --link 25gbit                   ... and plan often
     speedo plan --from runs/20260101-120000-async-ab12         from a run, best with one worker
 
-    Nothing else should run meanwhile. The last lines say what was measured and what was assumed. Tests, checkpoints
-    and how well a mode learns are not part of it.
+    Run nothing else meanwhile. The last lines say what was measured and what was assumed. Tests, checkpoints
+    and the accuracy of a mode are not predicted.
     """
     from speedo.cli.units import parse_link, parse_steps, parse_time, parse_workers
     from speedo.planning.predict import Wish, predict_all, shares_of
@@ -169,7 +169,7 @@ def plan(
     site = replace(site, overlap=overlap or "none")
     if not any(shares_of(calibration, mode, n, split_batch) for mode in wish.modes for n in counts):
         raise ConfigError(
-            f"batch_size {calibration.batch_size} cannot be divided over {min(counts)} workers or more; "
+            f"batch_size {calibration.batch_size} cannot be split over {min(counts)} workers or more; "
             "use fewer workers, or --whole-batch"
         )
     predictions = predict_all(calibration, site, wish)
@@ -188,7 +188,7 @@ def _modes_that_take(compress: str) -> tuple[str, ...]:
 
 
 def _known(source: Path, cores: int) -> Calibration:
-    """From a file of --save, or a run."""
+    """A calibration from a file of --save, or from a run."""
     from speedo.planning.calibrate_from_run import from_run
     from speedo.planning.calibration import read_calibration
 

@@ -1,4 +1,4 @@
-"""The options of a run on the command line, made from the table of options (`speedo.config.option_table`)."""
+"""Makes the command line options of a run from the table of options (`speedo.config.option_table`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FILE: Final = click.Path(path_type=Path, dir_okay=False)
 
 
 class GroupedOption(click.Option):
-    """An option that stands under a heading of the help."""
+    """An option that is listed under a heading of the help."""
 
     def __init__(self, *names: Any, heading: str = "Options", **extra: Any) -> None:
         super().__init__(*names, **extra)
@@ -30,7 +30,7 @@ class GroupedOption(click.Option):
 
 
 class RunCommand(click.Command):
-    """A command that also takes the original SpeeDO's options, and says what they are called here."""
+    """A command that also accepts the original SpeeDO's options, and says what they are called here."""
 
     translate = staticmethod(original_options.for_a_run)
 

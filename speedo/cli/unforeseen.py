@@ -1,4 +1,4 @@
-"""What nobody foresaw: one sentence for the user, and the traceback in a file that only they can read."""
+"""Unexpected errors: one sentence for the user, and the traceback in a file that only this user can read."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ MOST_SHOWN: Final = 200
 
 
 class UnforeseenError(SpeedoError):
-    """A bug of ours, or trouble of the machine that has no sentence of its own yet."""
+    """A bug, or a problem of the machine for which there is no message."""
 
     exit_code = 70  # EX_SOFTWARE of sysexits.h
 
 
 @contextmanager
 def traceback_kept(folder: Callable[[], Path | None] = lambda: None) -> Iterator[None]:
-    """Turn what escapes, and is neither a `SpeedoError` nor passes through by itself, into an `UnforeseenError`.
+    """Turn an unexpected exception into an `UnforeseenError`; a `SpeedoError` and click's own pass unchanged.
 
-    `folder` is asked then: the run's directory, or None for the temporary folder.
+    `folder` returns where the traceback goes: the run's directory, or None for the temporary folder.
     """
     try:
         yield
@@ -54,10 +54,10 @@ def unforeseen(error: Exception, folder: Path | None = None) -> UnforeseenError:
     where = (
         f"{kept} has the traceback"
         if kept
-        else f"no place was left to write the traceback to, set {DEBUG_VARIABLE}=1 to see it"
+        else f"the traceback could not be written, set {DEBUG_VARIABLE}=1 to see it"
     )
     return UnforeseenError(
-        f"something that SpeeDO did not foresee: {_last_line(error)}; {where}; try again, and report it if it stays"
+        f"unexpected error: {_last_line(error)}; {where}; try again, and report it if it stays"
     )
 
 
@@ -71,7 +71,7 @@ def _places(folder: Path | None) -> Iterator[Path]:
 
 
 def _write(folder: Path, text: str) -> Path | None:
-    """In a file of a new name, of mode 0600."""
+    """Write a new file of mode 0600."""
     try:
         descriptor, name = tempfile.mkstemp(prefix="speedo-traceback-", suffix=".txt", dir=folder)
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
@@ -82,7 +82,7 @@ def _write(folder: Path, text: str) -> Path | None:
 
 
 def _last_line(error: Exception) -> str:
-    """The kind of the error with its last words: those of another process hold its whole traceback."""
+    """The type of the error and its last line: an error of another process contains a whole traceback."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     words = lines[-1] if lines else ""
     kind = type(error).__name__

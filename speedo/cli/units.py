@@ -1,4 +1,4 @@
-"""Ranges, links and times as people write them."""
+"""Parses ranges, link speeds and times: `1..64`, `10gbit`, `0.2ms`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def parse_link(text: str) -> float:
             f"--link {said(text)} is no rate above 0; use bits per second, as in 10gbit, 2.5gbit or 100mbit"
         )
     if not LEAST_LINK <= rate <= MOST_LINK:
-        raise ConfigError(f"--link {said(text)} is beyond a link: use 1kbit to 1000000gbit")
+        raise ConfigError(
+            f"--link {said(text)} is not possible for a link: use 1kbit to 1000000gbit"
+        )
     return rate
 
 

@@ -1,1 +1,1 @@
-"""What a user may say: options, defaults, checks, written forms."""
+"""The options of a run: declarations, defaults, checks, written forms."""

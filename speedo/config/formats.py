@@ -1,4 +1,4 @@
-"""The written forms of options: a YAML file, a phase on the command line."""
+"""The written forms of options: a YAML file, and `--phase` on the command line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_LEVELS: Final = 12
 
 
 def parse_phase(text: str) -> dict[str, Any]:
-    """`easgd:1000,moving_rate=0.3,local_steps=10` as the mapping that a YAML file would hold."""
+    """Parse `easgd:1000,moving_rate=0.3,local_steps=10` into the mapping that a YAML file would hold."""
     head, *options = text.split(",")
     mode, colon, iterations = head.partition(":")
     count = whole_number(iterations)
@@ -40,7 +40,7 @@ def parse_phase(text: str) -> dict[str, Any]:
 
 
 def read_options(file: Path) -> dict[str, Any]:
-    """The options in this file; raises `ConfigError` with its line where it is not YAML, or more than options need."""
+    """The options in this file; raises `ConfigError` with the line of what is no YAML, or YAML that is not accepted."""
     try:
         loaded = yaml.load(read_text(file, MOST_BYTES), PlainLoader)
     except OSError as error:
@@ -59,25 +59,25 @@ def read_options(file: Path) -> dict[str, Any]:
         return {}
     if not isinstance(loaded, dict):
         raise ConfigError(
-            f"the configuration {file} holds no options; write one 'option: value' per line"
+            f"the configuration {file} contains no options; write one 'option: value' per line"
         )
     options: dict[str, Any] = {}
     for name, value in loaded.items():
         option = str(name).replace("-", "_")
         if option in options:
-            raise ConfigError(f"the configuration {file} gives {option} twice; keep one")
+            raise ConfigError(f"the configuration {file} has {option} twice; keep one")
         options[option] = value
     return options
 
 
 class _Refused(yaml.MarkedYAMLError):
-    """It is YAML, and more of it than options need."""
+    """A feature of YAML that is not accepted."""
 
 
 class PlainLoader(yaml.SafeLoader):
-    """YAML as options need it: a few levels, nothing named and repeated, no option twice.
+    """Accepts the YAML that options need: a few levels, no aliases, no duplicate keys.
 
-    An alias can make a few lines stand for millions of values, and PyYAML takes the last of several keys in silence.
+    An alias can make a few lines stand for millions of values, and PyYAML silently takes the last of duplicate keys.
     """
 
     _depth = 0
@@ -85,7 +85,7 @@ class PlainLoader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent):
-            raise _refused("*name stands for another value here: write the value out", event)
+            raise _refused("*name refers to another value here: write the value itself", event)
         if self._depth >= MOST_LEVELS:
             raise _refused(f"it has more than {MOST_LEVELS} levels", event)
         self._depth += 1
@@ -98,7 +98,7 @@ class PlainLoader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in keys:
-                    raise _refused(f"{said(key.value)} is there twice: keep one", key)
+                    raise _refused(f"{said(key.value)} appears twice: keep one", key)
                 keys.add(key.value)
         return super().construct_mapping(node, deep)
 

@@ -1,4 +1,4 @@
-"""The options of a run as a table, from their declarations: `--help` and the tables in docs/ are made from it."""
+"""The table of all options of a run, collected from their declarations; `--help` and docs/ are generated from it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _METAVARS: Final = {int: "N", float: "F", Path: "PATH", str: "TEXT"}
 class Row:
     """An option of a run. `kind` is int, float, bool, str, Path, tuple, or the words to choose from.
 
-    `modes` are those that take it; empty where it has nothing to do with them.
+    `modes` are the modes that use it; empty for an option of the run.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Row:
 
     @property
     def is_switch(self) -> bool:
-        """Whether it can only be turned on: it is off by default."""
+        """Whether it is a flag without a value that is off by default."""
         return self.default is False
 
     @property
@@ -53,7 +53,7 @@ class Row:
 
     @property
     def values(self) -> str:
-        """What can be given, in words."""
+        """The values that can be given, as text."""
         if isinstance(self.kind, tuple):
             return ", ".join(self.kind)
         bound = self.option.bound
@@ -61,7 +61,7 @@ class Row:
 
     @property
     def usual(self) -> str:
-        """The default in words; for an option of modes, of each of them."""
+        """The default as text; for an option of modes, the default in each mode."""
         if self.option.usual or not self.modes:
             return self.option.usual or self._said(self.default)
         return _by_mode({mode: self.usual_in(mode) for mode in self.modes})
@@ -73,7 +73,7 @@ class Row:
 
     @property
     def meaning(self) -> str:
-        """What it does, after the modes that take it if not all of them do."""
+        """Its help; if only some modes use it, their names come first."""
         text = self.option.help
         if not self.modes or len(self.modes) == len(PLAIN):
             return text
@@ -105,7 +105,7 @@ class Row:
 
 
 def rows(model: type[RunConfig] = RunConfig) -> tuple[Row, ...]:
-    """Every option, in the order of `--help`: by groups, in each by the order of their declaration."""
+    """Every option in the order of `--help`: by group, within a group in the order of declaration."""
     found = [
         Row(name, _kind(field.annotation), field.default, declared(field.metadata), takers(name))
         for name, field in model.model_fields.items()
@@ -134,7 +134,7 @@ def markdown(model: type[RunConfig] = RunConfig) -> str:
 
 
 def markdown_of_modes() -> str:
-    """The tables of docs/modes.md: where each mode comes from, and what it takes, by default and source."""
+    """The tables of docs/modes.md: the source of each mode, and its options with default and source."""
     lines = ["| mode | after |", "|---|---|"]
     lines += [f"| `{mode.name}` | {mode.paper} {mode.year} |" for mode in PLAIN.values()]
     lines += ["", "| option | modes | default | source of the default |", "|---|---|---|---|"]

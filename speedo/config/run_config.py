@@ -1,8 +1,8 @@
-"""One configuration for a run: every option with its type, default, bounds and words, and every check.
+"""The configuration of a run: every option with its type, default, bounds and help, and all checks.
 
-Each field declares its option, and nothing else does: the command line, the written forms, the checks and the table
-of docs/options.md are made from it (`speedo.config.option_table`). The options of the modes are declared by the modes
-(`speedo.sgd_modes`). All mistakes are reported at once, each with its value and its remedy.
+Each field is the only declaration of its option: the command line, the written forms, the checks and the table in
+docs/options.md are generated from it (`speedo.config.option_table`). Options of modes are declared by the modes
+(`speedo.sgd_modes`). All problems are reported at once, each with its value and its remedy.
 """
 
 from __future__ import annotations
@@ -59,12 +59,18 @@ THREADS: Final = WholeOr(
 # Options of earlier versions, in the files of their runs: what they chose is always on now.
 RETIRED: Final = ("pace", "same_core")
 
-MERGING: Final = "How workers are merged"
-SOLVER: Final = "In place of what the solver says"
+MERGING: Final = "How results are merged"
+SOLVER: Final = "Instead of the solver's values"
 RUN: Final = "The run"
-MASTER: Final = "Where workers join"
+MASTER: Final = "How workers connect"
 
 Overlap = Literal["far", "all", "none"]
+OVERLAP: Final = (
+    f"{', '.join(filter(may_overlap, PLAIN))}: workers that fetch and publish in the background while they compute; "
+    "far: those on other machines."
+)
+SPLIT: Final = "Split the batch over the workers, or give each the whole batch."
+SPLIT_IN: Final = f"split in {', '.join(filter(has_rounds, PLAIN))}"
 
 if TYPE_CHECKING:  # what the modes declare is known when they are found
     Mode: TypeAlias = str
@@ -82,7 +88,7 @@ def _as_text(value: Any) -> Any:
 
 
 def _path(name: str, value: Path) -> list[str]:
-    """A name that Caffe, or the system, could not take."""
+    """A path that Caffe and the system accept."""
     if "\0" in str(value):
         return [f"{name} is {str(value)!r}, with a zero byte in it; use a path"]
     problem = problem_with_name(value)
@@ -92,7 +98,7 @@ def _path(name: str, value: Path) -> list[str]:
 def _weights(name: str, value: Path) -> list[str]:
     found = _path(name, value)
     if "\0" not in str(value) and not os.path.isfile(value):
-        found.append(f"{name} names {value}, which is no file; give a .caffemodel")
+        found.append(f"{name} names {value}, which is not a file; give a .caffemodel")
     return found
 
 
@@ -106,7 +112,7 @@ def _compression(name: str, value: str) -> list[str]:
 
 def _modules(name: str, value: str) -> list[str]:
     return [
-        f"{name} names {module!r}, which is no module; use names as in layers.scale,others"
+        f"{name} names {module!r}, which is not a module; use names as in layers.scale,others"
         for module in _names_in(value)
         if not all(part.isidentifier() for part in module.split("."))
     ]
@@ -122,32 +128,32 @@ class PhaseConfig(_Phase):
     mode: PlainMode
 
     def problems(self, number: int, workers: int) -> list[str]:
-        """Everything in this phase that cannot work, a sentence each."""
+        """Every problem in this phase, a sentence each."""
         found = problems(self, workers)
         if not 1 <= self.iterations <= LARGEST_INT32:
             bound = "1 or more" if self.iterations < 1 else f"at most {LARGEST_INT32}"
-            found.append(f"it lasts {digits(self.iterations)} iterations; use {bound}")
+            found.append(f"it has {digits(self.iterations)} iterations; use {bound}")
         return [f"phase {number} ({self.mode}): {problem}" for problem in found]
 
 
 class RunConfig(_Run):
-    """Everything that one run is told. None means: as the solver says, or the default of the mode."""
+    """All options of one run. None means: as the solver says, or the default of the mode."""
 
     # fmt: off
-    mode: Annotated[Mode, Option("The SGD mode.", source="it trains what one Caffe would")] = "sync"
+    mode: Annotated[Mode, Option("The SGD mode.", source="it trains the same model as one Caffe")] = "sync"
     workers: Annotated[int, Option(
-        "Workers to train with.", Whole(1, LARGEST_WORKERS), source="the fewest that share the work")] = 2
+        "Workers to train with.", Whole(1, LARGEST_WORKERS), source="the smallest number that shares the work")] = 2
     phases: Annotated[tuple[PhaseConfig, ...], Option(
-        "hybrid: a phase; repeat the option. Phases follow each other and start again. For example "
+        "hybrid: a phase; repeat the option for more. The phases run in turn, again and again. For example "
         "--phase sync:500 --phase easgd:1000,moving_rate=0.3", metavar="MODE:ITERATIONS[,OPTION=VALUE...]",
         flags="--phase")] = ()
     split_batch: Annotated[bool | None, Option(
-        "Divide the batch over the workers, or give it to each.", usual="divide in sync and in hybrids with sync",
-        source="keeps the solver's batch as it is", flags="--split-batch/--whole-batch")] = None
+        SPLIT, usual=f"{SPLIT_IN} and in hybrids with it",
+        source="keeps the solver's batch", flags="--split-batch/--whole-batch")] = None
     compress: Annotated[str, Option(
         "What workers send: none (float32), bfloat16, int8, or topk:F, the fraction F of the values that are "
-        "largest, as in topk:0.01. What a payload loses by it is added to the worker's next.", _compression,
-        source="all else costs precision and time", metavar="HOW")] = "none"
+        "largest, as in topk:0.01. The error of a payload is added to the worker's next one.", _compression,
+        source="every other form costs precision and time", metavar="HOW")] = "none"
     compress_center: Annotated[Literal["none", "bfloat16"], Option(
         "What workers fetch: none (float32) or bfloat16; the center itself stays float32.",
         source="likewise")] = "none"
@@ -177,26 +183,25 @@ class RunConfig(_Run):
         "Resume the run in this directory from its last checkpoint, or start from a .solverstate of Caffe.", _path,
         group=RUN, metavar="RUN")] = None
     take_over: Annotated[bool, Option(
-        "With --resume: shut out a master that still holds the run but hangs.", group=RUN)] = False
+        "With --resume: take the run over from a master that hangs.", group=RUN)] = False
     checkpoint_interval: Annotated[float, Option(
         "Seconds between checkpoints; 0: only at the end.", Seconds("the end alone"),
         source="chosen: a crash costs at most a minute of work", group=RUN)] = 60.0
     run_dir: Annotated[Path | None, Option(
-        "Directory for all that the run writes.", _path, "runs/TIME-MODE", group=RUN, metavar="DIR")] = None
+        "Directory for all files that the run writes.", _path, "runs/TIME-MODE", group=RUN, metavar="DIR")] = None
     python_layers: Annotated[str | None, Option(
-        "Modules that Python layers may be imported from, beside those in the solver's folder.", _modules, group=RUN,
+        "Python layers may also use these modules, besides those in the solver's folder.", _modules, group=RUN,
         metavar="MODULE[,MODULE...]")] = None
     data_root: Annotated[Path | None, Option(
         "Last folder searched for relative data paths.", _path, group=RUN, metavar="DIR")] = None
     redis: Annotated[str | None, Option(
-        "A Redis of your own; its password may come in SPEEDO_REDIS_PASSWORD.", usual="one is started", group=RUN,
+        "URL of your own Redis; its password may be in SPEEDO_REDIS_PASSWORD.", usual="one is started", group=RUN,
         metavar="URL")] = None
     same_node: Annotated[Literal["shared-memory", "redis"], Option(
         "How vectors reach workers on the master's machine.", source="measured: performance.md",
         group=RUN)] = "shared-memory"
     overlap: Annotated[Overlap, Option(
-        f"{', '.join(filter(may_overlap, PLAIN))}: workers that fetch and publish in the background while they "
-        "compute; far: those on other machines.", source="with it results are staler", group=RUN)] = "none"
+        OVERLAP, source="chosen: overlap makes results staler", group=RUN)] = "none"
     team: Annotated[Literal["host", "off"], Option(
         "host: in sync the workers of one host sum among themselves, and report as one; off: each to the master.",
         source="measured: performance.md", group=RUN)] = "host"
@@ -211,35 +216,36 @@ class RunConfig(_Run):
         "Bind each worker's process: core, to as many cores as it has threads; socket, to one socket; round robin.",
         source="the kernel moves processes where cores are free", group=RUN)] = "none"
     stop_on_divergence: Annotated[bool, Option(
-        "End a run whose loss has diverged, with what it merged until then.", source="what follows is of no use",
+        "End a run whose loss has diverged, and export its model.", source="chosen: further training is useless",
         group=RUN)] = True
     timeout: Annotated[float, Option(
-        "Seconds to wait for workers and answers.", Seconds(), source="chosen: a slow start takes less",
+        "Seconds to wait for workers to join, and for answers.", Seconds(), source="chosen: a slow start takes less",
         group=RUN)] = 120.0
     join_timeout: Annotated[float | None, Option(
         "Seconds to wait for workers when fewer than --min-workers are left.", Seconds(), "--timeout",
         group=RUN)] = None
     min_workers: Annotated[int, Option(
-        "Pause training while fewer than N workers are connected.", source="whoever is left goes on", group=RUN)] = 1
+        "Pause training while fewer than N workers are connected.", source="chosen: the remaining workers continue",
+        group=RUN)] = 1
     restarts: Annotated[int, Option(
         "Restart a worker that died, up to N times in a row.", Whole(0, LARGEST_COUNT),
-        source="chosen: a fault that lasts ends its worker", group=RUN)] = 5
+        source="chosen: a permanent fault must end its worker", group=RUN)] = 5
     reshard_after: Annotated[float, Option(
         "Redistribute the data S seconds after the set of workers last changed; 0: never.", Seconds("never"),
         source="chosen: longer than a restart takes", group=RUN)] = 60.0
 
     host: Annotated[str, Option(
-        "Address of this machine to serve at.", usual="127.0.0.1, this machine alone",
-        source="nothing is open to others unless asked", group=MASTER, metavar="ADDRESS")] = "127.0.0.1"
+        "Address of this machine to listen on.", usual="127.0.0.1, this machine alone",
+        source="chosen: nothing is reachable from other machines", group=MASTER, metavar="ADDRESS")] = "127.0.0.1"
     port: Annotated[int, Option(
-        "Port that workers join at.", Whole(1, 65535, note=f", {DEFAULT_PORT} by default"),
+        "Port that workers connect to.", Whole(1, 65535, note=f", {DEFAULT_PORT} by default"),
         source="the original SpeeDO's", group=MASTER)] = DEFAULT_PORT
-    redis_tls: Annotated[bool, Option("Encrypt what goes through the Redis that is started.", group=MASTER)] = False
+    redis_tls: Annotated[bool, Option("Encrypt connections to the Redis that SpeeDO starts.", group=MASTER)] = False
     # fmt: on
 
     @property
     def splits_batch(self) -> bool:
-        """Whether the solver's batch is spread over the workers: by default wherever rounds are synchronous."""
+        """Whether the solver's batch is split over the workers: by default in modes with rounds."""
         if self.split_batch is not None:
             return self.split_batch
         return has_rounds(self.mode, *(phase.mode for phase in self.phases))
@@ -256,11 +262,11 @@ class RunConfig(_Run):
 
     @property
     def python_modules(self) -> tuple[str, ...]:
-        """Modules from beyond the solver's folder that its Python layers may name."""
+        """Modules outside the solver's folder that its Python layers may name."""
         return _names_in(self.python_layers or "")
 
     def problems(self) -> list[str]:
-        """Everything in this configuration that cannot work, a sentence each."""
+        """Every problem in this configuration, a sentence each."""
         found = problems(self, self.workers)
         for name, field in type(self).model_fields.items():
             value, bound = getattr(self, name), declared(field.metadata).bound
@@ -271,7 +277,7 @@ class RunConfig(_Run):
         return found + self._problems_between()
 
     def _problems_between(self) -> list[str]:
-        """Options that do not go together."""
+        """Options that contradict each other."""
         found: list[str] = []
         if not 1 <= self.min_workers <= max(self.workers, 1):
             found.append(
@@ -283,7 +289,7 @@ class RunConfig(_Run):
             )
         if self.mode == HYBRID:
             found += [
-                f"{name} is given to mode hybrid as a whole; give it to a phase, as in --phase easgd:1000,{name}=..."
+                f"{name} is given for mode hybrid; give it to a phase, as in --phase easgd:1000,{name}=..."
                 for name in given_options(self)
             ]
         elif self.phases:
@@ -291,29 +297,29 @@ class RunConfig(_Run):
         if self.overlap != "none" and not may_overlap(self.mode):
             those = " or ".join(mode for mode in PLAIN if may_overlap(mode))
             found.append(
-                f"overlap is {self.overlap}, but in mode {self.mode} turns wait for others' results; "
+                f"overlap is {self.overlap}, but in mode {self.mode} a turn needs other workers' results; "
                 f"use --mode {those}, or leave overlap out"
             )
         elif self.overlap != "none" and self.server_gradient:
             found.append(
-                f"overlap is {self.overlap} together with server_gradient, whose updates only the master can make; "
+                f"overlap is {self.overlap} together with server_gradient, whose updates only the master can apply; "
                 "leave one of the two out"
             )
         if self.compress.startswith("topk:") and any(
             is_elastic(part) for part in self.phases or (self,)
         ):
             found.append(
-                f"compress is {self.compress}, but elastic averaging sends weights, and a few of them make no model; "
-                "use bfloat16 or int8"
+                f"compress is {self.compress}, but elastic averaging sends weights, and a fraction of them is "
+                "not a model; use bfloat16 or int8"
             )
         if self.redis_tls and self.redis is not None:
             found.append(
-                "redis_tls is for the Redis that is started, but redis names one of yours; "
+                "redis_tls is for the Redis that SpeeDO starts, but redis names your own; "
                 "leave redis_tls out, and write its URL as rediss://..."
             )
         if self.resume is not None and self.run_dir is not None and os.path.isdir(self.resume):
             found.append(
-                "run_dir and resume name two directories: a resumed run goes on in its own; leave run_dir out"
+                "run_dir and resume name two directories: a resumed run continues in its own; leave run_dir out"
             )
         return found
 
@@ -321,7 +327,7 @@ class RunConfig(_Run):
 def make_config(
     options: Mapping[str, Any], *, file: Path | None = None, model: type[RunConfig] = RunConfig
 ) -> RunConfig:
-    """The configuration from a YAML file, if any, with `options` (those that are not None) before it.
+    """The configuration from a YAML file, if any; `options` that are not None override it.
 
     Raises `ConfigError` with every problem found.
     """
@@ -345,7 +351,7 @@ def make_config(
 
 
 def _sentence(detail: dict[str, Any], origins: Mapping[str, str], model: type[RunConfig]) -> str:
-    """One of pydantic's findings in our own form: name, value, remedy."""
+    """One of pydantic's errors in our form: name, value, remedy."""
     place = [str(part) for part in detail["loc"]]
     in_phase = place[0] == "phases" and len(place) > 1
     name = f"phase {int(place[1]) + 1}" if in_phase else place[0]

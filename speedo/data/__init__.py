@@ -1,4 +1,4 @@
-"""Datasets into what Caffe reads: LMDB databases, a mean file, and a manifest of what they are."""
+"""Converts datasets into what Caffe reads: LMDB databases, a mean file, and a manifest that describes them."""
 
 from speedo.data.base import COMMAND, Prepared, Progress, silent
 from speedo.data.cifar10 import prepare_cifar10

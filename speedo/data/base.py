@@ -1,5 +1,4 @@
-"""The nouns of this package: one sample, what a preparation leaves, how it tells of its
-progress."""
+"""The types of this package: a sample, a prepared dataset, a progress callback."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ Progress = Callable[[int, int, str], None]
 
 
 def silent(done: int, total: int, what: str) -> None:
-    """Tell nobody."""
+    """Report nothing."""
 
 
 @dataclass(frozen=True, slots=True)

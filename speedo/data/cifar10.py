@@ -1,9 +1,7 @@
-"""CIFAR-10 (Krizhevsky 2009) from its binary archive: a label byte, then red, green and blue planes
-of 32 x 32.
+"""CIFAR-10 (Krizhevsky 2009) from its binary archive: a label byte, then red, green and blue planes of 32 x 32.
 
-The planes stay in the order of the file, red first, as in Caffe's own conversion; a net trained on
-this data sees RGB. Training records are shuffled once, with a seed, as Caffe's Data layer never
-does it.
+The planes stay in the order of the file, red first, as in Caffe's own conversion; a net trained on this data sees
+RGB. Training records are shuffled once, with a seed, because Caffe's Data layer never shuffles.
 """
 
 from __future__ import annotations

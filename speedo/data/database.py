@@ -1,5 +1,4 @@
-"""Records into LMDB, and back: batched, unsynchronised until the end, in a map that grows by
-need."""
+"""Writes records into an LMDB, and reads them: batched, synced only at the end, in a map that grows on demand."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Files by name: found in a local folder or fetched, and checked against their published
-checksum."""
+"""Gets the files of a published dataset from a local folder or by download, and verifies their checksums."""
 
 from __future__ import annotations
 

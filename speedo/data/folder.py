@@ -1,8 +1,8 @@
-"""A dataset folder is made whole or not at all, by one process at a time.
+"""Builds a dataset folder completely or not at all, in one process at a time.
 
-Everything is written into a hidden folder beside the target and renamed at the end. A new target
-appears in one rename. Databases that join or replace others in a target that exists are renamed one
-by one, and the manifest, which alone says what is done, comes last.
+All files are written into a hidden folder beside the target and renamed at the end. A new target appears in one
+rename. Databases that are added to an existing target are renamed one by one, and the manifest last: only what the
+manifest names is complete.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is wanted in a folder: a dataset, and the options of each of its databases.
+    """The dataset wanted in a folder, and the options of each of its databases.
 
     `alone` says that the databases are the whole dataset, not some among others.
     """
@@ -184,7 +184,7 @@ def _move(path: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def errors_named(folder: Path, how: str = "with SPEEDO_DATA or as the argument") -> Iterator[None]:
-    """Let errors of LMDB and of the disk become DataError; `how` says how another folder is chosen."""
+    """Turn errors of LMDB and of the disk into DataError; `how` says how to choose another folder."""
     try:
         yield
     except lmdb.DiskError as error:
@@ -211,7 +211,7 @@ def _no_space(folder: Path, how: str) -> DataError:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what killed preparations left; we hold the lock, so nobody is using it."""
+    """Remove what killed preparations left; the caller holds the lock, so nobody is using it."""
     prefix = _staging_prefix(folder)
     for entry in folder.parent.iterdir():
         if entry.name.startswith(prefix):

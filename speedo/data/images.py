@@ -1,8 +1,7 @@
-"""A list of image files and labels -> a database and, for the training set, a mean image.
+"""Converts a list of image files and labels into a database and, for the training set, a mean image.
 
-A raw datum holds blue, green and red planes, as OpenCV and so Caffe would give them. An encoded
-datum holds the image file itself: small on disk, decoded at every pass by a Caffe that was built
-with OpenCV.
+A raw datum holds blue, green and red planes, the order of OpenCV and so of Caffe. An encoded datum holds the image
+file itself: small on disk, but decoded at every pass, by a Caffe that was built with OpenCV.
 """
 
 from __future__ import annotations
@@ -142,7 +141,7 @@ class _Faults:
     def add(self, line: int, what: str) -> None:
         told = f"{self._list_file} line {line}: {what}"
         if not self._skip:
-            raise DataError(f"{told}; mend it, or leave such lines out with --skip-bad")
+            raise DataError(f"{told}; correct it, or skip such lines with --skip-bad")
         self.count += 1
         if len(self.shown) < _SHOWN_LINES:
             self.shown.append(told)

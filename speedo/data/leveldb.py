@@ -1,8 +1,9 @@
-"""A LevelDB as an LMDB, converted once: only one process at a time can open a LevelDB, a run has several.
+"""Converts a LevelDB into an LMDB once, because only one process at a time can open a LevelDB and a run has several.
 
-The conversion lies in the user's cache folder, under the database's name, its path and the state of its files: a
-database that changed is converted again. It is made in a folder beside and renamed, so a half one is never used.
-The database itself is only read, through links in a folder of our own: LevelDB would write into it even to read it.
+The conversion is kept in the user's cache folder, named after the database, its path and the state of its files: a
+database that changed is converted again. It is written into a temporary folder and renamed, so an incomplete one is
+never used. LevelDB writes into a database even to read it, so the database is opened through links in a temporary
+folder and is never changed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _UNUSED_S: Final = 30 * 86400.0  # after which a conversion makes room
 _OUTDATED_S: Final = (
     86400.0  # the same for one whose database has changed since: a run may still read it
 )
-_REMEDY: Final = "make it anew, or give an LMDB"
+_REMEDY: Final = "create it again, or give an LMDB"
 
 
 class _LongKeyError(Exception):
@@ -50,7 +51,9 @@ def converted(database: Path, note: Callable[[str], None] = lambda line: None) -
     """
     database = database.resolve()
     if not is_leveldb(database):
-        raise DataError(f"{database} is no LevelDB: correct source or backend, or make it anew")
+        raise DataError(
+            f"{database} is not a LevelDB: correct source or backend, or create it again"
+        )
     place = cache_root() / "leveldb"
     state = _state(database)
     path_digest = hashlib.sha256(os.fsencode(database)).hexdigest()[:12]
@@ -89,7 +92,7 @@ def converted(database: Path, note: Callable[[str], None] = lambda line: None) -
 
 
 def _state(database: Path) -> list[tuple[str, int, int, int]]:
-    """Name, size, time and inode of every file that holds records, or says which do."""
+    """Name, size, time and inode of every file that holds records or lists the files that do."""
     state = []
     try:
         for file in sorted(database.iterdir()):
@@ -110,7 +113,7 @@ def _holds_records(file: Path) -> bool:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a conversion is there as it was made; says that it is in use."""
+    """Whether a complete conversion exists; marks it as in use."""
     try:
         origin = json.loads((folder / ORIGIN).read_text(encoding="utf-8"))
         if (folder / DATA_FILE).stat().st_size != origin["file_bytes"]:

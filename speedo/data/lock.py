@@ -1,7 +1,7 @@
-"""One process at a time prepares a folder.
+"""Locks a dataset folder, so that one process at a time prepares it.
 
-A lock file beside the folder makes a second process wait. The kernel drops the lock of a process that dies, so
-nothing stale can block; whoever is done removes the file.
+A lock file beside the folder makes a second process wait. The kernel releases the lock of a process that dies, so a
+stale lock cannot block. The process that holds the lock removes the file at the end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _POLL_SECONDS: Final = 0.1
 
 @contextmanager
 def locked(folder: Path, wait_seconds: float) -> Iterator[None]:
-    """Wait for the others that prepare this folder; raises DataError if one takes longer than `wait_seconds`."""
+    """Wait until no other process prepares this folder; raises DataError if that takes longer than `wait_seconds`."""
     path = folder.parent / f".{folder.name}.lock"
     deadline = time.monotonic() + wait_seconds
     while True:

@@ -1,5 +1,4 @@
-"""`dataset.json`: what a dataset folder holds, and from which options; a database it does not name
-is not done."""
+"""`dataset.json`: the content of a dataset folder and its options. A database that it does not name is incomplete."""
 
 from __future__ import annotations
 

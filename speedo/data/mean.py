@@ -1,5 +1,4 @@
-"""The mean image that a net's `mean_file` names: summed while the database is written, stored for
-Caffe."""
+"""The mean image for a net's `mean_file`: summed while the database is written, saved in Caffe's format."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """MNIST and Fashion-MNIST: four IDX files each, kept in the order of the files.
 
-Both come already mixed, and Caffe's Data layer reads in database order, so the order is left alone.
+Both are published in shuffled order, and Caffe's Data layer reads in database order, so the order is kept.
 """
 
 from __future__ import annotations

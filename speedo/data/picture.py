@@ -1,4 +1,4 @@
-"""One image file into what Caffe wants: planes of bytes, and for encoded datums a file."""
+"""Converts one image file into what Caffe reads: planes of bytes, or the image file itself for an encoded datum."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def decode(path: Path, form: Form) -> Picture:
 
 
 def _words(error: Exception, path: Path) -> str:
-    """What Pillow says, with the file's name in the place of the bytes that it was given."""
+    """Pillow's message, with the file's name instead of the bytes that it was given."""
     return re.sub(r"<_io\.BytesIO object at 0x[0-9a-f]+>", repr(path.name), str(error))
 
 

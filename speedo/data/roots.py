@@ -1,4 +1,4 @@
-"""Where datasets live when nobody says otherwise, and the one that the bundled solver needs."""
+"""The default folders of datasets and caches, and the dataset of the bundled solver."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def default_data_root() -> Path:
 
 
 def cache_root() -> Path:
-    """`$SPEEDO_CACHE`, or `speedo` in the user's cache folder: what can be made again lies there."""
+    """`$SPEEDO_CACHE`, or `speedo` in the user's cache folder: for files that can be made again."""
     if chosen := os.environ.get(CACHE_VARIABLE):
         return Path(chosen).expanduser().absolute()
     home = os.environ.get("XDG_CACHE_HOME", "")
@@ -42,11 +42,10 @@ def cache_root() -> Path:
 def ensure_bundled(
     data_root: Path, name: str = FASHION_MNIST, *, progress: Progress = silent
 ) -> Path:
-    """The complete folder of a dataset under the root; Fashion-MNIST is made from Debian's package
-    if missing.
+    """The complete folder of a dataset under the root; if Fashion-MNIST is missing it is made from Debian's package.
 
-    Safe to call at once on every worker of a node. Raises DataError for any other dataset that is
-    missing: downloading is asked for, never a side effect.
+    Every worker of a node may call it at the same time. Raises DataError for any other dataset that is missing: SpeeDO
+    downloads only on request.
     """
     folder = data_root / name
     if name == FASHION_MNIST:

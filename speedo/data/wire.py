@@ -1,6 +1,6 @@
-"""Caffe's `Datum` and `BlobProto` as bytes, without Caffe: importing pycaffe takes a second and needs a native library.
+"""Encodes Caffe's `Datum` and `BlobProto` without pycaffe, whose import takes a second and needs a native library.
 
-Protobuf itself reads and writes them, by a schema made here. It is in a descriptor pool of its own, because Caffe's
+Protobuf reads and writes them with a schema that is built here, in a separate descriptor pool, because Caffe's own
 file defines messages of the same names in the default pool. Field numbers: Caffe, src/caffe/proto/caffe.proto.
 """
 

@@ -1,4 +1,4 @@
-"""Checks a node before a run and says what to do; `examine` asks every check that applies, `require` the quick ones."""
+"""Checks a node before a run and names the remedies: `examine` runs all checks that apply, `require` the quick ones."""
 
 from __future__ import annotations
 

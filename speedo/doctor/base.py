@@ -1,4 +1,4 @@
-"""What the doctor is asked, and what a check answers."""
+"""The request to the doctor, and the finding that a check returns."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Level = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A node to examine: alone or as a master's (`master` is None), or as a worker's of the master at host:port.
+    """A node to examine: as the worker of the master at host:port, or alone or as a master's if `master` is None.
 
-    `host` and `port` are where a master here would serve.
+    `host` and `port` are where a master here would listen.
     """
 
     solver: Path | None = None
@@ -35,7 +35,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found; `remedy` says what to do, and is empty if all is well."""
+    """The finding of one check; `remedy` says what to do, and is empty if there is no problem."""
 
     name: str
     level: Level
@@ -44,17 +44,17 @@ class Finding:
 
 
 def ok(name: str, text: str) -> Finding:
-    """All is well."""
+    """No problem."""
     return Finding(name, "ok", text)
 
 
 def warn(name: str, text: str, remedy: str) -> Finding:
-    """A run works, and not as one would expect."""
+    """A run works, but not as expected."""
     return Finding(name, "warn", text, remedy)
 
 
 def fail(name: str, text: str, remedy: str = "") -> Finding:
-    """A run would not work. Without `remedy`, the text says it itself."""
+    """A run would not work. Without a `remedy` the text names it."""
     return Finding(name, "fail", text, remedy)
 
 
@@ -66,7 +66,7 @@ def graded(name: str, text: str, remedy: str, *, fails: bool, warns: bool) -> Fi
 
 
 def size(count: float) -> str:
-    """Bytes as people write them."""
+    """Bytes as text, for example `1.5 GB`."""
     unit = "kB"
     count /= 1000
     for larger in ("MB", "GB"):

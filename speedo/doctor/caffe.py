@@ -1,6 +1,6 @@
-"""Whether pycaffe can be imported, tried in a child: `python -m speedo.doctor.caffe`.
+"""Checks whether pycaffe can be imported, in a child process: `python -m speedo.doctor.caffe`.
 
-A pycaffe built for other libraries may end the process that imports it.
+A pycaffe that was built for other libraries may end the process that imports it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MARK: Final = "speedo-caffe: "
 
 
 def pycaffe() -> Finding:
-    """Version, place, whether it computes on GPUs, and whose routines its OpenBLAS has taken."""
+    """Version and path of pycaffe, whether it uses GPUs, and the processor whose routines OpenBLAS uses."""
     try:
         child = subprocess.run(
             [sys.executable, "-P", "-m", "speedo.doctor.caffe"],

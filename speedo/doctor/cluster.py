@@ -1,4 +1,4 @@
-"""Whether this node and a master would come together: token, address, versions, clocks; or whether ports are free."""
+"""Checks whether this node can join a master: token, address, versions, clocks; or whether its own ports are free."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOOPBACK: Final = "127.0.0.1"
 
 
 def token(request: Request) -> tuple[list[Finding], str | None]:
-    """The secret of the cluster: there, its owner's alone, long enough. It is never shown."""
+    """The token: whether it exists, is private to its owner, and is long enough. It is never shown."""
     try:
         secret = load_token(request.token_file)
     except ClusterError as error:
@@ -39,11 +39,11 @@ def token(request: Request) -> tuple[list[Finding], str | None]:
 
 
 def examine_master(request: Request, secret: str | None) -> tuple[list[Finding], dict[str, Any]]:
-    """What the master says of itself, and whether we could join it; without one, nothing."""
+    """The master's facts, and whether this node could join it; without a master, no findings."""
     if request.master is None:
         return [], {}
     if secret is None:
-        return [warn("master", "not asked, for want of a token", "mend the token first")], {}
+        return [warn("master", "not asked, because there is no token", "fix the token first")], {}
     try:
         wait_for_master(request.master, secret, REACH_S, lambda _: None)
         facts, ahead = read_facts(request.master, secret)
@@ -52,10 +52,12 @@ def examine_master(request: Request, secret: str | None) -> tuple[list[Finding],
     except Exception as error:  # Ray has many ways to say that it cannot
         return [fail("master", f"{request.master} does not answer: {error}", "try again")], {}
     if not facts:
-        text = f"{request.master} takes us, but tells nothing of its run"
+        text = f"{request.master} accepts this node, but publishes nothing about its run"
         return [warn("master", text, "wait until it says that it waits for workers")], {}
     found = [
-        ok("master", f"{request.master} takes us: Ray and Python as here, run {facts['run']}"),
+        ok(
+            "master", f"{request.master} accepts this node: same Ray and Python, run {facts['run']}"
+        ),
         _version(facts),
         _clock(ahead),
     ]
@@ -78,14 +80,14 @@ def _clock(ahead: float | None) -> Finding:
     if abs(ahead) > LARGEST_SKEW_S:
         side = "ahead of" if ahead > 0 else "behind"
         return warn(
-            "clock", f"{abs(ahead):.1f} s {side} the master's: no harm to the run, but logs do not fit together",
+            "clock", f"{abs(ahead):.1f} s {side} the master's: the run works, but its log times do not match",
             "synchronise the clocks, as with systemd-timesyncd or chrony",
         )  # fmt: skip
     return ok("clock", f"within {LARGEST_SKEW_S:.0f} s of the master's")
 
 
 def free_ports(request: Request) -> Iterator[Finding]:
-    """Whether the ports that this node would listen at are free: a master's, or those of a node with workers."""
+    """Whether the ports on which this node would listen are free: a master's, or those of a node with workers."""
     try:
         if request.master is None:
             address = ports.resolved(request.host)
@@ -110,7 +112,7 @@ def free_ports(request: Request) -> Iterator[Finding]:
 
 
 def own_redis(request: Request) -> Iterator[Finding]:
-    """The user's own server, if the run is to be given one."""
+    """The user's own Redis server, if the run would use one."""
     if request.redis is None:
         return
     try:

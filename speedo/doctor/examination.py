@@ -1,4 +1,4 @@
-"""Asks every check of the doctor that applies."""
+"""Runs every check of the doctor that applies."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from speedo.doctor.solver import examine_solver
 
 
 def examine(request: Request) -> list[Finding]:
-    """Every finding, in the order in which a run would meet them. Prepares nothing and leaves nothing behind.
+    """All findings, in the order in which a run would meet the problems. Changes nothing on the node.
 
-    The master is asked while Caffe is tried, each in a process of its own: both take seconds.
+    The master is asked while Caffe is tried, each in a child process: both take seconds.
     """
     with ThreadPoolExecutor(2) as pool:
         trying = pool.submit(pycaffe)

@@ -1,4 +1,4 @@
-"""What the system allows a user or a container to have at once: open files, and threads."""
+"""The system's limits for a user or a container: open files and threads."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _UNLIMITED: Final = resource.RLIM_INFINITY
 
 
 def limits(request: Request) -> Iterator[Finding]:
-    """Open files of a process; threads of this user and of this container, against what a run takes."""
+    """Open files per process, and threads of this user and of this container, against what a run needs."""
     yield open_files(request)
     yield _threads(request)
 
 
 def open_files(request: Request) -> Finding:
-    """Open files of a process against the workers.
+    """Open files per process against the number of workers.
 
-    The Redis of a master raises its own limit as far as it may (root's without bound), and takes as many clients fewer
-    as it still lacks.
+    A master's Redis raises its own limit as far as allowed (for root without bound), and accepts fewer clients if the
+    limit is still too low.
     """
     workers = request.workers
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,4 @@
-"""What is installed on a node, and what room there is on it, whatever is trained."""
+"""Checks what is installed on a node, and its free memory and disk, for any solver."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SHARED: Final = Path("/dev/shm")
 
 
 def python() -> Finding:
-    """The interpreter, and the SpeeDO that it finds."""
+    """The interpreter, and the SpeeDO that it imports."""
     text = f"{platform.python_version()} at {sys.executable}, SpeeDO {VERSION}"
     if sys.version_info[:2] not in PYTHONS:
         return fail("python", text, "use Python 3.11 or 3.12")
@@ -51,7 +51,7 @@ def ray() -> Finding:
 
 
 def redis(request: Request) -> Finding:
-    """The server's program, which the node of a master needs unless it is given a Redis."""
+    """The program redis-server, which a master's node needs unless the run uses the user's own Redis."""
     program = shutil.which("redis-server")
     needed = request.master is None and request.redis is None
     if program is None:
@@ -84,7 +84,7 @@ def redis(request: Request) -> Finding:
 
 
 def temporary(request: Request) -> Iterator[Finding]:
-    """Room and names for Ray's session, which lies in the temporary folder and in shared memory."""
+    """Free space and path length for Ray's session, which uses the temporary folder and shared memory."""
     try:
         folder = Path(tempfile.gettempdir())
     except FileNotFoundError:
@@ -122,7 +122,7 @@ def temporary(request: Request) -> Iterator[Finding]:
 
 
 def free_memory() -> int:
-    """Bytes that processes here may still take: the machine's, or less if the container has a limit."""
+    """Bytes of memory that processes here can still allocate: the machine's, or less if the container has a limit."""
     free = int(psutil.virtual_memory().available)
     for most, used in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),

@@ -1,4 +1,4 @@
-"""The doctor's quick checks, before each run: what would end it soon, told while there is nothing to lose."""
+"""The doctor's quick checks before each run: problems that would soon end it are reported before anything is lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def require_for(config: RunConfig) -> None:
 def require(request: Request) -> None:
     """Raises `ConfigError`, or `MachineError` with the doctor's own sentences, if a check fails.
 
-    Takes milliseconds, starts nothing. What it only warns of a run tells itself, or goes on without.
+    Takes milliseconds and starts nothing. Warnings are ignored here: the run reports them itself, or works without.
     """
     check_workplace()
     findings = [*temporary(request), *limits(request)]

@@ -1,4 +1,4 @@
-"""Whether memory and disk of this node suffice for a net and its workers; estimates, on the safe side."""
+"""Estimates whether memory and disk of this node suffice for a net and its workers, on the safe side."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DISK_BYTES: Final = 50_000_000  # logs and metrics of some hours
 
 @dataclass(frozen=True, slots=True)
 class Net:
-    """What Caffe made of the solver: bytes of one exchange, and of everything between the layers of a worker."""
+    """The built net: bytes of one exchange, and bytes of all activations of a worker."""
 
     nbytes: int
     activations: int
@@ -38,7 +38,7 @@ class Net:
 
 
 def memory(request: Request, net: Net | None) -> Iterator[Finding]:
-    """Free memory against what the workers take, and on the node of a master also master, tester and Redis."""
+    """Free memory against what the workers need, and on a master's node also master, tester and Redis."""
     free = free_memory()
     if net is None:
         yield ok("memory", f"{size(free)} free; not compared, for the net could not be built")
@@ -56,7 +56,7 @@ def memory(request: Request, net: Net | None) -> Iterator[Finding]:
 
 
 def exchange(request: Request, net: Net | None) -> Iterator[Finding]:
-    """On the node of a master: whether its own workers can take the short way."""
+    """On a master's node: whether its own workers can use shared memory."""
     if request.master is not None or net is None:
         return
     need = room_for(request.workers, net.nbytes)
@@ -67,19 +67,19 @@ def exchange(request: Request, net: Net | None) -> Iterator[Finding]:
 
 
 def can_be_written(request: Request) -> bool:
-    """Whether files and folders can be made where the run directory would be."""
+    """Whether files and folders can be created in the parent of the run directory."""
     place = _place_of_run(request)
     return os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK)
 
 
 def _place_of_run(request: Request) -> Path:
-    """The run directory, or the nearest above it that is there."""
+    """The run directory, or its nearest parent that exists."""
     folder = (request.run_dir or Path("runs")).absolute()
     return next(path for path in (folder, *folder.parents) if os.path.exists(path))
 
 
 def disk(request: Request, net: Net | None) -> Iterator[Finding]:
-    """On the node of a master: room for the model, its snapshots and the logs, where the run directory will be."""
+    """On a master's node: disk space for the model, its snapshots and the logs at the run directory."""
     if request.master is not None:
         return
     place = _place_of_run(request)

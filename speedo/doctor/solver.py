@@ -1,4 +1,4 @@
-"""The solver as a run would read it: its nets, its data on this node, and how both compare with the master's."""
+"""Checks the solver as a run would read it: its nets, its data on this node, and whether both match the master's."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ BUILD_S: Final = 60.0
 def examine_solver(request: Request, facts: dict[str, Any]) -> tuple[list[Finding], Net | None]:
     """Findings about solver, data and net; the net is None if it could not be built.
 
-    Without a solver of its own, a worker's node is checked with the one in the master's `facts`.
+    If a worker's node has no solver, the one in the master's `facts` is checked.
     """
     if request.master is not None and request.solver is None and not facts:
         return [
             warn(
                 "solver",
                 "not checked: the master's is not known",
-                "give SOLVER, or mend the master first",
+                "give SOLVER, or fix the master first",
             )
         ], None
     try:
@@ -56,7 +56,7 @@ def examine_solver(request: Request, facts: dict[str, Any]) -> tuple[list[Findin
     problems = _problems(spec, dataset)
     found += [fail("solver", text) for text in problems]
     if request.workers > spec.batch_size > 0:
-        text = f"batch_size {spec.batch_size} cannot be divided over {request.workers} workers, as mode sync does"
+        text = f"batch_size {spec.batch_size} cannot be split over {request.workers} workers, as mode sync does"
         found.append(warn("solver", text, "use fewer workers, a larger --batch, or --whole-batch"))
     if dataset is not None:
         return [*found, _missing(dataset, spec)], None
@@ -88,7 +88,7 @@ def _read(request: Request, facts: dict[str, Any]) -> SolverSpec:
 
 
 def _problems(spec: SolverSpec, dataset: str | None) -> list[str]:
-    """All that is wrong with the solver on this node, but for a dataset that can be made."""
+    """Every problem of the solver on this node, except a missing dataset that SpeeDO can make."""
     try:
         check_solver(spec, workers=1, split=False)
     except SolverError as error:
@@ -126,7 +126,7 @@ def _records(spec: SolverSpec, facts: dict[str, Any]) -> Finding:
 
 
 def _build(spec: SolverSpec) -> CaffeFacts:
-    """Build the nets in a child, as a run does before it starts; nothing is left behind."""
+    """Build the nets in a child process, as before the start of a run; nothing is left behind."""
     with tempfile.TemporaryDirectory(prefix="speedo-doctor-") as folder:
         scratch = Path(folder)
         worker = solver_for_worker(

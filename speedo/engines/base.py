@@ -1,7 +1,7 @@
-"""The seam to what computes: one model with its solver in this process.
+"""The interface to the compute engine: one model with its solver in this process.
 
-The engine counts nothing global: which iteration of the run a step belongs to, and so its learning rate,
-is told by `set_iteration` before the steps.
+The engine does not count the run's iterations: `set_iteration` sets the global iteration of the next step, and with
+it the learning rate.
 """
 
 from __future__ import annotations
@@ -33,30 +33,29 @@ class Engine(Protocol):
         ...
 
     def change_weights(self, change: Callable[[Blob, slice, Vector], None]) -> None:
-        """Call `change(blob, place, weights)` for every blob: its weights, flat, in their own memory, and where a
-        vector has them."""
+        """Call `change(blob, place, weights)` for every blob: `weights` is its memory, `place` its part of a vector."""
         ...
 
     def set_iteration(self, iteration: int) -> None:
-        """The global iteration of the next step; it sets the learning rate, the following steps count on."""
+        """Set the global iteration of the next step, and so its learning rate; later steps continue from it."""
         ...
 
     def step(self, n: int, delta: Vector | None = None) -> float:
         """Run `n` solver steps on the next records and return the mean of their losses.
 
-        `delta`, where one is given, becomes what the steps did to the weights: exactly the solver's own updates, while
-        weights after minus weights before would carry the rounding of both.
+        If `delta` is given, it becomes the sum of the solver's own updates. The difference of the weights before and
+        after would contain the rounding of both.
         """
         ...
 
     def advance(self, batches: int) -> None:
-        """Pass over so many batches of the train net's data, as if they had been trained on."""
+        """Skip this many batches of the train net's data, as if the engine had trained on them."""
         ...
 
     def gradient(self, n: int, out: Vector) -> float:
         """Mean raw gradient (no weight decay, no momentum) over `n` batches at the present weights; mean loss.
 
-        BatchNorm's statistics have no gradient: in their places stands what they gained.
+        BatchNorm's statistics have no gradient: their places hold their change instead.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""The one place that imports pycaffe: what it reads from the environment, it reads once."""
+"""Imports pycaffe, in this one place, after setting the environment variables that it reads once at import."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def prepare_environment(
 
 
 def with_our_path(environment: dict[str, str]) -> dict[str, str]:
-    """The child must find this very package, wherever its parent found it."""
+    """The environment of a child that must import this same package, wherever its parent found it."""
     root = str(Path(__file__).resolve().parents[2])
     path = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = f"{root}{os.pathsep}{path}" if path else root
@@ -61,7 +61,7 @@ def is_cpu_only() -> bool:
 
 
 def let_others_run(value: bool) -> None:
-    """Whether other Python threads run while Caffe computes; in a pycaffe of the user's own they never do."""
+    """Whether to release the GIL while Caffe computes; a pycaffe that we did not build always holds it."""
     native = load_caffe()._caffe
     if hasattr(native, "let_others_run"):
         native.let_others_run(value)

@@ -1,9 +1,8 @@
 """The test nets of a solver, sharing the train net's parameters.
 
-Every evaluation scores the same records, those that a net which was just built would read first, so
-a plain script that loads the exported model finds the same numbers. A net whose pass ends where its
-database ends is kept; any other is built anew for each evaluation, because Caffe's data layers go
-on where they stopped.
+Every evaluation scores the same records: those that a newly built net reads first. So a plain script that loads the
+exported model gets the same numbers. A net whose pass ends exactly at the end of its database is reused. Any other is
+rebuilt for each evaluation, because Caffe's data layers continue where they stopped.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ class TestNets:
 
 
 def _ends_with_the_data(parameter: Any, iterations: int) -> bool:
-    """Whether `iterations` batches use every record equally often, and nothing draws at random."""
+    """Whether `iterations` batches use every record equally often, and no layer draws random numbers."""
     sources = [layer for layer in parameter.layer if not layer.bottom]
     for layer in sources:
         if layer.type != "Data" or layer.data_param.backend != layer.data_param.LMDB:

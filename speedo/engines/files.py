@@ -1,7 +1,7 @@
 """Caffe's files: small ones in a folder of the engine, which Caffe only reads, and large ones in memory.
 
-Caffe aborts the process where it cannot write, and does not notice when the end of a file is lost. So it writes to
-memory, and we to the disk, where an error is an exception with its reason.
+Caffe aborts the process if it cannot write, and does not notice if the end of a file is lost. So it writes to memory,
+and Python writes to the disk, where an error is an exception with its reason.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a dead Caffe leaves behind, as one sentence.
+"""Turns what an aborted Caffe wrote into one sentence.
 
-A native CHECK that fails writes a glog FATAL line to file descriptor 2 and aborts the process: no
-Python exception, no cleanup. So whoever runs Caffe keeps descriptor 2 in a file, and whoever finds
-it dead reads it.
+A native CHECK that fails writes a glog FATAL line to file descriptor 2 and aborts the process: no Python exception,
+no cleanup. So a process that runs Caffe redirects descriptor 2 to a file, and its parent reads that file after an
+abort.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _LOG_LINE: Final = re.compile(r"^[IWEF]\d{4,8} [\d:.]+\s+\d+ ")
 LAST_WORDS_BYTES: Final = 64 << 10
 _KEEP_SIZE: Final = 1  # linux/falloc.h: FALLOC_FL_KEEP_SIZE
 _SIGNALS: Final = {
-    signal.SIGKILL: "possible causes: a kill by hand, a batch system, lack of memory",
+    signal.SIGKILL: "possible causes: a manual kill, a batch system, lack of memory",
     signal.SIGSEGV: "a segmentation fault in native code: a native layer or library is at fault",
-    signal.SIGABRT: "native code gave up: its last words are in the worker's stderr file",
+    signal.SIGABRT: "native code aborted: its last output is in the worker's stderr file",
     signal.SIGBUS: "a bus error; possible causes: a full disk or full shared memory under a mapped file, or "
     "a mapped file that was cut short",
     signal.SIGILL: "an illegal instruction: Caffe or its BLAS was built for another processor",
     signal.SIGFPE: "an arithmetic fault in native code, such as an integer division by zero",
-    signal.SIGTERM: "someone or something asked it to stop",
+    signal.SIGTERM: "another process asked it to stop",
 }
 
 
@@ -128,7 +128,7 @@ def describe_death(stderr: str, returncode: int | None = None) -> str:
     if fatal is not None:
         return fatal
     words = [line.strip() for line in stderr.splitlines() if line.strip()]
-    end = describe_exit(returncode) if returncode is not None else "ended without a word"
+    end = describe_exit(returncode) if returncode is not None else "ended without a message"
     return f"{end}; its last line was: {words[-1]}" if words else end
 
 

@@ -1,7 +1,7 @@
-"""Builds the nets of a run once in a child process, so that an abort of Caffe kills only that.
+"""Builds the nets of a run once in a child process, so that an abort of Caffe ends only the child.
 
-`python -m speedo.engines.net_trial` reads one JSON object from its standard input and answers
-with one line of JSON behind a mark, because a Python layer may print.
+`python -m speedo.engines.net_trial` reads one JSON object from standard input and prints one line of JSON after a
+marker, because a Python layer may print, too.
 """
 
 from __future__ import annotations

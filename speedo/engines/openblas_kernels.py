@@ -1,8 +1,8 @@
-"""The BLAS that Caffe computes with: how many threads it has, and on a processor that is newer than it, its routines.
+"""OpenBLAS in this process: its number of threads, and its routines for a processor that is newer than the library.
 
-OpenBLAS carries routines for many processors and takes those of the oldest one (SSE3, "Prescott") where it does not
-know the one that it finds, as Debian 12's 0.3.21 on an Intel Xeon of 2023. A matrix product then takes several times
-as long.
+OpenBLAS has routines for many processors. On one that it does not know it uses those of the oldest (SSE3,
+"Prescott"), for example Debian 12's 0.3.21 on an Intel Xeon of 2023. A matrix product then takes several times as
+long.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _NEWER: Final = (
 
 
 def use_the_processor() -> str | None:
-    """Have OpenBLAS take the routines that this processor can run; returns whose it has, None if it is not loaded.
+    """Make OpenBLAS use routines for this processor; returns their name, None if OpenBLAS is not loaded.
 
-    To be called before it computes. A choice of the user's own is left as it is.
+    Call it before the first computation. If the user has chosen the routines, they are kept.
     """
     try:
         library = _loaded()
@@ -66,14 +66,14 @@ def _loaded() -> ctypes.CDLL:
 
 
 def better_than(taken: str, flags: Set[str]) -> str | None:
-    """Whose routines a processor with these flags should run where OpenBLAS has taken those of `taken`."""
+    """The routines for a processor with these flags if OpenBLAS has chosen `taken`."""
     if taken not in _OLD:
         return None
     return next((name for name, needed in _NEWER if needed <= flags), None)
 
 
 def processor_flags(listing: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """What the processor can do, in the kernel's words; empty where it does not say."""
+    """The processor's features, as the kernel names them; empty where it does not."""
     try:
         with listing.open(encoding="ascii", errors="replace") as lines:
             return next(

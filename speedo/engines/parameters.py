@@ -1,4 +1,4 @@
-"""The learnable blobs of a Caffe net as one flat vector, shared parameters once."""
+"""The learnable blobs of a Caffe net as one flat vector; a shared parameter is in it once."""
 
 from __future__ import annotations
 
@@ -67,10 +67,9 @@ class Parameters:
             change(named, place, blob.data.reshape(-1))
 
     def take_update(self, delta: Vector, *, onto: bool) -> None:
-        """Make `delta` the solver's latest update, which it left in the gradients, or add that to it.
+        """Set `delta` to the solver's latest update, which it left in the gradients, or add that to it.
 
-        This is what Caffe subtracted (Caffe: blob.cpp, Update), to the bit; after minus before would
-        carry the rounding of the weights.
+        This is exactly what Caffe subtracted (Caffe: blob.cpp, Update); the difference of the weights would be rounded.
         """
         for blob, place in zip(self._blobs, self._places, strict=True):
             if onto:
@@ -83,17 +82,17 @@ class Parameters:
         return [blob.data.reshape(-1).copy() for blob, _ in self._statistics]
 
     def read_statistics_change(self, before: list[Vector], out: Vector) -> None:
-        """Put what the running sums gained since `before` into their places of `out`."""
+        """Write the change of the running sums since `before` to their places in `out`."""
         for (blob, place), former in zip(self._statistics, before, strict=True):
             np.subtract(blob.data.reshape(-1), former, out=out[place])
 
     def add_statistics_change(self, before: list[Vector], delta: Vector) -> None:
-        """Add what the running sums gained since `before` to their places of `delta`."""
+        """Add the change of the running sums since `before` to their places in `delta`."""
         for (blob, place), former in zip(self._statistics, before, strict=True):
             delta[place] += blob.data.reshape(-1) - former
 
     def add_statistics(self, vector: Vector) -> None:
-        """Add to the running sums what stands in their places of `vector`."""
+        """Add the values at their places in `vector` to the running sums."""
         for blob, place in self._statistics:
             blob.data.reshape(-1)[:] += vector[place]
 

@@ -1,14 +1,12 @@
-"""A real Caffe solver in this process, driven from outside.
+"""Runs a real Caffe solver in this process, step by step.
 
-Caffe's solver keeps its history, and applies clipping, decay, momentum and rate; the loop around it
-(Caffe: solver.cpp, Step) is ours, because only so the loss of every sub-batch and the raw gradient
-can be had. The steps are the same native calls in the same order, so the weights are the same to
-the bit.
+Caffe's solver keeps its history, and applies clipping, decay, momentum and rate. The loop around it (Caffe:
+solver.cpp, Step) is ours, because Caffe's own gives neither the loss of every sub-batch nor the raw gradient. The
+steps are the same native calls in the same order, so the weights are bit-identical.
 
-Rank and count of the solver are properties of the thread in Caffe, and some data layers ask for
-them at every batch, so they are set before every call: several engines may live in one process. A
-failing native CHECK aborts the process (`speedo.engines.native_failures`). Native calls hold the GIL
-unless `let_others_run`.
+In Caffe the solver's rank and count are properties of the thread, and some data layers read them at every batch. So
+they are set before every call: several engines may share one process. A native CHECK that fails aborts the process
+(`speedo.engines.native_failures`). Native calls hold the GIL unless `let_others_run`.
 """
 
 from __future__ import annotations
@@ -44,10 +42,10 @@ class PycaffeEngine:
     """An `Engine` made from the text of a SolverParameter with inline nets and absolute paths.
 
     `rank` and `count` choose the shard of `Data` and `HDF5Data` layers. Test nets in the text are
-    built at the first `evaluate`. `folder` is where the modules of Python layers are found, and
-    `python_layers` names those that may come from elsewhere. `scratch` takes small files.
-    `threads` are the BLAS threads of this process; None leaves them. Another BLAS than OpenBLAS hears of them only in
-    a process that has no pycaffe yet.
+    built at the first `evaluate`. `folder` is where the modules of Python layers are searched, and
+    `python_layers` names those that may come from elsewhere. `scratch` is a folder for small files.
+    `threads` are the BLAS threads of this process; None leaves them. A BLAS other than OpenBLAS takes them only in a
+    process that has not imported pycaffe yet.
     """
 
     def __init__(
@@ -143,10 +141,10 @@ class PycaffeEngine:
         return total / (n * self._iter_size)
 
     def advance(self, batches: int) -> None:
-        """Let every layer that reads data pass over this number of batches.
+        """Make every data layer skip this number of batches.
 
-        What it draws at random for them (mirrored or cropped images) is drawn as in training, so a rebuilt net that
-        is advanced continues with the same images.
+        Random augmentation of the skipped batches (mirroring, cropping) draws the same numbers as in training, so a
+        rebuilt net that is advanced continues with the same images.
         """
         layers = [at for at in range(len(self._net.layers)) if not len(self._net._bottom_ids(at))]
         with self._native():
@@ -157,7 +155,7 @@ class PycaffeEngine:
     def gradient(self, n: int, out: Vector) -> float:
         """Mean raw gradient over `n * iter_size` batches at the present weights; mean loss.
 
-        BatchNorm's running sums have no gradient: their places hold what they gained instead, and
+        BatchNorm's running sums have no gradient: their places hold their change instead, and
         `apply_gradient` adds it.
         """
         batches = n * self._iter_size
@@ -196,9 +194,9 @@ class PycaffeEngine:
             return self._tests.outputs(self._net)
 
     def copy_from(self, path: Path) -> None:
-        """Take over the parameters of a `.caffemodel`, layer by layer by name, as Caffe's `--weights` does.
+        """Copy the parameters of a `.caffemodel`, matching layers by name, as Caffe's `--weights` does.
 
-        Caffe aborts the process where a shape differs: try it in a child first (`caffe_check`).
+        Caffe aborts the process where a shape differs: try it in a child first (`speedo.engines.net_trial`).
         """
         with self._native():
             self._net.copy_from(str(path))
@@ -257,7 +255,7 @@ class PycaffeEngine:
 
     @contextmanager
     def _native(self, *, as_root: bool = False) -> Iterator[None]:
-        """Take this thread's Caffe for this engine; exceptions of Python layers become ours."""
+        """Set this thread's Caffe state for this engine; exceptions of Python layers become ours."""
         caffe = self._caffe
         if self._closed:
             raise EngineError("the engine is closed")
@@ -275,7 +273,7 @@ class PycaffeEngine:
             raise EngineError(f"Caffe failed: {describe_exception(error)}") from error
 
     def _make_solver(self, parameter: Any) -> Any:
-        """A solver for the train net alone: rate, tests and snapshots are driven from outside."""
+        """A solver for the train net alone: learning rate, tests and snapshots are controlled from outside."""
         own = type(parameter)()
         own.CopyFrom(parameter)
         for field in ("test_net", "test_net_param", "test_state", "test_iter", "test_interval"):

@@ -1,7 +1,7 @@
-"""The modules of Python layers: which of them a prototxt may name, and their import.
+"""Imports the modules of Python layers, and decides which modules a prototxt may name.
 
-A prototxt that names a module makes every process of a run import it, which runs its code. So a module is
-taken only from the solver's own folder; what else is installed has to be allowed by name.
+Every process of a run imports the modules that a prototxt names, which runs their code. So a module is accepted only
+from the solver's own folder; other installed modules must be allowed by name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def import_python_layers(parameter: Any, folder: Path | None, allowed: Collectio
 
 
 def _check(layer: Any, folder: Path | None, allowed: Collection[str]) -> None:
-    """The package at the top decides: looking for a module inside of one would import it."""
+    """Only the top-level package is looked up: looking up a module inside it would import it."""
     module = str(layer.python_param.module)
     top = module.partition(".")[0]
     found = _find(top)
@@ -61,7 +61,7 @@ def _find(top: str) -> ModuleSpec | None:
 
 
 def _is_in(place: str, folder: Path) -> bool:
-    """Links are followed: what a link in the folder points to may be anybody's."""
+    """Links are resolved: a link in the folder may point to another user's file."""
     return Path(place).resolve().is_relative_to(folder.resolve())
 
 
@@ -84,7 +84,7 @@ def _import(layer: Any, folder: Path | None) -> None:
 
 def _failed(layer: Any, error: BaseException) -> EngineError:
     return EngineError(
-        f"layer {layer.name!r}: the Python module {layer.python_param.module!r} cannot be imported, mend it: "
+        f"layer {layer.name!r}: the Python module {layer.python_param.module!r} cannot be imported, correct it: "
         f"{describe_exception(error)}"
     )
 

@@ -1,8 +1,8 @@
-"""An exact toy problem: a quadratic bowl whose records each want another minimum.
+"""An exact toy problem: a quadratic bowl in which every record has a different minimum.
 
 Record k asks for w = target + offset_k, with loss 0.5 (w - target - offset_k)' C (w - target -
 offset_k) and diagonal C, so the gradient of a batch is exact and a split batch adds up to the whole
-one. It stands in for Caffe wherever the engine is not the matter: a step costs a few microseconds.
+one. It replaces Caffe in tests that are not about the engine: a step takes a few microseconds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _problem(size: int, seed: int) -> tuple[Vector, Vector, Vector]:
 def _batch_offset(
     size: int, seed: int, noise: float, start: int, batch: int, count: int
 ) -> tuple[Vector, float]:
-    """Mean offset of the batch start, start + count, ... and what its spread adds to the loss."""
+    """Mean offset of the batch start, start + count, ... and the part of the loss that comes from its spread."""
     curvature, _, offsets = _problem(size, seed)
     wanted = np.float32(noise) * offsets[(start + count * np.arange(batch)) % RECORDS]
     mean = wanted.mean(axis=0)

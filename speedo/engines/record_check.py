@@ -1,8 +1,8 @@
-"""Reads all records of a source and finds the first that breaks its rule.
+"""Reads all records of a data source and finds the first that does not fit the net.
 
-Caffe believes a record: it reads beyond the memory of one that is shorter than its shape, and aborts in the middle
-of a run at one of another shape. As a process of its own (`python -m speedo.engines.record_check`) it goes on
-where the check at the start had to stop, at the lowest priority, while the run is under way.
+Caffe does not check records: it reads beyond the memory of one that is shorter than its shape, and aborts in the
+middle of a run at one of another shape. The check at the start of a run has a time limit. As a child process of
+lowest priority (`python -m speedo.engines.record_check`) it checks the remaining records while the run trains.
 """
 
 from __future__ import annotations
@@ -61,23 +61,23 @@ def first_problem(rule: RecordRule, over: Callable[[], bool]) -> tuple[str | Non
         name, what = error.args
         return f"{start} the record {name!r} of {source}, which {what}", True
     except lmdb.Error as error:
-        return f"{start} {source}, which is damaged ({error}): make it anew", True
+        return f"{start} {source}, which is damaged ({error}): create it again", True
     return None, True
 
 
 def until(deadline: float) -> Callable[[], bool]:
-    """For `first_problem`: it is over at this time of the monotonic clock."""
+    """For `first_problem`: whether this time of the monotonic clock has passed."""
     return lambda: time.monotonic() >= deadline
 
 
 def is_known(rule: RecordRule, cache: Path | None) -> bool:
-    """Whether a check of all these very records under this rule found nothing before."""
+    """Whether an earlier check of exactly these records under this rule found no problem."""
     mark = _mark(rule, cache)
     return mark is not None and mark.exists()
 
 
 def remember(rule: RecordRule, cache: Path | None) -> None:
-    """Keep in mind that all records follow the rule, where that can be kept."""
+    """Store that all records follow the rule, if the cache can be written."""
     mark = _mark(rule, cache)
     if mark is not None:
         with suppress(OSError):
@@ -86,7 +86,7 @@ def remember(rule: RecordRule, cache: Path | None) -> None:
 
 
 def _mark(rule: RecordRule, cache: Path | None) -> Path | None:
-    """The file that stands for the rule and the state of its LMDB; None for lists of images."""
+    """The cache file for this rule and the present state of its LMDB; None for lists of images."""
     if cache is None or rule.images:
         return None
     source = Path(rule.source)
@@ -100,7 +100,7 @@ def _mark(rule: RecordRule, cache: Path | None) -> Path | None:
 
 
 def _shown(rule: RecordRule) -> str:
-    """The source as its owner knows it."""
+    """The source under the name that the user gave it."""
     try:
         return str(json.loads((Path(rule.source) / ORIGIN).read_text(encoding="utf-8"))["source"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -121,7 +121,7 @@ def _datums(rule: RecordRule) -> Generator[tuple[str, Shape, int]]:
                 datum.ParseFromString(value)
             except Exception as error:  # protobuf's DecodeError differs between its implementations
                 raise _BadRecordError(
-                    name, "is no Datum of Caffe: make the database anew"
+                    name, "is not a Datum of Caffe: create the database again"
                 ) from error
             try:
                 shape = _image(io.BytesIO(datum.data), rule) if datum.encoded else _raw(datum)
@@ -139,7 +139,7 @@ def _raw(datum: Any) -> Shape:
     if held < needed and min(shape) > 0:
         raise _BadRecordError(
             f"holds {held:,} values, but its shape {shape[0]} x {shape[1]} x {shape[2]} needs {needed:,}: Caffe would "
-            "train on memory beyond it; make the database anew"
+            "train on memory beyond it; create the database again"
         )
     return shape
 
@@ -155,7 +155,7 @@ def _image(file: Any, rule: RecordRule) -> Shape:
             turned = rule.channels and image.getexif().get(_ORIENTATION) in _ROTATED
     except Exception as error:  # Pillow raises almost anything on a damaged file
         raise _BadRecordError(
-            "is no image that can be decoded: leave it out, or make it anew"
+            "is not an image that can be decoded: leave it out, or create it again"
         ) from error
     if turned:  # OpenCV turns what it converts
         width, height = height, width
@@ -176,7 +176,7 @@ def _lines(rule: RecordRule) -> Generator[tuple[str, Shape, int]]:
             file = Path(rule.root + name)
             if not file.is_file():
                 raise _BadRecordError(
-                    where, f"is no file ({file}): correct the line or put the image there"
+                    where, f"is not a file ({file}): correct the line or put the image there"
                 )
             try:
                 shape = _image(file, rule)

@@ -1,4 +1,4 @@
-"""What the records of a data layer must be for its net: of one shape, whole, with labels that have a class."""
+"""The rules for the records of a data layer: one shape, complete, and labels below the number of classes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _JUDGES: Final = ("SoftmaxWithLoss", "MultinomialLogisticLoss", "HingeLoss", "Ac
 
 @dataclass(frozen=True, slots=True)
 class RecordRule:
-    """The rule of one source: an LMDB, or a list of images below `root` where `images`.
+    """The rule of one source: an LMDB, or with `images` a list of images below `root`.
 
-    Images become `size` (height, width) where that is given, and get `channels` where that is not 0. `mean` is the
-    shape of the mean file. A label must be one of `classes`, those of the blob `judged`, or `ignored`;
-    0 classes: any label will do.
+    Images are resized to `size` (height, width) if that is given, and converted to `channels` if that is not 0.
+    `mean` is the shape of the mean file. A label must be one of `classes`, those of the blob `judged`, or `ignored`;
+    0 classes: any label is accepted.
     """
 
     layer: str
@@ -54,7 +54,7 @@ class RecordRule:
     def shape_problem(self, shape: Shape, first: Shape) -> str | None:
         """What is wrong with a record of this shape after one of the shape `first`; follows `which `."""
         if min(shape) < 1:
-            return f"has the shape {_text(shape)}: make the database anew"
+            return f"has the shape {_text(shape)}: create the database again"
         if self.mean is not None and shape != self.mean:
             return f"is {_text(shape)}, but the mean file is {_text(self.mean)}: prepare both in one size, together"
         if self.crop and min(shape[1:]) < self.crop:
@@ -85,7 +85,7 @@ class RecordRule:
 
 
 def record_rules(net: Any) -> list[RecordRule]:
-    """The rules of a NetParameter's sources, as far as its text tells; labels are judged by `with_classes`."""
+    """The rules of a NetParameter's sources, as far as its text defines them; labels are checked by `with_classes`."""
     rules = []
     for layer in net.layer:
         transform = layer.transform_param

@@ -1,4 +1,4 @@
-"""The check of all records beside a run: a child of lowest priority that ends with whoever started it."""
+"""Checks all records while a run trains, in a child process of lowest priority that ends with its parent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ END_S = 5.0
 
 
 class RecordWatch:
-    """Checks what `check_in_subprocess` left unchecked; `cache` keeps which sources were found good."""
+    """Checks what `check_in_subprocess` left unchecked; `cache` is the folder that lists sources without problems."""
 
     def __init__(self, rules: Collection[RecordRule], cache: Path | None) -> None:
         self._child: subprocess.Popen[str] | None = None
@@ -49,7 +49,7 @@ class RecordWatch:
         return self._child is None
 
     def problem(self) -> str | None:
-        """What was found by now: a sentence about the first bad record."""
+        """A sentence about the first bad record, if one was found by now."""
         if self._child is not None and self._child.poll() is not None:
             assert self._child.stdout is not None
             said = self._child.stdout.read()

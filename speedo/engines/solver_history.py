@@ -1,7 +1,7 @@
-"""A solver's own state (momentum and the like) as bytes, by way of Caffe's `.solverstate`.
+"""Saves and restores a solver's state (momentum and the like) as bytes, through Caffe's `.solverstate`.
 
-pycaffe gives no other access to it. The weights stay where they are: the state that is restored
-names no model file (Caffe: solvers/sgd_solver.cpp, RestoreSolverStateFromBinaryProto).
+pycaffe gives no other access to it. The weights are not changed: the restored state names no model file (Caffe:
+solvers/sgd_solver.cpp, RestoreSolverStateFromBinaryProto).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PREFIX: Final = "state"
 
 
 def save_history(solver: Any, solver_type: str, layout: Layout, scratch: Path) -> bytes:
-    """One line that says whose it is, then Caffe's SolverState; the solver's rank must be 0 now."""
+    """One line that names its solver, then Caffe's SolverState; the solver's rank must be 0 now."""
     stem = f"{PREFIX}_iter_{solver.iter}"
     model, state = scratch / f"{stem}.caffemodel", scratch / f"{stem}.solverstate"
     with memory_file() as (file, name):
@@ -43,7 +43,7 @@ def save_history(solver: Any, solver_type: str, layout: Layout, scratch: Path) -
 
 
 def history_from(solver_type: str, layout: Layout, solverstate: bytes) -> bytes:
-    """What `save_history` would have made of this `.solverstate`."""
+    """The history that `save_history` would have made from this `.solverstate`."""
     return _header(solver_type, layout) + solverstate
 
 

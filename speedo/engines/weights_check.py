@@ -1,6 +1,6 @@
-"""Whether a file is a .caffemodel for a net: Caffe takes much for one that is none, and says nothing.
+"""Checks whether a file is a .caffemodel for a net, because Caffe silently accepts many files that are not.
 
-What Caffe made of it is looked at in a net of a child process: there files in HDF5 are read, too.
+A child process loads the file with Caffe and examines the result, so files in HDF5 are checked as well.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def check_weights(path: Path, layers: Iterable[str]) -> None:
         net = load_caffe().proto.caffe_pb2.NetParameter.FromString(content)
     except DecodeError as error:
         raise SolverError(
-            f"weights {path} is no .caffemodel, or one cut short: give another --weights"
+            f"weights {path} is not a .caffemodel, or a truncated one: give another --weights"
         ) from error
     held = [layer.name for layer in (*net.layer, *net.layers) if layer.blobs]
     if not held:
@@ -47,9 +47,9 @@ def check_weights(path: Path, layers: Iterable[str]) -> None:
 
 
 def check_start(net: Any, weights: Path | None, load: Callable[[Path], None]) -> None:
-    """Raises `SolverError` where parameters begin with NaN or infinity, with the layer, or take nothing over.
+    """Raises `SolverError`, naming the layer, if parameters begin with NaN or infinity, or if no weights were loaded.
 
-    `load` loads the weights into `net`, a net of a trial: what they do not touch is lost if they are in HDF5.
+    `load` loads the weights into `net`, which is built for this check only: loading from HDF5 overwrites its weights.
     """
     if weights is not None:
         named = not _is_hdf5(weights)  # then `check_weights` has compared the names

@@ -1,8 +1,7 @@
-"""Takes checkpoints of a running training, while it goes on.
+"""Writes checkpoints while training continues.
 
-`begin` copies the center and asks every worker for its solver's history; when all have answered, or the time
-for it is over, a thread fetches the histories from the store and writes the file. Training waits for the copy
-alone.
+`begin` copies the center and asks every worker for its solver history. When all have answered, or the time limit is
+over, a thread fetches the histories from the store and writes the file. Training waits only for the copy.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ POLL_S: Final = 0.05
 
 @dataclass
 class _Gathering:
-    """A checkpoint that waits for the workers named in `awaited`."""
+    """A checkpoint that waits for the solver histories of the workers in `awaited`."""
 
     checkpoint: Checkpoint
     awaited: set[tuple[int, int]]
@@ -38,7 +37,7 @@ class _Gathering:
 
 
 @dataclass
-class CheckpointKeeper:
+class CheckpointWriter:
     """Implements `speedo.master.driver.Checkpoints`. One every `interval_s` seconds of training;
     0 means only at the end.
 
@@ -67,7 +66,7 @@ class CheckpointKeeper:
         self._store: Store | None = None
 
     def due(self, now: float) -> bool:
-        """Every `interval_s`, but not before the one under way is done."""
+        """True every `interval_s`, unless a checkpoint is being written."""
         if self._next is None:
             self._next = now + self.interval_s
         if self.interval_s <= 0 or now < self._next or self._gathering or self._writing:
@@ -76,7 +75,7 @@ class CheckpointKeeper:
         return True
 
     def begin(self, coordinator: Coordinator, seconds: float, now: float) -> list[SaveState]:
-        """Copy the center, and ask every member for its history; one that is still gathering is given up."""
+        """Copy the center, and ask every member for its history; an unfinished checkpoint is abandoned."""
         version = coordinator.version
         counters = Counters(
             self.run,
@@ -96,7 +95,7 @@ class CheckpointKeeper:
         return [SaveState(slot, incarnation, version) for slot, incarnation in sorted(members)]
 
     def saw(self, event: StateSaved | Left) -> None:
-        """A worker has answered, or is gone."""
+        """A worker has answered, or has left."""
         gathering = self._gathering
         if gathering is None:
             return
@@ -112,7 +111,7 @@ class CheckpointKeeper:
         gathering.awaited.discard((event.worker, event.incarnation))
 
     def finished(self, now: float) -> list[Checkpointed]:
-        """Hand on what is gathered to the writing thread, and tell what it has written."""
+        """Pass complete checkpoints to the writing thread, and return those that were written."""
         gathering = self._gathering
         if gathering is not None and (not gathering.awaited or now >= gathering.deadline):
             self._gathering = None
@@ -136,20 +135,20 @@ class CheckpointKeeper:
         return self._gathering.deadline if self._gathering.awaited else 0.0
 
     def keep_center(self, coordinator: Coordinator, seconds: float) -> str:
-        """A checkpoint without the workers, at once: for a run that loses its store. The problem, if any."""
+        """Write a checkpoint without the workers' histories, after the store is lost. Returns the problem, if any."""
         self.begin(coordinator, seconds, 0.0)
         assert self._gathering is not None
         checkpoint, self._gathering = self._gathering.checkpoint, None
         return self._write(checkpoint)[1]
 
     def close(self) -> None:
-        """Wait for what is being written."""
+        """Wait until the writing thread is done."""
         self._pool.shutdown(wait=True)
         if self._store is not None:
             self._store.close()
 
     def _write(self, checkpoint: Checkpoint, known: Sequence[str] = ()) -> tuple[int, str]:
-        """In the thread: fetch the histories and write; bytes of the file, and what went wrong."""
+        """In the thread: fetch the histories and write; returns the bytes of the file, and the problem."""
         problems = list(known)
         histories: dict[int, bytes] = {}
         version = checkpoint.counters.version

@@ -1,10 +1,10 @@
-"""Notices that a run has diverged, from the losses of its merged results alone.
+"""Detects that a run has diverged, from the losses of its merged results.
 
-Losses are smoothed by medians, because single batches are noisy and heavy-tailed. A run has diverged when for
-`SUSTAINED` points on end the median of the last `WINDOW` points was above what the loss began at and has
-been at best, by the factors below; or, where it exploded before the beginning could be measured, when not
-one point came near the very first again. No number here is absolute, so any loss, or sum of losses, that is
-not negative is judged alike.
+Losses are smoothed by medians, because single batches are noisy and heavy-tailed. A run has diverged if for
+`SUSTAINED` consecutive points the median of the last `WINDOW` points was above the initial and the best median, times
+the factors below. If the loss explodes before the initial median can be measured, the run has diverged if no point
+came close to the very first again. No threshold is absolute, so the rule works for any loss, or sum of losses, that
+is not negative.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
+from speedo.sgd_modes.registry import PLAIN, has_rounds
 from speedo.vectors.vector import Kind
 
 WINDOW: Final = 50
@@ -32,7 +33,7 @@ RESULTS_OF_EACH: Final = 4  # with many workers a point is a mean over a quarter
 
 @dataclass
 class DivergenceWatch:
-    """Told the loss of every merged result. `workers` is how many train, `payload` what they send."""
+    """Takes the loss of every merged result. `workers` is how many train, `payload` what they send."""
 
     mode: str
     workers: int = 1
@@ -49,9 +50,9 @@ class DivergenceWatch:
     _silent: bool = False
 
     def saw(self, loss: float, samples: int) -> str | None:
-        """A result of so many samples was merged; returns why the run should stop, or None.
+        """A result of this many samples was merged; returns why the run should stop, or None.
 
-        A loss that can be negative has no scale to judge it by: from the first such one on nothing is said.
+        A negative loss gives no scale to compare with: from the first one on the watch reports nothing.
         """
         self._silent |= loss < 0.0
         if self._silent or not math.isfinite(loss):
@@ -97,10 +98,10 @@ class DivergenceWatch:
         )
 
     def _remedy(self) -> str:
-        if self.mode == "hybrid":
+        if self.mode not in PLAIN:
             return "lower --lr, or delta_scale or moving_rate of its phases"
-        if self.mode == "easgd" or self.payload is Kind.WEIGHTS:
+        if self.payload is Kind.WEIGHTS:
             return "lower --lr or --moving-rate"
-        if self.mode == "sync" or self.workers == 1 or self.payload is Kind.GRADIENT:
+        if has_rounds(self.mode) or self.workers == 1 or self.payload is Kind.GRADIENT:
             return "lower --lr"
-        return "lower --delta-scale, --lr or --momentum, or use --mode sync"
+        return f"lower --delta-scale, --lr or --momentum, or use --mode {next(filter(has_rounds, PLAIN))}"

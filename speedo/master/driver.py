@@ -1,7 +1,7 @@
-"""The run loop: events from the cluster into the coordinator, its actions out to center, cluster and log.
+"""The run loop: passes the cluster's events to the coordinator, and its actions to center, cluster and log.
 
-Time is an argument: the same loop runs on Ray with the monotonic clock and in the simulator with a virtual
-one. Every wait has a deadline; what misses it becomes an event with its cause.
+Time is an argument: the same loop runs on Ray with the monotonic clock and in the simulator with a virtual one. Every
+wait has a deadline; a missed deadline becomes an event with its cause.
 """
 
 from __future__ import annotations
@@ -13,6 +13,13 @@ from typing import Protocol
 from speedo.master.center import Center
 from speedo.master.coordinator import Coordinator
 from speedo.master.members import Receive, Received
+from speedo.master.reasons import (
+    busy_tester,
+    silent_tester,
+    too_few_joined,
+    too_few_left,
+    turn_overdue,
+)
 from speedo.master.turn_deadlines import HEARTBEAT_S, TurnDeadlines, TurnsUnderWay
 from speedo.messages import (
     Action,
@@ -42,7 +49,7 @@ MOST_TESTS = 4  # tests under way or waiting; each keeps a version in the store
 
 
 class Cluster(Protocol):
-    """Who carries commands out. Sending does not wait; a death comes back as `Left` with its cause."""
+    """Sends commands to the workers without waiting; a death comes back as `Left` with its cause."""
 
     def send(self, command: Command) -> None: ...
 
@@ -51,15 +58,15 @@ class Cluster(Protocol):
         ...
 
     def evict(self, worker: int, incarnation: int, reason: str, *, for_good: bool = False) -> None:
-        """Let a worker go: end it if it can be reached; its events are of no interest any more.
+        """Remove a worker: end it if it can be reached; its later events are ignored.
 
-        `for_good`: it is not to be started again.
+        `for_good`: do not restart it.
         """
         ...
 
 
 class Observer(Protocol):
-    """Who looks on: the run log, the trace of the simulator. `now` is seconds of the driver's clock."""
+    """Observes a run: the run log, the simulator's trace. `now` is seconds of the driver's clock."""
 
     def saw(self, event: Event, now: float) -> None: ...
 
@@ -67,30 +74,30 @@ class Observer(Protocol):
 
 
 class Checkpoints(Protocol):
-    """Who keeps checkpoints; `now` is seconds of the driver's clock."""
+    """Keeps checkpoints; `now` is seconds of the driver's clock."""
 
     def due(self, now: float) -> bool:
-        """Whether the center that was just merged should be kept."""
+        """Whether to keep the center that was just merged."""
         ...
 
     def begin(self, coordinator: Coordinator, seconds: float, now: float) -> list[SaveState]:
-        """Keep the present center, after `seconds` of training; what the workers are to do for it."""
+        """Keep the present center, after `seconds` of training; returns what the workers must do for it."""
         ...
 
     def saw(self, event: StateSaved | Left) -> None: ...
 
     def finished(self, now: float) -> list[Checkpointed]:
-        """Checkpoints that came to their end, good or bad, since the last question."""
+        """Checkpoints that were completed or failed since the last call."""
         ...
 
     def deadline(self) -> float:
-        """When `finished` should be asked again at the latest; infinity while none is under way."""
+        """The latest time for the next call of `finished`; infinity if no checkpoint is being written."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds after which waiting ends: for workers at the start, for any after losing them, for a first turn."""
+    """Timeouts in seconds: for workers at the start, for any worker after all are lost, for a first turn."""
 
     start_s: float = 120.0
     join_s: float = 120.0
@@ -129,11 +136,11 @@ class Observers:
 
 @dataclass
 class Driver:
-    """Runs one coordinator to its end. `snapshot(version, iteration)` writes the center as a model file, and answers
-    with the problem if it cannot.
+    """Runs one coordinator to its end. `snapshot(version, iteration)` writes the center as a model file, and returns
+    the problem if it cannot.
 
-    `diverged(loss, samples)` is told every merged result and answers with the reason to stop, if there is one.
-    `outages()` counts the times that the store did not answer: turns are then given their time anew.
+    `diverged(loss, samples)` is called for every merged result and returns the reason to stop, if there is one.
+    `outages()` counts the store's outages so far: after one, the deadlines of turns are restarted.
     """
 
     coordinator: Coordinator
@@ -210,7 +217,7 @@ class Driver:
                 self._take(checkpoint)
 
     def _outage_has_ended(self) -> bool:
-        """Try the store when all are quiet, and before anybody is blamed: turns that waited for it are not overdue."""
+        """Try the store when all workers are silent, before one is evicted: after an outage turns are not overdue."""
         now = self.clock()
         if self._deadlines.soonest() <= now or (self._turns and now >= self._heard + QUIET_S):
             self._heard = now
@@ -245,7 +252,7 @@ class Driver:
             self._short_since = self.clock()
 
     def _actions_after(self, event: Event) -> list[Action]:
-        """What the coordinator wants after this event, once a payload that it asks for is taken in."""
+        """The coordinator's actions after this event; if it asks for a payload, that is received first."""
         answer = self.coordinator.handle(event)
         while isinstance(answer, Receive):
             result = answer.result
@@ -269,7 +276,7 @@ class Driver:
     # ------------------------------------------------------------ actions
 
     def _carry_out_all(self, actions: list[Action]) -> None:
-        """Then tell the observers: nobody waits for what they write."""
+        """Carry out the actions, then inform the observers, so that no worker waits for what observers write."""
         try:
             for action in actions:
                 done = self._carry_out(action)
@@ -282,7 +289,7 @@ class Driver:
             self.observer.did(*self._done.pop(0))
 
     def tell(self, event: Event) -> None:
-        """Tell the observers of something that holds the driver's own thread up, from that thread."""
+        """Inform the observers of something that delays the driver's thread; called from that thread."""
         self._tell_what_is_done()
         self.observer.saw(event, self.clock())
 
@@ -341,20 +348,17 @@ class Driver:
         self.cluster.send(command)
 
     def _release(self, over: list[Train]) -> None:
-        """The centers of these turns are no longer needed for them."""
+        """The centers of these turns are not needed for them any more."""
         for command in over:
             self.center.release(command.version)
 
     def _test(self, command: Evaluate) -> None:
-        """Tests queue up behind each other; one that the tester is too far behind for is left out, and told."""
+        """Queue a test; if the tester is too far behind, skip it and report that."""
         known = command.version in self._tests or command.version in self._metrics
         if not self.has_tester or known:
             return
         if len(self._tests) >= MOST_TESTS and self._finish is None:
-            problem = (
-                f"left out: the tester is still busy with {len(self._tests)} versions before it"
-            )
-            return self.tell(Tested(command.version, {}, problem))
+            return self.tell(Tested(command.version, {}, busy_tester(len(self._tests))))
         self.center.hold(command.version)
         patience = self.limits.test_s * (len(self._tests) + 1)
         self._tests[command.version] = self.clock() + patience
@@ -376,26 +380,21 @@ class Driver:
         return self.limits.start_s if self._first_train is None else self.limits.join_s
 
     def _overdue(self, now: float) -> list[Event]:
-        """What has missed its deadline by now, as events."""
+        """Missed deadlines, as events."""
         events: list[Event] = []
         for worker, incarnation in self._deadlines.overdue(now):
-            waited = now - self._turns.first(worker).began
-            cause = f"no result for {waited:.0f} s, far longer than any turn took"
+            cause = turn_overdue(now - self._turns.first(worker).began)
             self.cluster.evict(worker, incarnation, cause)
             events.append(Left(worker, incarnation, cause))
         for version, deadline in self._tests.items():
             if deadline <= now:
                 self._more_tests = 0  # it would not answer the second time either
-                problem = f"no answer from the tester for {self.limits.test_s:.0f} s"
-                events.append(Tested(version, {}, problem))
+                events.append(Tested(version, {}, silent_tester(self.limits.test_s)))
         if self._short_since is not None and now >= self._short_since + self._join_limit():
             live, plan = len(self.coordinator.members), self.coordinator.plan
             if self._first_train is None:
-                reason = f"only {live} of {plan.workers} workers joined within {self.limits.start_s:.0f} s"
+                reason = too_few_joined(live, plan.workers, self.limits.start_s)
             else:
-                reason = (
-                    f"{live} workers were left, {plan.min_workers} are needed, and none joined "
-                    f"within {self.limits.join_s:.0f} s"
-                )
+                reason = too_few_left(live, plan.min_workers, self.limits.join_s)
             events.append(StopAsked(reason))
         return events

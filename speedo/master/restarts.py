@@ -1,4 +1,4 @@
-"""When a worker that died is started again, and how many workers each host should run. Decides, and does nothing."""
+"""Decides when a worker that died is restarted, and how many workers each host should run. Pure: no I/O, no clock."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ AT_WORK_S: Final = 15.0  # one that was up for so long had started well: it is s
 
 
 class Restarts:
-    """The deaths in a row of one worker, which is started again `most` times."""
+    """Counts one worker's deaths in a row; it is restarted up to `most` times."""
 
     def __init__(self, most: int) -> None:
         self._most, self._deaths, self._doublings = most, 0, 0
 
     def pause_after(self, up_s: float) -> float | None:
-        """Seconds to wait after a death, having been up for `up_s`; None: it is given up."""
+        """Seconds to wait before a restart, after the worker ran `up_s` seconds; None: do not restart it."""
         if up_s >= HEALTHY_S:
             self._deaths = 0
         self._deaths += 1
@@ -38,9 +38,9 @@ class Restarts:
 
 
 def spread(wanted: int, present: Mapping[str, int], cores: Mapping[str, int]) -> dict[str, int]:
-    """Workers per host, `wanted` in all, with as few changes as can be.
+    """Workers per host, `wanted` in all, with as few changes as possible.
 
-    One more goes where it leaves the fewest workers per core, one less is taken where there are most.
+    A worker is added on the host with the fewest workers per core, and removed from the host with the most.
     """
     counts = dict(present)
     while counts and sum(counts.values()) < wanted:

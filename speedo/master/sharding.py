@@ -1,7 +1,7 @@
-"""Who reads which share of the records, and when they are shared out anew. Decides, and does nothing.
+"""Decides which worker reads which shard of the records, and when to redistribute them. Pure: no I/O, no clock.
 
-Shard `rank` of `count` holds every record whose number leaves `rank` when divided by `count` (Caffe:
-layers/data_layer.cpp, Skip). So the shards of one sharding hold each record exactly once.
+Shard `rank` of `count` holds every record whose number modulo `count` is `rank` (Caffe: layers/data_layer.cpp,
+Skip). So the shards of one sharding hold each record exactly once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """A shard for each of `workers`: shard `k` is that of `workers[k]`, read `batch_sizes[k]` at a time."""
+    """A shard for each of `workers`: `workers[k]` reads shard `k`, `batch_sizes[k]` records at a time."""
 
     workers: tuple[int, ...]
     batch_sizes: tuple[int, ...]
@@ -40,7 +40,7 @@ class Sharding:
         return {worker: self.shard(rank) for rank, worker in enumerate(self.workers)}
 
     def shard_for(self, worker: int, others: Iterable[Shard]) -> Shard:
-        """Its own shard; for a worker from outside the one that fewest of `others` read."""
+        """The worker's own shard; for a worker that has none, the one that fewest of `others` read."""
         if worker in self.workers:
             return self.shard(self.workers.index(worker))
         readers = [0] * self.count
@@ -49,14 +49,14 @@ class Sharding:
         return self.shard(readers.index(min(readers)))
 
     def batches_passed(self, samples: int, iter_size: int) -> int:
-        """Batches of its shard that each worker has read when `samples` are merged, whole solver steps of them."""
+        """Batches of its shard that each worker has read when `samples` are merged, rounded to whole solver steps."""
         return samples // (sum(self.batch_sizes) * iter_size) * iter_size
 
 
 def sharding_for(
     workers: Iterable[int], batch_size: int, *, split: bool, records: int | None
 ) -> Sharding | None:
-    """One shard for each of the workers; None if there is not a record for each in the batch or the data.
+    """One shard for each of the workers; None if the batch or the data has fewer records than there are workers.
 
     With `split` the shares of the batch add up to `batch_size`, so that one round merges what one solver step of
     sequential Caffe reads.
@@ -71,10 +71,10 @@ def sharding_for(
 
 @dataclass(slots=True)
 class Resharding:
-    """Says when: once the live workers are others than those of the sharding, unchanged for `after_s` seconds.
+    """Decides when to redistribute: once the set of live workers differs from the sharding's for `after_s` seconds.
 
-    A worker that dies and returns to its slot is the same worker; while workers come and go nothing is shared out
-    anew, for every time costs each its turn. 0 s: never.
+    A worker that dies and returns to its slot is the same worker. While workers come and go nothing is redistributed,
+    because every redistribution costs each worker its turn. 0 s: never.
     """
 
     after_s: float
@@ -82,7 +82,7 @@ class Resharding:
     _since: float = 0.0
 
     def due(self, live: frozenset[int], present: Sharding, now: float) -> bool:
-        """Whether to share out anew now; to be asked often, `now` in seconds of one clock."""
+        """Whether to redistribute now; call it often, with `now` in seconds of one clock."""
         if live != self._seen:
             self._seen, self._since = live, now
         if not live or not self.after_s or live == frozenset(present.workers):

@@ -1,4 +1,4 @@
-"""Who holds which place of a run: slots, how often each was taken, and the shard that goes with it."""
+"""The worker slots of a run: who holds each, how often each was assigned, and its shard."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from speedo.run_dir.checkpoint_file import WorkerState
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A worker's place: its slot, how often that slot was taken, its shard and its batch.
+    """A worker's place: its slot, how often that slot was assigned, its shard and its batch.
 
-    It reads shard `rank` of `count`, and passes over `skip` batches of it before its first turn. `history` is the
-    version of the checkpoint whose solver history it takes over, if any. `redis_url` is its own, and holds its
-    password.
+    It reads shard `rank` of `count`, and skips `skip` batches of it before its first turn. `history` is the
+    version of the checkpoint whose solver history it restores, if any. `redis_url` is for this worker alone, and holds
+    its password.
     """
 
     worker: int
@@ -34,11 +34,11 @@ class Assignment:
 
 
 class Roster:
-    """Who holds which slot; may be asked from several threads.
+    """The slots and their workers; may be called from several threads.
 
-    It begins with a shard for each of the expected workers. `samples`, where it is asked for, is what the run has
-    merged: a new reader of a shard goes on where the run is. `resumed` says where the slots were in the checkpoint
-    of `version`; the first to take such a slot goes on exactly there.
+    At first there is a shard for each of the expected workers. `samples`, where it is an argument, is what the run has
+    merged: a new reader of a shard continues where the run is. `resumed` gives the data positions of the slots in the
+    checkpoint of `version`; the first worker in such a slot continues exactly there.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class Roster:
         self._lock = threading.Lock()
 
     def assign(self, samples: int = 0) -> Assignment:
-        """The lowest free slot for one more worker; beyond the expected number shards are shared."""
+        """Assign the lowest free slot to one more worker; beyond the expected number shards are shared."""
         with self._lock:
             worker = next(slot for slot in range(len(self._held) + 1) if slot not in self._held)
             others = [place.shard for place in self._held.values()]
             return self._place(worker, self.sharding.shard_for(worker, others), samples)
 
     def release(self, worker: int, incarnation: int) -> None:
-        """Free the slot, unless somebody newer holds it."""
+        """Free the slot, unless it was assigned again."""
         with self._lock:
             if self._holds(worker, incarnation):
                 del self._held[worker]
@@ -76,7 +76,7 @@ class Roster:
             return self._holds(worker, incarnation)
 
     def now_at(self, worker: int, incarnation: int) -> Assignment | None:
-        """The place that this worker holds now, which may have been moved; None if it holds none."""
+        """The present place of this worker, which may have been changed; None if it has none."""
         with self._lock:
             place = self._held.get(worker)
             key = (worker, incarnation)
@@ -87,9 +87,9 @@ class Roster:
     def reshard(
         self, sharding: Sharding, live: Iterable[tuple[int, int]], samples: int = 0
     ) -> list[tuple[Assignment, Assignment]]:
-        """Adopt a sharding; returns former and new place of those of `live` who must read another shard.
+        """Apply a sharding; returns former and new place of those of `live` whose shard changes.
 
-        The others keep their places. Newcomers are placed by it from now on.
+        The others keep their places. New workers are placed by the new sharding.
         """
         with self._lock:
             self.sharding = sharding

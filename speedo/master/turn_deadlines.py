@@ -1,4 +1,4 @@
-"""How long a turn may take, from the turns measured so far; and which turns are overdue."""
+"""Derives the deadline of a turn from the turns measured so far, and finds the turns that are overdue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FEWEST_TURNS: Final = 5  # before so many are known the deadline is the user's t
 
 @dataclass(frozen=True, slots=True)
 class TurnUnderWay:
-    """Its command, and when it began: when it was issued or, given ahead, when the turn before it ended.
+    """Its command, and when it began: when it was issued or, if issued ahead, when the turn before it ended.
 
     Seconds of the driver's clock.
     """
@@ -29,12 +29,12 @@ class TurnUnderWay:
 
 @dataclass
 class TurnDeadlines:
-    """Three times the 95th percentile of turns, plus the heartbeat; `first_s` as long as too few are known.
+    """A deadline is three times the 95th percentile of turns, plus the heartbeat; `first_s` until enough are measured.
 
-    A slot that was overdue gets twice the time from then on, until a turn of its own ends in time: one that is only
-    slow would else never finish a turn.
+    A slot whose turn was overdue gets twice the time until one of its turns ends in time. Otherwise a worker that is
+    only slow could never finish a turn.
 
-    `outstanding(worker, ticket)` tells whether that turn's result is still waited for.
+    `outstanding(worker, ticket)` tells whether the result of that turn is still expected.
     """
 
     outstanding: Callable[[int, int], bool]
@@ -46,7 +46,7 @@ class TurnDeadlines:
     _patience: dict[int, float] = field(default_factory=dict)
 
     def measure(self, turn: TurnUnderWay, now: float) -> None:
-        """Take the time of a turn that has ended now."""
+        """Record the duration of a turn that ended now."""
         seconds = now - turn.began
         self._patience.pop(turn.command.worker, None)
         self._times.append((seconds, seconds / turn.command.all_steps))
@@ -57,7 +57,7 @@ class TurnDeadlines:
             self._slow = (whole, per_step)
 
     def limit(self, steps: int) -> float:
-        """Seconds that a turn of so many steps may take; longer turns than those measured get more."""
+        """Seconds that a turn of this many steps may take; turns with more steps than those measured get more."""
         if self._slow is None:
             return self.first_s
         whole, per_step = self._slow
@@ -69,7 +69,7 @@ class TurnDeadlines:
         heapq.heappush(self._pending, (limit, command.worker, command.incarnation, command.ticket))
 
     def grant(self, turns: list[TurnUnderWay], now: float) -> None:
-        """Give turns that lost time through no fault of theirs their whole time anew."""
+        """Restart the deadlines of turns after an outage that was not the workers' fault."""
         self._pending.clear()
         for turn in turns:
             self.add(turn.command, now)
@@ -82,7 +82,7 @@ class TurnDeadlines:
         return pending[0][0] if pending else float("inf")
 
     def overdue(self, now: float) -> list[tuple[int, int]]:
-        """Worker and incarnation of the turns whose time is over; each is told once."""
+        """Worker and incarnation of the turns whose deadline has passed; each is returned once."""
         late = []
         while self._pending and self._pending[0][0] <= now:
             _, worker, incarnation, ticket = heapq.heappop(self._pending)
@@ -95,7 +95,7 @@ class TurnDeadlines:
 
 @dataclass
 class TurnsUnderWay:
-    """The turns that were issued and not settled, each worker's in their order; only the first has a deadline."""
+    """The turns that were issued and not settled, in order for each worker; only the first has a deadline."""
 
     outstanding: Callable[[int, int], bool]
     deadlines: TurnDeadlines
@@ -112,17 +112,17 @@ class TurnsUnderWay:
             self.deadlines.add(command, now)
 
     def measure(self, worker: int, ticket: int, now: float) -> None:
-        """Take the time of this turn, which has ended now; when one began that overtook another is not known."""
+        """Record the duration of this turn, which ended now; not if it overtook another: its begin is unknown then."""
         turn = self.first(worker)
         if turn.command.ticket == ticket:
             self.deadlines.measure(turn, now)
 
     def first(self, worker: int) -> TurnUnderWay:
-        """The turn that this worker is at."""
+        """The turn that this worker is executing."""
         return self._turns[worker][0]
 
     def settle(self, worker: int, now: float) -> list[Train]:
-        """Forget the turns of this worker whose results are not waited for any more; they are returned."""
+        """Remove and return the turns of this worker whose results are not expected any more."""
         turns = self._turns.get(worker, [])
         over = [one for one in turns if not self.outstanding(worker, one.command.ticket)]
         left = [one for one in turns if one not in over]
@@ -136,11 +136,11 @@ class TurnsUnderWay:
         return [one.command for one in over]
 
     def forget_all(self) -> list[Train]:
-        """The run is over: all turns that were still under way."""
+        """At the end of the run: remove and return all turns."""
         commands = [turn.command for turns in self._turns.values() for turn in turns]
         self._turns.clear()
         return commands
 
     def grant(self, now: float) -> None:
-        """Give all their whole time anew, which they lost through no fault of theirs."""
+        """Restart all deadlines after an outage that was not the workers' fault."""
         self.deadlines.grant([turns[0] for turns in self._turns.values()], now)

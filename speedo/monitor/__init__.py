@@ -1,1 +1,1 @@
-"""Watching and steering a run."""
+"""Status, console, control socket and plot of a run."""

@@ -1,4 +1,4 @@
-"""How a run looks while it goes: live on a terminal, plain lines elsewhere, always a log in its directory."""
+"""Shows the progress of a run: live on a terminal, as plain lines elsewhere; always logged in the run directory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEPT_BYTES: Final = 1 << 20  # of lines that the disk does not take, at most
 
 
 class Watch(Protocol):
-    """Who is told how it goes."""
+    """Receives notes and states while a run goes on."""
 
     def note(self, text: str) -> None: ...
 
@@ -36,14 +36,14 @@ class Watch(Protocol):
 
 
 class ErrorConsole(Console):
-    """Standard error; once it cannot be written any more (`| head`, a closed terminal), the command goes on unseen."""
+    """Standard error; if it is closed (`| head`, a closed terminal), the command continues without it."""
 
     def __init__(self) -> None:
         super().__init__(file=cast(TextIO, _Lasting(sys.stderr)))
 
 
 class _Lasting:
-    """A stream that swallows what cannot be written any more; all else is the stream's own."""
+    """A stream that discards what cannot be written any more; otherwise like the stream itself."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -66,7 +66,7 @@ class _Lasting:
 
 
 def unread(descriptor: int) -> None:
-    """Let what is still written to this descriptor vanish: its reader has gone."""
+    """Redirect this descriptor to /dev/null: its reader has closed it."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)
@@ -151,7 +151,7 @@ class Progress:
             self._end_live()
 
     def _tell_absences(self, status: Status) -> None:
-        """A line for every worker that has joined, gone or come back since the last state."""
+        """A line for every worker that has joined, left or returned since the last state."""
         away = {one.worker: one.state for one in status.workers if one.is_away}
         for one in status.workers:
             before, now = self._away.get(one.worker), away.get(one.worker)
@@ -166,7 +166,7 @@ class Progress:
         self._away = away
 
     def _tell_notices(self, status: Status) -> None:
-        """What was noted since the last state; who comes later hears what is wrong now."""
+        """The notices since the last state; at the first state, the present problems."""
         if self._noticed is None:
             wrong = (status.store_trouble, status.checkpoint_problem)
             fresh = [f"warning: {problem}" for problem in wrong if problem]
@@ -178,7 +178,7 @@ class Progress:
             self.note(text)
 
     def _say(self, text: str, now: float) -> None:
-        """Write the line, unless it has been said lately."""
+        """Write the line, unless it was written recently."""
         last, said = self._said
         if text == last and now - said < SAME_LINE_S:
             return
@@ -206,7 +206,7 @@ def _gap(lines: int) -> bytes:
 
 
 def workers_in_words(there: int, wanted: int) -> str:
-    """`1 of 2 workers`, and `2 workers, 1 wanted` while there are more than the hosts should run; 0 is not known."""
+    """`1 of 2 workers`; `2 workers, 1 wanted` while there are more than wanted. `wanted` is 0 if it is not known."""
     if wanted <= 0 or wanted == there:
         return f"{there} workers"
     return f"{there} of {wanted} workers" if there < wanted else f"{there} workers, {wanted} wanted"

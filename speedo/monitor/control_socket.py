@@ -1,8 +1,8 @@
-"""How `speedo status`, `stop` and `scale` reach a run: a unix socket in a folder that is its owner's alone.
+"""The unix socket by which `speedo status`, `stop` and `scale` reach a run, in a folder of mode 0700.
 
-Nothing listens on a network. Each process that leads a run serves one socket, named by the run; a socket whose
-process died is removed by whoever finds it. An exchange is one JSON object in one line each way: what is asked
-(`{"ask": "status"}`, `{"ask": "stop"}`, `{"ask": "scale", "workers": 3}`), then `{"answer": ...}` or `{"error": ...}`.
+Nothing listens on a network. Each process that leads a run serves one socket, named after the run; the next command
+removes the socket of a process that died. An exchange is one line of JSON each way: the request (`{"ask": "status"}`,
+`{"ask": "stop"}`, `{"ask": "scale", "workers": 3}`), then `{"answer": ...}` or `{"error": ...}`.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ Asked = Mapping[str, Any]
 
 
 class RunGone(ClusterError):
-    """The process that led a run is there no more."""
+    """The process that led the run has ended."""
 
 
 def runtime_folders() -> tuple[Path, ...]:
-    """Where sockets may lie, the preferred place first.
+    """The folders that may hold sockets, the preferred one first.
 
     `SPEEDO_RUNTIME_DIR` alone if it is set; otherwise `speedo` in `XDG_RUNTIME_DIR`, and a folder of this user's
-    in the temporary folder: a run started from a login and a command given without one must meet.
+    in the temporary folder: a run started in a login session and a command given without one must find each other.
     """
     if chosen := os.environ.get(RUNTIME_VARIABLE):
         return (Path(chosen).absolute(),)
@@ -56,7 +56,7 @@ def runtime_folders() -> tuple[Path, ...]:
 
 @contextmanager
 def private_folder(path: Path, *, create: bool = False) -> Iterator[int]:
-    """A descriptor of the folder, of mode 0700 and this user's, never reached through a symbolic link.
+    """A descriptor of the folder, which must have mode 0700, belong to this user and be no symbolic link.
 
     Raises `ClusterError` if it is anything else, `FileNotFoundError` if it is missing and not to be made.
     """
@@ -85,7 +85,7 @@ def private_folder(path: Path, *, create: bool = False) -> Iterator[int]:
 
 
 def _inside(folder: int, name: str) -> str:
-    """A path to a name in an open folder: short enough for a socket, and still that very folder."""
+    """A path to a name in an open folder: short enough for a socket, and independent of the folder's name."""
     return f"/proc/self/fd/{folder}/{name}"
 
 
@@ -93,9 +93,9 @@ def _inside(folder: int, name: str) -> str:
 
 
 class ControlServer:
-    """A context in which `answer` is asked, in threads of its own, by the commands of this user.
+    """A context that answers the commands of this user by `answer`, in separate threads.
 
-    `answer` takes what was asked and returns plain data; a `SpeedoError` of it becomes the asker's error.
+    `answer` takes the request and returns plain data; a `SpeedoError` is sent to the command as its error.
     """
 
     def __init__(self, run: str, answer: Callable[[Asked], Any]) -> None:
@@ -166,10 +166,10 @@ class ControlServer:
         try:
             asked = json.loads(_line(connection, MOST_ASKED_BYTES, ASK_S).decode("utf-8"))
             if not isinstance(asked, dict):
-                raise ClusterError("what was asked is no JSON object")
+                raise ClusterError("the request is not a JSON object")
             return {"answer": plain(self._answer(asked))}
         except (ValueError, RecursionError):
-            return {"error": "what was asked is no JSON"}
+            return {"error": "the request is not JSON"}
         except SpeedoError as error:
             return {"error": str(error)}
         except Exception as error:  # the asker must not take this for the end of the run
@@ -181,13 +181,13 @@ class ControlServer:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunSocket:
-    """A run of this user's on this machine that somebody leads."""
+    """A run that a process of this user on this machine leads."""
 
     run: str
     folder: Path
 
     def ask(self, what: str, timeout_s: float = ANSWER_S, **more: Any) -> dict[str, Any]:
-        """The answer; raises `RunGone` if nobody listens, `ClusterError` for the rest."""
+        """The answer; raises `RunGone` if no process listens, `ClusterError` for other failures."""
         late = f"run {self.run} did not answer within {timeout_s:.0f} s: its process is stopped or overloaded"
         try:
             with self._connected(timeout_s) as connection:
@@ -201,12 +201,12 @@ class RunSocket:
         if isinstance(said, dict) and "error" in said:
             raise ClusterError(str(said["error"]))
         if not isinstance(said, dict) or not isinstance(said.get("answer"), dict):
-            raise ClusterError(f"run {self.run} gave no answer that can be read: {OTHER}")
+            raise ClusterError(f"run {self.run} gave an answer that cannot be read: {OTHER}")
         answer: dict[str, Any] = said["answer"]
         return answer
 
     def is_served(self) -> bool:
-        """Whether somebody listens; a socket of a dead process is removed."""
+        """Whether a process listens; the socket of an ended process is removed."""
         try:
             with self._connected(ASK_S):
                 return True
@@ -233,7 +233,7 @@ class RunSocket:
 
 
 def running() -> list[RunSocket]:
-    """The runs that this user leads on this machine, by name; sockets of the dead are removed on the way."""
+    """The runs that this user leads on this machine, by name; sockets of ended processes are removed."""
     found: dict[str, RunSocket] = {}
     for place in runtime_folders():
         try:
@@ -260,7 +260,7 @@ def _remove_unborn(folder: int, name: str) -> None:
 
 
 def _line(connection: socket.socket, most: int, timeout_s: float) -> bytes:
-    """One line; raises `ValueError` if it is cut off or longer than `most`, `TimeoutError` if it is late."""
+    """One line; raises `ValueError` if it is incomplete or longer than `most`, `TimeoutError` if it is late."""
     deadline = time.monotonic() + timeout_s
     parts, size = [], 0
     while True:
@@ -269,13 +269,13 @@ def _line(connection: socket.socket, most: int, timeout_s: float) -> bytes:
         parts.append(part)
         size += len(part)
         if not part or size > most:
-            raise ValueError("no line, or too long a one")
+            raise ValueError("no line, or a line that is too long")
         if b"\n" in part:  # what follows would be a second question
             return b"".join(parts)
 
 
 def plain(value: Any) -> Any:
-    """Records, tuples and paths as JSON has them; a number that is not finite becomes null."""
+    """Records, tuples and paths as JSON values; a number that is not finite becomes null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

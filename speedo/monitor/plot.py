@@ -1,4 +1,4 @@
-"""A picture of what happened: loss, accuracy, speed and staleness of one or several runs, from their metrics."""
+"""Plots loss, accuracy, speed and staleness of one or several runs from their metrics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BINS: Final = 60  # images/s are drawn for so many stretches of a run
 
 @dataclass
 class RunTrace:
-    """What the metrics of a run say, as columns: merged results, and tests."""
+    """The metrics of a run as columns: merged results, and tests."""
 
     name: str
     iteration: list[int] = field(default_factory=list)
@@ -41,9 +41,9 @@ class RunTrace:
 
 
 def read_run(folder: Path) -> RunTrace:
-    """Read a run directory's `metrics.jsonl`; a last line that was cut short is left out.
+    """Read a run directory's `metrics.jsonl`; an incomplete last line is skipped.
 
-    Raises `DataError` if it is no run directory or holds no merged result.
+    Raises `DataError` if it is not a run directory or holds no merged result.
     """
     path = folder / METRICS
     trace = RunTrace(os.path.basename(os.path.realpath(folder)))
@@ -53,10 +53,11 @@ def read_run(folder: Path) -> RunTrace:
                 _take_checked(trace, line, f"{path}, line {number}")
     except OSError as error:
         raise DataError(
-            f"{folder} is no run directory: {path.name} cannot be read ({error.strerror}); give what --run-dir was"
+            f"{folder} is not a run directory: {path.name} cannot be read ({error.strerror}); "
+            "give the value of --run-dir"
         ) from None
     if not trace.loss:
-        raise DataError(f"{path} holds no merged result yet: there is nothing to draw")
+        raise DataError(f"{path} holds no merged result yet: there is nothing to plot")
     return trace
 
 
@@ -66,11 +67,11 @@ def _take_checked(trace: RunTrace, line: dict[str, Any] | None, place: str) -> N
             raise ValueError("no JSON object")
         _take(trace, line)
     except ValueError as error:
-        raise DataError(f"{place} is no line of metrics ({error}): remove it") from None
+        raise DataError(f"{place} is not a line of metrics ({error}): remove it") from None
 
 
 def _take(trace: RunTrace, line: dict[str, Any]) -> None:
-    """Raises `ValueError`, and takes nothing, if a field is not what a run writes."""
+    """Raises `ValueError`, and adds nothing, if a field has a value that a run never writes."""
     event = line.get("event")
     if event == "result" and line.get("decision") == "merged":
         iteration, seconds = count_of(line, "iteration"), number_of(line, "time")
@@ -136,13 +137,13 @@ def draw(runs: Sequence[Path], target: Path) -> Path:
 
 
 def _bins(most: int) -> Sequence[float]:
-    """Edges of the bars: one for each staleness, or wider ones where there are many."""
+    """Edges of the bars: one for each staleness, or wider ones if there are many values."""
     width = -(-(most + 1) // MOST_BARS)
     return [width * place for place in range(-(-(most + 1) // width) + 1)]
 
 
 def _means(values: Sequence[float], count: int) -> list[float]:
-    """Means of consecutive groups; short runs are drawn as they are."""
+    """Means of consecutive groups; short runs are drawn without averaging."""
     if len(values) < 4 * count:
         return list(values)
     return [

@@ -1,10 +1,11 @@
-"""What a run looks like from outside at one moment: kept by the master, shown by the commands."""
+"""The current state of a run: updated by the master, shown by the commands."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from speedo.messages import (
     Action,
@@ -26,15 +27,19 @@ from speedo.messages import (
 from speedo.run_dir.checkpoint_file import Counters
 
 NOTICES = 20  # of the latest that a status carries
+STORE_BACK: Final = "the store is back: training continues"
+NO_WORKER_WAITS: Final = "no worker waits for the store any longer"
+CHECKPOINTS_BACK: Final = "checkpoints are written again"
+LOG_BACK: Final = "the run log is written again, with every line that waited"
 RECENT_S = 10.0  # images/s and losses are means over so many of the latest seconds
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """One worker as people see it; `state` is training, waiting, or how it came to be away, with the cause.
+    """One worker; `state` is training, waiting, or why it is away, with the cause.
 
-    Of one that waits for the store, it is what is wrong there. `process`, `threads` and `cores` are those of
-    `speedo.messages.RunsAt`: 0 and empty of a worker that has not joined, or is away.
+    For a worker that waits for the store, it is the store's problem. `process`, `threads` and `cores` are those of
+    `speedo.messages.RunsAt`: 0 and empty for a worker that has not joined, or is away.
     """
 
     worker: int
@@ -50,7 +55,7 @@ class WorkerStatus:
 
     @property
     def is_away(self) -> bool:
-        """Whether it cannot be given work now."""
+        """Whether it cannot be given turns now."""
         return self.state.startswith(("gone", "restarting", "rebuilding"))
 
 
@@ -63,10 +68,10 @@ def where_in_words(process: int, threads: int, cores: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A run at one moment. `epoch` is NaN if the number of records is not known.
+    """The state of a run. `epoch` is NaN if the number of records is not known.
 
-    `wanted` is the number of workers that the hosts should run; 0 if nobody has said so yet. `notices` are the latest
-    of `noticed` lines for people: what came and went between two looks is among them.
+    `wanted` is the number of workers that the hosts should run; 0 if it is not known yet. `notices` are the latest
+    of `noticed` lines for the user: they include what appeared and disappeared between two calls.
     """
 
     state: str
@@ -160,38 +165,36 @@ class StatusBoard:
         return self._first is not None
 
     def expect(self, worker: int, outlook: str) -> None:
-        """What comes after the death of a worker that is told now: `restarting in 4 s`, `gone`."""
+        """What follows the death of a worker that is reported now: `restarting in 4 s`, `gone`."""
         self._lines.setdefault(worker, _Line()).outlook = outlook
 
     def trouble_with_store(self, problem: str) -> None:
-        """What is wrong with the store now; empty if nothing is."""
-        self._note(self.store_trouble, problem, "the store is back: training goes on")
+        """The store's present problem; empty if there is none."""
+        self._note(self.store_trouble, problem, STORE_BACK)
         self.store_trouble = problem
 
     def trouble_of_worker(self, worker: int, problem: str) -> None:
-        """Why this worker waits for the store; empty if it does not. Of several that do, the first is noted."""
+        """Why this worker waits for the store; empty if it does not. If several wait, the first is noted."""
         before = self._any_worker_waits()
         self._lines.setdefault(worker, _Line()).trouble = problem
         now = f"worker {worker} waits for the store: {problem}" if self._any_worker_waits() else ""
-        self._note(before, now, "no worker waits for the store any more")
+        self._note(before, now, NO_WORKER_WAITS)
 
     def _any_worker_waits(self) -> str:
         return "".join(line.trouble for line in tuple(self._lines.values()))
 
     def trouble_with_checkpoint(self, problem: str) -> None:
-        """What kept the latest checkpoint from the disk, or out of it; empty if nothing did."""
-        self._note(self.checkpoint_problem, problem, "checkpoints are written again")
+        """Why the latest checkpoint was not written, or is incomplete; empty if it is good."""
+        self._note(self.checkpoint_problem, problem, CHECKPOINTS_BACK)
         self.checkpoint_problem = problem
 
     def trouble_with_log(self, problem: str) -> None:
-        """Why lines of the run log wait to be written; empty if none does."""
-        self._note(
-            self.log_problem, problem, "the run log is written again, with every line that waited"
-        )
+        """Why lines of the run log wait to be written; empty if none wait."""
+        self._note(self.log_problem, problem, LOG_BACK)
         self.log_problem = problem
 
     def notice(self, text: str) -> None:
-        """A line for people, shown once."""
+        """A line for the user, shown once."""
         self._notices.append(text)
         self._noticed += 1
 
@@ -200,7 +203,7 @@ class StatusBoard:
             self.notice(f"warning: {now}" if now else over)
 
     def resume(self, counters: Counters) -> None:
-        """Go on from a checkpoint's figures."""
+        """Start from a checkpoint's figures."""
         self.iteration, self.version = counters.iteration, counters.version
         self.samples = counters.samples
         self.dropped = dict(counters.dropped)

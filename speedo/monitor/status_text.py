@@ -1,4 +1,4 @@
-"""A run's answer to `speedo status` as lines of text, and the result that a run left, as a sentence."""
+"""Formats a run's answer to `speedo status` as text, and the result of a finished run as a sentence."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ TOLD: Final = frozenset(
 
 
 def lines_of(run: Mapping[str, Any]) -> list[str]:
-    """One run as people read it; one of another version may lack what this one knows."""
+    """One run as lines of text; a run of another version may lack some of the fields."""
     try:
         return _lines_of(run)
     except (KeyError, TypeError, ValueError, AttributeError):
-        return [f"run {run.get('run', '?')}: what it says cannot be read: {OTHER}"]
+        return [f"run {run.get('run', '?')}: its answer cannot be read: {OTHER}"]
 
 
 def _lines_of(run: Mapping[str, Any]) -> list[str]:
@@ -98,7 +98,7 @@ def table(workers: list[Mapping[str, Any]]) -> list[str]:
 
 
 def in_words(seconds: float) -> str:
-    """A time as a person would say it."""
+    """A duration as text."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 90 * 60:
@@ -107,12 +107,12 @@ def in_words(seconds: float) -> str:
 
 
 def number(value: float | None) -> str:
-    """Four places; a number that was not finite says so."""
+    """Four decimal places; `not finite` for None."""
     return "not finite" if value is None else f"{value:.4f}"
 
 
 def outcome_of(run_dir: Path) -> tuple[dict[str, Any] | None, str]:
-    """What is in `result.json`, None without one, and that in a sentence."""
+    """The content of `result.json`, None without one, and the same as a sentence."""
     result = read_result(run_dir / RESULT)
     if result is None:
         return None, f"the run has ended without a result; {run_dir / 'train.log'} says why"

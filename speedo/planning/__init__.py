@@ -1,5 +1,5 @@
-"""How fast a run would be, before there is one: a calibration, a site, and the simulator with a price on everything.
+"""Predicts the speed of a run: from a calibration and a site, with a simulator in which every step takes time.
 
-`calibration` is the record of what was measured or assumed, `measure` and `from_run` make one, `site` says where a run
-would take place, `timed` is the cluster, `prediction` runs it.
+`calibration` is the record of what was measured or assumed; `calibrate_by_measuring` and `calibrate_from_run` make
+one. `site` describes the machines and links, `timed_cluster` simulates them, `predict` runs the simulation.
 """

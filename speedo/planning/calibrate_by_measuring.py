@@ -1,7 +1,7 @@
-"""A calibration by a short measurement on this machine: steps, exchanges, several processes at once.
+"""Makes a calibration by a short measurement on this machine: steps, exchanges, several processes at once.
 
-Caffe runs in child processes, so that an abort of it ends only those. Ray is not started: what a message takes is
-assumed, or taken from a run.
+Caffe runs in child processes, so that an abort ends only those. Ray is not started: the time of a message is assumed,
+or taken from a run.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long to measure steps each time, at which batch sizes, whether several at once, and what is sent."""
+    """How long to measure steps, at which batch sizes, whether in several processes at once, and what is sent."""
 
     seconds: float = 3.0
     batch_sizes: Sequence[int] = ()
@@ -80,7 +80,7 @@ def measure_solver(
     cpu: bool = False,
     compression: Compression = NO_COMPRESSION,
 ) -> Calibration:
-    """Without a `solver` that of the environment, or LeNet, whose data are made if they are missing.
+    """Measure this solver; without one, that of the environment, or LeNet, whose data is made if it is missing.
 
     Raises `SolverError` with all that is wrong, `DataError`, `EngineError`, `StoreError`.
     """
@@ -97,7 +97,7 @@ def measure_solver(
 
 
 def batches_between(batch_size: int, workers: int) -> tuple[int, ...]:
-    """The share of each of so many workers, and a size halfway to it by ratio: where a step's time is measured."""
+    """Batch sizes at which to measure a step besides the whole batch: one worker's share, and their geometric mean."""
     least = max(1, batch_size // workers)
     middle = round((least * batch_size) ** 0.5)
     return tuple(sorted({least, middle} - {batch_size}))
@@ -160,8 +160,8 @@ def _name(compression: Compression) -> str:
 def _exchange(answer: dict[str, Any]) -> dict[str, Any]:
     """The fields of a calibration that come from the child's exchanges.
 
-    What lies around a passage is what a part takes beyond it. That is the same for every store; the fastest one,
-    shared memory if there is some, shows it best.
+    The overhead around a transfer is the time of a part beyond the transfer itself. It is the same for every store; it
+    is taken from the fastest, shared memory if there is some.
     """
     memory = answer.get("shared_memory")
     best: dict[str, float] = memory or answer["near"]
@@ -185,7 +185,7 @@ def _exchange(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _transport(told: dict[str, float], *, served: bool = True) -> Transport:
-    """`served`: there is a server, which takes a part of the work."""
+    """`served`: a server process does a part of the work."""
     read, write = (_passage(told, name, served) for name in ("read", "write"))
     return Transport(read=read, write=write, small=told["small"])
 
@@ -219,7 +219,7 @@ def _origin(answer: dict[str, Any], at_once: int, core: float) -> dict[str, str]
 
 
 def _remark(core: float) -> str:
-    """On a process that got so much of a core."""
+    """A remark for a process that got only this share of a core."""
     if core >= WHOLE_CORE:
         return ""
     return f"; one had but {core:.0%} of a core: a busy machine, slow data, or a GPU"
@@ -240,7 +240,7 @@ class _Children:
     def run(
         self, batch_sizes: Sequence[int], server: PrivateRedis | None = None
     ) -> list[dict[str, Any]]:
-        """A child for each, all computing at the same time; their answers."""
+        """Start a child for each, all computing at the same time; returns their answers."""
         with ExitStack() as stack:
             children = [stack.enter_context(self._child(size, server)) for size in batch_sizes]
             for child in children:
@@ -301,7 +301,7 @@ class _Child:
             self._process.stdin.flush()
 
     def wait_for(self, start: str, seconds: float) -> str:
-        """The rest of the next line that begins so. Raises `SolverError`, `EngineError`."""
+        """The rest of the next line that begins with this. Raises `SolverError`, `EngineError`."""
         assert self._process.stdout is not None
         too_long = threading.Event()
 

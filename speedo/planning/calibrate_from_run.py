@@ -1,7 +1,7 @@
-"""A calibration from what a run left: its directory, above all `metrics.jsonl`.
+"""Makes a calibration from a finished run: from its directory, mainly `metrics.jsonl`.
 
-Each merged result tells how long its worker fetched, computed and published; what is left of the time from one result
-of a worker to the next was spent on messages, in the master, and on waiting for others.
+Each merged result says how long its worker fetched, computed and published. The rest of the time between two results
+of a worker is messages, work in the master, and waiting for others.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ LEAST_MESSAGE_S: Final = 2e-5
 
 
 def from_run(folder: Path, *, cores: int) -> Calibration:
-    """What this run tells; `cores` are those of the machine that it ran on. Raises `ConfigError`."""
+    """The calibration from this run; `cores` are those of its machine. Raises `ConfigError`."""
     with _sums_of_a_run(folder):
         return _from_run(folder, cores)
 
 
 @contextmanager
 def _sums_of_a_run(folder: Path) -> Iterator[None]:
-    """Numbers may each be in order, and not belong to one run."""
+    """Checks sums: each number may be valid although they do not belong to one run."""
     try:
         yield
     except (ArithmeticError, ValueError) as error:  # pydantic's ValidationError is a ValueError
@@ -110,16 +110,16 @@ def _from_run(folder: Path, cores: int) -> Calibration:
 
 
 def check_run(folder: Path) -> None:
-    """Raises `ConfigError` if `with_run` can do nothing with this run."""
+    """Raises `ConfigError` if `with_run` cannot use this run."""
     options_of(folder), turns_of(folder), model_bytes(folder)
 
 
 def with_run(folder: Path, measured: Calibration) -> Calibration:
-    """`measured`, with what can only be seen in a run: messages, and what a turn costs beyond its measured parts.
+    """`measured`, with what only a run can show: messages, and the time of a turn beyond its measured parts.
 
-    A run of `speedo train` tells the messages within a machine, one over a network those between machines. One worker,
-    whom nobody disturbs, also tells how much longer a turn takes there than its parts alone: the caches have forgotten
-    the model, the more so behind a cable. Raises `ConfigError`.
+    A run of `speedo train` gives the messages within a machine, one over a network those between machines. A run with
+    one worker also gives how much longer a turn takes there than the sum of its parts: the model has left the caches,
+    more so if it comes over a network. Raises `ConfigError`.
     """
     with _sums_of_a_run(folder):
         return _with_run(folder, measured)
@@ -178,7 +178,7 @@ def _waits(mode: str, workers: list[Worker]) -> bool:
 
 
 def _message(rest: float, masters: float) -> float:
-    """What is left for each of two messages."""
+    """The time of one of the two messages of a turn."""
     return max(LEAST_MESSAGE_S, 0.5 * (rest - masters))
 
 
@@ -186,10 +186,10 @@ def _message(rest: float, masters: float) -> float:
 
 
 def _rest(workers: list[Worker], *, waits: bool) -> float:
-    """What messages and master took of a turn, without waiting for others as far as that can be told.
+    """The time of messages and master in a turn, without waiting for other workers as far as that can be separated.
 
-    In a round of sync the slowest waits for nobody. In the other modes somebody else may be before it at the master,
-    in some turns: the quarter with the least rest is taken as free of that.
+    In a round of sync the slowest worker waits for nobody. In the other modes another worker may be before it at the
+    master in some turns: the quarter of turns with the smallest rest is assumed to be free of that.
     """
     if waits:
         rounds = zip(*(worker.turns for worker in workers), strict=False)
@@ -208,7 +208,7 @@ def _transport(fetch: float, publish: float) -> Transport:
 
 
 def _wider(means: list[float], steps: int) -> tuple[float, ...]:
-    """The spread of single steps, of which these are means over a turn of so many."""
+    """The spread of single steps, from that of means over a turn of several steps."""
     return tuple(max(0.0, 1.0 + (one - 1.0) * steps**0.5) for one in shape_of(means))
 
 

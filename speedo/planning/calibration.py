@@ -1,6 +1,6 @@
-"""What a prediction rests on: seconds of compute, of a passage through the store, of messages and of the master.
+"""The measured times that a prediction uses: compute, transfers through the store, messages, work in the master.
 
-All times are those of one process on an otherwise idle machine. `origin` says of each where it comes from.
+All times are those of one process on an otherwise idle machine. `origin` says where each comes from.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class StepTime(_Record):
 
 
 class Passage(_Record):
-    """The model once into the store or out of it: seconds in all, and of processor on both sides."""
+    """A transfer of the model into or out of the store: seconds in all, and processor seconds on both sides."""
 
     seconds: NonNegativeFloat
     client: NonNegativeFloat
@@ -55,14 +55,14 @@ class Passage(_Record):
 
 
 class Transport(_Record):
-    """A store as one process sees it, for the model as it is; `small` is a command that moves none, as a delete."""
+    """A store as one process sees it, for the raw model; `small` is a command without data, such as a delete."""
 
     read: Passage
     write: Passage
     small: NonNegativeFloat
 
     def of(self, passage: Passage, share: float) -> Passage:
-        """`passage`, with a body of this share of the model's bytes."""
+        """The time of `passage` if the body has this share of the model's bytes."""
         if share >= 1.0 or passage.seconds <= self.small:
             return passage
         part = min(1.0, share + self.small / passage.seconds)
@@ -76,14 +76,14 @@ class Transport(_Record):
 class Calibration(_Record):
     """One net on one kind of machine. `cores` processes at once each compute `crowding` times slower than one.
 
-    `shape` are the step times at evenly spaced quantiles, from the least to the most, scaled to a mean of 1. `far` and
-    `near` are Redis through TCP and, on its own machine, through its socket. A worker sends `payload_bytes` and
-    fetches `center_bytes`; `nbytes` are those of the model as it is.
+    `shape` are the step times at evenly spaced quantiles, ascending, scaled to a mean of 1. `far` and `near` are Redis
+    by TCP and, on its own machine, by unix socket. A worker sends `payload_bytes` and fetches `center_bytes`; `nbytes`
+    are those of the raw model.
 
-    Processor seconds: `load` and `pull` of a worker after a fetch, the elastic pull alone, and `far_load` in place of
-    `load` on another machine than the master's, if a run told it; `seal` before it sends;
-    `check` of the master for a payload that it has read, `merge` to merge it, `publish` before it writes a version,
-    `handle` for all else that a result brings. `message` and `far_message` last from one end to the other.
+    Processor seconds: `load` and `pull` of a worker after a fetch, `pull` being the elastic one alone; `far_load`
+    replaces `load` on another machine than the master's, if a run gave it; `seal` before a worker sends; `check` of
+    the master for a payload that it has read, `merge` to merge it, `publish` before it writes a version, `handle` for
+    everything else per result. `message` and `far_message` are seconds from one end to the other.
     """
 
     format: Literal[1] = 1
@@ -121,11 +121,11 @@ class Calibration(_Record):
 
     @property
     def images_per_s(self) -> float:
-        """Of sequential Caffe: one process, one core, the whole batch."""
+        """Images/s of sequential Caffe: one process, one core, the whole batch."""
         return self.batch / self.step_seconds(self.batch)
 
     def step_seconds(self, samples: int) -> float:
-        """Of one step: on a line between the measured batches, in proportion beyond them."""
+        """Seconds of one step: linear between the measured batches, proportional beyond them."""
         known = sorted(self.steps, key=lambda step: step.samples)
         place = bisect.bisect_left([step.samples for step in known], samples)
         if place == len(known):
@@ -141,7 +141,7 @@ class Calibration(_Record):
 
 
 def shape_of(seconds: list[float]) -> tuple[float, ...]:
-    """Quantiles of these times, scaled so that what is drawn from them is 1 in the mean: `Calibration.shape`."""
+    """Quantiles of these times, scaled so that draws from them have mean 1: `Calibration.shape`."""
     ordered = sorted(seconds)
     last = len(ordered) - 1
     quantiles = []
@@ -155,7 +155,7 @@ def shape_of(seconds: list[float]) -> tuple[float, ...]:
 
 
 def write_calibration(calibration: Calibration, path: Path) -> None:
-    """As JSON. Raises `ConfigError`."""
+    """Write JSON. Raises `ConfigError`."""
     try:
         with open_to_write(path) as file:
             file.write(calibration.model_dump_json(indent=2).encode() + b"\n")
@@ -175,5 +175,5 @@ def read_calibration(path: Path) -> Calibration:
         ) from None
     except (ValueError, ValidationError):
         raise ConfigError(
-            f"{path} holds no calibration of this version: make it anew with --save, or give a run directory"
+            f"{path} holds no calibration of this version: create it again with --save, or give a run directory"
         ) from None

@@ -1,7 +1,7 @@
-"""Measures a net in a process of its own: its steps, and what an exchange of its model costs around them.
+"""Measures a net in a child process: its steps, and the exchange of its model.
 
-`python -m speedo.planning.measuring_process` reads one line of JSON, builds the engine, says `ready`, waits for a line,
-and answers with one line of JSON behind a mark, because a Python layer may print. It ends when its input does.
+`python -m speedo.planning.measuring_process` reads one line of JSON, builds the engine, prints `ready`, waits for a
+line, and prints one line of JSON after a marker, because a Python layer may print, too. It ends when its input ends.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ EXCHANGE_S: Final = 3.0  # after which no further exchange is begun
 
 
 class _Still:
-    """The engine without its arithmetic: a turn then costs what lies around the steps. A delta is noise."""
+    """The engine without its arithmetic: a turn then costs only what surrounds the steps. A delta is noise."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -135,7 +135,7 @@ class _Exchange:
 def exchange(
     engine: Engine, compression: Compression, store: Callable[[], Store], server: int | None
 ) -> dict[str, float]:
-    """Medians in seconds, by part; of the server's own time means, for its clock may be coarse."""
+    """Median seconds of each part; for the server's processor time the mean, because its clock may be coarse."""
     trial = _Exchange(engine, compression, store, lambda: processor_seconds(server))
     try:
         trial.once()
@@ -154,7 +154,7 @@ def exchange(
 
 
 def processor_seconds(process: int | None) -> float | None:
-    """What the main thread of this process has computed so far; None where the system does not tell."""
+    """Processor time of this process's main thread; None where the system does not report it."""
     if process is None:
         return None
     try:
@@ -164,7 +164,7 @@ def processor_seconds(process: int | None) -> float | None:
 
 
 def _steps(engine: Engine, seconds: float, layout: Layout) -> list[float]:
-    """How long each step took, for so many seconds."""
+    """The duration of each step, measured for this many seconds."""
     delta = layout.zeros()
     times: list[float] = []
     end = time.perf_counter() + seconds

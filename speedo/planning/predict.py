@@ -1,4 +1,4 @@
-"""Images per second of a mode with n workers, from a simulated run; and of many, with the best among them."""
+"""Predicts images/s of a mode with n workers by simulating a run; for several of each, also names the best."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ PHASES: Final = 8  # in a run
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """`shares` say how busy each resource was, as parts of the time: workers computing, link, store, master.
+    """`shares` are the utilisations of the resources: workers computing, link, store, master.
 
-    `efficiency` is `images_per_s` over that of so many free sequential Caffes, `speedup` over that of one.
+    `speedup` is `images_per_s` over that of one sequential Caffe; `efficiency` is `speedup` over the number of workers.
     """
 
     mode: str
@@ -54,7 +54,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is to be predicted. `split` of None is the default of the mode, as `speedo train` has it."""
+    """What to predict. `split` None is the default of the mode, as in `speedo train`."""
 
     modes: Sequence[str]
     local_steps: Sequence[int]
@@ -64,7 +64,7 @@ class Wish:
 
 
 def predict_all(calibration: Calibration, site: Site, wish: Wish) -> list[Prediction]:
-    """In the order of the wish; a split batch that is too small for so many workers is left out."""
+    """One prediction for each combination; without those whose split batch is smaller than the number of workers."""
     found = []
     for mode in wish.modes:
         for steps in wish.local_steps:
@@ -87,7 +87,7 @@ def predict_all(calibration: Calibration, site: Site, wish: Wish) -> list[Predic
 def shares_of(
     calibration: Calibration, mode: str, workers: int, split: bool | None
 ) -> tuple[int, ...] | None:
-    """Samples of one step of each worker; None if the batch cannot be divided over so many."""
+    """Samples of one step of each worker; None if the batch is too small to be split over them."""
     config = make_config(
         {"mode": mode, "workers": workers, "split_batch": split, **_phases(mode, 1, 1)}
     )
@@ -113,7 +113,7 @@ def predict(
     shares = shares_of(calibration, mode, workers, split)
     if shares is None:
         raise ValueError(
-            f"a batch of {calibration.batch_size} cannot be divided over {workers} workers"
+            f"a batch of {calibration.batch_size} cannot be split over {workers} workers"
         )
     runs = 1 if _in_step(mode) or workers == 1 else max(1, BEGINNINGS // workers)
     windows = [
@@ -144,10 +144,10 @@ def _simulate(
     seed: int,
     part: tuple[int, int],
 ) -> _Window:
-    """One run, the k-th of so many (`part`), which begin at moments that are spread evenly.
+    """One simulated run, number `part` of several whose workers begin at evenly spread moments.
 
-    Two workers that share a cable stay as far apart as they began, since both are held up alike when they meet; how
-    often they meet is then a matter of the beginning, and only the mean over many beginnings says anything.
+    Two workers that share a link keep their distance in time, because each delays the other equally. So how often they
+    collide depends on when they begin, and only the mean over many beginnings is meaningful.
     """
     workers = len(shares)
     least, many = RESULTS
@@ -177,7 +177,7 @@ def _simulate(
 
 
 def _cycle(calibration: Calibration, site: Site, shares: Sequence[int], local_steps: int) -> float:
-    """Roughly the seconds from a worker's turn to its next: alone, or until the busiest place has served all."""
+    """Approximate seconds between a worker's turns: alone, or until the busiest resource has served all workers."""
     wire = 0.0 if site.bytes_per_s is None else calibration.nbytes / site.bytes_per_s
     master = (
         calibration.check
@@ -190,7 +190,7 @@ def _cycle(calibration: Calibration, site: Site, shares: Sequence[int], local_st
 
 
 def best_of(predictions: Iterable[Prediction]) -> Prediction:
-    """The most images per second; among equals, to a thousandth, the fewest workers and local steps."""
+    """The prediction with the most images/s; if equal to a thousandth, the one with fewer workers and local steps."""
     found = list(predictions)
     most = max(one.images_per_s for one in found)
     near = [one for one in found if one.images_per_s >= 0.999 * most]
@@ -198,7 +198,7 @@ def best_of(predictions: Iterable[Prediction]) -> Prediction:
 
 
 def _in_step(mode: str) -> bool:
-    """Whether the workers of this mode begin together, again and again."""
+    """Whether the workers of this mode start their turns together."""
     return mode == "hybrid" or has_rounds(mode)
 
 
@@ -213,7 +213,7 @@ def _phases(mode: str, iterations: int, local_steps: int) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Turns:
-    """Of one worker: the moments of its first and of its last merge that count, and the samples since the first."""
+    """One worker: the times of its first and last merge in the window, and the samples after the first."""
 
     first: float
     last: float
@@ -221,7 +221,7 @@ class _Turns:
 
 
 class _Window:
-    """An observer that measures after the warm-up, and stops the run when it is enough.
+    """An observer that measures after the warm-up, and stops the run when the window is complete.
 
     Each worker is measured from one of its merges to another: whole turns, wherever the window ends.
     """
@@ -246,13 +246,13 @@ class _Window:
         )
 
     def shares(self, workers: int) -> dict[str, float]:
-        """How busy each resource was in the window, as parts of it; `compute` is the mean of the workers."""
+        """The utilisation of each resource in the window; `compute` is the mean of the workers."""
         used = {name: self._after[name] - before for name, before in self._before.items()}
         used["compute"] /= workers
         return {name: one / self.seconds for name, one in used.items()}
 
     def saw(self, event: Event, now: float) -> None:
-        """Only what becomes of a result counts."""
+        """Ignores everything but what became of results."""
 
     def did(self, action: Action, now: float) -> None:
         if isinstance(action, Drop):

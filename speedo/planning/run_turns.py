@@ -1,4 +1,4 @@
-"""The turns that a run has written down, with what must be known of it to read them."""
+"""Reads the turns of a finished run, and the options that are needed to interpret them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SIZE: Final = re.compile(r"([\d,]+) parameters in [\d,]+ blobs")
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One merged turn, in seconds; `rest` is what the worker did not see of it."""
+    """One merged turn, in seconds; `rest` is the part that the worker did not measure."""
 
     samples: int
     fetch: float
@@ -45,10 +45,10 @@ class Worker:
 
 
 def options_of(folder: Path) -> dict[str, Any]:
-    """The options of the run; raises `ConfigError` if there is none here, or one whose turns overlapped."""
+    """The options of the run; raises `ConfigError` if there are none here, or if its turns overlapped."""
     if not os.path.isfile(folder / METRICS) or not os.path.isfile(folder / CONFIG):
         raise ConfigError(
-            f"{folder} is no run directory: it has no {METRICS} and {CONFIG}; give one that a run left"
+            f"{folder} is not a run directory: it has no {METRICS} and {CONFIG}; give one that a run left"
         )
     options = read_options(folder / CONFIG)
     overlap = options.get("overlap", "none")
@@ -82,7 +82,7 @@ def turns_of(folder: Path) -> list[Worker]:
 
 
 def _take(workers: dict[int, Worker], line: Mapping[str, Any], place: str) -> None:
-    """Take one result down; raises `ConfigError` if it is none that a run writes."""
+    """Add one result; raises `ConfigError` if a run would not write it so."""
     try:
         worker = workers.setdefault(count_of(line, "worker"), Worker())
         before, worker.last = worker.last, number_of(line, "time")
@@ -100,11 +100,11 @@ def _take(workers: dict[int, Worker], line: Mapping[str, Any], place: str) -> No
         rest = max(0.0, worker.last - before - fetch - compute - publish)
         worker.turns.append(Turn(samples, fetch, compute, publish, rest))
     except ValueError as error:
-        raise ConfigError(f"{place} is no line of metrics ({error}): remove it") from None
+        raise ConfigError(f"{place} is not a line of metrics ({error}): remove it") from None
 
 
 def model_bytes(folder: Path) -> int:
-    """By the number of parameters that the run has noted, else by the size of its model."""
+    """From the number of parameters that the run has noted, else from the size of its model."""
     log, model = folder / "train.log", folder / "model.caffemodel"
     with suppress(OSError):
         found = _SIZE.search(read_bytes(log, MOST_LOG_BYTES).decode("utf-8", "replace"))
@@ -119,7 +119,7 @@ def model_bytes(folder: Path) -> int:
 
 
 def was_far(options: Mapping[str, Any]) -> bool:
-    """Whether its workers came over a network."""
+    """Whether its workers were on other machines."""
     return str(options.get("host", LOOPBACK[0])) not in LOOPBACK
 
 

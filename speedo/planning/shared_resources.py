@@ -1,7 +1,7 @@
-"""What takes time in a simulated cluster: cores and links that are shared, servers with a queue, pauses.
+"""The resources of a simulated cluster: shared cores and links, servers with a queue, pauses.
 
-A *job* is a function that begins something and calls what it is given once that is over; jobs follow one another
-(`chain`) or run side by side (`together`). Time is that of a timeline, which is an argument.
+A *job* is a function that starts some work and calls its argument when the work is done. Jobs run in sequence
+(`chain`) or in parallel (`together`). The timeline that provides the time is an argument.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Job = Callable[[Then], None]
 
 
 class Timeline(Protocol):
-    """Virtual time in seconds, and what happens at a time to come."""
+    """Virtual time in seconds, and the events that are scheduled."""
 
     now: float
 
@@ -24,10 +24,10 @@ class Timeline(Protocol):
 
 
 class Shared:
-    """`servers` equal servers that the jobs of the moment share evenly: the cores of a machine, one way of a link.
+    """`servers` equal servers, shared evenly by the present jobs: the cores of a machine, one direction of a link.
 
-    A job alone is served at speed 1. With every server at work each is slower by `slowdown`, as cores are that
-    share memory and caches; in between the slowdown grows evenly. `taken` of a server is not to be had.
+    A job alone is served at speed 1. With every server busy each is slower by `slowdown`, as are cores that share
+    memory and caches; in between the slowdown grows linearly. `taken` of a server is reserved for other work.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Shared:
         self._busy = 0.0
 
     def job(self, seconds: float) -> Job:
-        """A job that lasts so many seconds when it is alone."""
+        """A job that takes this many seconds if it is alone."""
 
         def begin(then: Then) -> None:
             self._advance()
@@ -53,12 +53,12 @@ class Shared:
         return begin
 
     def busy(self) -> float:
-        """Seconds up to now in which at least one job was served."""
+        """Seconds so far in which at least one job was served."""
         self._advance()
         return self._busy
 
     def _speed(self) -> float:
-        """Of one job among those present."""
+        """The speed of one of the present jobs."""
         present = len(self._jobs)
         crowd = (
             (min(present, self._servers) - 1) / (self._servers - 1) if self._servers > 1 else 0.0
@@ -73,7 +73,7 @@ class Shared:
         self._since = now
 
     def _look_ahead(self) -> None:
-        """Wake up when the next job is done, if none comes or goes before."""
+        """Schedule the end of the next job, in case none begins or ends before."""
         self._plan += 1
         if self._jobs:
             plan = self._plan
@@ -95,7 +95,7 @@ class Shared:
 
 
 class Queue:
-    """One server that takes jobs in the order in which they come."""
+    """One server that serves jobs in order of arrival."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
@@ -104,7 +104,7 @@ class Queue:
         self._busy = 0.0
 
     def job(self, work: Job) -> Job:
-        """This work, once the server is free for it."""
+        """A job that begins when the server is free for it."""
 
         def begin(then: Then) -> None:
             self._waiting.append((work, then))
@@ -114,7 +114,7 @@ class Queue:
         return begin
 
     def busy(self) -> float:
-        """Seconds up to now in which it served."""
+        """Seconds so far in which it served."""
         return self._busy + (0.0 if self._began is None else self._timeline.now - self._began)
 
     def _next(self) -> None:
@@ -133,7 +133,7 @@ class Queue:
 
 
 def pause(timeline: Timeline, seconds: float) -> Job:
-    """Nothing but time."""
+    """A job that only waits."""
 
     def begin(then: Then) -> None:
         if seconds > 0.0:
@@ -145,7 +145,7 @@ def pause(timeline: Timeline, seconds: float) -> Job:
 
 
 def chain(*jobs: Job) -> Job:
-    """One after another."""
+    """Run jobs one after another."""
 
     def begin(then: Then) -> None:
         rest = iter(jobs)
@@ -160,7 +160,7 @@ def chain(*jobs: Job) -> Job:
 
 
 def together(*jobs: Job) -> Job:
-    """Side by side; over when the last is."""
+    """Run jobs in parallel; done when the last is done."""
 
     def begin(then: Then) -> None:
         left = len(jobs)

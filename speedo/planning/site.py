@@ -1,4 +1,4 @@
-"""Where master and workers are to run: machines with cores, and the links between them."""
+"""The machines of a planned run: cores, and the links between master and workers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ PAYLOAD_SHARE: Final = 0.94
 class Site:
     """Without a `link`, in bits per second each way, everything runs on one machine of `cores` cores.
 
-    With it the master and Redis have a machine of their own and every `per_machine` workers another, of `cores` cores
-    each; `round_trip` is what ping shows between them, in seconds. `one_processor` says that those machines are
-    but namespaces of a single one, which then spends `packet_work` seconds on each byte between them beside what sender
-    and receiver do; `same_node` and `overlap` are the options of a run.
+    With it, master and Redis have a machine of their own, and every `per_machine` workers another of `cores` cores.
+    `round_trip` is the ping time between them in seconds. `one_processor` says that those machines are only namespaces
+    of one machine, which then also spends `packet_work` seconds per byte between them, in addition to sender and
+    receiver. `same_node` and `overlap` are the options of a run.
     """
 
     cores: int
@@ -33,20 +33,20 @@ class Site:
 
     @property
     def bytes_per_s(self) -> float | None:
-        """What a link carries of the model, each way."""
+        """The payload rate of a link, each way."""
         return None if self.link is None else self.link * PAYLOAD_SHARE / 8.0
 
     def overlaps(self, mode: str) -> bool:
-        """Whether the workers of this mode are given their next turns ahead."""
+        """Whether the workers of this mode overlap their turns."""
         far = self.link is not None
         return may_overlap(mode) and (self.overlap == "all" or (self.overlap == "far" and far))
 
     def machine_of(self, worker: int) -> int:
-        """0 is the master's."""
+        """The machine of a worker; 0 is the master's."""
         return 0 if self.link is None else 1 + worker // self.per_machine
 
     def describe(self) -> str:
-        """A sentence for people."""
+        """The site as a sentence."""
         cores = "1 core" if self.cores == 1 else f"{self.cores} cores"
         if self.link is None:
             return f"everything on one machine of {cores}"
@@ -58,7 +58,7 @@ class Site:
 
 
 def rate(bits_per_s: float) -> str:
-    """A rate as people write it."""
+    """A rate as text: `1 Gbit/s`."""
     for unit, size in (("Gbit/s", 1e9), ("Mbit/s", 1e6)):
         if bits_per_s >= size:
             return f"{bits_per_s / size:g} {unit}"

@@ -1,8 +1,8 @@
-"""The simulated cluster with a price on everything: compute, passages through the store, messages, the master.
+"""A simulated cluster in which everything takes time: compute, transfers through the store, messages, the master.
 
-Driver, coordinator, strategies, center and the worker's turn are the real ones, over a model of a few parameters; what
-they would take with the real one comes from a calibration. While the master works, time goes on for the workers; what
-reaches it meanwhile waits.
+Driver, coordinator, strategies, center and the worker's turn are the real ones, with a model of a few parameters; the
+times of the real model come from a calibration. While the master works, the workers continue, and what reaches it
+meanwhile waits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from speedo.worker.turn import Worker
 
 
 class TimedCluster(SimulatedCluster):
-    """A `SimulatedCluster` whose turns last as long as their parts do on this site."""
+    """A `SimulatedCluster` whose turns take the times that the calibration gives for this site."""
 
     def __init__(
         self,
@@ -40,9 +40,11 @@ class TimedCluster(SimulatedCluster):
         part: tuple[int, int] = (0, 1),
         overlap: Container[int] = (),
     ) -> None:
-        """`spread` is the longest, in seconds, that a worker waits before its first step, each another time: workers
-        that began all at once come out of step by and by, and this saves simulating it. In the k-th of n runs
-        (`part`) they wait a time out of the n-th parts of it that follow one another, a worker's own each."""
+        """`spread` is the longest time in seconds that a worker waits before its first step, different for each worker.
+
+        Workers that begin at the same time drift apart slowly; the wait saves simulating that. In run `part` of n, each
+        waits for a time from the part-th of n equal parts of `spread`.
+        """
         super().__init__(World(), store, "planned", engine, seed, overlap)
         self._engines: defaultdict[int, Queue] = defaultdict(lambda: Queue(self))
         self.calibration, self.site = calibration, site
@@ -79,13 +81,13 @@ class TimedCluster(SimulatedCluster):
         return event
 
     def post(self, event: Event) -> None:
-        """It reaches the driver now."""
+        """The event reaches the driver now."""
         self._inbox.append(event)
 
     # ------------------------------------------------------------ the master's time
 
     def work(self, job: Job) -> None:
-        """The master is busy with this job; all others go on."""
+        """The master does this job; everybody else continues."""
         over = False
 
         def then() -> None:
@@ -99,7 +101,7 @@ class TimedCluster(SimulatedCluster):
         self._master_busy += self.now - began
 
     def compute_on(self, machine: int, seconds: float) -> Job:
-        """Processor time."""
+        """A job of processor time."""
         number = 0 if self.site.one_processor else machine
         if number not in self._machines:
             costs = self.calibration
@@ -109,11 +111,11 @@ class TimedCluster(SimulatedCluster):
         return self._machines[number].job(seconds)
 
     def read(self, store: Transport, machine: int, nbytes: int) -> Job:
-        """So many bytes out of the store, for a process on this machine."""
+        """A job that reads this many bytes from the store, on this machine."""
         return self._passage(store.of(store.read, self._share(nbytes)), machine, nbytes, out=True)
 
     def write(self, store: Transport, machine: int, nbytes: int) -> Job:
-        """So many bytes into the store."""
+        """A job that writes this many bytes into the store."""
         return self._passage(store.of(store.write, self._share(nbytes)), machine, nbytes, out=False)
 
     def take_payload(self) -> Job:
@@ -121,9 +123,9 @@ class TimedCluster(SimulatedCluster):
         return self.read(self.masters_store, 0, self.calibration.payload_bytes)
 
     def put_center(self) -> Job:
-        """The master writes a version: as it is and, if that is another, in the form that workers fetch.
+        """The master writes a version: raw and, if that differs, in the form that workers fetch.
 
-        Into shared memory as well, if that is there and some worker has no part in it.
+        It writes to both shared memory and Redis if some workers cannot use shared memory.
         """
         costs = self.calibration
         forms = {costs.nbytes, costs.center_bytes}
@@ -133,7 +135,7 @@ class TimedCluster(SimulatedCluster):
     # ------------------------------------------------------------ what was busy, in seconds up to now
 
     def busy(self) -> dict[str, float]:
-        """By resource: `link` is the busiest way of the busiest port, `compute` the sum over the workers."""
+        """Busy seconds by resource: `link` is the busiest direction of any port, `compute` the sum of the workers."""
         links = [port.busy() for port in self._ports.values()]
         return {
             "compute": self._computing,
@@ -151,7 +153,7 @@ class TimedCluster(SimulatedCluster):
             self._inbox.append(event)
 
     def _fullness(self) -> float:
-        """How much of the measured crowding a machine of the site knows when all of its cores work."""
+        """The share of the measured crowding that applies to a machine of the site when all of its cores work."""
         measured = self.calibration.cores - 1
         return (self.site.cores - 1) / measured if measured else 0.0
 
@@ -159,14 +161,14 @@ class TimedCluster(SimulatedCluster):
         return self.compute_on(0, share * self.calibration.handle)
 
     def _serve(self, seconds: float) -> Job:
-        """Work of Redis' one thread; shared memory has none."""
+        """Work of Redis's single thread; shared memory has none."""
         return self._redis.job(self.compute_on(0, seconds)) if seconds > 0.0 else pause(self, 0.0)
 
     def _share(self, nbytes: int) -> float:
         return nbytes / self.calibration.nbytes
 
     def _passage(self, costs: Passage, machine: int, nbytes: int, *, out: bool) -> Job:
-        """Both sides work at the same time as far as the whole is shorter than the sum of both."""
+        """Both sides work at the same time, as far as the whole takes less than the sum of both."""
         both = max(0.0, costs.client + costs.server - costs.seconds)
         both = min(both, costs.client, costs.server)
         idle = max(0.0, costs.seconds - costs.client - costs.server)
@@ -185,7 +187,7 @@ class TimedCluster(SimulatedCluster):
         return chain(pause(self, trips * self.site.round_trip), together(job, travel, packets))
 
     def _transfer(self) -> float:
-        """How long a worker's fetch keeps the master's cable busy, if that is worth a wait for others."""
+        """How long a worker's fetch occupies the master's link, if that is long enough to wait for."""
         rate = self.site.bytes_per_s
         seconds = 0.0 if rate is None else self.calibration.center_bytes / rate
         return seconds if seconds >= LEAST_S else 0.0
@@ -196,7 +198,7 @@ class TimedCluster(SimulatedCluster):
         return self._ports[way]
 
     def _message(self, sender: int, receiver: int) -> Job:
-        """Three quarters of its time are work, at both ends; the rest is waiting until somebody wakes up."""
+        """Three quarters of a message's time are work, at both ends; the rest is the wait for a wake-up."""
         far = sender != receiver
         seconds = self.calibration.far_message if far else self.calibration.message
         way = 0.5 * self.site.round_trip if far else 0.0
@@ -248,7 +250,7 @@ class TimedCluster(SimulatedCluster):
         return chain(pause(self, late), begin) if late else begin
 
     def _draw(self) -> float:
-        """A step's time over the mean, by the measured distribution."""
+        """A step's time relative to the mean, drawn from the measured distribution."""
         shape = self.calibration.shape
         place = self.random.random() * (len(shape) - 1)
         low = int(place)

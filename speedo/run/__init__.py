@@ -1,1 +1,1 @@
-"""A run put together."""
+"""Assembles a run: preparation, settings, training, result."""

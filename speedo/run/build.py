@@ -1,6 +1,6 @@
-"""A run put together: engine, center, coordinator, driver, log and keeper of checkpoints, each given what it uses.
+"""Builds the parts of a run: engine, center, coordinator, driver, log and checkpoint writer; each gets what it uses.
 
-Whoever carries commands out is given: actors in a cluster, or workers in a test's own process.
+The cluster that carries out commands is an argument: Ray actors, or workers in a test's own process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from speedo.config.run_config import RunConfig
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.errors import CheckpointError, TrainingStopped
 from speedo.master.center import Center, squared_norm
-from speedo.master.checkpoint_writer import CheckpointKeeper
+from speedo.master.checkpoint_writer import CheckpointWriter
 from speedo.master.coordinator import Coordinator
 from speedo.master.divergence import DivergenceWatch
 from speedo.master.driver import Cluster, Driver, Limits, Observers
@@ -51,9 +51,9 @@ def build_training(
     resume: Checkpoint | CaffeSnapshot | None = None,
     open_store: Callable[[], Store] | None = None,
 ) -> Training:
-    """`scratch` takes the engine's small files; without it the temporary folder does.
+    """`scratch` is the folder for the engine's small files; without it the temporary folder.
 
-    `open_store` makes a further connection, for a thread of its own; without it there are no checkpoints.
+    `open_store` opens another connection, for the checkpoint thread; without it there are no checkpoints.
 
     Raises `CheckpointError` if `resume` is not of this net.
     """
@@ -89,7 +89,7 @@ def build_training(
     seconds_before = resume.counters.seconds if resume else 0.0
     keeper = None
     if open_store is not None:
-        keeper = CheckpointKeeper(
+        keeper = CheckpointWriter(
             run_dir / CHECKPOINTS,
             settings.run,
             settings.keyspace,
@@ -135,7 +135,7 @@ def build_training(
 
 
 def config_for_people(config: RunConfig, solver: Path, seed: int) -> dict[str, Any]:
-    """What `--config` takes to do the same again, in a directory of its own; without secrets."""
+    """The options for `--config` that repeat this run in another directory; without secrets."""
     values = config.model_dump(
         mode="json", exclude_none=True, exclude={"redis", "run_dir", "resume"}
     )
@@ -145,7 +145,7 @@ def config_for_people(config: RunConfig, solver: Path, seed: int) -> dict[str, A
 def _first_center(
     engine: PycaffeEngine, spec: SolverSpec, resume: Checkpoint | None, weights: Path | None
 ) -> Vector:
-    """The weights to begin with: the solver's own, those of `--weights`, or those of a checkpoint."""
+    """The initial weights: the solver's own, those of `--weights`, or those of a checkpoint."""
     layout = engine.layout
     vector = layout.zeros()
     if resume is None:
@@ -215,5 +215,5 @@ def _run_log(run_dir: Path, board: StatusBoard, *, resumed: bool) -> MetricsLog:
     try:
         return MetricsLog(run_dir, time.monotonic(), resumed=resumed, tell=board.trouble_with_log)
     except OSError as error:
-        what = f"{run_dir / METRICS} cannot be copied to go on with"
+        what = f"{run_dir / METRICS} cannot be copied to continue"
         raise CheckpointError(f"{what}: {error.strerror}; make room or make it writable") from None

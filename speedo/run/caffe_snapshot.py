@@ -1,7 +1,7 @@
-"""Going on from a snapshot of Caffe's own: a `.solverstate` and the `.caffemodel` that it names.
+"""Starts from a Caffe snapshot: a `.solverstate` and the `.caffemodel` that it names.
 
-As with Caffe's `--snapshot`, iteration, weights and solver history are taken over, and the data begins anew
-(Caffe: solver.cpp, Restore; solvers/sgd_solver.cpp, RestoreSolverStateFromBinaryProto).
+As with Caffe's `--snapshot`, iteration, weights and solver history are restored, and the data starts at the first
+record (Caffe: solver.cpp, Restore; solvers/sgd_solver.cpp, RestoreSolverStateFromBinaryProto).
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class CaffeSnapshot:
     state: bytes
 
     def notes(self, workers: int) -> list[str]:
-        """What is restored, for people."""
+        """What is restored, as lines for the user."""
         return [
             f"resumed from Caffe's snapshot at iteration {self.iteration}: weights of {self.model.name}",
-            f"each of {workers} workers has its solver history; the data begins anew, as it does in Caffe",
+            f"each of {workers} workers has its solver history; the data starts at the first record, as in Caffe",
         ]
 
     def as_checkpoint(self, engine: PycaffeEngine, settings: RunSettings, mode: str) -> Checkpoint:
-        """The same as a checkpoint in which every worker had this history. Leaves its weights in `engine`."""
+        """A checkpoint in which every worker has this history. Loads the snapshot's weights into `engine`."""
         engine.copy_from(self.model)
         center = engine.layout.zeros()
         engine.read_weights(center)
@@ -70,7 +70,7 @@ def read_snapshot(path: Path) -> CaffeSnapshot:
     """Read a `.solverstate`; raises `ConfigError` with the remedy."""
     if path.exists() and not path.is_file():  # a pipe would be waited for
         raise ConfigError(
-            f"resume names {path}, which is no file; give a run directory or a {SUFFIX}"
+            f"resume names {path}, which is not a file; give a run directory or a {SUFFIX}"
         )
     try:
         state = read_bytes(path)
@@ -87,7 +87,7 @@ def read_snapshot(path: Path) -> CaffeSnapshot:
         message.ParseFromString(state)
     except DecodeError:
         raise ConfigError(
-            f"{path} is no {SUFFIX} of Caffe, or one cut short; give another"
+            f"{path} is not a {SUFFIX} of Caffe, or a truncated one; give another"
         ) from None
     if not message.learned_net:
         raise ConfigError(
@@ -104,7 +104,7 @@ def read_snapshot(path: Path) -> CaffeSnapshot:
     found = next((one for one in tried if os.path.isfile(one)), None)
     if found is None:
         raise ConfigError(
-            f"the weights of {path} are neither at {tried[0]} nor at {tried[1]}; put them beside it"
+            f"the weights of {path} were found neither at {tried[0]} nor at {tried[1]}; put them beside it"
         )
     if message.iter < 0:
         raise ConfigError(

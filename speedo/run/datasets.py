@@ -1,4 +1,4 @@
-"""Datasets that a solver misses and that `speedo data` makes."""
+"""The datasets that `speedo data` can make for a solver that lacks them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PREPARABLE: Final = ("fashion-mnist", "mnist", "cifar10")
 
 
 def preparable_dataset(spec: SolverSpec) -> str | None:
-    """The dataset that `speedo data` knows and this solver misses, going by its source's folder."""
+    """The dataset that this solver lacks and that `speedo data` can make, known by the name of its source's folder."""
     source = spec.train_source
     if source is None or spec.search.find(source) is not None:
         return None

@@ -1,21 +1,21 @@
-"""What a run says of itself before it starts, in the words that users get wrong most: batches and rates."""
+"""The lines that a run prints before it starts: batches and rates, which users most often get wrong."""
 
 from __future__ import annotations
 
 from speedo.engines.net_trial import CaffeFacts
 from speedo.run.prepare import Prepared
-from speedo.sgd_modes.registry import has_rounds, own_options
+from speedo.sgd_modes.registry import PLAIN, has_rounds, own_options
 from speedo.vectors.codecs import Compression, bytes_of
 
 
 def headline(prepared: Prepared) -> list[str]:
-    """What is about to happen."""
+    """The lines that describe the run before it starts."""
     config, spec, sizes = prepared.config, prepared.spec, prepared.settings.batch_sizes
     share = "+".join(str(size) for size in sizes[:4])
     if len(sizes) > 4:
         share += "+..."
     if has_rounds(config.mode):
-        backups = own_options(config).get("backup_workers", 0)
+        backups = own_options(config).get(PLAIN[config.mode].spare, 0)
         first = sorted(sizes)[: config.workers - backups]
         whole = f"effective batch {sum(first) * spec.iter_size}{' or more' if backups else ''}"
         effective = f"{whole} per merge ({share}"
@@ -39,7 +39,7 @@ def headline(prepared: Prepared) -> list[str]:
 
 
 def exchange(compression: Compression, facts: CaffeFacts) -> str:
-    """What travels: the size of the net, and what the compression makes of it."""
+    """The size of the net, and of what is sent after compression."""
     text = f"{facts.nbytes / 1e6:.1f} MB per exchange"
     for what, how in (("payloads", compression.payload), ("centers", compression.center)):
         if how != "none":

@@ -1,4 +1,4 @@
-"""The store as the processes of a run use it: it waits while it is away, and takes the short way if there is one."""
+"""Opens the store for a process of a run: with retries, and on the master's machine by shared memory or unix socket."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ AStore = TypeVar("AStore", bound=Store)
 
 
 def this_machine() -> str:
-    """The boot of this machine, and the network that this process sees."""
+    """An id of this boot of this machine and of this process's network namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}:{os.stat('/proc/self/ns/net').st_ino}"
 
 
 def is_near(near: Near) -> bool:
-    """Whether this process can take the master's short ways: it is on the same machine, and may use them."""
+    """Whether this process can use the master's folder and socket: they are enabled, and it is on the same machine."""
     if near.machine != this_machine():
         return False
     places = [place for place in (near.folder, near.socket) if place]
@@ -34,17 +34,17 @@ def is_near(near: Near) -> bool:
 
 
 def overlaps(settings: RunSettings) -> bool:
-    """Whether a worker in this process is given its next turn ahead."""
+    """Whether a worker in this process gets its next turn ahead (`--overlap`)."""
     return settings.overlap == "all" or (settings.overlap == "far" and not is_near(settings.near))
 
 
 def log_trouble(trouble: str | None) -> None:
-    """Say in this process's log that the store is waited for, or that it is back."""
+    """Log that this process waits for the store, or that the store is back."""
     print("the store is back" if trouble is None else f"waiting: {trouble}", file=sys.stderr)
 
 
 def redis_store(url: str, settings: RunSettings) -> RedisStore:
-    """Redis at a user's own URL, by its socket from near."""
+    """Redis at a user's own URL, or by its unix socket on the master's machine."""
     near = settings.near
     if near.socket and is_near(near):
         return RedisStore(url_by_socket(url, near.socket))
@@ -58,7 +58,7 @@ def run_store(
     *,
     to_both: bool = False,
 ) -> RetryingStore | TieredStore:
-    """The store of a run at a user's own URL of Redis, with the patience of the run's timeout.
+    """The store of a run for a user's URL of Redis, which retries until the run's store timeout.
 
     `to_both` is for a master that takes workers from other machines: it writes into shared memory and Redis.
     """
@@ -69,7 +69,7 @@ def run_store(
 
 
 def by_shared_memory(far: AStore, near: Near, *, to_both: bool = False) -> AStore | TieredStore:
-    """With shared memory before it, if there is such for this process."""
+    """Put shared memory before this store, if this process has some."""
     if near.by_memory and is_near(near):
         return TieredStore(SharedMemoryStore(Path(near.folder)), far, to_both=to_both)
     return far

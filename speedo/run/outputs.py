@@ -1,6 +1,7 @@
-"""What a run leaves: model files on the way, and at its end model, configuration, the rest of its log and result.
+"""Writes the outputs of a run: snapshots, and at the end the model, the configuration, the rest of the log, the result.
 
-Where the run's directory has no room, they go elsewhere."""
+Files that do not fit into the run directory are written elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ from speedo.solver import SolverSpec
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """Writes the center as `.caffemodel`. `fence` raises `FencedError` once another master has the run."""
+    """Writes the center as `.caffemodel`. `fence` raises `FencedError` once another master has taken over the run."""
 
     run_dir: Path
     spec: SolverSpec
@@ -44,7 +45,7 @@ class ModelFiles:
         self.engine.save(path)
 
     def snapshot(self, version: int, iteration: int) -> str:
-        """Named as Caffe names its own. The problem if it cannot be written, which does not end the run."""
+        """Write a snapshot under Caffe's name. Returns the problem if that fails, which does not end the run."""
         self.fence()
         try:
             self.export(self.run_dir / self.spec.snapshot_name(iteration))
@@ -62,11 +63,11 @@ def hand_over(
     export: Callable[[Path], None],
     snapshot: str = "",
 ) -> RunResult:
-    """Write the outputs and close the log; the result with what became of them.
+    """Write the outputs and close the log; returns the result with the outputs' paths and problems.
 
     `snapshot` is a second name for the model, beside it; empty for none.
 
-    Raises `EngineError` if no place takes the model.
+    Raises `EngineError` if the model cannot be written anywhere.
     """
     rescue = Rescue(run_dir)
     model = rescue.keep(MODEL, export)
@@ -79,7 +80,9 @@ def hand_over(
     if rest and not rescue.keep_rest(METRICS, rest, log.problem):
         lost += rest.count(b"\n")
     if lost:
-        rescue.problems.append(f"{lost} lines of {run_dir / METRICS} are lost: no disk took them")
+        rescue.problems.append(
+            f"{lost} lines of {run_dir / METRICS} are lost: no disk could store them"
+        )
     result = replace(result, model=str(model), log_lines_lost=lost, problems=tuple(rescue.problems))
     fields = result_fields(result)
     rescue.keep(RESULT, lambda path: write_result(path.parent, fields))

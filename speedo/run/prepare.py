@@ -1,4 +1,4 @@
-"""From a configuration to everything a run starts with: the solver read and checked, its data at hand."""
+"""Prepares a run from its configuration: reads and checks the solver, makes sure that its data is there."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SOLVER_VARIABLE: Final = "SPEEDO_SOLVER"
 class Prepared:
     """What is known before any server starts. `records` is the number of training records, if countable.
 
-    `settings` still lack what the servers of the run add: see `RunSettings.started`.
+    `settings` lack what the started servers add: see `RunSettings.started`.
     """
 
     config: RunConfig
@@ -70,7 +70,7 @@ class Prepared:
 
 
 def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
-    """Read and check the solver, make the bundled data if it is missing, create the run directory.
+    """Read and check the solver, make the bundled dataset if it is missing, create the run directory.
 
     Raises `ConfigError`, `SolverError` with all problems found, `DataError`.
     """
@@ -120,7 +120,7 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
 
 
 def run_settings(config: RunConfig, spec: SolverSpec, run: str) -> RunSettings:
-    """What every node is to know of this run, as far as it is known before the start.
+    """The settings that every node needs, as far as they are known before the start.
 
     Each worker's batch is a share of the solver's, or the whole of it.
     """
@@ -155,7 +155,7 @@ def _resumed(config: RunConfig) -> Resumed | CaffeSnapshot | None:
 def _check_there_is_more(resumed: Resumed | CaffeSnapshot, spec: SolverSpec) -> None:
     if resumed.iteration >= spec.max_iter:
         raise ConfigError(
-            f"{resumed.path} has come to iteration {resumed.iteration} of {spec.max_iter}, the end; give a larger "
+            f"{resumed.path} has reached iteration {resumed.iteration} of {spec.max_iter}, the end; give a larger "
             "--max-iter to go on"
         )
 
@@ -172,15 +172,15 @@ def chosen_solver(given: Path | None) -> Path:
     named = os.environ.get(SOLVER_VARIABLE)
     if given is None and named and not os.path.isfile(named):
         raise ConfigError(
-            f"{SOLVER_VARIABLE} names {named}, which is no file; correct it, or name the solver on the command line"
+            f"{SOLVER_VARIABLE} names {named}, which is not a file; correct it, or name the solver on the command line"
         )
     return given or (Path(named) if named else bundled_solver())
 
 
 def check_nets(prepared: Prepared, scratch: Path) -> CaffeFacts:
-    """Build every net once in a child process; raises `SolverError` with Caffe's own words.
+    """Build every net once in a child process; raises `SolverError` with Caffe's own message.
 
-    Lists of records that the nets need go to `scratch`.
+    Lists of records that the nets need are written to `scratch`.
     """
     spec, batch_size = prepared.spec, prepared.settings.batch_sizes[0]
     worker = solver_for_worker(
@@ -211,7 +211,7 @@ def check_nets(prepared: Prepared, scratch: Path) -> CaffeFacts:
 
 
 def checked_records() -> Path:
-    """Where is kept which databases were found good."""
+    """The cache folder that lists the databases in which a check found no problem."""
     return cache_root() / "checked"
 
 

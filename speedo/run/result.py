@@ -1,4 +1,4 @@
-"""What a run came to."""
+"""The result of a run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run came to. `accuracy` is the test net's, of the very weights in `model`; None without one.
+    """The result of a run. `accuracy` is the test net's for the weights in `model`; None without a test net.
 
     `images_per_s` counts samples merged over the seconds from the first turn to the last merge. `bytes_pushed` and
     `bytes_pulled` are those of the vectors that workers sent and fetched, since the last resume. `log_lines_lost`
-    counts lines of the run log that no disk took; `problems` tells of outputs that are not in `run_dir`.
+    counts lines of the run log that could not be written; `problems` names outputs that are not in `run_dir`.
     """
 
     mode: str
@@ -38,7 +38,7 @@ class RunResult:
 
 
 def accuracy_of(metrics: Mapping[str, float]) -> float | None:
-    """The metric that people mean by accuracy: the one of that name, or the last that contains it."""
+    """The metric named accuracy, or else the last whose name contains it."""
     if "accuracy" in metrics:
         return metrics["accuracy"]
     named = [value for name, value in metrics.items() if "acc" in name.lower()]

@@ -1,4 +1,4 @@
-"""A private folder for the small files of one command's engines, apart from what the run leaves behind."""
+"""A private folder for the temporary files of one command's engines."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ ROOM_BYTES: Final = 4 << 20  # nets and solvers as text; lists of pictures may t
 
 
 def scratch_places() -> tuple[Path, ...]:
-    """Where small files may go, the preferred place first."""
+    """The folders that may hold small files, the preferred one first."""
     return tuple(dict.fromkeys((Path(tempfile.gettempdir()), Path("/var/tmp"), MEMORY)))
 
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A folder of mode 0700 where there is room; it goes with this process, however that ends.
+    """A folder of mode 0700 on a disk with free space; it is removed with this process, however that ends.
 
-    Raises `EngineError` if no place has any.
+    Raises `EngineError` if there is no such disk.
     """
     with ExitStack() as stack:
         problems = []

@@ -1,4 +1,4 @@
-"""What every node of a run needs to know of it."""
+"""The settings of a run that every node needs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from speedo.vectors.codecs import NO_COMPRESSION, Compression
 
 @dataclass(frozen=True, slots=True)
 class Near:
-    """The short ways on the master's machine: a folder for messages, and Redis's own socket; empty if there is none.
+    """The folder for messages and Redis's unix socket, for workers on the master's machine; empty if disabled.
 
-    `by_memory` says that the folder is memory and takes vectors, too. `machine` names the machine and its network:
-    who sees another one is not near.
+    `by_memory` says that the folder is in memory and holds vectors, too. `machine` identifies the machine and its
+    network; a process that sees another one cannot use them.
     """
 
     machine: str = ""
@@ -28,9 +28,9 @@ class Near:
 class RunSettings:
     """What every node needs to know of a run. `redis_url` holds the master's password and is for the master alone.
 
-    With `teams` workers of one host sum among themselves. Workers in `overlap` are given their next turn ahead.
-    `redis_ca` is the authority of a server that speaks TLS; `redis_is_ours` says that the run started the server. `cores` is
-    what a host gives its workers unless it was told otherwise.
+    With `teams` the workers of a host sum among themselves. Workers in `overlap` get their next turns ahead. `redis_ca`
+    is the certificate of the CA of a server with TLS; `redis_is_ours` says that the run started the server. `cores` is
+    what a host gives its workers unless it has options of its own.
     """
 
     run: str
@@ -51,12 +51,12 @@ class RunSettings:
     cores: CoreOptions = USUAL
 
     def started(self, redis_url: str, redis_ca: str, near: Near, epoch: int) -> RunSettings:
-        """With what is known once the servers of the run are there."""
+        """The settings with what is known once the servers of the run are started."""
         return replace(self, redis_url=redis_url, redis_ca=redis_ca, near=near, epoch=epoch)
 
     @property
     def keyspace(self) -> str:
-        """What stands for the run in the store's keys: with its epoch, so a replaced master meets nobody there."""
+        """The name of the run in the store's keys; it has the epoch, so a replaced master uses other keys."""
         return f"{self.run}:{self.epoch}"
 
     def for_others(self) -> RunSettings:

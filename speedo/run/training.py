@@ -1,4 +1,4 @@
-"""A run from its first weights to its model, with the parts that `speedo.run.build` has put together."""
+"""Runs the training, from the first weights to the exported model, with the parts that `speedo.run.build` built."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from speedo.errors import FencedError, StoreError, TrainingStopped
 from speedo.master.center import Center
-from speedo.master.checkpoint_writer import CheckpointKeeper
+from speedo.master.checkpoint_writer import CheckpointWriter
 from speedo.master.driver import Driver, Outcome
 from speedo.master.slots import Roster
 from speedo.messages import Event
@@ -28,9 +28,9 @@ from speedo.vectors.vector import Layout
 
 @dataclass
 class Training:
-    """`run` blocks, `status` may be asked from other threads.
+    """`run` blocks, `status` may be called from other threads.
 
-    `histories` are the workers' solver histories of the checkpoint that the run goes on from, by slot;
+    `histories` are the workers' solver histories of the checkpoint that the run resumes, by slot;
     `seconds_before` is how long it had trained by then. `config_values` are written beside the model.
     """
 
@@ -42,7 +42,7 @@ class Training:
     board: StatusBoard
     log: MetricsLog
     fence: Fence
-    keeper: CheckpointKeeper | None
+    keeper: CheckpointWriter | None
     histories: Mapping[int, bytes]
     seconds_before: float
     config_values: Mapping[str, Any]
@@ -56,9 +56,9 @@ class Training:
         return self.center.layout
 
     def run(self) -> RunResult:
-        """Train, test the last version, export it, and write the result; elsewhere if `run_dir` has no room.
+        """Train, test the last version, export it, and write the result; elsewhere if `run_dir` has no space.
 
-        A store that stays away ends the run with `StoreError`, after a checkpoint.
+        If the store stays away, the run ends with `StoreError`, after a checkpoint.
         """
         try:
             self._give_histories_back()
@@ -87,29 +87,27 @@ class Training:
             self.log.close()
 
     def _give_histories_back(self) -> None:
-        """Lay the workers' histories where the workers of their slots look for them."""
+        """Write the workers' histories to the store, where the workers of their slots read them."""
         version = self.center.version
         for slot, history in self.histories.items():
             put_history(self.store, self.settings.keyspace, slot, version, history)
 
     def _keep_what_there_is(self) -> str:
-        """After the loss of the store: a checkpoint of the center, and what to do with it."""
+        """After the loss of the store: write a checkpoint of the center; returns how to use it."""
         coordinator = self.driver.coordinator
         if self.keeper is None or coordinator.samples == 0:
             return "nothing was trained"
         problem = self.keeper.keep_center(coordinator, self.driver.seconds)
         if problem:
             return f"and {problem}"
-        return (
-            f"iteration {coordinator.iteration} is kept: go on with --resume {self.files.run_dir}"
-        )
+        return f"iteration {coordinator.iteration} is kept: continue with --resume {self.files.run_dir}"
 
     def clean_store(self) -> None:
-        """Remove everything of this run from the store; it may be a server of the user's."""
+        """Remove the keys of this run from the store; it may be the user's own server."""
         self.store.delete(*self.store.keys(keys.prefix(self.settings.run)))
 
     def tell(self, event: Event) -> None:
-        """Tell the observers of something that holds the driver up; from the driver's own thread alone."""
+        """Inform the observers of something that delays the driver; called from the driver's thread only."""
         self.driver.tell(event)
 
     def status(self) -> Status:

@@ -1,1 +1,1 @@
-"""The files that a run leaves and goes on from."""
+"""The run directory: the files of a run, and what is needed to resume it."""

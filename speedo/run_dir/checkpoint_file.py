@@ -1,10 +1,10 @@
-"""A checkpoint file: everything that a run needs to go on where it was.
+"""The checkpoint file: everything that is needed to resume a run.
 
 A file begins with `MAGIC`, the length of a JSON header (8 bytes, little-endian) and that header's xxh3. The
 header holds the counters of the run, and name, length and xxh3 of each section that follows it: the center
-(float32, little-endian), and the solver histories of the master and of the workers. It is written under another
-name, flushed to the disk and renamed, so it is there as a whole or not at all; and read back against its
-checksums, so what a disk made of it later is not believed.
+(float32, little-endian), and the solver histories of the master and of the workers. The file is written under another
+name, synced and renamed, so it is never incomplete. Reading verifies the checksums, so later damage on the disk is
+detected.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _STRICT: Final = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """Where one worker was: it had read `batches` of `batch_size` records from shard `rank` of `count`."""
+    """The data position of one worker: it had read `batches` of `batch_size` records from shard `rank` of `count`."""
 
     __pydantic_config__ = _STRICT
     rank: Count
@@ -55,7 +55,7 @@ class WorkerState:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """The books of a run at `version`; `seconds` are those of training, `received` counts results."""
+    """The counters of a run at `version`; `seconds` are those of training, `received` counts results."""
 
     __pydantic_config__ = _STRICT
     run: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
@@ -94,7 +94,7 @@ class Checkpoint:
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write it into `folder`, keep the newest few there, and return its path; raises `CheckpointError`."""
+    """Write it into `folder`, keep only the newest few there, and return its path; raises `CheckpointError`."""
     counters = checkpoint.counters
     path = folder / f"{counters.epoch:06d}-{counters.version:012d}{SUFFIX}"
     sections: list[tuple[str, memoryview]] = [
@@ -132,16 +132,16 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read and check a file; raises `CheckpointError` if it is torn, damaged or not one of ours."""
+    """Read and check a file; raises `CheckpointError` if it is incomplete, damaged or no checkpoint."""
     try:
         with open_to_read(path) as file:
             start = file.read(len(MAGIC) + _LENGTHS.size)
             if not start.startswith(MAGIC) or len(start) < len(MAGIC) + _LENGTHS.size:
-                raise _damaged(path, "it does not begin like a checkpoint")
+                raise _damaged(path, "it does not start like a checkpoint")
             length, digest = _LENGTHS.unpack(start[len(MAGIC) :])
             header = file.read(min(length, MOST_HEADER_BYTES))
             if len(header) != length or _sum(header) != digest:
-                raise _damaged(path, "its header is torn")
+                raise _damaged(path, "its header is incomplete")
             values = _header(path, header)
             room = os.fstat(file.fileno()).st_size - file.tell()
             if sum(size for _, size, _ in values.sections) != room:
@@ -162,7 +162,7 @@ def checkpoints_in(folder: Path) -> list[Path]:
 
 
 def latest(folder: Path) -> tuple[Path, Checkpoint, list[str]]:
-    """The newest checkpoint that is undamaged, and what is wrong with those that are newer.
+    """The newest undamaged checkpoint, and the problems of those that are newer.
 
     Raises `CheckpointError` if there is none.
     """
@@ -183,7 +183,7 @@ def _header(path: Path, text: bytes) -> _Header:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         raise _damaged(
-            path, f"its header is no run's: {place or 'all of it'}: {first['msg']}"
+            path, f"its header is not that of a run: {place or 'all of it'}: {first['msg']}"
         ) from None
     for slot, worker in header.workers.items():
         if worker.rank >= worker.count:
@@ -193,9 +193,9 @@ def _header(path: Path, text: bytes) -> _Header:
 
 def _assembled(path: Path, values: _Header, parts: dict[str, bytes]) -> Checkpoint:
     if not parts.keys() >= {"center", "master"} or len(parts) < len(values.sections):
-        raise _damaged(path, "it has not the sections of a run")
+        raise _damaged(path, "it lacks sections of a run")
     if len(parts["center"]) % 4:
-        raise _damaged(path, "its center is no float32")
+        raise _damaged(path, "its center is not float32")
     center = np.frombuffer(parts["center"], dtype="<f4").copy()
     if not np.isfinite(center).all():
         raise _damaged(path, "its center holds numbers that are not finite")

@@ -1,4 +1,4 @@
-"""The directory of a run: the names in it, made where nothing would be written over, files written whole."""
+"""The run directory: its file names, creating it without overwriting anything, and writing files atomically."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ FOLDERS: Final = (CHECKPOINTS, LOGS)
 
 
 def check_run_dir(folder: Path, snapshots: str = "") -> None:
-    """Raises `ConfigError` if the directory holds a run, or anything under a name that a run would write to.
+    """Raises `ConfigError` if the directory holds a run, or a file under a name that a run would write to.
 
-    `snapshots` is what the names of the run's snapshots begin with; empty if it writes none.
+    `snapshots` is the prefix of the names of the run's snapshots; empty if it writes none.
     """
     try:
         _check(folder, snapshots)
@@ -56,9 +56,9 @@ def create_run_dir(folder: Path, snapshots: str = "") -> Path:
 
 
 def make_own_folders(folder: Path) -> None:
-    """Make the folder and those above it that are missing, for this user alone; those that are there stay as they are.
+    """Make the folder and its missing parents for this user alone; existing folders are not changed.
 
-    Models, logs and options are nobody else's business unless their owner says so. Raises `OSError`.
+    Models, logs and options are private unless their owner changes that. Raises `OSError`.
     """
     for missing in reversed([one for one in (folder, *folder.parents) if not os.path.exists(one)]):
         missing.mkdir(mode=0o700, exist_ok=True)
@@ -66,7 +66,7 @@ def make_own_folders(folder: Path) -> None:
 
 
 def discard_run_dir(folder: Path) -> None:
-    """Take away what a new run that never began has made here, unless some process left its words there."""
+    """Remove what a run that never began has made here, unless a process has written a log there."""
     try:
         if any((folder / LOGS).iterdir()):
             return
@@ -79,13 +79,13 @@ def discard_run_dir(folder: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all; raises `OSError`, and leaves nothing else behind."""
+    """Write a file atomically; raises `OSError`, and leaves no partial file behind."""
     with written_whole(path) as file:
         file.write(text.encode())
 
 
 def link_or_copy(file: Path, other: Path) -> None:
-    """Give a file a second name, or a copy where the file system has no links; whole or not at all."""
+    """Give a file a second name, or copy it atomically where the file system has no links."""
     temporary = other.with_name(f".{other.name}.{os.getpid()}")
     try:
         temporary.unlink(missing_ok=True)
@@ -99,12 +99,12 @@ def link_or_copy(file: Path, other: Path) -> None:
 
 
 def write_config(folder: Path, values: Mapping[str, Any]) -> None:
-    """Keep the configuration in the form that `--config` reads; secrets must be gone from it. Raises `OSError`."""
+    """Write the configuration in the form that `--config` reads; the caller has removed secrets. Raises `OSError`."""
     write_whole(folder / CONFIG, yaml.safe_dump(dict(values), sort_keys=False))
 
 
 def write_result(folder: Path, result: Mapping[str, Any]) -> None:
-    """Keep the result as JSON, whole or not at all; raises `OSError`."""
+    """Write the result as JSON, atomically; raises `OSError`."""
     write_whole(folder / RESULT, json.dumps(plain(result), indent=2) + "\n")
 
 
@@ -131,7 +131,7 @@ def _check(folder: Path, snapshots: str) -> None:
 
 
 def _is_taken(place: Path) -> bool:
-    """Whether there is anything but an empty folder."""
+    """Whether there is anything other than an empty folder."""
     if not os.path.lexists(place):
         return False
     return not os.path.isdir(place) or any(place.iterdir())

@@ -1,7 +1,7 @@
-"""Which master may write a run directory: a lock against a second one here, an epoch against one that comes back.
+"""Decides which master may write a run directory: by a lock on this machine, and by an epoch against a replaced master.
 
-The directory holds the fencing `epoch` of the master that owns the run. Whoever resumes raises it; a master
-that finds another epoch there than its own has been replaced and must not write any more.
+The directory holds the fencing `epoch` of the master that owns the run. A resume raises it. A master that finds
+another epoch there than its own has been replaced and must not write any more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FENCE_S: Final = 0.5
 
 @contextmanager
 def owned(run_dir: Path, *, take_over: bool) -> Iterator[None]:
-    """Hold the run directory's lock: two masters on one machine do not train the same run unawares.
+    """Hold the run directory's lock, so that two masters on one machine cannot train the same run.
 
     Raises `ConfigError` if a living process holds it, unless `take_over`.
     """
@@ -52,7 +52,7 @@ def owned(run_dir: Path, *, take_over: bool) -> Iterator[None]:
 def _lock_file(path: Path) -> int:
     try:
         if os.path.lexists(path) and not os.path.isfile(path):
-            raise OSError(errno.EINVAL, "it is no regular file")
+            raise OSError(errno.EINVAL, "it is not a regular file")
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise ConfigError(
@@ -71,7 +71,7 @@ def epoch_of(run_dir: Path) -> int:
 
 
 def claim(run_dir: Path, at_least: int = 0) -> int:
-    """Become the run's master: a higher epoch than any before, on the disk when this returns."""
+    """Become the run's master: set an epoch above all before, on the disk when this returns."""
     epoch = max(epoch_of(run_dir) + 1, at_least)
     try:
         write_whole(run_dir / EPOCH, f"{epoch}\n")
@@ -83,14 +83,14 @@ def claim(run_dir: Path, at_least: int = 0) -> int:
 
 
 class Fence:
-    """Tells the master of `epoch` that another has taken its run over."""
+    """Checks that no other master has taken over the run since `epoch`."""
 
     def __init__(self, run_dir: Path, epoch: int, clock: Callable[[], float]) -> None:
         self._run_dir, self._epoch, self._clock = run_dir, epoch, clock
         self._next = clock()
 
     def check(self) -> None:
-        """`require`, but only now and then: cheap enough for every merge."""
+        """As `require`, but only at intervals: cheap enough for every merge."""
         if self._clock() >= self._next:
             self.require()
             self._next = self._clock() + FENCE_S
@@ -100,6 +100,6 @@ class Fence:
         present = epoch_of(self._run_dir)
         if present > self._epoch:
             raise FencedError(
-                f"another master has resumed this run (epoch {present}, ours is {self._epoch}): this one stops "
+                f"another master has resumed this run (its epoch is {present}, ours {self._epoch}): this one stops "
                 "and writes nothing more"
             )

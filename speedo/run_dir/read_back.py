@@ -1,4 +1,4 @@
-"""What a run has left, read again: its metrics, line by line, and its result. Nobody knows who wrote in them since."""
+"""Reads the metrics and the result of a finished run; checks everything, since the files may have been edited."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ MOST_RESULT_BYTES: Final = 1 << 20
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, bool, dict[str, Any] | None]]:
-    """Each line's number from 1, whether it is whole, and its object, or None for what is no JSON object.
+    """Each line's number from 1, whether it is complete, and its object, or None for what is no JSON object.
 
-    The last line of a run that was killed is not whole. Raises `OSError`.
+    The last line of a run that was killed may be incomplete. Raises `OSError`.
     """
     with open_to_read(path) as file:
         number = 0
@@ -46,7 +46,7 @@ def count_of(line: Mapping[str, Any], name: str) -> int:
 
 
 def optional_number_of(line: Mapping[str, Any], name: str) -> float:
-    """The same as `number_of`, and NaN for null, which stands for what was not finite; raises `ValueError`."""
+    """As `number_of`, and NaN for null, which is written for numbers that are not finite; raises `ValueError`."""
     return float("nan") if line.get(name) is None else number_of(line, name)
 
 
@@ -59,7 +59,7 @@ def mapping_of(line: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def read_result(path: Path) -> dict[str, Any] | None:
-    """`result.json`; None if it is not there, or not what a run writes."""
+    """The content of `result.json`; None if it is missing, or if a run would not write it so."""
     try:
         result = _object(read_bytes(path, MOST_RESULT_BYTES))
         if result is None:

@@ -1,4 +1,4 @@
-"""Where a run leaves what its directory does not take: a full disk at the end must not cost the model."""
+"""Saves a run's files elsewhere if its directory cannot be written: a full disk at the end must not lose the model."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ LAST_PLACES: Final = (Path("/var/tmp"), Path("/dev/shm"))
 
 
 class Rescue:
-    """Writes files of one run to its directory, or else to one of their own, of mode 0700, where there is room.
+    """Writes files of one run to its directory, or else to a new folder of mode 0700 on a disk with free space.
 
-    `problems` tells what is not where it should be, a sentence each.
+    `problems` names the files that are elsewhere, a sentence each.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -27,9 +27,9 @@ class Rescue:
         self._folder: Path | None = None
 
     def keep(self, name: str, write: Callable[[Path], None]) -> Path:
-        """Let `write` make a file of this name, whole or not at all; where it is.
+        """Let `write` write a file of this name atomically; returns its path.
 
-        Raises `EngineError` if no place takes it.
+        Raises `EngineError` if it cannot be written anywhere.
         """
         wanted = self._run_dir / name
         try:
@@ -39,7 +39,7 @@ class Rescue:
         return wanted
 
     def keep_rest(self, name: str, lines: bytes, reason: str) -> bool:
-        """Write the last lines of a file, for which its own disk has no room; whether a place took them."""
+        """Write the last lines of a file whose own disk is full; returns whether that worked."""
         wanted, count = self._run_dir / name, lines.count(b"\n")
         try:
             self._elsewhere(
@@ -72,10 +72,10 @@ class Rescue:
                 f"{wanted.parent} and {'append them' if part else 'move it'} there"
             )
             return folder / name
-        raise EngineError(f"{part}{name} could be written nowhere: not in {', '.join(tried)}")
+        raise EngineError(f"{part}{name} could not be written anywhere: not in {', '.join(tried)}")
 
     def _folders(self, tried: list[str]) -> Iterator[Path]:
-        """The folder that took something already, then a new one in each place."""
+        """The folder that was used before, then a new one in each place."""
         if self._folder is not None:
             yield self._folder
         for place in _places():

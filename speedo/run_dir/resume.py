@@ -1,4 +1,4 @@
-"""Going on with a run that ended: what its last good checkpoint says."""
+"""Finds the last good checkpoint of a run, to resume it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from speedo.run_dir.directory import CHECKPOINTS, CONFIG
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """A run to go on with, from this checkpoint. `problems` tells of newer ones that are damaged."""
+    """A run to resume from this checkpoint. `problems` names newer ones that are damaged."""
 
     run_dir: Path
     path: Path
@@ -26,7 +26,7 @@ class Resumed:
         return self.counters.iteration
 
     def notes(self, workers: int) -> list[str]:
-        """What is restored and what is not, for people."""
+        """What is restored and what is not, as lines for the user."""
         counters = self.counters
         restored = f"resumed at iteration {counters.iteration} (version {counters.version}): weights, counters, "
         restored += "learning rate and position in the data"
@@ -48,7 +48,7 @@ def find_run(folder: Path) -> Resumed:
     """The last good checkpoint of the run in this directory; raises `ConfigError`, `CheckpointError`."""
     if not os.path.isdir(folder):
         raise ConfigError(
-            f"resume names {folder}, which is no run directory; give the one that the run printed"
+            f"resume names {folder}, which is not a run directory; give the one that the run printed"
         )
     if not os.path.isfile(folder / CONFIG):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Asynchronous SGD: every result is merged the moment it arrives, and nobody waits.
+"""Asynchronous SGD: every result is merged when it arrives, and no worker waits.
 
 Dean et al., Large Scale Distributed Deep Networks, NIPS 2012, section 4.1 (Downpour SGD).
 """
@@ -14,7 +14,7 @@ from speedo.sgd_modes.rules import AddDelta, MergeRule, ServerGradient
 
 @dataclass
 class Asynchronous:
-    """Merge w's result now; w trains on. With the elastic rule this is EASGD's schedule."""
+    """Merge a worker's result at once and let it train again. With the elastic rule this is EASGD's schedule."""
 
     rule: MergeRule
     local_steps: int = 1

@@ -1,8 +1,8 @@
-"""The seam to the SGD modes: a strategy decides who is merged and who trains next; a `Mode` declares one.
+"""The interface to the SGD modes: a strategy decides who is merged and who trains next; a `Mode` declares one.
 
-A strategy sees worker ids, sample counts and staleness; never arrays, clocks or the network. It owns the
-merge rule that its decisions ask for. Every worker that it lets train answers once, by a result or by
-leaving; the coordinator sees to that.
+A strategy sees worker ids, sample counts and staleness; never arrays, clocks or the network. It owns the merge rule
+for its decisions. Every worker that it lets train answers once, by a result or by leaving; the coordinator ensures
+that.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ class Strategy(Protocol):
         ...
 
     def on_join(self, workers: tuple[int, ...]) -> Decision:
-        """These workers are there and idle: at the start all at once, later usually one."""
+        """These workers have joined and are idle: at the start all at once, later usually one."""
         ...
 
     def on_result(self, result: Result) -> Decision:
-        """A worker that was told to train has finished; it is idle now."""
+        """A worker has finished its turn and is idle now."""
         ...
 
     def on_leave(self, worker: int) -> Decision:
-        """This worker is gone; a result of its that was not merged yet may still be."""
+        """This worker has left; a result of it that was not merged yet may still be merged."""
         ...
 
 
 @dataclass(frozen=True)
 class OwnOption:
-    """An option that a mode's schedule declares: its type, its default, and what is said of it."""
+    """An option that a mode's schedule declares: its type, its default, and its declaration."""
 
     kind: Any
     default: Any
@@ -60,12 +60,13 @@ class OwnOption:
 
 @dataclass(frozen=True)
 class Mode:
-    """What a mode's file declares, as `MODE`; the registry finds it there.
+    """The declaration of a mode: its file holds it as `MODE`, and the registry finds it there.
 
     `schedule(rule=, local_steps=, name=, ...)` makes the strategy; its arguments that are annotated with an `Option`
-    are the mode's own options. The first of `rules` is the usual one; the others are chosen by their option.
+    are the mode's own options. The first of `rules` is the default; the others are chosen by their option.
     `rounds`: results are merged together, once all workers of a round have reported. `overlaps`: no turn waits for
-    another worker's, so `--overlap` may hand them out ahead. `paper` and `year` say where it comes from; modes are
+    another worker's, so `--overlap` may issue turns ahead. `spare` is the own option that says how many results a
+    round may close without, empty for none. `paper` and `year` say where it comes from; modes are
     listed by year.
     """
 
@@ -76,6 +77,7 @@ class Mode:
     year: int
     rounds: bool = False
     overlaps: bool = False
+    spare: str = ""
 
     @cached_property
     def own(self) -> dict[str, OwnOption]:
@@ -90,6 +92,6 @@ class Mode:
         return found
 
     def takes(self, option: str) -> bool:
-        """Whether this option means anything in this mode."""
+        """Whether this mode uses the option."""
         chosen = {"local_steps", *(rule.option for rule in self.rules)}
         return option in chosen or option in self.own

@@ -12,7 +12,7 @@ from speedo.sgd_modes.rules import Elastic
 
 
 def easgd(moving_rate: float | None = None, local_steps: int = 1) -> Asynchronous:
-    """EASGD with this alpha; None takes the paper's 0.9 / n."""
+    """EASGD with this alpha; None is the paper's 0.9 / n."""
     return Asynchronous(rule=Elastic(moving_rate), local_steps=local_steps, name="easgd")
 
 

@@ -1,7 +1,7 @@
 """Hybrid SGD: phases, each a mode with its options and a length, repeated until the end.
 
-A switch waits until every turn of the old phase is settled by the old phase's rule, so that no result is
-ever read as something else; then all workers join the new phase at once.
+A switch waits until every turn of the old phase is settled by the old phase's rule, so that no result is merged by
+the wrong rule. Then all workers join the new phase at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from speedo.sgd_modes.rules import MergeRule
 
 @dataclass(frozen=True)
 class Phase:
-    """A mode for `samples` merged samples; `start` makes it fresh at every return of the phase."""
+    """A mode for `samples` merged samples; `start` makes a new strategy each time the phase begins."""
 
     start: Callable[[], Strategy]
     samples: int
@@ -24,7 +24,7 @@ class Phase:
 
 @dataclass
 class Hybrid:
-    """Runs its phases in turn; between two of them nobody is training."""
+    """Runs its phases in turn; at a switch no worker trains."""
 
     phases: Sequence[Phase]
     name: str = "hybrid"
@@ -65,7 +65,7 @@ class Hybrid:
         return self.merged >= self.phases[self.index].samples
 
     def _settle(self, decision: Decision) -> Decision:
-        """Count what is merged; at the end of a phase nobody trains on until all are in, then switch."""
+        """Count what is merged; at the end of a phase hold all workers until every turn is settled, then switch."""
         self.merged += sum(self.pending.pop(worker, 0) for worker in decision.merge)
         for worker in decision.discard:
             self.pending.pop(worker, None)

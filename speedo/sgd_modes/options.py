@@ -1,4 +1,4 @@
-"""The options that turns and merge rules have in every mode; a mode's file adds those of its own to them."""
+"""The options of turns and merge rules that every mode has; each mode's file declares its additional ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from speedo.bounds import LARGEST_COUNT, Interval, Option, Whole
 class ModeOptions(BaseModel):
     """A mode with its options: of a run, or of a phase of mode hybrid. None means the default of the mode.
 
-    Which mode takes which is in `speedo.sgd_modes.registry`, with the checks.
+    `speedo.sgd_modes.registry` knows which mode uses which option, and checks them.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -38,7 +38,7 @@ class ModeOptions(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_truth_as_a_number(cls, value: Any, field: ValidationInfo) -> Any:
-        """`workers: yes` in YAML is a slip, not 1."""
+        """`workers: yes` in YAML is a mistake, not 1."""
         kind = str(cls.model_fields[field.field_name or ""].annotation)
         if isinstance(value, bool) and "bool" not in kind:
             raise PydanticCustomError(
@@ -47,7 +47,7 @@ class ModeOptions(BaseModel):
         return value
 
     def conflicts(self) -> list[str]:
-        """Options that choose two merge rules at once, or a rule that cannot be."""
+        """Options that choose two merge rules at once, or an impossible one."""
         found: list[str] = []
         if self.moving_rate is not None and self.delta_scale is not None:
             found.append(
@@ -57,10 +57,10 @@ class ModeOptions(BaseModel):
         if not self.server_gradient:
             return found
         if self.moving_rate is not None:
-            found.append("server_gradient and elastic averaging exclude each other; leave one out")
+            found.append("server_gradient and elastic averaging cannot be combined; leave one out")
         if self.local_steps > 1:
             found.append(
-                f"server_gradient with local_steps {self.local_steps}: a raw gradient belongs to one point; "
+                f"server_gradient with local_steps {self.local_steps}: a raw gradient is that of one set of weights; "
                 "use local_steps 1, and --batch for more samples per gradient"
             )
         if self.delta_scale is not None:

@@ -1,4 +1,4 @@
-"""Partially synchronous SGD (bounded staleness): nobody runs ahead of the slowest by more than a bound.
+"""Partially synchronous SGD (bounded staleness): no worker is more than a bound ahead of the slowest.
 
 Ho et al., More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server, NIPS 2013:
 "the fastest and slowest workers must be <= s clocks apart".
@@ -17,13 +17,13 @@ from speedo.sgd_modes.rules import AddDelta, Elastic, MergeRule, ServerGradient
 
 MAX_ADVANCE = Option(
     "Turns that a worker may be ahead of the slowest.",
-    Whole(1, LARGEST_INT32, "every worker would wait for ever; "), source="the example in modes.md",
+    Whole(1, LARGEST_INT32, "every worker would wait forever; "), source="the example in modes.md",
 )  # fmt: skip
 
 
 @dataclass
 class Partial:
-    """Merge now; w trains on unless it is `max_advance` turns ahead of the slowest, then it is held."""
+    """Merge at once; a worker that is `max_advance` turns ahead of the slowest is held until that has caught up."""
 
     rule: MergeRule
     max_advance: Annotated[int, MAX_ADVANCE] = 2
@@ -35,27 +35,27 @@ class Partial:
     slowest: int = 0
 
     def on_join(self, workers: tuple[int, ...]) -> Decision:
-        """Newcomers count as level with the fastest and train at once."""
+        """New workers count as level with the fastest and train at once."""
         fastest = max(self.at, default=0)
         for worker in workers:
             self._move(worker, fastest)
         return Decision(train=workers)
 
     def on_result(self, result: Result) -> Decision:
-        """Merge it; its worker is held, perhaps for no time at all."""
+        """Merge it and hold its worker, until it is not too far ahead."""
         worker = result.worker
         self._move(worker, self.turns[worker] + 1)
         self.held.add(worker)
         return Decision(merge=(worker,), train=self._release(first=worker))
 
     def on_leave(self, worker: int) -> Decision:
-        """It no longer holds anybody back."""
+        """It does not hold back other workers any more."""
         self._move(worker, None)
         self.held.discard(worker)
         return Decision(train=self._release())
 
     def _move(self, worker: int, turns: int | None) -> None:
-        """Count a worker at another number of turns; None: nowhere. `at` has how many are at each."""
+        """Set a worker's number of turns; None removes it. `at` counts the workers at each number."""
         before = self.turns.pop(worker, None)
         if before is not None:
             self.at[before] -= 1
@@ -66,7 +66,7 @@ class Partial:
             self.at[turns] += 1
 
     def _release(self, first: int = -1) -> tuple[int, ...]:
-        """Those held who are no longer too far ahead, the one who just reported before the others."""
+        """The held workers that are no longer too far ahead, the one that just reported first."""
         if not self.held:
             return ()
         before, self.slowest = self.slowest, min(self.at)

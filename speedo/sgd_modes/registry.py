@@ -1,6 +1,6 @@
-"""All modes by name, as found in this package: their options, what of them cannot work, the strategies they make.
+"""Finds all modes in this package; gives their options, the checks of these, and their strategies.
 
-A mode is a file here that declares `MODE`; nothing else names it.
+A mode is a file here that declares `MODE`; no other file names it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MODES: Final = (*PLAIN, HYBRID)
 
 
 def with_own_options(model: type[Options]) -> type[Options]:
-    """The model with the own options of every mode, too; one that is not given is None there."""
+    """A model that also has every mode's own options; an option that is not given is None."""
     fields: dict[str, Any] = {}
     for mode in PLAIN.values():
         for name, own in mode.own.items():
@@ -61,12 +61,12 @@ def own_options(options: ModeOptions) -> dict[str, Any]:
 
 
 def takers(option: str) -> tuple[str, ...]:
-    """The modes that this option means something in; none for an option of the run."""
+    """The modes that use this option; none for an option of the run."""
     return tuple(name for name, mode in PLAIN.items() if mode.takes(option))
 
 
 def given_options(options: ModeOptions) -> dict[str, Any]:
-    """The options of modes that differ from their defaults; a 0 that an option allows turns it off, which is none."""
+    """The options of modes that differ from their defaults; a 0 that turns an option off counts as not given."""
     found: dict[str, Any] = {}
     for name, field in type(options).model_fields.items():
         value, bound = getattr(options, name), declared(field.metadata).bound
@@ -77,7 +77,7 @@ def given_options(options: ModeOptions) -> dict[str, Any]:
 
 
 def problems(options: ModeOptions, workers: int) -> list[str]:
-    """What cannot work in this mode with so many workers, a sentence each; `hybrid` is checked by its phases."""
+    """Every problem of this mode's options for this many workers, a sentence each; not those of hybrid's phases."""
     mode = PLAIN.get(options.mode)
     if mode is None:
         return []
@@ -96,7 +96,7 @@ def problems(options: ModeOptions, workers: int) -> list[str]:
             *others, last = takers(name)
             modes = f"{', '.join(others)} or {last}" if others else last
             found.append(
-                f"{name} is {said}, but mode {mode.name} does not take it; use --mode {modes}, or leave {name} out"
+                f"{name} is {said}, but mode {mode.name} does not use it; use --mode {modes}, or leave {name} out"
             )
     return found + options.conflicts()
 
@@ -115,7 +115,7 @@ def waits_for_all(options: ModeOptions) -> bool:
 
 
 def may_overlap(mode: str) -> bool:
-    """Whether turns of this mode can be handed out ahead."""
+    """Whether turns of this mode can be issued ahead."""
     return mode in PLAIN and PLAIN[mode].overlaps
 
 
@@ -125,14 +125,14 @@ def is_elastic(options: ModeOptions) -> bool:
 
 
 def needs_update(config: RunOptions) -> bool:
-    """Whether the master must be able to apply gradients."""
+    """Whether the master must apply gradients."""
     return bool(config.server_gradient) or any(phase.server_gradient for phase in config.phases)
 
 
 def with_whole_gradient(config: Run) -> Run:
-    """For an update that is not linear in the gradient: where rounds are synchronous, the master applies it, once.
+    """For an update that is not linear in the gradient: in modes with rounds the master applies it, once per round.
 
-    Only so the result is that of sequential Caffe; workers that each applied it would train another model.
+    Only then is the result that of sequential Caffe; workers that each apply it would train another model.
     """
     exact = {"server_gradient": True}
 
@@ -154,8 +154,8 @@ def make_strategy(
 ) -> Strategy:
     """The strategy of this configuration. `batch` is the samples of one iteration, for hybrid phases.
 
-    `update` applies a raw gradient to the center; it is needed with `server_gradient` alone. `samples` is what a
-    resumed run had merged: its phases go on from there.
+    `update` applies a raw gradient to the center; only `server_gradient` needs it. `samples` is what a
+    resumed run had merged: its phases continue from there.
     """
     if config.mode != HYBRID:
         return _plain(config, update)
@@ -181,7 +181,7 @@ def _plain(options: ModeOptions, update: Update | None) -> Strategy:
 
 
 def _rule_class(options: ModeOptions) -> RuleClass:
-    """The rule whose option was given, else the usual one."""
+    """The rule whose option was given, else the default."""
     usual, *others = PLAIN[options.mode].rules
     chosen = [rule for rule in others if getattr(options, rule.option) not in (None, False)]
     return chosen[0] if chosen else usual

@@ -1,6 +1,6 @@
-"""All merge arithmetic, apart from the schedules: in place on the float32 center, in one pass.
+"""The arithmetic of merging, apart from the schedules: in place on the float32 center, in one pass.
 
-Vectors are walked in blocks, so that what lies between two operations stays in the processor's cache.
+Vectors are processed in blocks, so that intermediate results stay in the processor's cache.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class MergeRule(Protocol):
 
     @property
     def payload(self) -> Kind:
-        """What the workers have to send."""
+        """What the workers send."""
         ...
 
     def rate(self, workers: int) -> float:
-        """The rule's factor while so many workers live; 1 where it has none."""
+        """The rule's factor for this many live workers; 1 if it has none."""
         ...
 
     def merge(
@@ -45,9 +45,9 @@ class MergeRule(Protocol):
 
 
 class RuleClass(Protocol):
-    """A rule's class, as a mode names it. `option` is the one that chooses and sets the rule, empty for none.
+    """A rule's class, as a mode names it. `option` is the option that chooses and sets the rule, empty for none.
 
-    `usual` is the option's default in words, `source` where that comes from.
+    `usual` is the option's default as text, `source` where that comes from.
     """
 
     @property
@@ -60,7 +60,7 @@ class RuleClass(Protocol):
     def source(self) -> str: ...
 
     def __call__(self, value: Any, /) -> MergeRule:
-        """The rule with this value of its option; None: its default."""
+        """The rule with this value of its option; None is its default."""
         ...
 
 
@@ -69,7 +69,7 @@ _spare: list[Vector] = []  # taken and put back whole, so threads may share it
 
 @contextmanager
 def _scratch(count: int) -> Iterator[list[Vector]]:
-    """Blocks for what lies between two operations, used again: fresh pages cost more than the arithmetic."""
+    """Blocks for intermediate results, reused: allocating fresh pages takes longer than the arithmetic."""
     taken = [_spare.pop() if _spare else np.empty(BLOCK, np.float32) for _ in range(count)]
     try:
         yield taken
@@ -98,9 +98,9 @@ def add_scaled(center: Vector, vector: Vector, factor: float) -> None:
 def _add_mean(center: Vector, contributions: Sequence[Contribution], rate: float) -> None:
     """center += rate * sum_w (samples_w / samples) vector_w.
 
-    The mean is complete before it meets the center: added one by one, each vector would be rounded to the
-    precision of the weights, which is a ten-thousandth of a small step. Where all count alike, it is their sum that is
-    scaled: one passage for each vector instead of two.
+    The mean is computed before it is added to the center: added one by one, each vector would be rounded to the
+    precision of the weights, which is a ten-thousandth of a small step. If all counts are equal, the sum is scaled: one
+    pass for each vector instead of two.
     """
     total = sum(contribution.samples for contribution in contributions)
     factors = [np.float32(rate * contribution.samples / total) for contribution in contributions]
@@ -219,9 +219,9 @@ class Elastic:
 def pull_towards(local: Vector, center: Vector, alpha: float, sent: Vector | None = None) -> None:
     """The worker's half of elastic averaging: x_w -= alpha (x_w - center before the merge), in place.
 
-    Only the center after the merge travels. As center' = center + alpha (x_w - center), the distance before
-    was x_w - center = (x_w - center') / (1 - alpha), so alpha must lie below 1. `sent` is the x_w that was merged,
-    where the worker has gone on from it meanwhile: what the center gained is what the worker loses, later or not.
+    Only the center after the merge is sent. As center' = center + alpha (x_w - center), the distance before
+    was x_w - center = (x_w - center') / (1 - alpha), so alpha must be below 1. `sent` is the x_w that was merged,
+    if the worker has trained on since: the worker still loses exactly what the center gained.
     """
     share = np.float32(alpha / (1.0 - alpha))
     with _scratch(1) as (scratch,):
@@ -234,7 +234,7 @@ def pull_towards(local: Vector, center: Vector, alpha: float, sent: Vector | Non
 
 @dataclass(frozen=True)
 class ServerGradient:
-    """Raw gradients on the master, where the solver's own update is applied once.
+    """Workers send raw gradients; the master applies the solver's own update once.
 
     `update(gradient, center, iteration)` changes the center in place by one step of the solver: clipping,
     weight decay, momentum, learning rate of that iteration. Workers keep no momentum.

@@ -1,9 +1,9 @@
 """Synchronous SGD: a round ends when every worker that it waits for has reported or left.
 
-The sample-weighted mean of the deltas is merged once per round. With the solver's batch split over the workers this is
-the step that one solver would have made with the whole batch (Zinkevich et al., Parallelized Stochastic Gradient
-Descent, NIPS 2010, averaged every step). With b backup workers a round merges the first n - b results, and what
-stragglers bring afterwards is discarded (Chen et al., Revisiting Distributed Synchronous SGD, 2016, section 4).
+The sample-weighted mean of the deltas is merged once per round. If the solver's batch is split over the workers, this
+is the step that one solver would make with the whole batch (Zinkevich et al., Parallelized Stochastic Gradient
+Descent, NIPS 2010, averaged every step). With b backup workers a round merges the first n - b results, and later
+results of that round are discarded (Chen et al., Revisiting Distributed Synchronous SGD, 2016, section 4).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BACKUP_WORKERS = Option(
 
 @dataclass
 class Synchronous:
-    """Hold results until all but `backup_workers` of the round have reported; merge once, let everybody train.
+    """Hold results until all but `backup_workers` of the round have reported; then merge once, and let all train.
 
     `awaited` have not reported for the round; the `late` ones among them still have a turn of a round that was closed.
     """
@@ -38,12 +38,12 @@ class Synchronous:
     delivered: list[int] = field(default_factory=list)
 
     def on_join(self, workers: tuple[int, ...]) -> Decision:
-        """In from the next round, which is now if nobody trains for one."""
+        """It takes part from the next round, which begins now if no worker trains."""
         self.live.update(workers)
         return NOTHING if self.awaited - self.late else self._close_round()
 
     def on_result(self, result: Result) -> Decision:
-        """It counts for the round it was begun in, and for no other."""
+        """It counts only for the round in which its turn began."""
         worker = result.worker
         if worker in self.late:
             self.late.discard(worker)
@@ -53,7 +53,7 @@ class Synchronous:
         return self._close_when_enough()
 
     def on_leave(self, worker: int) -> Decision:
-        """Stop waiting for it; what it already delivered still counts."""
+        """Stop waiting for it; what it already sent still counts."""
         self.live.discard(worker)
         self.late.discard(worker)
         if worker not in self.awaited:
@@ -62,7 +62,7 @@ class Synchronous:
         return self._close_when_enough()
 
     def _close_when_enough(self) -> Decision:
-        """At most `backup_workers` are missing and somebody delivered, or nobody is left who could."""
+        """Close the round if one has reported and at most `backup_workers` are missing, or all awaited are `late`."""
         missing = len(self.awaited)
         if self.awaited - self.late and (missing > self.backup_workers or not self.delivered):
             return NOTHING
@@ -76,5 +76,5 @@ class Synchronous:
 
 
 MODE = Mode(
-    "sync", Synchronous, (AverageDeltas, ServerGradient), "Zinkevich et al.", 2010, rounds=True
-)
+    "sync", Synchronous, (AverageDeltas, ServerGradient), "Zinkevich et al.", 2010, rounds=True, spare="backup_workers",
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Weed-out SGD: asynchronous, but a result that is too stale is thrown away.
+"""Weed-out SGD: asynchronous, but a result that is too stale is discarded.
 
 SpeeDO (Zheng et al., SpeeDO: Parallelizing Stochastic Gradient Descent for Deep Convolutional Neural
 Network, LearningSys at NIPS 2015): weed out the delayed deltas.
@@ -23,7 +23,7 @@ WINDOW = Option(
 
 @dataclass
 class WeedOut:
-    """Discard a result with staleness >= max(window, n), n live workers; its worker starts anew."""
+    """Discard a result with staleness >= max(window, n) for n live workers; its worker fetches the center again."""
 
     rule: MergeRule
     window: Annotated[int, WINDOW] = 3

@@ -93,6 +93,8 @@ class SimulatedCluster:
         self.can_meet = True
         self._teams: dict[int, dict[int, Train]] = {}  # commands of a stretch, by its first ticket
         self.version: Callable[[], int] = lambda: 0
+        # Every answer of a worker or the tester passes through it to the driver; a script may keep or change it.
+        self.deliver: Callable[[Event], Event | None] = lambda event: event
         self._last_version, self._events = 0, 0  # events since the version last changed
 
     # ------------------------------------------------------------ what tests script
@@ -114,6 +116,21 @@ class SimulatedCluster:
         """A worker is silently no longer there; returns its incarnation, if it was."""
         present = self._workers.pop(worker, None)
         return None if present is None else present.incarnation
+
+    @property
+    def present(self) -> set[int]:
+        """The workers that are there."""
+        return set(self._workers)
+
+    def poison(self, worker: int, ticket: int) -> None:
+        """Put a payload of NaN, well formed otherwise, in the place of the one that was published for this turn."""
+        layout = self._workers[worker].engine.layout
+        vector = layout.zeros()
+        vector.fill(float("nan"))
+        body = make_codec(self.world.compression.payload, layout).encode(vector)
+        key = keys.payload(self.run, worker, ticket)
+        header = Header.unpack(self.store.read_head(key)[0])
+        self.store.write(key, replace(header, checksum=checksum(body)).pack(), body)
 
     # ------------------------------------------------------------ Cluster
 
@@ -279,15 +296,15 @@ class SimulatedCluster:
 
     def _turn(
         self, worker: Worker, command: Train, poisoned: bool = False, again: bool = False
-    ) -> Trained | Refused | None:
+    ) -> Event | None:
         if not self._present(worker):
             return None
         result = self.outcome(worker, command)
         if poisoned and isinstance(result, Trained):
-            self._poison(worker, command)
+            self.poison(worker.worker, command.ticket)
         if again:
             self.at(self.now + self.world.latency_s, lambda: result)
-        return result
+        return self.deliver(result)
 
     def outcome(self, worker: Worker, command: Train) -> Trained | Refused:
         """Carry the turn out. One that was given ahead of a turn that failed fails, too."""
@@ -304,15 +321,6 @@ class SimulatedCluster:
     def _lost(self, worker: Worker, command: Train) -> None:
         """The turn is done, the message never arrives."""
         self._turn(worker, command)
-
-    def _poison(self, worker: Worker, command: Train) -> None:
-        """Put a payload of NaN, well formed otherwise, in the place of the one that was published."""
-        vector = worker.engine.layout.zeros()
-        vector.fill(float("nan"))
-        body = make_codec(self.world.compression.payload, worker.engine.layout).encode(vector)
-        key = keys.payload(self.run, worker.worker, command.ticket)
-        header = Header.unpack(self.store.read_head(key)[0])
-        self.store.write(key, replace(header, checksum=checksum(body)).pack(), body)
 
     def _die_in_turn(self, worker: Worker, command: Train, pushed: bool) -> None:
         if not self._present(worker):
@@ -332,8 +340,8 @@ class SimulatedCluster:
         self.at(self.now + 5 * self.world.step_s, lambda: result)
         return self._gone(worker.worker, "cut off")
 
-    def _test(self, command: Command) -> Event:
-        return Tested(command.version, {"version": float(command.version)})
+    def _test(self, command: Command) -> Event | None:
+        return self.deliver(Tested(command.version, {"version": float(command.version)}))
 
 
 @dataclass(frozen=True, slots=True)

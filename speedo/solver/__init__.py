@@ -1,8 +1,7 @@
 """Reads a Caffe solver with its nets, checks it, and rewrites it for each process of a run.
 
-`read_solver` on the master gives a `SolverSpec`, plain data that any node can have; `check_solver`
-tells all that is wrong with it; `solver_for_worker` and its kin make the text that an engine is
-built from.
+`read_solver` on the master makes a `SolverSpec`, plain data that can be sent to any node. `check_solver` reports all
+that is wrong with it. `solver_for_worker` and the like make the text that an engine is built from.
 """
 
 from speedo.solver.checks import check_solver, split_batch

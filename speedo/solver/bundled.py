@@ -1,5 +1,4 @@
-"""The solvers that come with SpeeDO: `prototxt/` of a checkout, `speedo/prototxt/` of an installed
-wheel."""
+"""The solvers that come with SpeeDO: in `prototxt/` of a checkout, or `speedo/prototxt/` of an installed wheel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All that can be wrong with a solver for a run, told at once."""
+"""Checks a solver for a run, and reports all problems at once."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from speedo.solver.spec import SolverSpec
 
 
 def check_solver(spec: SolverSpec, *, workers: int, split: bool) -> None:
-    """Raise one `SolverError` with every problem that can be seen from outside Caffe.
+    """Raise one `SolverError` with every problem that can be found without Caffe.
 
-    `split` says that the batch is divided over the workers. What only Caffe itself can tell
-    (shapes, layer parameters, Python layers) is found by `speedo.engines.net_trial`.
+    `split` says that the batch is split over the workers. Shapes, layer parameters and Python layers are checked by
+    Caffe itself, in `speedo.engines.net_trial`.
     """
     parameter = parse_text(spec.text, caffe_proto().SolverParameter())
     problems = solver_problems(parameter, spec.path)
@@ -40,7 +40,7 @@ def split_batch(batch_size: int, workers: int) -> tuple[int, ...]:
 
 def _too_small(batch_size: int, workers: int) -> str:
     return (
-        f"batch_size is {batch_size}, too small to divide over {workers} workers: "
+        f"batch_size is {batch_size}, too small to split over {workers} workers: "
         f"use a batch of {workers} or more, fewer workers, or give each worker the whole batch"
     )
 
@@ -59,6 +59,6 @@ def _split_problems(spec: SolverSpec, parameter: Any, workers: int) -> Iterator[
             )
         elif not batch and layer.type == "Python":
             yield (
-                f"the batch of Python layer {layer.name!r} cannot be divided: write batch_size in "
+                f"the batch of Python layer {layer.name!r} cannot be split: write batch_size in "
                 "its param_str, or give each worker the whole batch"
             )

@@ -1,4 +1,4 @@
-"""Data layers that name a LevelDB read its conversion: only one process at a time can open a LevelDB."""
+"""Makes data layers that name a LevelDB read its LMDB conversion: only one process at a time can open a LevelDB."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from speedo.solver.spec import SolverSpec
 
 
 def reads_leveldb(layer: Any) -> bool:
-    """Whether it is a Data layer of Caffe's own default backend."""
+    """Whether it is a Data layer with Caffe's default backend, LevelDB."""
     return bool(layer.type == "Data" and layer.data_param.backend == layer.data_param.LEVELDB)
 
 
 def conversion_of(database: Path, note: Callable[[str], None] = lambda line: None) -> Path:
-    """The LMDB with this LevelDB's records, made now unless it was before; raises `DataError`."""
+    """The LMDB with this LevelDB's records, converted now unless it exists; raises `DataError`."""
     from speedo.data.leveldb import converted  # with all that makes datasets: few nets need it
 
     return converted(database, note)
 
 
 def read_conversion(layer: Any) -> None:
-    """Let the layer, whose source is absolute, read an LMDB; raises `DataError` where none can be made."""
+    """Change the layer, whose source is absolute, to read an LMDB; raises `DataError` if none can be made."""
     if reads_leveldb(layer):
         source = layer.data_param
         source.source = str(conversion_of(Path(source.source)))
@@ -31,7 +31,7 @@ def read_conversion(layer: Any) -> None:
 
 
 def convert_databases(spec: SolverSpec, note: Callable[[str], None]) -> None:
-    """Convert what the nets read on this machine, and say so where it takes time."""
+    """Convert the LevelDBs that the nets read on this machine, with a note if that takes time."""
     parameter = parse_text(spec.text, caffe_proto().SolverParameter())
     for net in (parameter.train_net_param, *parameter.test_net_param):
         for layer in filter(reads_leveldb, net.layer):

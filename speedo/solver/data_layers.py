@@ -1,6 +1,6 @@
-"""The layers that bring the records in: how many at a time, from where, and how many there are.
+"""The data layers of a net: batch size, source, and number of records.
 
-One table instead of a branch per layer type wherever batch or source is asked for.
+One table holds what differs between layer types.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def batch_of(layer: Any) -> int:
 
 
 def set_batch(layer: Any, batch_size: int) -> None:
-    """Let the layer bring `batch_size` records; does nothing where `batch_of` is 0."""
+    """Set the layer's batch size; no effect if `batch_of` is 0."""
     if layer.type in SOURCES:
         set_field(getattr(layer, SOURCES[layer.type]), "batch_size", batch_size)
     elif layer.type == "DummyData":
@@ -94,7 +94,7 @@ def source_of(layer: Any) -> str:
 def count_records(spec: SolverSpec) -> int | None:
     """Training records: the entries of the first data layer's database, or the lines of its image list.
 
-    None where that cannot be known without reading them.
+    None where the records would have to be read to count them.
     """
     parameter = parse_text(spec.text, caffe_proto().SolverParameter())
     for layer in parameter.train_net_param.layer:

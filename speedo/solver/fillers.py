@@ -1,4 +1,4 @@
-"""What a net's parameters begin with: which fillers draw, where nobody will see what they drew."""
+"""Replaces the weight fillers of nets whose initial weights are overwritten anyway."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OF_ANY_SHAPE: Final = frozenset({"constant", "uniform", "gaussian", "xavier", "
 
 
 class Draws(Enum):
-    """Which fillers are left to do their work; the others' parameters begin as zeros."""
+    """Which fillers are kept; the other parameters begin as zeros."""
 
     ALL = "all"
     DOUBTFUL = "doubtful"  # those that Caffe might refuse: for a trial of the net
@@ -22,9 +22,9 @@ class Draws(Enum):
 
 
 def keep_fillers(net: Any, draws: Draws) -> None:
-    """Leave those fillers in the net, and put the constant 0 in the place of the others.
+    """Keep those fillers in the net, and replace the others by the constant 0.
 
-    Drawing takes time where parameters are many; a worker is given others before its first step anyway.
+    Drawing random numbers for many parameters takes time, and a worker loads other weights before its first step.
     """
     if draws is Draws.ALL:
         return
@@ -34,7 +34,7 @@ def keep_fillers(net: Any, draws: Draws) -> None:
 
 
 def is_doubtful(filler: Any) -> bool:
-    """Whether Caffe might refuse it or draw no numbers; only of what it surely takes the answer is no."""
+    """Whether Caffe might refuse the filler, or it draws no numbers; no only for those that Caffe surely accepts."""
     if filler.type not in _OF_ANY_SHAPE or filler.sparse != -1:
         return True
     # What it would draw from these is no weight, and the trial looks for that.

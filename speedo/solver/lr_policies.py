@@ -27,13 +27,13 @@ REQUIRED: Final[dict[str, tuple[str, ...]]] = {
 
 
 def _float32(value: float) -> float:
-    """`value` rounded to float32; infinite where it is too large."""
+    """`value` rounded to float32; infinite if it is too large."""
     with np.errstate(over="ignore"):
         return float(np.float32(value))
 
 
 def _power(base: float, exponent: float) -> float:
-    """As C's `pow`: what is too large is infinite, what is no real number is NaN."""
+    """As C's `pow`: infinite if the result is too large, NaN if it is not real."""
     try:
         return math.pow(base, exponent)
     except OverflowError:
@@ -70,7 +70,7 @@ class LrPolicy:
     def rate(self, iteration: int) -> float:
         """The learning rate of this iteration, a float32 value.
 
-        `poly` stays at 0 beyond `max_iter`, where Caffe's formula would leave the real numbers.
+        `poly` stays at 0 beyond `max_iter`, where Caffe's formula has no real value.
         """
         return _float32(self.base_lr * self._factor(iteration))
 

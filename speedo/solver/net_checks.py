@@ -1,4 +1,4 @@
-"""What Caffe would refuse in a net before it reads a record: a sentence each.
+"""Checks a net for what Caffe would refuse before it reads a record.
 
 Caffe: net.cpp, Init; layer_factory.hpp, CreateLayer.
 """
@@ -30,7 +30,7 @@ _TEST: Final = "test net"
 def net_problems(parameter: Any, search: SearchPath, net_files: Sequence[str]) -> list[str]:
     """Every problem in the nets of an inlined SolverParameter and in the files that they name.
 
-    Each sentence begins with the net's file; one that holds for train and test net is told once.
+    Each sentence begins with the net's file; a problem of both train and test net is reported once.
     """
     nets = [(_TRAIN, parameter.train_net_param)]
     nets += [(_TEST, net) for net in parameter.test_net_param]
@@ -54,11 +54,11 @@ def _layers(net: Any, search: SearchPath) -> Iterator[str]:
         for bottom in layer.bottom:
             if bottom not in tops:
                 suggestion = did_you_mean(bottom, tops) or ": correct it"
-                yield f"{name} reads {bottom!r}, which no layer before it makes{suggestion}"
+                yield f"{name} reads {bottom!r}, which no earlier layer makes{suggestion}"
         for place, top in enumerate(layer.top):
             # In place means: the same blob in the same position (Caffe: net.cpp, AppendTop).
             if top in tops and top not in layer.bottom[place : place + 1]:
-                yield f"{name} makes {top!r}, which another layer makes already: rename one"
+                yield f"{name} makes {top!r}, which another layer makes, too: rename one"
         tops += layer.top
         if is_data_layer(layer):
             yield from (f"{name} {text}" for text in source_problems(layer, search))
@@ -71,7 +71,7 @@ def _train(net: Any) -> Iterator[str]:
     outside = [layer for layer in net.layer if layer.type in FED_FROM_OUTSIDE]
     for layer in outside:
         yield (
-            f"the train net takes records from outside (layer {layer.name!r}, type {layer.type}): "
+            f"the train net gets its records from outside (layer {layer.name!r}, type {layer.type}): "
             "give it a Data, HDF5Data or ImageData layer"
         )
     if not outside and not data_layers(net):
@@ -80,7 +80,7 @@ def _train(net: Any) -> Iterator[str]:
         batch_of(layer) or layer.type in SOURCES for layer in data_layers(net)
     ):
         yield (
-            "the batch size of the train net cannot be told: "
+            "the batch size of the train net is not known: "
             "write batch_size in the param_str of its Python data layer"
         )
     for layer in data_layers(net):

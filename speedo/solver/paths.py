@@ -1,4 +1,4 @@
-"""Where a relative path in a prototxt may be: Caffe itself knows only the working directory."""
+"""Resolves relative paths of a prototxt: Caffe itself searches the working directory only."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from speedo.errors import SolverError
 
 @dataclass(frozen=True, slots=True)
 class SearchPath:
-    """Relative paths are tried from the solver's folder, the working directory, the data root."""
+    """Relative paths are searched in the solver's folder, the working directory, the data root."""
 
     folder: Path
     working_folder: Path
     data_root: Path | None = None
 
     def candidates(self, name: str) -> tuple[Path, ...]:
-        """Every place to look at, in order, each once."""
+        """Every place to search, in order, each once."""
         path = Path(os.path.expanduser(name))  # leaves a user that there is not as it is
         if path.is_absolute():
             return (path,)
@@ -28,7 +28,7 @@ class SearchPath:
         return tuple(dict.fromkeys((root / path).absolute() for root in roots))
 
     def find(self, name: str) -> Path | None:
-        """The first place that exists."""
+        """The first of these paths that exists."""
         return next((path for path in self.candidates(name) if os.path.exists(path)), None)
 
     def missing(self, name: str) -> str:
@@ -40,7 +40,7 @@ class SearchPath:
         return f"{name!r}, which was not found (tried {tried}): {remedy}"
 
     def require(self, name: str, owner: str) -> Path:
-        """As `find`; raises `SolverError`, beginning with `owner`, where there is nothing."""
+        """As `find`; raises `SolverError`, beginning with `owner`, if none exists."""
         found = self.find(name)
         if found is None:
             raise SolverError(f"{owner} {self.missing(name)}")

@@ -1,4 +1,4 @@
-"""Reading and writing Caffe's protobuf text, with errors that name file, line and remedy."""
+"""Reads and writes Caffe's protobuf text, with errors that name file, line and remedy."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _explain(error: str, message: Any) -> str:
 
 
 def _bound(field: str, message: Any) -> str:
-    """What a field of this name holds, in whichever message of the file."""
+    """The bounds of a field of this name, in any message of the file."""
     kinds = {
         _INTEGERS[found.type]
         for kind in message.DESCRIPTOR.file.message_types_by_name.values()

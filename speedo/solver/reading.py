@@ -1,4 +1,4 @@
-"""From a solver.prototxt and its net files to one `SolverSpec`."""
+"""Reads a solver.prototxt and its net files into one `SolverSpec`."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _NET_FIELDS = (
 def read_solver(
     path: Path, *, overrides: SolverOverrides | None = None, data_root: Path | None = None
 ) -> SolverSpec:
-    """Read a solver and all its nets; raises `SolverError` with every problem found by then.
+    """Read a solver and all its nets; raises `SolverError` with every problem found.
 
-    Nets are looked for here, data sources only where they are read (`solver_for_worker`).
+    Nets are searched on this machine, data sources only where they are read (`solver_for_worker`).
     """
     path = path.absolute()
     if os.path.isdir(path):
@@ -58,7 +58,7 @@ def read_solver(
 
 
 class _NetReader:
-    """Reads the nets of one solver and puts them inside it; gathers what goes wrong."""
+    """Reads the nets of one solver and inlines them; collects the problems."""
 
     def __init__(self, parameter: Any, path: Path, search: SearchPath) -> None:
         self._parameter = parameter

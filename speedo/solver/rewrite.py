@@ -1,6 +1,6 @@
-"""From a `SolverSpec` to the solver text of one process: absolute paths, its share of the data.
+"""Writes the solver text of one process from a `SolverSpec`: absolute paths, its share of the data.
 
-Data sources are looked for here, on the node that will read them.
+Data sources are resolved on the node that reads them.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ def solver_for_worker(
     scratch: Path | None = None,
     draws: Draws = Draws.ALL,
 ) -> str:
-    """The solver of worker `rank` of `count`: the train net alone, its rate driven from outside.
+    """The solver of worker `rank` of `count`: the train net alone, with the learning rate controlled from outside.
 
-    `Data` and `HDF5Data` layers share the records out themselves when the engine is given `rank`
-    and `count`; for `ImageData` a list of every `count`-th line from `rank` on is written into
-    `scratch`, as are lists whose names are relative. Caffe adds its rank to the seed, so the same
-    seed (or the solver's own) draws differently in every worker and alike in every run. A worker that is
-    given other weights before its first step need draw none. Raises `SolverError` for data that is not on
-    this node.
+    `Data` and `HDF5Data` layers select their shard themselves if the engine gets `rank` and `count`. For `ImageData` a
+    list of every `count`-th line from `rank` on is written into `scratch`, as are lists whose names are relative.
+    Caffe adds its rank to the seed, so the same seed (or the solver's own) draws differently in every worker and alike
+    in every run. A worker that loads other weights before its first step need not draw any. Raises `SolverError` for
+    data that is not on this node.
     """
     parameter = _train_only(spec, seed)
     set_net_batch(parameter.train_net_param, batch_size)
@@ -47,9 +46,9 @@ def solver_for_worker(
 def solver_for_server(
     spec: SolverSpec, *, seed: int | None = None, scratch: Path | None = None
 ) -> str:
-    """The solver that draws the first weights and applies gradients: batch 1, for it runs no pass.
+    """The solver that draws the initial weights and applies gradients: batch 1, because it runs no pass.
 
-    With the same seed its weights are those that sequential Caffe begins with.
+    With the same seed its weights are those of sequential Caffe.
     """
     return solver_for_worker(spec, rank=0, count=1, batch_size=1, seed=seed, scratch=scratch)
 
@@ -61,9 +60,9 @@ def solver_for_tester(
     scratch: Path | None = None,
     draws: Draws = Draws.ALL,
 ) -> str:
-    """As `solver_for_server`, with the test nets; `draws` is that of `solver_for_worker`.
+    """As `solver_for_server`, with the test nets; `draws` as in `solver_for_worker`.
 
-    The train net is there for its parameters: it fixes the layout, and is what is exported.
+    The train net is needed for its parameters: it defines the layout, and is exported.
     """
     parameter = _train_only(spec, seed)
     set_net_batch(parameter.train_net_param, 1)
@@ -78,7 +77,7 @@ def solver_for_tester(
 
 
 def solver_for_records(spec: SolverSpec, *, batch_size: int, scratch: Path | None = None) -> str:
-    """Train and test nets that read all records, whoever gets which: for checking these."""
+    """Train and test nets that read all records, whatever the shards: to check them."""
     parameter = _train_only(spec, None)
     set_net_batch(parameter.train_net_param, batch_size)
     whole = parse_text(spec.text, caffe_proto().SolverParameter())
@@ -104,7 +103,7 @@ def _train_only(spec: SolverSpec, seed: int | None) -> Any:
 
 
 class _Lists:
-    """Writes list files for one worker: names made absolute, lines shared out."""
+    """Writes list files for one worker: absolute names, lines of its shard."""
 
     def __init__(self, scratch: Path | None, rank: int, count: int, name: str = "") -> None:
         self._scratch = scratch

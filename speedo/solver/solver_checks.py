@@ -1,7 +1,7 @@
-"""What Caffe would refuse, or never finish, in the solver's own fields: a sentence each.
+"""Checks the fields of a solver for what Caffe would refuse or never finish.
 
 Caffe: solver.cpp (Init, InitTrainNet, InitTestNets), sgd_solvers.hpp (constructors) and
-solvers/sgd_solver.cpp (GetLearningRate). Caffe aborts at the first; here all are told.
+solvers/sgd_solver.cpp (GetLearningRate). Caffe aborts at the first problem; here all are reported.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _length(parameter: Any) -> Iterator[str]:
 
 
 def _numbers(parameter: Any) -> Iterator[str]:
-    """What the fields take, and Caffe computes with all the same."""
+    """Numbers that the fields accept and Caffe computes with, although they make no sense."""
     if parameter.random_seed > LARGEST_SEED:
         yield (
             f"random_seed is {parameter.random_seed}, but Caffe's generator takes 32 bits: "
@@ -116,7 +116,7 @@ def _rate(parameter: Any) -> Iterator[str]:
 
 
 def _rate_at_the_ends(parameter: Any) -> Iterator[str]:
-    """Every policy rises or falls all the way, so the ends tell whether it stays a number."""
+    """Every policy is monotonic, so the first and last rate show whether all are finite."""
     if parameter.lr_policy in ("step", "sigmoid") and parameter.stepsize <= 0:
         return
     policy = LrPolicy.from_solver(parameter)

@@ -1,4 +1,4 @@
-"""Whether the files and databases behind a layer are there and hold something."""
+"""Checks whether the files and databases of a data layer exist and are not empty."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_MEAN_BYTES: Final = 1 << 30
 
 
 def source_problems(layer: Any, search: SearchPath) -> Iterator[str]:
-    """The problems of a data layer's source, as what follows `layer 'x' `."""
+    """The problems of a data layer's source, each to follow `layer 'x' `."""
     if layer.type not in SOURCES:
         return
     if not batch_of(layer):
@@ -57,7 +57,7 @@ def transform_problems(layer: Any, search: SearchPath) -> Iterator[str]:
         if mean is None:
             yield f"needs the mean file {search.missing(transform.mean_file)}"
         elif problem := _mean_problem(mean):
-            yield f"needs the mean file {mean}, which {problem}: make it anew, with the database"
+            yield f"needs the mean file {mean}, which {problem}: create it again, with the database"
     if layer.type == "HDF5Data" and layer.HasField("transform_param"):
         yield "has transform_param, which HDF5Data does not take: remove it"
     matrix = layer.infogain_loss_param.source
@@ -66,16 +66,16 @@ def transform_problems(layer: Any, search: SearchPath) -> Iterator[str]:
 
 
 def file_problem(owner: str, name: str, search: SearchPath) -> Iterator[str]:
-    """Caffe would wait for ever for what comes out of a pipe."""
+    """Refuses pipes and devices, on which Caffe would wait for ever."""
     found = search.find(name)
     if found is None:
         yield f"{owner} {search.missing(name)}"
     elif not os.path.isfile(found):
-        yield f"{owner} {name!r}, but {found} is no regular file: correct the path"
+        yield f"{owner} {name!r}, but {found} is not a regular file: correct the path"
 
 
 def _mean_problem(file: Path) -> str | None:
-    """What is wrong with a BlobProto that is subtracted from every image."""
+    """The problem of a BlobProto that is subtracted from every image, if any."""
     if not file.is_file():
         return "is no file"
     if file.stat().st_size > _MOST_MEAN_BYTES:
@@ -86,7 +86,7 @@ def _mean_problem(file: Path) -> str | None:
     except OSError as error:
         return f"cannot be read ({error.strerror})"
     except DecodeError:
-        return "is none, or was cut short"
+        return "is not one, or is truncated"
     values = np.array(blob.data or blob.double_data, dtype=np.float32)
     shape = list(blob.shape.dim) or [blob.num, blob.channels, blob.height, blob.width]
     if not values.size or values.size != math.prod(shape):
@@ -106,7 +106,7 @@ def read_list(path: Path) -> list[str]:
 
 
 def image_root(layer: Any, lines: list[str], search: SearchPath) -> Path | None:
-    """The folder that the list's relative names start from; None if the first image is nowhere."""
+    """The folder for the list's relative names; None if the first image is in none."""
     root = layer.image_data_param.root_folder
     name = lines[0].rpartition(" ")[0]
     # Caffe puts root and name together as text (Caffe: layers/image_data_layer.cpp).
@@ -126,14 +126,14 @@ def _database(layer: Any, found: Path, search: SearchPath) -> Iterator[str]:
             "a LevelDB: set `backend: LEVELDB`" if os.path.exists(found / "CURRENT") else "no LMDB"
         )
         yield f"reads {found} as LMDB, but it is {other}" + (
-            "" if other.startswith("a") else ": make it anew or correct source"
+            "" if other.startswith("a") else ": create it again or correct source"
         )
     elif is_lmdb:
         yield from _lmdb_problem(found)
     elif not os.path.isfile(found / "CURRENT"):
-        yield f"reads {found} as LevelDB, but it is none: make it anew or correct source"
+        yield f"reads {found} as LevelDB, but it is none: create it again or correct source"
     elif not any(file.stat().st_size for file in found.glob("*.*") if file.suffix in _LEVELDB):
-        yield f"reads {found}, which holds no record: make it anew"
+        yield f"reads {found}, which holds no record: create it again"
 
 
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -146,12 +146,12 @@ def _lmdb_problem(found: Path) -> Iterator[str]:
         with lmdb.open(str(found), readonly=True, lock=False) as environment:
             stat = environment.stat()
             if not stat["entries"]:
-                yield f"reads {found}, which holds no record: make it anew"
+                yield f"reads {found}, which holds no record: create it again"
             pages = environment.info()["last_pgno"] + 1
             if pages * stat["psize"] > (found / "data.mdb").stat().st_size:
-                yield f"reads {found}, which was cut short: make it anew, or copy it again"
+                yield f"reads {found}, which is truncated: create it again, or copy it again"
     except lmdb.Error as error:
-        yield f"reads {found}, which cannot be opened ({error}): make it anew"
+        yield f"reads {found}, which cannot be opened ({error}): create it again"
 
 
 def _hdf5(layer: Any, found: Path, search: SearchPath) -> Iterator[str]:
@@ -163,11 +163,11 @@ def _hdf5(layer: Any, found: Path, search: SearchPath) -> Iterator[str]:
         if file is None:
             yield f"reads the list {found}, whose file {search.missing(name)}"
         elif not _is_hdf5(file):
-            yield f"reads the list {found}, whose file {file} is no HDF5 file: make it anew or correct the list"
+            yield f"reads the list {found}, whose file {file} is not an HDF5 file: create it again or correct the list"
 
 
 def _is_hdf5(file: Path) -> bool:
-    """Whether the file has HDF5's signature, at its start or behind a block of the user's."""
+    """Whether the file has HDF5's signature, at its start or after a user block."""
     if not file.is_file():
         return False
     with file.open("rb") as content:
@@ -192,7 +192,7 @@ def _images(layer: Any, found: Path, search: SearchPath) -> Iterator[str]:
 
 def _windows(layer: Any, found: Path, search: SearchPath) -> Iterator[str]:
     if not read_list(found):
-        yield f"reads the window file {found}, which is empty: make it anew"
+        yield f"reads the window file {found}, which is empty: create it again"
 
 
 _CHECKS: dict[str, Callable[[Any, Path, SearchPath], Iterator[str]]] = {

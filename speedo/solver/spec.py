@@ -1,4 +1,4 @@
-"""A solver as read: one self-contained text, and the facts that a run needs of it."""
+"""A solver as read: one self-contained text, and its properties that a run needs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from speedo.solver.proto import caffe_proto, parse_text, set_field
 
 @dataclass(frozen=True, slots=True)
 class SolverOverrides:
-    """Values in place of the solver's own; `batch` is the `batch_size` of the train net.
+    """Values that replace the solver's own; `batch` is the `batch_size` of the train net.
 
-    `cpu` takes `solver_mode: GPU` back, which most published solvers say.
+    `cpu` changes `solver_mode: GPU`, which most published solvers have.
     """
 
     max_iter: int | None = None
@@ -31,13 +31,12 @@ class SolverOverrides:
 
 @dataclass(frozen=True, slots=True)
 class SolverSpec:
-    """A solver with its nets inside, so that no other node needs a prototxt file.
+    """A solver with its nets inlined, so that no other node needs a prototxt file.
 
-    `text` is a SolverParameter whose train net stands in `train_net_param` and whose test nets
-    stand in `test_net_param`, one for each `test_iter`; all are upgraded and hold the layers of
-    their own state alone. Paths of data in it are as written. `net_files` says where the nets came
-    from, the train net first. `random_seed` is -1 where the solver has none. `python_layers` are the
-    modules that Python layers may come from beside those in `folder`.
+    `text` is a SolverParameter with the train net in `train_net_param` and the test nets in `test_net_param`, one for
+    each `test_iter`; all are upgraded and hold only the layers of their own state. Paths of data in it are as written.
+    `net_files` are the files of the nets, the train net first. `random_seed` is -1 if the solver has none.
+    `python_layers` are the modules that Python layers may come from besides those in `folder`.
     """
 
     text: str
@@ -70,7 +69,7 @@ class SolverSpec:
 
     @property
     def data_root(self) -> Path | None:
-        """What `--data-root` gave."""
+        """The value of `--data-root`."""
         return self.search.data_root
 
     @property
@@ -84,11 +83,11 @@ class SolverSpec:
         return [str(layer.name) for layer in parameter.train_net_param.layer]
 
     def snapshot_name(self, iteration: int) -> str:
-        """As Caffe names the weights of a snapshot, without a folder."""
+        """Caffe's name for the weights of a snapshot, without a folder."""
         return f"{self.snapshot_stem}_iter_{iteration}.caffemodel"
 
     def last_snapshot(self, iteration: int) -> str:
-        """The name of the snapshot that Caffe leaves of a run that ends there; empty where it leaves none.
+        """The name of Caffe's snapshot of a run that ends there; empty if it writes none.
 
         Caffe: solver.cpp, Step and Solve.
         """
@@ -97,7 +96,7 @@ class SolverSpec:
         return self.snapshot_name(iteration) if regular or self.snapshot_after_train else ""
 
     def on_node(self, data_root: Path | None) -> SolverSpec:
-        """The same solver on this node: paths are tried from its own working directory and data root."""
+        """The same solver on this node: paths are searched from its own working directory and data root."""
         search = SearchPath(self.search.folder, Path.cwd(), data_root or self.search.data_root)
         return replace(self, search=search)
 
@@ -105,14 +104,14 @@ class SolverSpec:
     def update_is_linear(self) -> bool:
         """Whether the mean of the workers' updates is the update by their mean gradient.
 
-        So it is for SGD and Nesterov; the other solvers, and clipping, need the whole gradient.
+        That holds for SGD and Nesterov; the other solvers, and clipping, need the whole gradient.
         """
         clip = re.search(r"^clip_gradients: *(\S+)", self.text, re.MULTILINE)
         return self.type in ("SGD", "Nesterov") and (clip is None or float(clip[1]) <= 0)
 
     @property
     def snapshot_stem(self) -> str:
-        """What the names of snapshots begin with: the last part of Caffe's prefix."""
+        """The prefix of the names of snapshots: the last part of Caffe's prefix."""
         return Path(self.snapshot_prefix or self.net_name or "model").name
 
     @property

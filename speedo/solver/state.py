@@ -1,4 +1,4 @@
-"""Which layers of a net a solver sees: phase, level and stages.
+"""Selects the layers of a net that a solver uses: by phase, level and stages.
 
 Caffe: net.cpp, FilterNet and StateMeetsRule; solver.cpp, InitTrainNet and InitTestNets.
 """
@@ -11,7 +11,7 @@ from speedo.errors import SolverError
 
 
 def merged_state(net: Any, phase: int, state: Any | None) -> Any:
-    """The NetState that counts: the solver's phase, the net's own state, the solver's state."""
+    """The effective NetState: the solver's phase, the net's own state, the solver's state, merged in this order."""
     merged = type(net.state)(phase=phase)
     merged.MergeFrom(net.state)
     if state is not None:
@@ -20,7 +20,7 @@ def merged_state(net: Any, phase: int, state: Any | None) -> Any:
 
 
 def filter_net(net: Any, phase: int, state: Any | None, origin: str) -> Any:
-    """A copy of the net with the layers of this state alone, and without their rules."""
+    """A copy of the net with only the layers of this state, and without their rules."""
     merged = merged_state(net, phase, state)
     filtered = type(net)()
     filtered.CopyFrom(net)

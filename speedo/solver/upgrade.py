@@ -1,7 +1,7 @@
-"""Nets in Caffe's older formats, brought to today's, as Caffe does when it reads a net file.
+"""Upgrades nets in Caffe's older formats, as Caffe does when it reads a net file.
 
 Caffe does this for files only, not for nets inside a solver, so it must be done before inlining
-(Caffe: util/upgrade_proto.cpp). The first format of all (`layers { layer { ... } }`) is refused.
+(Caffe: util/upgrade_proto.cpp). The very first format (`layers { layer { ... } }`) is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OTHERWISE: Final = {"type", "param", "blob_share_mode", "blobs_lr", "weight_dec
 
 
 def upgrade_net(net: Any, origin: str) -> None:
-    """Bring the NetParameter to today's format in place; `origin` names it in errors."""
+    """Upgrade the NetParameter in place; `origin` names it in errors."""
     if net.layers:
         _upgrade_layers(net, origin)
     if net.input:
@@ -85,7 +85,7 @@ def _type_name(old: Any) -> str:
 
 
 def _upgrade_transform(layer: Any) -> None:
-    """Move scale, mean_file, crop_size and mirror to where every data layer has them today."""
+    """Move scale, mean_file, crop_size and mirror into `transform_param`."""
     if layer.type not in _DATA_FIELDS:
         return
     source = getattr(layer, _DATA_FIELDS[layer.type])

@@ -1,7 +1,6 @@
-"""Bytes under keys: the seam, the names of the keys, and the stores behind it.
+"""Bytes under keys: the interface, the names of the keys, and the stores.
 
-`RedisStore` and `PrivateRedis` are loaded when they are asked for, for the sake of those who
-have no use for redis.
+`RedisStore` and `PrivateRedis` are imported on first use, so that processes without Redis do not import redis.
 """
 
 from __future__ import annotations

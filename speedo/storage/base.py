@@ -1,4 +1,4 @@
-"""The seam to the store: bytes under keys, each written once and whole.
+"""The interface of a store: bytes under keys, each written once and completely.
 
 A blob is a short head and a long body. A reader sees both or nothing: an unfinished write is
 invisible, and so is one whose parts have expired. Every call ends within the store's deadline or
@@ -22,7 +22,7 @@ Arrived = Callable[[int], None]
 
 
 def check_blob(key: str, head: bytes) -> None:
-    """Refuse a key (`StoreError`) or a head (`PayloadError`) that no store takes."""
+    """Refuse a key (`StoreError`) or a head (`PayloadError`) that no store accepts."""
     if not key or "#" in key:
         raise StoreError(
             f"{key!r} cannot be a key: it must not be empty, and '#' marks parts of a blob"
@@ -33,7 +33,7 @@ def check_blob(key: str, head: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A blob as it lies in memory that is shared: `body` is read-only, and good until the blob is deleted.
+    """A blob in shared memory: `body` is read-only, and valid until the blob is deleted.
 
     `check` raises `MissingKeyError` if it was deleted meanwhile: what was read before may be of another blob.
     """
@@ -44,7 +44,7 @@ class View:
 
 
 def address_of(memory: memoryview) -> int:
-    """Where these bytes begin."""
+    """The address of these bytes in memory."""
     if memory.readonly or not len(memory):
         return int(np.frombuffer(memory, np.uint8).__array_interface__["data"][0])
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -55,14 +55,14 @@ class Store(Protocol):
 
     @property
     def address(self) -> str:
-        """The server as a person would name it, without its password."""
+        """The server's address for messages, without its password."""
         ...
 
     def place(self, key: str, nbytes: int) -> memoryview | None:
         """Memory for the body of the blob that will be written next, under this key, or None.
 
-        Filled and given to `write` it costs no copy, and it is the caller's no more. A second call, or the writing of
-        another blob, takes it back.
+        A body in this memory is passed to `write` without a copy; then the memory is not the caller's any more. It also
+        becomes invalid with the next call of `place`, or when another blob is written.
         """
         ...
 
@@ -85,7 +85,7 @@ class Store(Protocol):
         ...
 
     def view(self, key: str, nbytes: int) -> View | None:
-        """Look at a blob whose body has `nbytes` bytes without copying it; None if it must be `read`.
+        """View a blob whose body has `nbytes` bytes without copying it; None if it must be `read`.
 
         Raises what `read` raises.
         """
@@ -94,8 +94,8 @@ class Store(Protocol):
     def read(self, key: str, into: memoryview, arrived: Arrived | None = None) -> bytes:
         """Fill `into` (writable, exactly the body's length) and return the head that belongs to it.
 
-        A store whose bytes come piece by piece tells `arrived`, so that work on them can begin while the rest is on
-        its way; one that has them at once need not.
+        A store that receives the body in parts calls `arrived` for each, so that the reader can process it meanwhile;
+        other stores need not.
 
         Raises `MissingKeyError` if there is no complete blob (also if it is replaced or deleted
         while it is being read: `into` may then be partly filled), `PayloadError` if the body's
@@ -116,5 +116,5 @@ class Store(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the connection, which a later call opens again; may be called twice."""
+        """Close the connection, which a later call opens again; may be called twice."""
         ...

@@ -1,6 +1,6 @@
-"""Every key that SpeeDO writes to a store, in one place.
+"""All keys that SpeeDO writes to a store.
 
-All keys of a run begin with `speedo:{run}:`, so that several runs share one server, and a run is
+All keys of a run begin with `speedo:{run}:`, so that several runs can share one server, and a run can be
 removed by its prefix.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 def prefix(run: str) -> str:
-    """What every key of this run begins with."""
+    """The prefix of all keys of this run."""
     return f"speedo:{run}:"
 
 
@@ -18,40 +18,40 @@ def center(run: str, version: int) -> str:
 
 
 def centers(run: str) -> str:
-    """What the key of every version of the center begins with."""
+    """The prefix of the keys of all versions of the center."""
     return f"speedo:{run}:center:"
 
 
 def rounded(run: str, version: int) -> str:
-    """The merged weights of one version in the form that workers fetch, where that is not the exact one."""
+    """One version of the merged weights in the form that workers fetch, if that is not the exact one."""
     return f"speedo:{run}:center:{version}:rounded"
 
 
 def payload(run: str, worker: int, ticket: int) -> str:
-    """What one worker made of one ticket: a delta, weights or a gradient."""
+    """The payload of one worker for one ticket: a delta, weights or a gradient."""
     return f"speedo:{run}:payload:{worker}:{ticket}"
 
 
 def payloads(run: str, worker: int) -> str:
-    """What every payload key of one worker begins with."""
+    """The prefix of the payload keys of one worker."""
     return f"speedo:{run}:payload:{worker}:"
 
 
 def state(run: str, worker: int, version: int) -> str:
-    """What one worker's solver remembers, beside the center of one version."""
+    """The solver history of one worker, beside the center of one version."""
     return f"speedo:{run}:state:{worker}:{version}"
 
 
 def states(run: str, worker: int) -> str:
-    """What every state key of one worker begins with."""
+    """The prefix of the state keys of one worker."""
     return f"speedo:{run}:state:{worker}:"
 
 
 def probe(run: str) -> str:
-    """What the master writes to see whether the store takes it."""
+    """The key that the master writes to check that the store accepts writes."""
     return f"speedo:{run}:probe"
 
 
 def pattern(prefix: str) -> str:
-    """Redis's glob for the keys that begin with `prefix`, whose own characters stand for themselves."""
+    """Redis's glob pattern for the keys that begin with `prefix`, in which its special characters are escaped."""
     return "".join(f"\\{c}" if c in "*?[]^\\" else c for c in prefix) + "*"

@@ -14,10 +14,10 @@ _FEW: Final = 1024
 
 
 class MemoryStore:
-    """Blobs in a dictionary, copied on the way in and on the way out.
+    """Blobs in a dictionary, copied when written and when read.
 
-    `clock` gives seconds and is read only for blobs that expire. What has expired is invisible at
-    once, and removed at the latest when the number of blobs has doubled.
+    `clock` gives seconds and is read only for blobs that expire. An expired blob is invisible at once, and removed at
+    the latest when the number of blobs has doubled.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -27,7 +27,7 @@ class MemoryStore:
 
     @property
     def address(self) -> str:
-        """What stands in messages."""
+        """The name of the store in messages."""
         return "this process's memory"
 
     def place(self, key: str, nbytes: int) -> memoryview | None:

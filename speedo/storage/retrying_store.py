@@ -1,7 +1,7 @@
-"""A store that waits for trouble to pass: calls that may be repeated are, until they work.
+"""A store that retries: calls that fail for a passing reason are repeated until they work.
 
-Every call of a `Store` may be repeated, for a write replaces its blob as a whole. A call that timed
-out may still be carried out later, so a key should be written with one content only.
+Every call of a `Store` may be repeated, because a write replaces its blob as a whole. A call that timed
+out may still be executed later, so a key should be written with one content only.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ LONGEST_PAUSE_S: Final = 2.0
 class Patience:
     """Repeats calls that failed with `StoreUnavailableError`, after pauses of 0.1 s doubling to 2 s.
 
-    A call is given up `patience_s` seconds after its first failure; its last try may end later, by
-    the store's own deadline. A user that is not known counts as passing once a call has worked: a
-    server that was restarted learns its users anew. `on_trouble` is told what is wrong when an
-    outage begins, and None when a call works again; `outages` counts those that ended.
+    A call is given up `patience_s` seconds after its first failure; its last try may end later, by the store's own
+    deadline. Once a call has worked, an unknown user counts as a passing problem: a restarted server gets its users
+    again later. `on_trouble` is called with the problem when an outage begins, and with None when a call works again;
+    `outages` counts those that ended.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Patience:
         self._has_worked = self._in_trouble = False
 
     def call(self, what: Callable[[], Result]) -> Result:
-        """What `what` returns, once it does; raises its last `StoreError` with the time waited."""
+        """What `what` returns, once it works; raises its last `StoreError` with the time waited."""
         began: float | None = None
         pause = FIRST_PAUSE_S
         while True:
@@ -85,7 +85,7 @@ class Patience:
 
 
 class RetryingStore:
-    """Any store, with patience; see `Patience` for `patience_s`, `on_trouble` and `outages`."""
+    """A store that repeats failed calls; see `Patience` for `patience_s`, `on_trouble` and `outages`."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class RetryingStore:
 
     @property
     def outages(self) -> int:
-        """How many outages this store has seen the end of."""
+        """How many outages of this store have ended."""
         return self._patience.outages
 
     @property
@@ -152,4 +152,4 @@ class RetryingStore:
 
 
 def _given_up(error: StoreError, waited_s: float) -> StoreError:
-    return type(error)(f"{error}; it did not get better in {waited_s:.1f} s")
+    return type(error)(f"{error}; it did not recover in {waited_s:.1f} s")

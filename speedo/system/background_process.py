@@ -1,4 +1,4 @@
-"""Processes that signals to our terminal or group do not end, and the shells that clean up behind this process."""
+"""Processes that no signal to our terminal or process group ends, and the shells that clean up after this process."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ done
 def start_keeper(
     name: str, folder: str | Path, *arguments: str, script: str = "read -r _", **options: Any
 ) -> subprocess.Popen[bytes]:
-    """Start a shell that removes `folder` once `script` has ended, which waits for the end of its input.
+    """Start a shell that runs `script` and then removes `folder`; the script waits for the end of its input.
 
     Its input is a pipe whose writing end only this process has, so however this process ends, the kernel closes it.
-    In the script `$1` is the folder, and what follows are the `arguments`; the options are Popen's.
+    In the script `$1` is the folder, followed by the `arguments`; the options are Popen's.
     """
     return start_in_background(
         ["/bin/sh", "-c", _IGNORE_SIGNALS + script + _REMOVE_FOLDER, name, str(folder), *arguments],
@@ -53,9 +53,9 @@ def start_in_background(command: Sequence[str], **options: Any) -> subprocess.Po
 
 @contextmanager
 def deaf_children() -> Iterator[None]:
-    """Processes that this thread starts in here, and all that those start, do not hear SIGTERM and SIGHUP.
+    """Processes that this thread starts inside this context, and their children, do not receive SIGTERM and SIGHUP.
 
-    The signals are blocked, and not ignored, because a program may install a handler of its own.
+    The signals are blocked, and not ignored, because a program may install a handler.
     """
     former = signal.pthread_sigmask(signal.SIG_BLOCK, _SENT_TO_ALL)
     try:

@@ -1,7 +1,7 @@
-"""A file of lines that outlives a full disk: what cannot be written waits in memory until it can.
+"""A log file that survives a full disk: lines that cannot be written are kept in memory until they can.
 
-A disk that is full, read-only or failing must cost a run neither its end nor, if there is room again in time, a
-single line. So nothing here raises for the disk's sake; `problem` says what is wrong now.
+A disk that is full, read-only or failing must neither end a run nor lose a line, if there is space again in time. So
+no error of the disk is raised here; `problem` says what is wrong now.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KEPT_BYTES: Final = 16 << 20  # lines that wait, at most: 40,000 results or more
 class LineFile:
     """Appends to `path`, opened at the first line; for one thread at a time.
 
-    `lost` makes the line that stands for so many lines which did not fit into `kept_bytes`; without it, nothing does.
+    `lost` makes the line that replaces lines which did not fit into `kept_bytes`; without it, there is no such line.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class LineFile:
         lost: Callable[[int], bytes] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """With a `descriptor` of the file it is open already, and closed here."""
+        """With a `descriptor` the file is already open, and is closed here."""
         self.path = path
         self.problem = ""  # why lines wait; empty if none does
         self.lines_lost = 0  # that nothing will bring back
@@ -51,7 +51,7 @@ class LineFile:
         return len(self._waiting)
 
     def write(self, line: bytes) -> None:
-        """Put the line at the end, now or when the disk takes it."""
+        """Append the line, now or when the disk accepts it."""
         if self.closed:
             return
         if self._waiting_bytes + len(line) > self._kept_bytes and self._waiting:
@@ -63,7 +63,7 @@ class LineFile:
             self.flush()
 
     def flush(self) -> bool:
-        """Try to write what waits; whether all of it is written."""
+        """Try to write the waiting lines; returns whether all are written."""
         try:
             if self._file is None:
                 # Not blocking: a pipe in its place is an error, and nothing to wait for.
@@ -79,7 +79,7 @@ class LineFile:
         return True
 
     def close(self) -> bytes:
-        """Try once more, and close; what could not be written."""
+        """Try once more, and close; returns what could not be written."""
         if self.closed:
             return b""
         written = self.flush()
@@ -92,7 +92,7 @@ class LineFile:
         return b"" if written else b"".join(self._waiting)
 
     def disown(self) -> None:
-        """Write nothing more, not even what waits."""
+        """Write nothing more, not even the waiting lines."""
         self._waiting.clear()
         self._gap = 0
         self.close()

@@ -1,7 +1,7 @@
-"""Folders for what other users of the machine must neither see nor replace: mode 0700, in a place that keeps them.
+"""Folders that other users of the machine can neither read nor replace.
 
-A folder of mode 0700 protects what lies in it only while nobody else can rename the folder itself. So each folder above
-it must be one in which only its owner, or root, can rename: not writable for everybody, unless it has the sticky bit.
+Mode 0700 protects the content of a folder only if nobody else can rename the folder itself. So each folder above it
+must be one in which only its owner, or root, can rename: not world-writable, unless it has the sticky bit.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from speedo.errors import ConfigError
 
 
 def make_private_folder(prefix: str, place: Path | None = None) -> Path:
-    """A new folder of mode 0700 in `place`, or else in the temporary folder, with a name that nobody can guess.
+    """A new folder of mode 0700 in `place`, or else in the temporary folder, with a random name.
 
-    Raises `ConfigError` if another user could put a folder of theirs in its place, or if it cannot be made.
+    Raises `ConfigError` if another user could replace it, or if it cannot be made.
     """
     try:
         where = (place or Path(tempfile.gettempdir())).resolve()
@@ -34,15 +34,15 @@ def make_private_folder(prefix: str, place: Path | None = None) -> Path:
 
 
 def unsafe(where: Path) -> str | None:
-    """Why a folder in `where` could be replaced by another user, as a sentence with the remedy; None if it could not.
+    """Why another user could replace a folder in `where`, as a sentence with the remedy; None if that is impossible.
 
-    Raises `OSError` if `where` is not there.
+    Raises `OSError` if `where` does not exist.
     """
     for folder in (where, *where.parents):
         facts = os.stat(folder)
         if facts.st_mode & stat.S_IWOTH and not facts.st_mode & stat.S_ISVTX:
             return (
-                f"{where} is no place for private files: in {folder}, mode {stat.S_IMODE(facts.st_mode):04o}, every "
-                f"user can rename what lies there; chmod +t {folder}, or set TMPDIR to another folder"
+                f"{where} is not safe for private files: in {folder}, mode {stat.S_IMODE(facts.st_mode):04o}, every "
+                f"user can rename its content; chmod +t {folder}, or set TMPDIR to another folder"
             )
     return None

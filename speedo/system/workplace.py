@@ -1,4 +1,4 @@
-"""Where a command runs: a working directory that is there, a temporary folder, and names that Caffe can take."""
+"""Checks where a command runs: an existing working directory, a temporary folder, and path names that Caffe accepts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from speedo.system.files import problem_with_name
 
 
 def check_workplace() -> None:
-    """Raises `ConfigError` if nothing could be read or written from here."""
+    """Raises `ConfigError` if the working directory or the temporary folder cannot be used."""
     check_names({"the working directory": working_folder(), "the temporary folder": _temporary()})
 
 
 def check_names(paths: dict[str, Path | None]) -> None:
-    """Raises `ConfigError` for each of these paths, by what it is, that Caffe could not find."""
+    """Raises `ConfigError` for each of these paths, given by description, that Caffe could not open."""
     problems = []
     for what, path in paths.items():
         problem = None if path is None else problem_with_name(path)

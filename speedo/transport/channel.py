@@ -1,8 +1,8 @@
-"""Turns of workers on the master's machine, over a unix socket: a tenth of what an actor call takes.
+"""Sends turns to workers on the master's machine over a unix socket, in a tenth of the time of a Ray actor call.
 
-`bench/messages.py` has the figures. A message is a line of JSON: the name of its class and its fields. The socket
-lies in the run's own folder (mode 0700), so whoever reaches it is the master's user. A worker serves its channel in
-one long actor call, whose end Ray reports as it reports any death.
+`bench/messages.py` has the figures. A message is a line of JSON: the name of its class and its fields. The socket is
+in the run's private folder (mode 0700), so only the master's user can connect. A worker serves its channel in one
+long actor call; if the worker dies, Ray reports that as the end of the call.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from speedo.errors import (
 from speedo.json_lines import line_of, values_of
 from speedo.messages import OwnResults, Refused, SaveState, StateSaved, Team, Train, Trained
 from speedo.transport.core_affinity import Draw, DriverCore, DriverThread
-from speedo.transport.event_queue import READ_BYTES, Inbox
+from speedo.transport.event_queue import READ_BYTES, EventQueue
 from speedo.vectors.vector import Kind
 
 SOCKET: Final = "turns"
@@ -46,7 +46,7 @@ _FIELDS: Final = {kind: [one.name for one in fields(kind)] for kind in _KINDS.va
 
 
 def pack(message: Message) -> bytes:
-    """A message as a line."""
+    """A message as a line of JSON."""
     kind = type(message)
     values = {name: getattr(message, name) for name in _FIELDS[kind]}
     return line_of({"message": kind.__name__, **values})
@@ -77,7 +77,7 @@ def unpack(line: bytes) -> Message:
 
 
 def refusal(command: Train, error: BaseException) -> Refused:
-    """What a turn that raised comes to; the worker is not to blame for the store, a damaged center, or its team."""
+    """The message for a turn that raised; the store, a damaged center and its team are not the worker's fault."""
     passing = StoreUnavailableError | MissingKeyError | PayloadError | TeamBrokenError
     blame = isinstance(error, NotFiniteError) or not isinstance(error, passing)
     return Refused(command.worker, command.incarnation, command.ticket, first_line(error), blame)
@@ -90,7 +90,7 @@ def first_line(error: BaseException) -> str:
 
 
 class WorkerChannel:
-    """The worker's end: commands come out of it until the master closes it, or dies."""
+    """The worker's end: yields commands until the master closes it or dies."""
 
     _draw: Draw | None = None
 
@@ -139,7 +139,7 @@ class WorkerChannel:
                 yield from lines
 
     def answer(self, message: Trained | Refused | StateSaved, *, waits: bool = False) -> None:
-        """To the last command. A worker that `waits` for the next has a core to offer until it comes."""
+        """Answer the last command. A worker that `waits` for the next one can offer its core until that comes."""
         line = pack(message)
         if waits and self._draw is not None:
             self._draw()
@@ -148,10 +148,10 @@ class WorkerChannel:
 
 
 class Channels:
-    """The master's end of all of them; answers go to `inbox`, and workers are told of the `core` of who reads it."""
+    """The master's end of all channels; answers go to `events`, `core` lets workers move the thread that reads them."""
 
-    def __init__(self, folder: Path, inbox: Inbox[Any], core: DriverCore) -> None:
-        self.folder, self._inbox, self._core = str(folder), inbox, core
+    def __init__(self, folder: Path, events: EventQueue[Any], core: DriverCore) -> None:
+        self.folder, self._events, self._core = str(folder), events, core
         self._open: dict[tuple[int, int], socket.socket] = {}
         self._told: dict[tuple[int, int], DriverThread] = {}
         self._changed = threading.Condition()
@@ -168,19 +168,19 @@ class Channels:
         *,
         gone: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Whether this worker's channel opens in time; `gone`, asked at every `look_again`, ends the waiting."""
+        """Whether this worker's channel opens in time; `gone`, called at every `look_again`, ends the wait."""
         key = (worker, incarnation)
         with self._changed:
             self._changed.wait_for(lambda: key in self._open or gone(), timeout_s)
             return key in self._open
 
     def look_again(self) -> None:
-        """A worker that is waited for may be gone."""
+        """Check again whether the workers that are waited for still live."""
         with self._changed:
             self._changed.notify_all()
 
     def send(self, command: Train | SaveState) -> bool:
-        """Whether this worker has a channel; one that is broken loses the command, as its end is being told."""
+        """Whether this worker has a channel. A broken one loses the command: its worker's end is being reported."""
         key = (command.worker, command.incarnation)
         channel = self._open.get(key)
         if channel is None:
@@ -194,7 +194,7 @@ class Channels:
         return True
 
     def close(self, worker: int, incarnation: int) -> None:
-        """No command will follow; what is under way is still answered."""
+        """Send no more commands; the present one is still answered."""
         self._told.pop((worker, incarnation), None)
         channel = self._open.pop((worker, incarnation), None)
         if channel is not None:
@@ -210,7 +210,7 @@ class Channels:
             threading.Thread(target=self._greet, args=(channel,), daemon=True).start()
 
     def _greet(self, channel: socket.socket) -> None:
-        """A worker says who it is, in a line, and nothing more until it is told something."""
+        """Read the first line, with which a worker identifies itself."""
         try:
             channel.settimeout(CONNECT_S)
             with channel.makefile("rb") as lines:
@@ -222,7 +222,7 @@ class Channels:
         except (OSError, ValueError, TypeError):
             channel.close()
             return
-        self._inbox.listen(channel, _answer)
+        self._events.listen(channel, _answer)
         with self._changed:
             self._open[worker, incarnation] = channel
             self._changed.notify_all()

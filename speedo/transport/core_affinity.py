@@ -1,9 +1,9 @@
-"""The core that handles a result: that of the worker which waits for it.
+"""Runs the driver's thread on the core of the worker that waits for it.
 
-The kernel wakes a thread where it ran last. Of the driver's that is often the core of another worker, which then stands
-still, while the core of the one that waits has nothing to do (`bench/processor.py` tells how long). So a worker that is
-about to wait draws the driver to its own core, and the driver, once awake, lets itself go. That is of use only while
-workers take all cores that the driver may use: on one to spare it disturbs nobody.
+The kernel wakes a thread on the core where it ran last. For the driver that is often the core of another worker,
+which is then interrupted, while the core of the waiting worker is idle (`bench/processor.py` measures how long). So a
+worker that is about to wait moves the driver's thread to its own core, and the driver removes that restriction when
+it is awake. This helps only while the workers use all cores that the driver may use.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CREDENTIALS: Final = struct.Struct("3i")  # process, user, group (man 7 unix, S
 
 @dataclass(frozen=True, slots=True)
 class DriverThread:
-    """Which thread of which process handles results, and the cores that it may be drawn to: none if it is to stay."""
+    """The thread and process that handle results, and the cores to which it may be moved: none if it must stay."""
 
     process: int
     thread: int
@@ -41,7 +41,7 @@ class DriverCore:
         self._at_rest = self._drawable = DriverThread(os.getpid(), 0, [])
 
     def awake(self) -> None:
-        """To be called by the driver's thread, whenever it has waited: it may run again where it might at first."""
+        """Called by the driver's thread after every wait: it may use all its cores again."""
         if not self._thread:
             self._cores = set(os.sched_getaffinity(0))
             self._thread = threading.get_native_id()
@@ -52,7 +52,7 @@ class DriverCore:
                 os.sched_setaffinity(0, self._cores)
 
     def for_workers(self, count: int) -> DriverThread:
-        """What workers are to know while there are so many on this machine; the same object until it changes."""
+        """What workers need to know while this many are on this machine; the same object until it changes."""
         draw = self._thread != 0 and count >= len(self._cores)
         self._drawn = self._drawn or draw
         return self._drawable if draw else self._at_rest
@@ -61,7 +61,7 @@ class DriverCore:
 class Draw:
     """The worker's side, for the master at the other end of this socket.
 
-    A number of a thread means another one in another namespace of processes, in which the master's own is another, too.
+    A thread number means another thread in another PID namespace, where the master's own number differs, too.
     """
 
     def __init__(self, driver: DriverThread, channel: socket.socket) -> None:
@@ -71,7 +71,7 @@ class Draw:
         self._cores = frozenset(driver.cores if known else ())
 
     def __call__(self) -> None:
-        """Have the driver's thread run on this thread's core until it is awake."""
+        """Move the driver's thread to this thread's core until it is awake."""
         if self._cores:
             core = _current_core()
             if core in self._cores:

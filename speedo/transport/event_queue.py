@@ -1,6 +1,6 @@
-"""Where the driver's events come together: from any thread, and from sockets, which its own thread reads.
+"""The driver's event queue: filled from any thread, and from sockets that the driver's own thread reads.
 
-A thread for each socket would hand every message over to the driver's: that is a tenth of a millisecond of its own.
+With a thread per socket every message would be handed over between two threads, which costs a tenth of a millisecond.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ READ_BYTES: Final = 1 << 16
 LONGEST_S: Final = 3600.0
 
 
-class Inbox(Generic[Event]):
-    """`put` and `listen` belong to every thread, `get` to one."""
+class EventQueue(Generic[Event]):
+    """`put` and `listen` may be called from every thread, `get` from one."""
 
     def __init__(self) -> None:
         self._events: deque[Event] = deque()
@@ -34,7 +34,7 @@ class Inbox(Generic[Event]):
         os.eventfd_write(self._bell, 1)
 
     def listen(self, channel: socket.socket, read: Callable[[bytes], Event]) -> None:
-        """Take every line of this socket as an event, which `read` makes of it, until it ends or `read` raises.
+        """Turn every line of this socket into an event with `read`, until the socket ends or `read` raises.
 
         The socket is closed then.
         """
@@ -42,7 +42,7 @@ class Inbox(Generic[Event]):
         self._epoll.register(channel, select.EPOLLIN)
 
     def get(self, timeout: float) -> Event | None:
-        """The next event; None if none came within `timeout` seconds."""
+        """The next event; None if none comes within `timeout` seconds."""
         end = time.monotonic() + min(timeout, LONGEST_S)
         while not self._events:
             ready = self._epoll.poll(max(0.0, end - time.monotonic()))

@@ -1,1 +1,1 @@
-"""What travels: the flat vector and its layout, codecs, checked transfer."""
+"""The vectors that are sent: the flat vector and its layout, codecs, checked transfer."""

@@ -1,4 +1,4 @@
-"""What passes through the store: vectors, copied or read in place, and solver histories; checked when read."""
+"""Writes and reads vectors and solver histories in the store, copied or in place; everything is checked when read."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _HISTORY_MAGIC: Final = b"SPH1"
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A vector where it lies in the store: read-only, and good until its blob is deleted.
+    """A vector in the store's own memory: read-only, and valid until its blob is deleted.
 
-    `check` raises `MissingKeyError` if that happened before: what was taken from the vector is then worth nothing.
+    `check` raises `MissingKeyError` if it was deleted: what was computed from the vector is then invalid.
     """
 
     header: Header
@@ -46,9 +46,9 @@ class Seen:
 def fetch_vector(
     store: Store, key: str, layout: Layout, kind: Kind, into: Vector, codec: Codec | None = None
 ) -> Header:
-    """Read a vector into `into` and refuse it unless it is of this kind and layout and undamaged.
+    """Read a vector into `into`; refuses one of another kind or layout, or a damaged one.
 
-    `codec` is how it must be written, raw by default. Raises `MissingKeyError`, `StoreError`, `PayloadError`.
+    `codec` is the expected encoding, raw by default. Raises `MissingKeyError`, `StoreError`, `PayloadError`.
     """
     codec = codec or make_codec("none", layout)
     try:
@@ -60,7 +60,7 @@ def fetch_vector(
         codec.decode(body, into)
     except PayloadError as error:
         text = str(error)
-        raise PayloadError(text if key in text else f"{key}: {text}") from None
+        raise PayloadError(text if key in text else f"{key}: {text}", error.fault) from None
     return header
 
 
@@ -75,12 +75,12 @@ def look_at_vector(store: Store, key: str, layout: Layout, kind: Kind, codec: Co
         check_body(header, view.body)
     except PayloadError as error:
         view.check()
-        raise PayloadError(f"{key}: {error}") from None
+        raise PayloadError(f"{key}: {error}", error.fault) from None
     return Seen(header, np.frombuffer(view.body, np.float32), view.check)
 
 
 def put_history(store: Store, run: str, worker: int, version: int, history: bytes) -> None:
-    """Write the history that slot `worker` had at `version`. Raises `StoreError`."""
+    """Write the history of slot `worker` at `version`. Raises `StoreError`."""
     head = _HISTORY_HEAD.pack(_HISTORY_MAGIC, worker, version, xxhash.xxh3_64_intdigest(history))
     key = keys.state(run, worker, version)
     store.write(key, head, memoryview(history), expire_s=HISTORY_EXPIRY_S)
@@ -103,5 +103,5 @@ def take_history(store: Store, run: str, worker: int, version: int) -> bytes:
         version,
         xxhash.xxh3_64_intdigest(body),
     ):
-        raise PayloadError(f"{key} is damaged, or another's")
+        raise PayloadError(f"{key} is damaged, or of another vector")
     return bytes(body)

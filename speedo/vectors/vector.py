@@ -1,9 +1,8 @@
-"""The flat float32 vector: which blobs it holds, and its form outside the process.
+"""The flat float32 vector: the blobs in it, and its format outside the process.
 
-Every exchange moves one vector, all parameter blobs of the net end to end in the net's own order,
-shared parameters once. Outside the process a vector is a header of fixed length, little-endian, and the
-array, raw or as `speedo.vectors.codecs` makes it smaller. The header says what the bytes are and for whom, so a
-delta can never be taken for weights.
+Every exchange moves one vector: all parameter blobs of the net end to end in the net's own order, shared parameters
+once. Outside the process a vector is a header of fixed length, little-endian, and the array, raw or encoded by
+`speedo.vectors.codecs`. The header names kind, layout, worker and ticket, so a delta is never taken for weights.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ HEADER_BYTES: Final = _STRUCT.size
 
 
 class Kind(enum.IntEnum):
-    """What a vector is; the numbers are part of the format."""
+    """The kind of a vector; the numbers are part of the format."""
 
     CENTER = 1
     DELTA = 2
@@ -41,7 +40,7 @@ class Kind(enum.IntEnum):
 
 
 class DType(enum.IntEnum):
-    """How its values are written (`speedo.vectors.codecs`); the numbers are part of the format."""
+    """The encoding of its values (`speedo.vectors.codecs`); the numbers are part of the format."""
 
     FLOAT32 = 1
     BFLOAT16 = 2
@@ -91,7 +90,7 @@ class Layout:
         return xxhash.xxh3_64_intdigest(text.encode())
 
     def slices(self) -> Iterator[tuple[Blob, slice]]:
-        """Each blob with its place in the flat vector."""
+        """Each blob with its slice of the flat vector."""
         start = 0
         for blob in self.blobs:
             yield blob, slice(start, start + blob.size)
@@ -99,7 +98,7 @@ class Layout:
 
     @cached_property
     def statistics(self) -> tuple[slice, ...]:
-        """The places of the BatchNorm statistics."""
+        """The slices of the BatchNorm statistics."""
         return tuple(place for blob, place in self.slices() if blob.statistic)
 
     def zeros(self) -> Vector:
@@ -108,9 +107,9 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the bytes behind it are. `worker`, `incarnation` and `ticket` are 0 for a center.
+    """Describes the bytes after it. `worker`, `incarnation` and `ticket` are 0 for a center.
 
-    `count` is that of the values, whatever the bytes; `checksum` is that of the bytes as they are sent.
+    `count` is the number of values in any encoding; `checksum` is that of the bytes as sent.
     """
 
     kind: Kind
@@ -134,7 +133,7 @@ class Header:
     def unpack(cls, data: bytes) -> Header:
         """Raises `PayloadError` for anything that is not a header of this format."""
         if len(data) != HEADER_BYTES:
-            raise PayloadError(f"a header has {HEADER_BYTES} bytes, this one {len(data)}")
+            raise PayloadError(f"a header has {HEADER_BYTES} bytes, this one {len(data)}", "length")
         (
             magic,
             form,
@@ -152,17 +151,19 @@ class Header:
         ) = _STRUCT.unpack(data)
         if magic != MAGIC:
             raise PayloadError(
-                f"the bytes begin with {magic!r}, not with {MAGIC!r}: not written by SpeeDO"
+                f"the bytes begin with {magic!r}, not with {MAGIC!r}: not written by SpeeDO",
+                "format",
             )
         written = _DTYPES.get(dtype)
         if form != FORMAT or written is None:
             raise PayloadError(
                 f"format {form} with dtype {dtype} is not known here (format {FORMAT}, dtype up to {max(DType)}): "
-                "run the same version of SpeeDO on every node"
+                "run the same version of SpeeDO on every node",
+                "format",
             )
         what = _KINDS.get(kind)
         if what is None:
-            raise PayloadError(f"a vector of unknown kind {kind}")
+            raise PayloadError(f"a vector of unknown kind {kind}", "format")
         return cls(
             what, count, layout, version, checksum, worker, incarnation, ticket, epoch, written
         )
@@ -174,7 +175,7 @@ def checksum(body: memoryview) -> int:
 
 
 class RunningChecksum:
-    """The checksum of a body that comes piece by piece: called with how many bytes are in place, 0 to begin anew."""
+    """The checksum of a body that arrives in parts: called with the number of bytes so far, 0 to start again."""
 
     def __init__(self, body: memoryview) -> None:
         self._body, self._upto = body, 0
@@ -188,7 +189,7 @@ class RunningChecksum:
         self._upto = upto
 
     def whole(self) -> int:
-        """Of the whole body, which has come by now."""
+        """The checksum of the whole body, once it has arrived."""
         self(len(self._body))
         return int(self._state.intdigest())
 
@@ -196,7 +197,7 @@ class RunningChecksum:
 def as_bytes(vector: Vector) -> memoryview:
     """The vector's own memory as bytes, without a copy; it must be contiguous float32."""
     if vector.dtype != np.float32 or not vector.flags.c_contiguous:
-        raise PayloadError(f"a vector must be contiguous float32, not {vector.dtype}")
+        raise PayloadError(f"a vector must be contiguous float32, not {vector.dtype}", "dtype")
     return vector.data.cast("B")
 
 
@@ -212,10 +213,11 @@ def header_for(
     epoch: int = 0,
     dtype: DType = DType.FLOAT32,
 ) -> Header:
-    """The header that belongs before this body; raises `PayloadError` if raw values are not the layout's in number."""
+    """The header for this body; raises `PayloadError` if the number of raw values is not the layout's."""
     if dtype is DType.FLOAT32 and len(body) != layout.nbytes:
         raise PayloadError(
-            f"the net has {layout.size} parameters, {layout.nbytes} bytes; the vector has {len(body)}"
+            f"the net has {layout.size} parameters, {layout.nbytes} bytes; the vector has {len(body)}",
+            "length",
         )
     return Header(
         kind,
@@ -232,27 +234,31 @@ def header_for(
 
 
 def check_header(header: Header, layout: Layout, kind: Kind, dtype: DType = DType.FLOAT32) -> None:
-    """Refuse what is not of this kind and layout, or not written as it is here."""
+    """Refuse a header of another kind, layout or encoding."""
     if header.kind is not kind:
-        raise PayloadError(f"a {header.kind.name.lower()} where a {kind.name.lower()} was expected")
+        raise PayloadError(
+            f"a {header.kind.name.lower()} where a {kind.name.lower()} was expected", "kind"
+        )
     if header.dtype is not dtype:
         raise PayloadError(
-            f"written as {header.dtype.name.lower()} where this run has {dtype.name.lower()}: "
-            "run the same version of SpeeDO on every node"
+            f"written as {header.dtype.name.lower()} but this run uses {dtype.name.lower()}: "
+            "run the same version of SpeeDO on every node",
+            "dtype",
         )
     if header.layout != layout.digest or header.count != layout.size:
         raise PayloadError(
             f"{header.count} parameters of another net (layout {header.layout:016x}, "
-            f"here {layout.digest:016x}): give every node the same net"
+            f"here {layout.digest:016x}): give every node the same net",
+            "layout",
         )
 
 
 def check_body(header: Header, body: memoryview) -> None:
-    """Refuse bytes that are not those that were written."""
+    """Refuse bytes that have changed since they were written."""
     check_sum(header, checksum(body))
 
 
 def check_sum(header: Header, found: int) -> None:
-    """Refuse bytes with another checksum than those that were written."""
+    """Refuse bytes with another checksum than the header's."""
     if found != header.checksum:
-        raise PayloadError("the checksum differs: the bytes changed on their way")
+        raise PayloadError("the checksum differs: the bytes changed in transit", "checksum")

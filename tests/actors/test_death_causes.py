@@ -84,7 +84,7 @@ def test_a_log_that_takes_no_words_is_no_sign_of_sigkill(tmp_path: Path) -> None
         taken = fill(disk)
         cause = silent_death(memory_kills(), log)
         assert cause == (
-            f"died, and left no word, for {log} cannot be written (No space left on device): make room there"
+            f"died without a message, because {log} cannot be written (No space left on device): make room there"
         )
         taken.unlink()
         assert silent_death(memory_kills(), log) == SILENT

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from speedo.actors.host_manager import Supervisor
+from speedo.actors.host_manager import HostManager
 from speedo.actors.host_orders import End
 from speedo.actors.ray_cluster import RayCluster
 from speedo.errors import ClusterError, ConfigError
 from speedo.master.sharding import Sharding
 from speedo.master.slots import Roster
 from speedo.monitor.status import StatusBoard
-
-pytestmark = pytest.mark.ray
 
 
 class Desk:
@@ -22,7 +20,7 @@ class Desk:
         self.roster = Roster((32, 32))
         self.board = StatusBoard("async", max_iter=100, batch=64, records=1000)
         self.cluster = RayCluster(self.roster.release)
-        self.supervisor = Supervisor(
+        self.supervisor = HostManager(
             self.cluster,
             self.roster,
             self.board,
@@ -75,7 +73,7 @@ def test_workers_are_spread_over_the_hosts_that_are_there() -> None:
     assert desk.supervisor.attend("large", ()).round == 1
     desk.supervisor.discharge("large")
     assert desk.board.wanted == 1
-    with pytest.raises(ClusterError, match="must enlist"):
+    with pytest.raises(ClusterError, match="must register"):
         desk.supervisor.attend("large", ())
 
 

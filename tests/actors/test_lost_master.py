@@ -12,8 +12,6 @@ import pytest
 from speedo.errors import ClusterError, EngineError
 from tests.support.commands import free_port
 
-pytestmark = pytest.mark.ray
-
 
 def errors_of_ray() -> list[tuple[Exception, str]]:
     from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError
@@ -57,9 +55,9 @@ def test_a_worker_says_that_nobody_answers_behind_an_open_port(
     address = f"127.0.0.1:{port}"
     with (
         socket.create_server(("127.0.0.1", port)),
-        pytest.raises(ClusterError, match="is no SpeeDO"),
+        pytest.raises(ClusterError, match="is not a SpeeDO"),
     ):
         meeting.wait_for_master(address, "0" * 64, 1.2, notes.append)
     assert notes == [
-        f"{address} takes the connection, but no master answers there yet; waiting up to 1 s"
+        f"{address} accepts the connection, but no master answers there yet; waiting up to 1 s"
     ]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from speedo.master.reasons import too_few_joined
 from tests.support.commands import Commands, free_port
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
@@ -90,4 +91,4 @@ def test_a_master_without_workers_says_so(speedo: Commands) -> None:
     process = speedo.start(*master(speedo, free_port(), "--timeout", "8"))
     _, errors = process.communicate(timeout=WAIT_S)
     assert process.returncode == 3
-    assert "speedo: nothing was trained: only 0 of 2 workers joined within 8 s" in errors
+    assert f"nothing was trained: {too_few_joined(0, 2, 8.0)}" in errors

@@ -1,4 +1,4 @@
-"""A Redis that takes no more clients: who waits for it says so, and goes on once there is room."""
+"""A Redis that accepts no more clients: who waits for it says so, and goes on once there is room."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 from speedo.errors import StoreError
+from speedo.monitor.status import NO_WORKER_WAITS
 from speedo.storage.redis.server import PrivateRedis
 from speedo.storage.redis.store import RedisStore
 from tests.support.commands import Commands, wait_for_line
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 ROOM = 24
-NO_ROOM = "takes no more clients"
+NO_ROOM = "accepts no more clients"
 
 
 class Members:
@@ -114,7 +115,7 @@ def test_a_start_and_a_worker_that_find_no_room_say_so_and_go_on(
     assert not seen["away"]
     assert NO_ROOM in (tmp_path / "run" / "logs" / "worker-0.log").read_text()
     then.leave()
-    wait_for_line(log, "no worker waits for the store any more", 60)
+    wait_for_line(log, NO_WORKER_WAITS, 60)
     (seen,) = run_of(speedo)["workers"]
     assert not seen["state"].startswith("waiting for the store")
     process.terminate()

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from speedo.actors.death_causes import SILENT
+from speedo.master.reasons import OVERDUE
 from tests.support.commands import Commands, interrupt, standard_error, wait_for_line
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
@@ -135,7 +136,7 @@ def test_a_stopped_worker_is_evicted_ended_and_started_again(
     run.wait_for(lambda: bool(run.lines("left")), 40)
     (left,) = run.lines("left")
     assert (left["worker"], left["incarnation"]) == (0, 1)
-    assert "far longer than any turn took" in left["cause"]
+    assert OVERDUE in left["cause"]
     victim.wait(10)
     run.wait_for(lambda: len(run.merged(0, 2)) > 0)
     run.stop()

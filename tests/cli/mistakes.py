@@ -39,13 +39,13 @@ def _solvers() -> Iterator[Mistake]:
          "did you mean 'Convolution'?"),
         ("no-net", "names the net 'netz.prototxt', which was not found (tried /", "correct it or give --data-root"),
         ("no-data", "layer 'data' reads its records from '/", "correct the path"),
-        ("no-records", "empty, which holds no record", "make it anew"),
+        ("no-records", "empty, which holds no record", "create it again"),
         ("gpu", "solver_mode is GPU, but this Caffe was built for the CPU only", "give --cpu"),
         ("momentum", "momentum is 2", "use 0 or more and less than 1"),
         ("rate", "base_lr is 0", "use a learning rate above 0"),
         ("policy", "lr_policy 'step' needs stepsize", "add it"),
         ("no-batch", "layer 'data' has batch_size 0", "use 1 or more"),
-        ("mean", "mean.binaryproto, which is none, or was cut short", "make it anew"),
+        ("mean", "mean.binaryproto, which is not one, or is truncated", "create it again"),
         ("no-tests", "test_interval is 10 but there is no test net", "add test_iter"),
         ("python", "needs the Python module 'nowhere_layers'",
          "put it there, or install it and allow it with --python-layers"),
@@ -71,7 +71,7 @@ def _solvers() -> Iterator[Mistake]:
 
 def _options() -> Iterator[Mistake]:
     for name, typed, culprit, remedy, marks in (
-        ("small-batch", "--workers 9", "batch_size is 8, too small to divide over 9 workers", "fewer workers", CAFFE),
+        ("small-batch", "--workers 9", "batch_size is 8, too small to split over 9 workers", "fewer workers", CAFFE),
         ("unknown-mode", "--mode synch", "'--mode': 'synch' is not one of 'sync'", "see `speedo train --help`", ()),
         ("no-workers", "--workers 0", "workers is 0", "use 1 to", ()),
         ("no-threads", "--threads 0", "threads is '0'", "use 1 to 1024, or auto", ()),
@@ -94,9 +94,9 @@ def _options() -> Iterator[Mistake]:
         ("no-yaml", "--config nowhere.yaml", "nowhere.yaml cannot be read", "correct --config", ()),
         ("momentum", "--momentum 2", "momentum is 2.0", "use 0 up to", ()),
         ("rate", "--lr 0", "lr is 0.0", "use a learning rate above 0", ()),
-        ("no-weights", "--weights nowhere.caffemodel", "nowhere.caffemodel, which is no file",
+        ("no-weights", "--weights nowhere.caffemodel", "nowhere.caffemodel, which is not a file",
          "give a .caffemodel", ()),
-        ("bad-weights", "--weights {home}/no.caffemodel", "no.caffemodel is no .caffemodel", "give another", CAFFE),
+        ("bad-weights", "--weights {home}/no.caffemodel", "no.caffemodel is not a .caffemodel", "give another", CAFFE),
         ("held-run-dir", "--run-dir {home}/held", "held already holds a run", "give another", CAFFE),
         ("file-as-run-dir", "--run-dir {home}/open", "run_dir {home}/open is no directory",
          "give another with --run-dir", CAFFE),
@@ -177,7 +177,7 @@ def _native() -> Iterator[Mistake]:
                   "Check failed", ALL, trains=True)  # fmt: skip
     yield Mistake("short-record", "train {home}/short-record/solver.prototxt --max-iter 99999", 3,
                   "the run ended early: layer 'data' reads the record '01500000' of {home}/many, which holds 0 values",
-                  "make the database anew", ALL, trains=True)  # fmt: skip
+                  "create the database again", ALL, trains=True)  # fmt: skip
     yield Mistake("weights-with-nan", "train {home}/good/solver.prototxt --weights {home}/nan.caffemodel", 2,
                   "nan.caffemodel cannot be trained from: 1 of 4 values of blob 1 of layer 'ip' are NaN",
                   "give others", ALL)  # fmt: skip

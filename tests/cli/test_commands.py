@@ -86,7 +86,7 @@ def test_every_option_of_a_run_can_stand_in_the_configuration_and_has_its_words(
 def test_the_page_of_train_groups_its_options() -> None:
     headings = [line for line in page("train").splitlines() if line and line[0] != " "][1:]
     assert headings == [
-        "How workers are merged:", "In place of what the solver says:", "The run:", "Help:",
+        "How results are merged:", "Instead of the solver's values:", "The run:", "Help:",
     ]  # fmt: skip
 
 

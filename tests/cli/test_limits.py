@@ -45,7 +45,7 @@ from tests.support.nets import net_text, write_data, write_solver
         ({"lr": True}, "lr is True; use a number"),
         (
             {"mode": "hybrid", "phases": [{"mode": "sync", "iterations": 2**31}]},
-            "phase 1 (sync): it lasts 2147483648 iterations; use at most 2147483647",
+            "phase 1 (sync): it has 2147483648 iterations; use at most 2147483647",
         ),
         (
             {"mode": "hybrid", "phases": [{"mode": "partial", "iterations": 1, "max_advance": 2**31}]},
@@ -98,12 +98,12 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (BOMB, "line 2 cannot be used: *name stands for another value here: write the value out"),
+        (BOMB, "line 2 cannot be used: *name refers to another value here: write the value itself"),
         ("[" * 5000 + "]" * 5000, "line 1 cannot be used: it has more than 12 levels"),
         ("{a: " * 3000 + "1" + "}" * 3000, "line 1 cannot be used: it has more than 12 levels"),
         ("workers: 2\n" * 10_000, "cannot be read (it has more than 100,000 bytes)"),
-        ("workers: 2\nlr: 1\nworkers: 3\n", "line 3 cannot be used: 'workers' is there twice: keep one"),
-        ("max-iter: 2\nmax_iter: 3\n", "gives max_iter twice; keep one"),
+        ("workers: 2\nlr: 1\nworkers: 3\n", "line 3 cannot be used: 'workers' appears twice: keep one"),
+        ("max-iter: 2\nmax_iter: 3\n", "has max_iter twice; keep one"),
         ("seed: " + "9" * 5000, "is not YAML: Exceeds the limit"),
         ("seed: 2001-99-99", "is not YAML: month must be in 1..12"),
     ],
@@ -259,6 +259,6 @@ def test_a_run_whose_last_test_failed_ends_with_3_and_no_setting_of_ray_reaches_
     assert f"speedo: the last test failed: {result['reason']}; the model is trained" in errors
     assert (run / "model.caffemodel").is_file()
     assert (
-        f"ignored in the environment, for a run sets up Ray by itself: {', '.join(sorted(OF_RAY))}"
+        f"ignored in the environment, because a run configures Ray itself: {', '.join(sorted(OF_RAY))}"
         in errors
     )

@@ -8,7 +8,13 @@ from rich.console import Console
 
 from speedo.messages import Checkpointed, Joined, Left, StoreTrouble
 from speedo.monitor.console import Progress
-from speedo.monitor.status import NOTICES, StatusBoard
+from speedo.monitor.status import (
+    CHECKPOINTS_BACK,
+    NO_WORKER_WAITS,
+    NOTICES,
+    STORE_BACK,
+    StatusBoard,
+)
 
 FULL = "no checkpoint: No space left on device"
 
@@ -48,7 +54,7 @@ def test_trouble_and_its_end_are_each_told_once() -> None:
     scene.written(FULL)
     assert scene.said() == []
     scene.written()
-    assert scene.said() == ["checkpoints are written again"]
+    assert scene.said() == [CHECKPOINTS_BACK]
 
 
 def test_what_came_and_went_between_two_looks_is_told() -> None:
@@ -59,8 +65,8 @@ def test_what_came_and_went_between_two_looks_is_told() -> None:
     scene.board.saw(StoreTrouble(""), 1.0)
     scene.written()
     assert scene.said() == [
-        f"warning: {FULL}", "warning: Redis is away", "the store is back: training goes on",
-        "checkpoints are written again",
+        f"warning: {FULL}", "warning: Redis is away", STORE_BACK,
+        CHECKPOINTS_BACK,
     ]  # fmt: skip
     assert scene.said() == []
 
@@ -105,7 +111,7 @@ def test_of_workers_that_wait_for_the_store_the_first_is_noted_and_each_is_seen(
     scene.board.trouble_of_worker(1, "")
     assert scene.said() == []
     scene.board.trouble_of_worker(2, "")
-    assert scene.said() == ["no worker waits for the store any more"]
+    assert scene.said() == [NO_WORKER_WAITS]
 
 
 def test_a_worker_that_died_waits_for_nothing() -> None:

@@ -61,10 +61,10 @@ def test_each_is_told_by_its_name_here() -> None:
     )
     assert result.exit_code == 0
     for line in (
-        "speedo: --test is --test-interval 500 here",
-        "speedo: --maxIter is --max-iter 1000 here",
-        "speedo: --movingRate is --moving-rate 0.5 here",
-        "speedo: the strategy that this asks for is --mode easgd here",
+        "speedo: --test is now --test-interval 500",
+        "speedo: --maxIter is now --max-iter 1000",
+        "speedo: --movingRate is now --moving-rate 0.5",
+        "speedo: the mode of this strategy is --mode easgd",
     ):
         assert line in result.output.splitlines()
 
@@ -90,7 +90,7 @@ def test_an_actors_address_is_a_master_and_a_workers_own_is_not_needed() -> None
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("--hybrid =sync =maxIter 2", "--hybrid of the original SpeeDO is no option here: use --mode hybrid"),
+        ("--hybrid =sync =maxIter 2", "--hybrid of the original SpeeDO does not exist here: use --mode hybrid"),
         ("--startIter 100", "use --resume RUN"),
         ("--device 0", "--cpu decide between GPU and CPU"),
         ("--factor 0", "--factor is '0': use a number above 0"),

@@ -34,6 +34,6 @@ def test_a_solver_of_the_environment_that_is_no_file_is_refused_only_where_it_co
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPEEDO_SOLVER", str(tmp_path / "nowhere.prototxt"))
-    with pytest.raises(ConfigError, match=r"nowhere\.prototxt, which is no file"):
+    with pytest.raises(ConfigError, match=r"nowhere\.prototxt, which is not a file"):
         chosen_solver(None)
     assert chosen_solver(tmp_path / "mine.prototxt") == tmp_path / "mine.prototxt"

@@ -59,44 +59,44 @@ def test_nothing_given_is_a_synchronous_run_of_two_workers() -> None:
          ("moving_rate is nan: the pull must lie between 0 and 1, both excluded; 0.9 divided by the"
          " number of workers is the usual choice")),
         ({"mode": "sync", "moving_rate": 0.3},
-         ("moving_rate is 0.3, but mode sync does not take it; use --mode partial, easgd or "
+         ("moving_rate is 0.3, but mode sync does not use it; use --mode partial, easgd or "
          "weed-out, or leave moving_rate out")),
         ({"mode": "partial", "moving_rate": 0.3, "delta_scale": 1},
          ("delta_scale is 1.0 together with moving_rate 0.3: elastic averaging merges weights, not "
          "deltas; leave one of the two out")),
         ({"mode": "async", "max_advance": 2},
-         ("max_advance is 2, but mode async does not take it; use --mode partial, or leave max_advance "
+         ("max_advance is 2, but mode async does not use it; use --mode partial, or leave max_advance "
          "out")),
         ({"mode": "sync", "overlap": "all"},
-         ("overlap is all, but in mode sync turns wait for others' results; use --mode async or easgd, or "
+         ("overlap is all, but in mode sync a turn needs other workers' results; use --mode async or easgd, or "
          "leave overlap out")),
         ({"mode": "async", "overlap": "far", "server_gradient": True},
-         ("overlap is far together with server_gradient, whose updates only the master can make; leave one of the "
+         ("overlap is far together with server_gradient, whose updates only the master can apply; leave one of the "
          "two out")),
         ({"overlap": "near"}, "overlap is 'near'; use one of 'far', 'all' or 'none'"),
         ({"mode": "partial", "max_advance": 0},
-         "max_advance is 0: every worker would wait for ever; use 1 or more"),
+         "max_advance is 0: every worker would wait forever; use 1 or more"),
         ({"mode": "partial", "window": 3},
-         "window is 3, but mode partial does not take it; use --mode weed-out, or leave window out"),
+         "window is 3, but mode partial does not use it; use --mode weed-out, or leave window out"),
         ({"mode": "weed-out", "window": 0},
          "window is 0: every result would be discarded; use 1 or more"),
         ({"delta_scale": 0}, "delta_scale is 0.0: use a factor above 0, usually at most 1"),
         ({"delta_scale": 11}, "delta_scale is 11.0: use a factor above 0, usually at most 1"),
         ({"mode": "easgd", "delta_scale": 1},
-         ("delta_scale is 1.0, but mode easgd does not take it; use --mode sync, async, partial or weed-out, or "
+         ("delta_scale is 1.0, but mode easgd does not use it; use --mode sync, async, partial or weed-out, or "
          "leave delta_scale out")),
         ({"mode": "partial", "moving_rate": 0.3, "server_gradient": True},
-         "server_gradient and elastic averaging exclude each other; leave one out"),
+         "server_gradient and elastic averaging cannot be combined; leave one out"),
         ({"mode": "easgd", "server_gradient": True},
-         ("server_gradient is True, but mode easgd does not take it; use --mode sync, async, partial or weed-out, "
+         ("server_gradient is True, but mode easgd does not use it; use --mode sync, async, partial or weed-out, "
          "or leave server_gradient out")),
         ({"server_gradient": True, "local_steps": 2},
-         ("server_gradient with local_steps 2: a raw gradient belongs to one point; use local_steps"
+         ("server_gradient with local_steps 2: a raw gradient is that of one set of weights; use local_steps"
          " 1, and --batch for more samples per gradient")),
         ({"server_gradient": True, "delta_scale": 1},
          "server_gradient sends no deltas; leave delta_scale out"),
         ({"mode": "async", "backup_workers": 1},
-         ("backup_workers is 1, but mode async does not take it; use --mode sync, or leave backup_workers "
+         ("backup_workers is 1, but mode async does not use it; use --mode sync, or leave backup_workers "
          "out")),
         ({"backup_workers": -1}, "backup_workers is -1: use 0 or more"),
         ({"workers": 3, "backup_workers": 3},
@@ -107,10 +107,10 @@ def test_nothing_given_is_a_synchronous_run_of_two_workers() -> None:
          ("phase 1 (sync): backup_workers is 2 of 2 workers: a round would wait for nobody; use a "
          "number below that of workers")),
         ({**HYBRID, "backup_workers": 1},
-         ("backup_workers is given to mode hybrid as a whole; give it to a phase, as in --phase "
+         ("backup_workers is given for mode hybrid; give it to a phase, as in --phase "
          "easgd:1000,backup_workers=...")),
         ({"redis": "redis://h:6379", "redis_tls": True},
-         ("redis_tls is for the Redis that is started, but redis names one of yours; leave redis_tls out, "
+         ("redis_tls is for the Redis that SpeeDO starts, but redis names your own; leave redis_tls out, "
          "and write its URL as rediss://...")),
         ({"compress": "float16"},
          ("compress is 'float16'; use none, bfloat16, int8, or topk:F with a fraction F above 0 and up to "
@@ -119,14 +119,14 @@ def test_nothing_given_is_a_synchronous_run_of_two_workers() -> None:
          ("compress is 'topk:1'; use none, bfloat16, int8, or topk:F with a fraction F above 0 and up to "
          "0.5, as in topk:0.01")),
         ({"compress": "topk:0.01", "mode": "easgd"},
-         ("compress is topk:0.01, but elastic averaging sends weights, and a few of them make no model; "
+         ("compress is topk:0.01, but elastic averaging sends weights, and a fraction of them is not a model; "
          "use bfloat16 or int8")),
         ({"compress": "topk:0.01", "mode": "partial", "moving_rate": 0.3},
-         ("compress is topk:0.01, but elastic averaging sends weights, and a few of them make no model; "
+         ("compress is topk:0.01, but elastic averaging sends weights, and a fraction of them is not a model; "
          "use bfloat16 or int8")),
         ({"compress": "topk:0.01", "mode": "hybrid",
           "phases": [{"mode": "sync", "iterations": 5}, {"mode": "easgd", "iterations": 5}]},
-         ("compress is topk:0.01, but elastic averaging sends weights, and a few of them make no model; "
+         ("compress is topk:0.01, but elastic averaging sends weights, and a fraction of them is not a model; "
          "use bfloat16 or int8")),
         ({"compress_center": "int8"}, "compress_center is 'int8'; use one of 'none' or 'bfloat16'"),
         ({"workers": 0}, "workers is 0: use 1 to 10000"),
@@ -138,11 +138,11 @@ def test_nothing_given_is_a_synchronous_run_of_two_workers() -> None:
          "easgd:1000")),
         ({"phases": HYBRID["phases"]}, "phases are given, but the mode is sync; use --mode hybrid"),
         ({**HYBRID, "delta_scale": 1},
-         ("delta_scale is given to mode hybrid as a whole; give it to a phase, as in --phase "
+         ("delta_scale is given for mode hybrid; give it to a phase, as in --phase "
          "easgd:1000,delta_scale=...")),
-        (hybrid(iterations=0), "phase 1 (async): it lasts 0 iterations; use 1 or more"),
+        (hybrid(iterations=0), "phase 1 (async): it has 0 iterations; use 1 or more"),
         (hybrid(max_advance=1),
-         ("phase 1 (async): max_advance is 1, but mode async does not take it; use --mode partial, or "
+         ("phase 1 (async): max_advance is 1, but mode async does not use it; use --mode partial, or "
          "leave max_advance out")),
         ({"max_iter": 0}, "max_iter is 0: use 1 or more"),
         ({"test_interval": -1}, "test_interval is -1: use 0 or more"),
@@ -156,9 +156,9 @@ def test_nothing_given_is_a_synchronous_run_of_two_workers() -> None:
         ({"timeout": 0}, "timeout is 0.0: use a number of seconds above 0"),
         ({"join_timeout": -1}, "join_timeout is -1.0: use a number of seconds above 0"),
         ({"weights": "no/such.caffemodel"},
-         "weights names no/such.caffemodel, which is no file; give a .caffemodel"),
+         "weights names no/such.caffemodel, which is not a file; give a .caffemodel"),
         ({"python_layers": "layers.scale,a-b"},
-         ("python_layers names 'a-b', which is no module; use names as in layers.scale,others")),
+         ("python_layers names 'a-b', which is not a module; use names as in layers.scale,others")),
         ({"workers": "many"}, "workers is 'many'; use a whole number"),
         ({"lr": "fast"}, "lr is 'fast'; use a number"),
         ({"split_batch": "perhaps"}, "split_batch is 'perhaps'; use true or false"),
@@ -232,7 +232,7 @@ def test_a_file_of_something_else_is_told(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("- sync\n- 2\n")
     assert problems({}, file) == (
-        f"the configuration {file} holds no options; write one 'option: value' per line",
+        f"the configuration {file} contains no options; write one 'option: value' per line",
     )
     file.write_bytes(b"\xff\xfe\x00")
     assert "is not YAML" in problems({}, file)[0]

@@ -191,7 +191,7 @@ def test_a_device_without_end_is_not_read(tmp_path: Path, root: Path) -> None:
 
 def test_a_name_with_a_nul_is_a_line_to_mend(tmp_path: Path, root: Path) -> None:
     (tmp_path / "list.txt").write_bytes(b"a\0b.png 0\n")
-    with pytest.raises(DataError, match=r"list.txt line 1: .*cannot be read.*mend it"):
+    with pytest.raises(DataError, match=r"list.txt line 1: .*cannot be read.*correct it"):
         prepare_images(tmp_path / "list.txt", root / "out")
 
 

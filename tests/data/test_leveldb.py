@@ -117,7 +117,7 @@ def test_what_cannot_be_read_is_one_sentence_and_leaves_nothing(
         write_leveldb(database, [])
     else:
         (database / "CURRENT").unlink()
-    with pytest.raises(DataError, match=r"make it anew") as caught:
+    with pytest.raises(DataError, match=r"create it again") as caught:
         converted(database)
     assert str(database) in str(caught.value)
     assert "links" not in str(caught.value)

@@ -30,10 +30,9 @@ MODULES = [ROOT / "docs" / "architecture.md", ROOT / "docs" / "development.md"]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
 OPTION = re.compile(r"--[a-z][A-Za-z-]*")
-# Options in the pages that are other programs': pytest's own flag of this suite.
-# Options of benches and tests.
-# What earlier versions had, of which the changelog and old measurements tell.
+# Options of earlier versions, which the changelog names.
 RETIRED = {"--pace", "--no-pace", "--same-core", "--no-same-core"}
+# Options of benches and of this suite.
 OTHERS = {
     "--rewrite-tables",
     "--rewrite-traces",

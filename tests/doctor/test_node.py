@@ -102,7 +102,7 @@ def test_every_mistake_in_a_solver_is_told(home: Path) -> None:
     lines = [line for line in result.output.splitlines() if line.startswith("FAIL  solver")]
     assert len(lines) == 2
     assert "unknown type 'Sigmiod'" in lines[1] + lines[0]
-    assert "2 to mend before a run" in result.output
+    assert "2 to fix before a run" in result.output
 
 
 @pytest.mark.caffe

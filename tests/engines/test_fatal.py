@@ -63,7 +63,7 @@ def test_an_exit_is_described(code: int, words: str) -> None:
 
 def test_a_death_without_a_fatal_line_gives_signal_and_last_words() -> None:
     assert describe_death("one\nlast\n\n", -9).endswith("its last line was: last")
-    assert describe_death("", None) == "ended without a word"
+    assert describe_death("", None) == "ended without a message"
 
 
 def test_an_exception_is_told_with_its_place() -> None:

@@ -62,13 +62,13 @@ def good() -> list[bytes]:
     ("bad", "rule", "words"),
     [
         (lambda: datum(data=bytes(25)), RULE,
-         "holds 25 values, but its shape 1 x 8 x 8 needs 64: Caffe would train on memory beyond it; make the"),
+         "holds 25 values, but its shape 1 x 8 x 8 needs 64: Caffe would train on memory beyond it; create"),
         (lambda: datum(data=b"", float_data=[0.5] * 63), RULE, "holds 63 values, but its shape 1 x 8 x 8 needs 64"),
         (lambda: datum(data=b""), RULE, "holds 0 values"),
-        (lambda: datum(height=0), RULE, "has the shape 1 x 0 x 8: make the database anew"),
+        (lambda: datum(height=0), RULE, "has the shape 1 x 0 x 8: create the database again"),
         (lambda: datum(height=-8, width=-8), RULE, "has the shape 1 x -8 x -8"),
         (lambda: b"", RULE, "has the shape 0 x 0 x 0"),
-        (lambda: b"\xff\xff\xff", RULE, "is no Datum of Caffe: make the database anew"),
+        (lambda: b"\xff\xff\xff", RULE, "is not a Datum of Caffe: create the database again"),
         (lambda: datum(height=5, width=5), RULE,
          ("is 1 x 5 x 5, but the first record is 1 x 8 x 8, and a batch holds images of one size: prepare them in "
          "one size, or give crop_size")),
@@ -78,7 +78,7 @@ def good() -> list[bytes]:
         (lambda: datum(height=5, width=5), replace(RULE, crop=4, mean=(1, 8, 8)), "but the mean file is 1 x 8 x 8"),
         (lambda: encoded((6, 8)), RULE, "is 1 x 8 x 6, but the first record"),
         (lambda: encoded(cut=-14), RULE, None),
-        (lambda: encoded(cut=12), RULE, "is no image that can be decoded: leave it out, or make it anew"),
+        (lambda: encoded(cut=12), RULE, "is not an image that can be decoded: leave it out, or create it again"),
     ],
 )  # fmt: skip
 def test_a_bad_record_is_found_wherever_it_is(
@@ -140,8 +140,8 @@ def image_list(folder: Path, *lines: str) -> Path:
     ("line", "words"),
     [
         ("small.png 1", "line 3: small.png' of {file}, which is 1 x 5 x 5, but the first record is 1 x 8 x 8"),
-        ("gone.png 1", "line 3: gone.png' of {file}, which is no file ("),
-        ("text.png 1", "line 3: text.png' of {file}, which is no image that can be decoded"),
+        ("gone.png 1", "line 3: gone.png' of {file}, which is not a file ("),
+        ("text.png 1", "line 3: text.png' of {file}, which is not an image that can be decoded"),
         ("a.png", "line 3: a.png' of {file}, which is not `image label`: correct the line"),
         ("a.png 4", "reads the label 4 (record 'line 3: a.png' of {file})"),
     ],

@@ -90,7 +90,7 @@ def test_a_filler_that_makes_no_numbers_is_named(home: Path, spec: SolverSpec, f
 def test_weights_that_are_cut_short_are_refused(home: Path, spec: SolverSpec) -> None:
     file = saved(home)
     file.write_bytes(file.read_bytes()[:-7])
-    with pytest.raises(SolverError, match=r"is no .caffemodel, or one cut short"):
+    with pytest.raises(SolverError, match=r"is not a .caffemodel, or a truncated one"):
         check_weights(file, spec.layer_names())
 
 
@@ -113,5 +113,5 @@ def test_a_solverstate_with_nan_is_refused_before_the_run(home: Path, spec: Solv
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.solverstate")
-    with pytest.raises(ConfigError, match=r"pipe.solverstate, which is no file; give"):
+    with pytest.raises(ConfigError, match=r"pipe.solverstate, which is not a file; give"):
         read_snapshot(tmp_path / "pipe.solverstate")

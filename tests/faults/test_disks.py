@@ -12,6 +12,7 @@ import pytest
 
 from speedo.actors.death_causes import SILENT
 from speedo.monitor.control_socket import RunSocket
+from speedo.monitor.status import LOG_BACK
 from tests.faults.invariants import check_run
 from tests.faults.rows import Finding, row
 from tests.faults.running import GAP_S, HANG_S, Run
@@ -153,7 +154,7 @@ def test_what_a_full_disk_did_not_take_is_written_when_there_is_room(
         run.stop_and_check()
         assert [line["cause"] for line in run.lines("left")][:1] == [SILENT]
         assert "warning: " in run.log()
-        assert "the run log is written again" in run.log()
+        assert LOG_BACK in run.log()
         result = json.loads((run.dir / "result.json").read_text())
         assert (result["problems"], result["log_lines_lost"]) == ([], 0)
     finding.note = "told; every line is there; a worker was started again meanwhile"

@@ -155,7 +155,7 @@ def test_an_old_master_that_revives_is_fenced(
     woken = time.monotonic()
     _, errors = old.communicate(timeout=HANG_S)
     assert old.returncode == 3, errors
-    assert "another master has resumed this run (epoch 1, ours is 0)" in errors
+    assert "another master has resumed this run (its epoch is 1, ours 0)" in errors
     finding.note = f"the old master ended {time.monotonic() - woken:.1f} s after it woke"
     assert kept == {path: path.read_bytes() for path in run.dir.glob("*.json")}
     run.goes_on(30)

@@ -109,7 +109,7 @@ def test_the_users_settings_of_ray_neither_lead_elsewhere_nor_past_the_token(
     for name, value in (dangerous | kept).items():
         monkeypatch.setenv(name, value)
     assert session.ignored_settings() == (
-        "note: ignored in the environment, for a run sets up Ray by itself: RAY_ADDRESS, RAY_AUTH_TOKEN_PATH, "
+        "note: ignored in the environment, because a run configures Ray itself: RAY_ADDRESS, RAY_AUTH_TOKEN_PATH, "
         "RAY_REDIS_ADDRESS, RAY_RUNTIME_ENV_HOOK, RAY_USE_TLS, RAY_memory_usage_threshold, ray_raylet_start_wait_time_s"
     )
     session.set_environment("the token of the cluster")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from speedo.errors import FencedError
 from speedo.master.center import Center
 from speedo.messages import Drop, Merge, Part, Refused, Trained
 from speedo.sgd_modes.rules import AddDelta, Elastic
@@ -44,6 +46,7 @@ def send(
     ticket: int = 5,
     epoch: int = 0,
     compress: str = "none",
+    key: str = KEY,
 ) -> None:
     """What worker 2 publishes for ticket 5."""
     codec = make_codec(compress, layout)
@@ -54,7 +57,7 @@ def send(
     )  # fmt: skip
     if flip:
         body[3] ^= 1
-    center.store.write(KEY, header.pack(), body)
+    center.store.write(key, header.pack(), body)
 
 
 def ones() -> Vector:
@@ -251,7 +254,7 @@ def test_a_payload_in_another_form_than_the_runs_is_refused() -> None:
     send(center, ones(), compress="int8")  # 4 codes and a scale: 8 bytes, as bfloat16 has
     refused = center.receive(EVENT, RULE)
     assert isinstance(refused, Refused)
-    assert "written as int8 where this run has bfloat16" in refused.reason
+    assert "written as int8 but this run uses bfloat16" in refused.reason
     assert refused.blame
 
 
@@ -309,6 +312,80 @@ def test_either_form_of_the_center_is_put_back_where_it_is_lost(
     center.store.delete(form("run", 0))
     center.restore()
     assert published(center) == ["center:0", "center:0:rounded"]
+
+
+def test_a_probe_is_a_write_that_goes_away_by_itself() -> None:
+    """A store that is full answers all other questions."""
+    now = [100.0]
+    center = Center("run", LAYOUT.zeros(), LAYOUT, MemoryStore(clock=lambda: now[0]))
+    center.probe()
+    assert published(center) == ["probe"]
+    now[0] = 159.9
+    assert published(center) == ["probe"]
+    now[0] = 160.0
+    assert published(center) == []
+
+
+@dataclass(frozen=True)
+class CountingLayout(Layout):
+    """Counts the vectors that are made."""
+
+    made: list[int] = field(default_factory=list, compare=False)
+
+    def zeros(self) -> Vector:
+        self.made.append(1)
+        return super().zeros()
+
+
+def test_memory_of_payloads_is_used_again_whatever_became_of_them() -> None:
+    layout = CountingLayout(LAYOUT.blobs)
+    center = Center("run", LAYOUT.zeros(), layout, MemoryStore())
+    center.publish()
+    for version in range(1, 5):
+        send(center, np.full(4, np.nan, np.float32))
+        assert center.receive(EVENT, RULE) is not None
+        center.tidy()
+        assert center.receive(EVENT, RULE) is not None  # it is not there any more
+        center.restore()
+        send(center, ones())
+        assert center.receive(EVENT, RULE) is None
+        center.merge(merge(version), 0)
+        send(center, ones())
+        assert center.receive(EVENT, RULE) is None
+        center.drop(Drop(2, 1, 5, "discarded", "too stale"))
+    assert len(layout.made) == 1
+
+
+def test_the_timings_of_a_merge_are_those_of_its_parts() -> None:
+    times = iter([10.0, 11.0, 20.0, 22.0, 30.0, 33.0, 36.0])
+    center = make_center()
+    center.clock = lambda: next(times)
+    for ticket in (5, 6):
+        send(center, ones(), ticket=ticket, key=keys.payload("run", 2, ticket))
+        assert center.receive(Trained(2, 1, ticket, 0.5, 10), RULE) is None
+    parts = tuple(Part(2, 1, ticket, 10, 0, 0.5) for ticket in (5, 6))
+    done = center.merge(Merge(1, 1, 20, 1.0, parts), 0)
+    assert done == Merge(1, 1, 20, 1.0, parts, done.timings)
+    own = {"merge": 3.0, "publish_center": 3.0}
+    assert done.timings == ({"receive": 1.0, **own}, {"receive": 2.0, **own})
+
+
+def test_a_master_that_was_replaced_publishes_nothing_more() -> None:
+    def refuse() -> None:
+        raise FencedError("another master has the run")
+
+    center = Center("run", LAYOUT.zeros(), LAYOUT, MemoryStore(), fence=refuse)
+    with pytest.raises(FencedError):
+        center.publish()
+    assert published(center) == []
+
+
+def test_a_damaged_center_is_published_again() -> None:
+    center = make_center()
+    head, _ = center.store.read_head(keys.center("run", 0))
+    center.store.write(keys.center("run", 0), head, memoryview(bytes(range(16))))
+    center.restore()
+    fetch_vector(center.store, keys.center("run", 0), LAYOUT, Kind.CENTER, LAYOUT.zeros())
 
 
 def test_a_center_knows_what_a_turn_moves() -> None:

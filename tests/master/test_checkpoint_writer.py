@@ -2,32 +2,55 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from speedo.engines.quadratic import QuadraticEngine
+from speedo.errors import FencedError
 from speedo.master.center import Center
-from speedo.master.checkpoint_writer import CheckpointKeeper
+from speedo.master.checkpoint_writer import GATHER_S, POLL_S, CheckpointWriter
 from speedo.master.coordinator import Coordinator
 from speedo.master.plan import Plan
-from speedo.messages import Checkpointed, Joined, Left
-from speedo.run_dir.checkpoint_file import checkpoints_in
+from speedo.messages import Checkpointed, Joined, Left, SaveState, StateSaved
+from speedo.run_dir.checkpoint_file import (
+    Checkpoint,
+    Counters,
+    WorkerState,
+    checkpoints_in,
+    read_checkpoint,
+)
 from speedo.sgd_modes.rules import AverageDeltas
 from speedo.sgd_modes.synchronous import Synchronous
 from speedo.storage.memory_store import MemoryStore
+from speedo.vectors.transfer import put_history
 
 WORKERS = 2
 
 
-def keeper_in(folder: Path) -> CheckpointKeeper:
+class CountingStore(MemoryStore):
+    """Counts how often it was opened and closed."""
+
+    opened = closed = 0
+
+    def open(self) -> CountingStore:
+        self.opened += 1
+        return self
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def keeper_in(folder: Path) -> CheckpointWriter:
     store, layout = MemoryStore(), QuadraticEngine().layout
     center = Center("run", layout.zeros(), layout, store)
-    return CheckpointKeeper(folder, "run", "run", "sync", center, lambda: store, lambda: None, 1.0)
+    return CheckpointWriter(folder, "run", "run", "sync", center, lambda: store, lambda: None, 1.0)
 
 
-def written(keeper: CheckpointKeeper) -> list[Checkpointed]:
+def written(keeper: CheckpointWriter) -> list[Checkpointed]:
     """What comes of the checkpoint that is gathered by now."""
     done = keeper.finished(time.monotonic())
     keeper.close()
@@ -52,3 +75,185 @@ def test_a_checkpoint_waits_for_those_that_are_there_alone(tmp_path: Path, leavi
     assert keeper.deadline() <= now
     assert [one.problem for one in written(keeper)] == [""]
     assert len(checkpoints_in(tmp_path)) == 1
+
+
+# ---------------------------------------------------------------- what is written, and when
+
+
+def resumed_run() -> Coordinator:
+    """Two workers at version 6, with 14 samples merged in batches of 2 and 9 results received."""
+    plan = Plan(2, 100, workers=WORKERS)
+    coordinator = Coordinator(Synchronous(AverageDeltas()), plan, version=6, samples=14, received=9)
+    for worker in range(WORKERS):
+        coordinator.handle(Joined(worker, 4 + worker, 1))
+    return coordinator
+
+
+def make(folder: Path, store: CountingStore | None = None, **change: object) -> CheckpointWriter:
+    store, layout = store or CountingStore(), QuadraticEngine().layout
+    vector = np.arange(layout.size, dtype=np.float32)
+    center = Center("run", vector, layout, store)
+    values: dict[str, object] = {"fence": lambda: None, "interval_s": 10.0, **change}
+    return CheckpointWriter(folder, "run", "keys", "sync", center, store.open, **values)  # type: ignore[arg-type]
+
+
+def saved(
+    worker: int, version: int = 6, incarnation: int | None = None, problem: str = ""
+) -> StateSaved:
+    incarnation = 4 + worker if incarnation is None else incarnation
+    if problem:
+        return StateSaved(worker, incarnation, version, problem=problem)
+    return StateSaved(worker, incarnation, version, 30 + worker, worker, WORKERS, 5)
+
+
+def only(folder: Path) -> Checkpoint:
+    (path,) = checkpoints_in(folder)
+    return read_checkpoint(path)
+
+
+def test_a_checkpoint_has_the_books_the_center_and_what_the_workers_saved(tmp_path: Path) -> None:
+    store = CountingStore()
+    keeper = make(
+        tmp_path,
+        store,
+        epoch=3,
+        seconds_before=5.0,
+        server_history=lambda: b"master",
+        dropped=lambda: {"late": 2},
+    )
+    for worker in range(WORKERS):
+        put_history(store, "keys", worker, 6, b"momentum %d" % worker)
+    asked = keeper.begin(resumed_run(), 7.0, 0.0)
+    assert asked == [SaveState(0, 4, 6), SaveState(1, 5, 6)]
+    keeper.center.vector.fill(-1.0)  # training goes on
+    for event in (saved(0, version=5), saved(1, incarnation=6), saved(0), saved(1)):
+        assert keeper.finished(0.0) == []
+        keeper.saw(event)
+    (done,) = written(keeper)
+    assert (done.version, done.iteration, done.seconds, done.problem) == (6, 7, 12.0, "")
+    (path,) = checkpoints_in(tmp_path)
+    assert done.bytes == path.stat().st_size
+    found, layout = only(tmp_path), keeper.center.layout
+    assert found.counters == Counters(
+        "run", 3, "sync", 6, 7, 14, 9, 12.0, layout.digest, {"late": 2}
+    )
+    assert found.center.tolist() == [*range(layout.size)]
+    assert found.master_history == b"master"
+    assert found.workers == {0: WorkerState(0, 2, 5, 30), 1: WorkerState(1, 2, 5, 31)}
+    assert found.histories == {0: b"momentum 0", 1: b"momentum 1"}
+    assert (store.opened, store.closed) == (1, 1)
+
+
+def test_an_answer_of_another_incarnation_is_not_saved(tmp_path: Path) -> None:
+    keeper = make(tmp_path)
+    keeper.begin(resumed_run(), 0.0, 0.0)
+    keeper.saw(saved(0, incarnation=3))
+    keeper.saw(Left(0, 4, "it died"))
+    keeper.saw(Left(1, 5, "it died"))
+    assert [one.problem for one in written(keeper)] == [""]
+    assert only(tmp_path).workers == {}
+
+
+def test_a_history_that_is_missing_is_told_and_the_rest_is_kept(tmp_path: Path) -> None:
+    store = CountingStore()
+    keeper = make(tmp_path, store)
+    keeper.begin(resumed_run(), 0.0, 0.0)
+    keeper.saw(saved(0))
+    keeper.saw(saved(1, problem="no space"))
+    (done,) = written(keeper)
+    first, second = done.problem.split("; ")
+    assert first == "without the history of worker 1: no space"
+    assert second.startswith("without the history of worker 0: ")
+    assert set(only(tmp_path).workers) == {0}
+
+
+def test_workers_that_do_not_answer_are_waited_for_half_a_minute(tmp_path: Path) -> None:
+    keeper = make(tmp_path)
+    assert keeper.deadline() == float("inf")
+    keeper.begin(resumed_run(), 0.0, 100.0)
+    keeper.saw(saved(0, version=7))
+    assert keeper.deadline() == 100.0 + GATHER_S
+    assert keeper.finished(99.9 + GATHER_S) == []
+    assert keeper.deadline() == 100.0 + GATHER_S
+    keeper.finished(100.0 + GATHER_S)
+    keeper.close()
+    assert keeper.deadline() == 0.0
+    assert [one.version for one in keeper.finished(0.0)] == [6]
+    assert keeper.deadline() == float("inf")
+    assert len(checkpoints_in(tmp_path)) == 1
+
+
+def test_what_is_being_written_is_asked_for_again_soon(tmp_path: Path) -> None:
+    written_on = threading.Event()
+    keeper = make(tmp_path, fence=written_on.wait)
+    keeper.begin(resumed_run(), 0.0, 0.0)
+    keeper.saw(saved(0, problem="gone"))
+    keeper.saw(saved(1, problem="gone"))
+    assert keeper.deadline() == 0.0
+    assert keeper.finished(0.0) == []
+    before = time.monotonic()
+    assert before < keeper.deadline() <= time.monotonic() + POLL_S
+    assert not keeper.due(1e6)
+    assert keeper.finished(0.0) == []
+    written_on.set()
+    keeper.close()
+    assert len(keeper.finished(0.0)) == 1
+
+
+def test_one_is_due_every_interval_but_not_before_the_last_is_done(tmp_path: Path) -> None:
+    keeper = make(tmp_path)
+    assert [keeper.due(now) for now in (100.0, 109.9, 110.0, 115.0, 119.9, 120.0)] == [
+        False, False, True, False, False, True,
+    ]  # fmt: skip
+    keeper.begin(resumed_run(), 0.0, 120.0)
+    assert not keeper.due(140.0)
+    for worker in range(WORKERS):
+        keeper.saw(Left(worker, 4 + worker, "it died"))
+    assert len(written(keeper)) == 1
+    assert keeper.due(140.0)
+
+
+@pytest.mark.parametrize(("interval_s", "due"), [(0.0, False), (0.5, True), (1.0, True)])
+def test_an_interval_of_nothing_means_only_at_the_end(
+    tmp_path: Path, interval_s: float, due: bool
+) -> None:
+    keeper = make(tmp_path, interval_s=interval_s)
+    assert [keeper.due(100.0), keeper.due(101.0)] == [False, due]
+
+
+def refuse() -> None:
+    raise FencedError("another master has the run")
+
+
+def test_a_master_that_was_replaced_writes_none(tmp_path: Path) -> None:
+    keeper = make(tmp_path, fence=refuse)
+    assert keeper.keep_center(resumed_run(), 0.0) == "another master has the run"
+    keeper.begin(resumed_run(), 0.0, 0.0)
+    for worker in range(WORKERS):
+        keeper.saw(Left(worker, 4 + worker, "it died"))
+    (done,) = written(keeper)
+    assert (done.bytes, done.problem) == (0, "another master has the run")
+    assert checkpoints_in(tmp_path) == []
+
+
+def test_a_bug_of_the_writing_thread_is_told_with_its_name(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise ValueError("ours")
+
+    keeper = make(tmp_path, fence=fail)
+    keeper.begin(resumed_run(), 0.0, 0.0)
+    for worker in range(WORKERS):
+        keeper.saw(Left(worker, 4 + worker, "it died"))
+    (done,) = written(keeper)
+    assert (done.bytes, done.problem) == (0, "ValueError: ours")
+
+
+def test_without_a_store_the_center_alone_is_kept_at_once(tmp_path: Path) -> None:
+    store = CountingStore()
+    keeper = make(tmp_path, store, seconds_before=1.0)
+    assert keeper.keep_center(resumed_run(), 2.0) == ""
+    found = only(tmp_path)
+    assert (found.counters.version, found.counters.seconds, found.workers) == (6, 3.0, {})
+    assert keeper.deadline() == float("inf")
+    keeper.close()
+    assert (store.opened, store.closed) == (0, 0)

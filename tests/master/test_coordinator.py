@@ -307,3 +307,29 @@ def test_a_stop_ends_the_run_and_accounts_for_results_held() -> None:
     assert finish == Finish(False, "Ctrl-C")
     (late,) = run.finish(1)
     assert late.reason == "the run is over"
+
+
+def test_a_worker_that_left_before_the_start_is_given_no_turn() -> None:
+    coordinator = Coordinator(Asynchronous(AddDelta()), Plan(10, 100, workers=2))
+    assert handle(coordinator, Joined(0, 1, 10)) == []
+    assert handle(coordinator, Left(0, 1, "killed")) == []
+    assert handle(coordinator, Joined(1, 1, 10)) == []
+    trains = handle(coordinator, Joined(2, 1, 10))
+    assert [(one.worker, one.ticket) for one in trains if isinstance(one, Train)] == [
+        (1, 1),
+        (2, 2),
+    ]
+
+
+def test_a_result_that_is_not_waited_for_is_told_with_its_loss() -> None:
+    run = Run(Asynchronous(AddDelta()), workers=1)
+    assert run.do(Trained(3, 1, 77, 0.25, 10)) == [
+        Drop(3, 1, 77, "late", "its worker is not in the run", 0, 0.25)
+    ]
+    (drop,) = run.do(Refused(0, 1, 77, "NaN"))
+    assert isinstance(drop, Drop)
+    assert (drop.decision, drop.reason, drop.staleness) == (
+        "late",
+        "its ticket is not outstanding",
+        0,
+    )

@@ -136,6 +136,84 @@ def test_it_speaks_when_all_that_was_learnt_is_forgotten() -> None:
     assert 250 < after <= 450
 
 
+# ---------------------------------------------------------------- the numbers, to the boundary
+
+
+def spoken_after(losses: Iterable[float], workers: int = 1) -> int | None:
+    """As `stopped_after`, with results of one sample."""
+    watch = DivergenceWatch("async", workers)
+    said = (number for number, loss in enumerate(losses, 1) if watch.saw(loss, 1) is not None)
+    return next(said, None)
+
+
+@pytest.mark.parametrize(
+    ("before", "high", "higher"),
+    [
+        # Three times the best.
+        ([1.0] * 60, 3.0, 3.01),
+        # Twice the start, where that is more: the best is 1.
+        ([2.0] * 20 + [1.0] * 60, 4.0, 4.01),
+        # Nine tenths of the start, where it was a tenth of this at best.
+        ([2.0] * 20 + [0.125] * 60, 1.8, 1.81),
+        # Ten times the best, where that is more than nine tenths of the start.
+        ([2.0] * 20 + [0.1875] * 60, 1.875, 1.876),
+        # Ten times the very first: the mean of the beginning is that of an explosion.
+        ([1.0] * 3 + [1000.0] * 17, 10.0, 10.01),
+    ],
+)
+def test_a_loss_is_high_above_its_bound_and_not_at_it(
+    before: list[float], high: float, higher: float
+) -> None:
+    assert spoken_after(before + [high] * 400) is None
+    assert spoken_after(before + [higher] * 400) is not None
+
+
+def test_it_speaks_at_the_hundredth_point_whose_median_is_high() -> None:
+    """The median of 50 points is high with the 26th of them: that is point 86."""
+    assert spoken_after([1.0] * 60 + [5.0] * 124) is None
+    assert spoken_after([1.0] * 60 + [5.0] * 400) == 185
+    interrupted = ([1.0] * 60 + [5.0] * 99) * 2
+    assert spoken_after(interrupted) is None
+
+
+@pytest.mark.parametrize(("lowest", "after"), [(3.0, None), (3.01, 151)])
+def test_after_an_explosion_no_point_of_fifty_came_near_the_very_first(
+    lowest: float, after: int | None
+) -> None:
+    """One in 40 is low; the others are ten times the median of the first three and more."""
+    stuck = [lowest if number % 40 == 0 else 11.0 for number in range(400)]
+    assert spoken_after([1.0, 1.0, 9.0] + [1000.0] * 17 + stuck) == after
+
+
+def test_from_a_loss_of_nothing_there_is_no_scale() -> None:
+    assert spoken_after([0.0] * 3 + [5.0] * 400) is None
+    assert spoken_after([2.0] * 60 + [0.0] + [90.0] * 400) is not None
+
+
+def test_the_beginning_is_the_mean_of_twenty_points() -> None:
+    """And the very first are three: their median does not see the one that is 9."""
+    watch = DivergenceWatch("sync")
+    said = [watch.saw(loss, 1) for loss in [4.0, 4.0, 9.0] + [1.0] * 17 + [2.0] * 60 + [50.0] * 200]
+    words = next(text for text in said if text)
+    assert "it is 50, was 1.7 at best and began at 1.7;" in words
+    watch = DivergenceWatch("sync")
+    said = [watch.saw(loss, 1) for loss in [0.5, 0.5, 9.0] + [1.0] * 17 + [2.0] * 60 + [50.0] * 200]
+    assert "was 0.5 at best and began at 0.5;" in next(text for text in said if text)
+
+
+def test_with_many_workers_a_point_is_the_mean_over_the_samples_of_a_quarter_of_them() -> None:
+    """Of 8 workers two results make a point: with 3 samples of 1 and 1 of 5 it is 2."""
+
+    def spoken(high: list[tuple[float, int]]) -> int | None:
+        watch = DivergenceWatch("async", 8)
+        results = [(0.5, 1)] * 120 + high * 200
+        said = (number for number, one in enumerate(results, 1) if watch.saw(*one) is not None)
+        return next(said, None)
+
+    assert spoken([(1.0, 3), (3.0, 1)]) is None
+    assert spoken([(1.0, 3), (5.0, 1)]) == 2 * 185
+
+
 @pytest.mark.parametrize(
     ("mode", "workers", "payload", "remedy"),
     [

@@ -10,8 +10,15 @@ import pytest
 from speedo import messages
 from speedo.master.driver import Limits
 from speedo.master.plan import Plan
+from speedo.master.reasons import (
+    busy_tester,
+    silent_tester,
+    too_few_joined,
+    too_few_left,
+    turn_overdue,
+)
 from speedo.master.turn_deadlines import HEARTBEAT_S
-from speedo.messages import Action, Command, Evaluate, Event, Snapshot
+from speedo.messages import Action, Event, Snapshot, Trained
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.rules import AddDelta, AverageDeltas
 from speedo.sgd_modes.synchronous import Synchronous
@@ -32,13 +39,9 @@ def lose_turns(*tickets: int) -> Callable[[SimulatedCluster], None]:
     """The messages of these turns never arrive."""
 
     def script(cluster: SimulatedCluster) -> None:
-        real = cluster._turn
-
-        def turn(worker: Any, command: Any, *rest: Any) -> Any:
-            result = real(worker, command, *rest)
-            return None if command.ticket in tickets else result
-
-        cluster._turn = turn  # type: ignore[method-assign]
+        cluster.deliver = lambda event: (
+            None if isinstance(event, Trained) and event.ticket in tickets else event
+        )
 
     return script
 
@@ -47,10 +50,9 @@ def test_workers_that_do_not_come_end_the_run_after_the_start_limit() -> None:
     simulation = run(Plan(10, 10, workers=3), joins=[0, 1], limits=Limits(start_s=30.0))
     outcome = simulation.outcome
     assert (outcome.complete, outcome.version, outcome.seconds) == (False, 0, 0.0)
-    assert outcome.reason == "only 2 of 3 workers joined within 30 s"
-    assert lines(simulation, "finish") == [
-        "30.0000  < finish, incomplete: only 2 of 3 workers joined within 30 s"
-    ]
+    reason = too_few_joined(2, 3, 30.0)
+    assert outcome.reason == reason
+    assert lines(simulation, "finish") == [f"30.0000  < finish, incomplete: {reason}"]
 
 
 def test_a_worker_that_comes_in_time_is_waited_for() -> None:
@@ -72,9 +74,7 @@ def test_losing_the_last_worker_ends_the_run_after_the_join_limit() -> None:
         script=lambda cluster: cluster.die(0, 0.25),
         limits=Limits(join_s=8.0),
     )
-    assert simulation.outcome.reason == (
-        "0 workers were left, 1 are needed, and none joined within 8 s"
-    )
+    assert simulation.outcome.reason == too_few_left(0, 1, 8.0)
     assert lines(simulation, "finish")[0].startswith("8.2500")
 
 
@@ -96,7 +96,7 @@ def test_a_first_turn_that_does_not_end_is_given_the_turn_limit() -> None:
     )
     assert simulation.outcome.complete
     assert lines(simulation, "leaves", "version 1,") == [
-        "40.0000  > worker 1.1 leaves: no result for 40 s, far longer than any turn took",
+        f"40.0000  > worker 1.1 leaves: {turn_overdue(40.0)}",
         "40.0000  < merge 0#1 (staleness 0) x 1 -> version 1, iteration 1",
     ]
 
@@ -116,7 +116,7 @@ def test_an_evicted_worker_is_evicted_by_the_cluster_too() -> None:
     simulation = run(
         Plan(10, 6, workers=2), script=lose_turns(2), limits=Limits(turn_s=40.0), keep_trace=False
     )
-    assert set(simulation.cluster._workers) == {0}
+    assert simulation.cluster.present == {0}
 
 
 def test_the_last_version_is_the_one_that_is_tested() -> None:
@@ -130,14 +130,14 @@ def test_the_last_version_is_the_one_that_is_tested() -> None:
 
 def test_a_tester_that_does_not_answer_is_not_waited_for_longer_than_its_limit() -> None:
     def silent(cluster: SimulatedCluster) -> None:
-        cluster._test = lambda command: None  # type: ignore[assignment, method-assign, return-value]
+        cluster.deliver = lambda event: None if isinstance(event, messages.Tested) else event
 
     simulation = run(Plan(10, 7, workers=1), script=silent, limits=Limits(test_s=50.0))
     outcome = simulation.outcome
     assert (outcome.complete, outcome.version, outcome.metrics) == (True, 7, {})
-    assert outcome.test_problem == "no answer from the tester for 50 s"
+    assert outcome.test_problem == silent_tester(50.0)
     assert lines(simulation, "tested") == [
-        f"{50 + 7 * 0.102:.4f}  > version 7 tested: no answer from the tester for 50 s"
+        f"{50 + 7 * 0.102:.4f}  > version 7 tested: {silent_tester(50.0)}"
     ]
 
 
@@ -146,23 +146,20 @@ def test_tests_queue_up_and_one_too_many_is_left_out_and_told() -> None:
     asked: list[int] = []
 
     def slow(cluster: SimulatedCluster) -> None:
-        real = cluster.send
+        def later(event: Event) -> Event | None:
+            if not isinstance(event, messages.Tested):
+                return event
+            asked.append(event.version)
+            cluster.at(cluster.now + 0.07, lambda: event)  # after the 0.02 s of a step
+            return None
 
-        def send(command: Command) -> None:
-            if isinstance(command, Evaluate):
-                asked.append(command.version)
-                answer = messages.Tested(command.version, {})
-                cluster.at(cluster.now + 0.09, lambda: answer)
-            else:
-                real(command)
-
-        cluster.send = send  # type: ignore[method-assign]
+        cluster.deliver = later
 
     world = World(step_s=0.02, latency_s=0.0, jitter=0.0)
     simulation = run(Plan(10, 12, workers=1, test_interval=1), world=world, script=slow)
     assert asked == [1, 2, 3, 4, 6, 7, 8, 9, 11, 12]
-    left_out = [line.split("  > ")[1] for line in lines(simulation, "left out")]
-    problem = "tested: left out: the tester is still busy with 4 versions before it"
+    left_out = [line.split("  > ")[1] for line in lines(simulation, "skipped")]
+    problem = f"tested: {busy_tester(4)}"
     assert left_out == [f"version 5 {problem}", f"version 10 {problem}"]
 
 
@@ -174,18 +171,16 @@ def test_a_failed_test_of_the_last_version_is_made_again_whatever_became_of_othe
     left = {6: 1, 7: failures}
 
     def script(cluster: SimulatedCluster) -> None:
-        real = cluster.send
+        def fail(event: Event) -> Event | None:
+            if not isinstance(event, messages.Tested):
+                return event
+            problem = "it is lost" if left[event.version] else ""
+            left[event.version] -= bool(problem)
+            answer = messages.Tested(event.version, {} if problem else {"accuracy": 1.0}, problem)
+            cluster.at(cluster.now + 0.2, lambda: answer)
+            return None
 
-        def send(command: Command) -> None:
-            if isinstance(command, Evaluate):
-                version, problem = command.version, "it is lost" if left[command.version] else ""
-                left[version] -= bool(problem)
-                answer = messages.Tested(version, {} if problem else {"accuracy": 1.0}, problem)
-                cluster.at(cluster.now + 0.3, lambda: answer)
-            else:
-                real(command)
-
-        cluster.send = send  # type: ignore[method-assign]
+        cluster.deliver = fail
 
     outcome = run(Plan(10, 7, workers=1, test_interval=6), script=script).outcome
     assert outcome.metrics.get("accuracy") == metrics
@@ -196,7 +191,7 @@ def test_a_run_that_trained_nothing_tests_nothing() -> None:
     simulation = run(Plan(10, 12, workers=2), joins=[0], limits=Limits(start_s=5.0))
     outcome = simulation.outcome
     assert (outcome.complete, outcome.samples, outcome.metrics) == (False, 0, {})
-    assert outcome.reason == "only 1 of 2 workers joined within 5 s"
+    assert outcome.reason == too_few_joined(1, 2, 5.0)
     assert lines(simulation, "tested") == []
 
 

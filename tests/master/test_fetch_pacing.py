@@ -128,6 +128,31 @@ def test_what_was_found_is_looked_at_anew_now_and_then() -> None:
     assert pace.gap == 0.0
 
 
+def test_a_pace_begins_without_a_wait() -> None:
+    pace = Pace()
+    assert [pace.start(0.5), pace.start(0.5), pace.gap] == [0.5, 0.5, 0.0]
+
+
+@pytest.mark.parametrize(("each", "gap"), [(0.0625, 0.0625), (0.064, 0.0)])
+def test_waiting_is_kept_if_half_of_what_was_to_be_gained_is(each: float, gap: float) -> None:
+    """Two at once took 3/32 s each; alone that is half, and half of this gain is 2/32 s each."""
+    pace = Pace()
+    feed(pace, 1, each=0.09375, alone=0.046875)
+    assert pace.gap == 0.046875
+    feed(pace, 1, each=each, alone=each)
+    assert pace.gap == pytest.approx(gap)
+
+
+def test_a_wait_that_gained_nothing_is_tried_again_after_forty_conclusions() -> None:
+    pace = Pace()
+    feed(pace, 2, each=0.1, alone=0.05)
+    assert pace.gap == 0.0
+    feed(pace, AGAIN, each=0.1, alone=0.05)
+    assert pace.gap == 0.0
+    feed(pace, 1, each=0.1, alone=0.05)
+    assert pace.gap == pytest.approx(0.05)
+
+
 def test_a_fetch_that_waited_for_something_else_says_nothing() -> None:
     pace = Pace()
     feed(pace, 1, each=0.1, alone=0.05)

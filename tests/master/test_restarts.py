@@ -42,6 +42,12 @@ def test_one_more_goes_where_it_leaves_the_fewest_workers_per_core() -> None:
     assert spread(2, {"large": 3, "small": 2}, cores) == {"large": 2, "small": 0}
 
 
+def test_where_none_is_wanted_none_is_left() -> None:
+    for wanted in (0, -1):
+        assert spread(wanted, {"a": 2, "b": 1}, {"a": 4, "b": 4}) == {"a": 0, "b": 0}
+    assert spread(3, {}, {}) == {}
+
+
 @given(HOSTS, st.integers(0, 60))
 def test_all_that_are_wanted_are_spread_and_none_moves_needlessly(
     hosts: dict[str, tuple[int, int]], wanted: int

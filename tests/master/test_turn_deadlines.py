@@ -26,6 +26,34 @@ def known(deadlines: TurnDeadlines, seconds: float = 2.0) -> None:
         deadlines.measure(TurnUnderWay(turn(9, 0), 0.0), seconds)
 
 
+def test_a_turn_of_more_steps_than_those_measured_has_its_steps_times_as_long(
+    deadlines: TurnDeadlines,
+) -> None:
+    for _ in range(FEWEST_TURNS):
+        deadlines.measure(TurnUnderWay(turn(9, 0, steps=4), 1.0), 9.0)  # 2 s a step
+    limits = [deadlines.limit(steps) for steps in (1, 4, 5, 40)]
+    assert limits == [
+        24.0 + HEARTBEAT_S,
+        24.0 + HEARTBEAT_S,
+        30.0 + HEARTBEAT_S,
+        240.0 + HEARTBEAT_S,
+    ]
+
+
+def test_the_slow_turns_are_those_of_the_95th_percentile_found_anew_every_sixteen_turns(
+    deadlines: TurnDeadlines,
+) -> None:
+    """Of 112 turns of 1, 2, 3 ... seconds it is the 107th; of 128 with 16 of 1,000 s more, one of those."""
+    for seconds in range(1, 113):
+        deadlines.measure(TurnUnderWay(turn(9, 0), 0.0), float(seconds))
+    assert deadlines.limit(1) == 3 * 107.0 + HEARTBEAT_S
+    for _ in range(15):
+        deadlines.measure(TurnUnderWay(turn(9, 0), 0.0), 1000.0)
+    assert deadlines.limit(1) == 3 * 107.0 + HEARTBEAT_S
+    deadlines.measure(TurnUnderWay(turn(9, 0), 0.0), 1000.0)
+    assert deadlines.limit(1) == 3 * 1000.0 + HEARTBEAT_S
+
+
 def test_the_first_turns_have_the_users_timeout(deadlines: TurnDeadlines) -> None:
     deadlines.add(turn(0, 1), 5.0)
     assert deadlines.soonest() == 5.0 + FIRST_S

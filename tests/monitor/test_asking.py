@@ -104,7 +104,7 @@ def test_whatever_comes_through_the_socket_has_a_line_for_an_answer(
 def test_an_answer_that_is_none_is_told(runtime: Path, answer: Any) -> None:
     with (
         ControlServer("one", lambda asked: answer),
-        pytest.raises(ClusterError, match="no answer that can be read"),
+        pytest.raises(ClusterError, match="answer that cannot be read"),
     ):
         RunSocket("one", runtime).ask("status")
 

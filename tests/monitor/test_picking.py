@@ -92,10 +92,10 @@ def test_json_is_one_object_with_every_run(two_runs: None) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("stop",), "several runs are going (1a2b3c, 1a9f00): name one with --run"),
-        (("scale", "3"), "several runs are going"),
-        (("status", "--run", "1a"), "--run 1a begins several runs (1a2b3c, 1a9f00)"),
-        (("status", "--run", "77"), "--run 77 is no run that is going"),
+        (("stop",), "you have several runs (1a2b3c, 1a9f00): name one with --run"),
+        (("scale", "3"), "you have several runs"),
+        (("status", "--run", "1a"), "--run 1a matches several runs (1a2b3c, 1a9f00)"),
+        (("status", "--run", "77"), "--run 77 is not a running run"),
         (("scale", "3", "--run", "1a9"), "no host has joined: start one"),
     ],
 )
@@ -128,7 +128,7 @@ def test_without_a_run_each_command_says_so(runtime: Path) -> None:
     for arguments in (("status",), ("stop",), ("scale", "2"), ("status", "--watch")):
         answer = typed(*arguments)
         assert answer.exit_code == 1
-        assert "no run of yours is going on this machine" in answer.output
+        assert "you have no run on this machine" in answer.output
     answer = typed("status", "--json")
     assert (answer.exit_code, json.loads(answer.output)) == (1, {"runs": []})
 

@@ -64,9 +64,9 @@ def test_means_of_groups() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (None, "is no run directory"),
+        (None, "is not a run directory"),
         ("", "no merged result yet"),
-        ("nonsense\n{}\n", "line 1 is no line of metrics"),
+        ("nonsense\n{}\n", "line 1 is not a line of metrics"),
     ],
 )
 def test_what_is_no_run_is_told(tmp_path: Path, text: str | None, words: str) -> None:

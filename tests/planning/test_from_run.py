@@ -129,7 +129,7 @@ def test_a_run_that_cannot_tell_is_refused_with_the_reason(
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"is no run directory: it has no metrics\.jsonl"):
+    with pytest.raises(ConfigError, match=r"is not a run directory: it has no metrics\.jsonl"):
         from_run(tmp_path, cores=2)
 
 

@@ -144,7 +144,7 @@ def test_a_run_is_enough_to_plan_with(tmp_path: Path) -> None:
         (("--link", "fast"), "--link 'fast' is no rate above 0; use bits per second"),
         (("--link", "1gbit", "--latency", "low"), "--latency 'low' is no time"),
         (("--local-steps", "0"), "--local-steps '0' is no list of numbers"),
-        (("--workers", "11", "--mode", "sync"), "batch_size 10 cannot be divided over 11 workers"),
+        (("--workers", "11", "--mode", "sync"), "batch_size 10 cannot be split over 11 workers"),
         (("--compress", "int8"), "--compress is measured: give SOLVER beside --from"),
         (("--compress", "zip"), "zip"),
         (("--compress", "topk:0.1", "--mode", "easgd"), "use bfloat16 or int8"),

@@ -107,12 +107,12 @@ def test_a_disk_without_room_leaves_the_former_one_and_says_so(tmp_path: Path) -
 
 def test_a_folder_without_a_good_one_says_what_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "000001-000000000006.checkpoint").write_text("nothing of the kind")
-    with pytest.raises(CheckpointError, match="does not begin like a checkpoint"):
+    with pytest.raises(CheckpointError, match="does not start like a checkpoint"):
         latest(tmp_path)
 
 
 def test_a_directory_that_cannot_be_resumed_says_why(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no run directory"):
+    with pytest.raises(ConfigError, match="not a run directory"):
         find_run(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="holds no run"):
         find_run(tmp_path)
@@ -128,7 +128,7 @@ def test_a_master_that_was_replaced_is_told_at_its_next_write(tmp_path: Path) ->
     assert claim(tmp_path) == 1
     old.check()  # asked a moment ago: not every merge reads a file
     now = 1.0
-    with pytest.raises(FencedError, match=r"epoch 1, ours is 0"):
+    with pytest.raises(FencedError, match=r"epoch is 1, ours 0"):
         old.check()
     with pytest.raises(FencedError):
         old.require()

@@ -132,7 +132,7 @@ def test_an_odd_value_in_the_metrics_is_named_by_its_line(
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     lines[2][field] = value
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(DataError, match=r"metrics\.jsonl, line 3 is no line of metrics"):
+    with pytest.raises(DataError, match=r"metrics\.jsonl, line 3 is not a line of metrics"):
         read_run(run)
 
 
@@ -143,7 +143,7 @@ def test_a_line_that_is_none_is_named(tmp_path: Path, line: bytes) -> None:
     run = write_run(tmp_path / "run", results=5)
     lines = (run / "metrics.jsonl").read_bytes().splitlines()
     (run / "metrics.jsonl").write_bytes(b"\n".join([*lines[:2], line, *lines[2:]]) + b"\n")
-    with pytest.raises(DataError, match="line 3 is no line of metrics"):
+    with pytest.raises(DataError, match="line 3 is not a line of metrics"):
         read_run(run)
 
 
@@ -174,7 +174,7 @@ def test_an_odd_value_in_a_run_to_plan_from_is_named(
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if (field, value) == ("time", -1):
         return  # a clock may stand anywhere
-    with pytest.raises(ConfigError, match=r"metrics\.jsonl, line 11 is no line of metrics"):
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl, line 11 is not a line of metrics"):
         from_run(run, cores=2)
 
 

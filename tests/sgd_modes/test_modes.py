@@ -11,7 +11,7 @@ from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.easgd import easgd
 from speedo.sgd_modes.hybrid import Hybrid, Phase
 from speedo.sgd_modes.partial import Partial
-from speedo.sgd_modes.registry import make_strategy
+from speedo.sgd_modes.registry import is_elastic, make_strategy, with_whole_gradient
 from speedo.sgd_modes.rules import AddDelta, AverageDeltas, Elastic, ServerGradient
 from speedo.sgd_modes.synchronous import Synchronous
 from speedo.sgd_modes.weed_out import WeedOut
@@ -168,6 +168,11 @@ def test_weed_out_discards_a_worker_absent_from_the_window() -> None:
     assert mode.on_result(result(2, 4)) == Decision(discard=(2,), train=(2,))
 
 
+def test_weed_out_has_a_window_of_three_and_partial_an_advance_of_two() -> None:
+    assert WeedOut(AddDelta()).window == 3
+    assert Partial(AddDelta()).max_advance == 2
+
+
 def test_weed_out_never_bounds_below_the_number_of_workers() -> None:
     mode = WeedOut(AddDelta(), window=2)
     mode.on_join((0, 1, 2, 3))
@@ -287,3 +292,33 @@ def test_server_gradient_gives_the_update_the_weighted_mean() -> None:
         np.zeros(2, np.float32), [Contribution(vectors[0], 1), Contribution(vectors[1], 2)], 1.0, 0
     )
     np.testing.assert_allclose(seen[0], [3, 6])
+
+
+def test_workers_send_weights_where_the_rule_is_elastic() -> None:
+    phases = [{"mode": "easgd", "iterations": 4}, {"mode": "sync", "iterations": 6}]
+    found = [
+        is_elastic(make_config(options))
+        for options in (
+            {"mode": "easgd"},
+            {"mode": "partial", "moving_rate": 0.2},
+            {"mode": "partial"},
+            {"mode": "sync"},
+            {"mode": "hybrid", "phases": phases},
+        )
+    ]
+    assert found == [True, True, False, False, False]
+
+
+def test_where_the_update_is_not_linear_rounds_of_single_steps_send_gradients() -> None:
+    def whole(**options: object) -> object:
+        return with_whole_gradient(make_config(options)).server_gradient
+
+    assert whole(mode="sync") is True
+    assert whole(mode="sync", local_steps=2) is None
+    assert whole(mode="sync", delta_scale=0.5) is None
+    assert whole(mode="sync", server_gradient=False) is False
+    assert whole(mode="async") is None
+    phases = [{"mode": "async", "iterations": 4}, {"mode": "sync", "iterations": 6}]
+    hybrid = with_whole_gradient(make_config({"mode": "hybrid", "phases": phases}))
+    assert hybrid.server_gradient is None
+    assert [phase.server_gradient for phase in hybrid.phases] == [None, True]

@@ -111,7 +111,7 @@ def test_a_mode_that_is_one_file_is_found_said_checked_and_trained_with(tmp_path
     )
     assert told["low"] == ["every is 0: use 1 to 99"]
     assert told["elsewhere"] == [
-        "every is 3, but mode sync does not take it; use --mode every-other, or leave every out"
+        "every is 3, but mode sync does not use it; use --mode every-other, or leave every out"
     ]
     assert (told["usual"], told["overlap"]) == (2, "far")
     complete, iteration, discarded = told["plain"]

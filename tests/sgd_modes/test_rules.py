@@ -13,6 +13,7 @@ from speedo.sgd_modes.rules import (
     AverageDeltas,
     Contribution,
     Elastic,
+    ServerGradient,
     pull_towards,
 )
 
@@ -88,3 +89,19 @@ def test_elastic_averaging_keeps_the_sum_of_worker_and_center(alpha: float, seed
     Elastic(alpha).merge(center, [Contribution(local, 1)], alpha, 0)
     pull_towards(local, center, alpha)
     np.testing.assert_allclose(center + local, total, rtol=1e-4, atol=1e-4)
+
+
+def test_a_server_gradient_gets_the_mean_gradient_the_center_and_the_iteration() -> None:
+    seen: list[tuple[list[float], list[float], int]] = []
+
+    def update(gradient: np.ndarray, center: np.ndarray, iteration: int) -> None:
+        seen.append((gradient.tolist(), center.tolist(), iteration))
+        center -= np.float32(0.5) * gradient
+
+    center = np.array([1.0, 2.0], np.float32)
+    gradients = [np.array([4.0, 0.0], np.float32), np.array([0.0, 8.0], np.float32)]
+    rule = ServerGradient(update)
+    assert rule.rate(4) == 1.0
+    rule.merge(center, [Contribution(gradients[0], 30), Contribution(gradients[1], 10)], 0.25, 17)
+    assert seen == [([3.0, 2.0], [1.0, 2.0], 17)]
+    assert center.tolist() == [-0.5, 1.0]

@@ -14,10 +14,9 @@ import pytest
 from speedo.config.run_config import make_config
 from speedo.master.driver import Limits
 from speedo.master.plan import Plan
-from speedo.messages import Train
+from speedo.messages import Event, Trained
 from speedo.sgd_modes.registry import make_strategy
 from speedo.simulation.simulator import SimulatedCluster, World, simulate
-from speedo.worker.turn import Worker
 
 FOLDER = Path(__file__).parent / "golden"
 LINES = 60
@@ -46,31 +45,32 @@ def scenario(
     return simulation.trace.text()
 
 
-def change_turns(change: Callable[..., Any]) -> Script:
-    """Let `change(cluster, real, worker, command)` make the results of all turns."""
+def change_results(change: Callable[[SimulatedCluster, Trained], Event | None]) -> Script:
+    """Let `change(cluster, result)` decide what the driver hears of each result."""
 
     def script(cluster: SimulatedCluster) -> None:
-        real = cluster._turn
-        cluster._turn = lambda worker, command, *rest: change(cluster, real, worker, command)  # type: ignore[method-assign]
+        cluster.deliver = lambda event: (
+            change(cluster, event) if isinstance(event, Trained) else event
+        )
 
     return script
 
 
-def poison_worker_1(
-    cluster: SimulatedCluster, real: Callable[..., Any], worker: Worker, command: Train
-) -> Any:
-    return real(worker, command, worker.worker == 1)
+def poison_worker_1(cluster: SimulatedCluster, result: Trained) -> Event | None:
+    if result.worker == 1:
+        cluster.poison(1, result.ticket)
+    return result
 
 
-def repeat_and_delay(
-    cluster: SimulatedCluster, real: Callable[..., Any], worker: Worker, command: Train
-) -> Any:
+def repeat_and_delay(cluster: SimulatedCluster, result: Trained) -> Event | None:
     """Worker 0 says everything twice; worker 1 is cut off in ticket 2, whose result comes later."""
-    if command.ticket == 2:
-        result = real(worker, command)
+    if result.ticket == 2:
         cluster.at(cluster.now + 0.25, lambda: result)
-        return cluster._gone(worker.worker, "cut off")
-    return real(worker, command, False, worker.worker == 0)
+        cluster.die(1, cluster.now, "cut off")
+        return None
+    if result.worker == 0:
+        cluster.at(cluster.now + cluster.world.latency_s, lambda: result)
+    return result
 
 
 def all_die_and_return(cluster: SimulatedCluster) -> None:
@@ -104,7 +104,7 @@ SCENARIOS: dict[str, Callable[[], str]] = {
         {"mode": "sync"}, workers=2, iterations=10, script=lambda cluster: cluster.join(2, 0.05)
     ),
     "a_worker_that_sends_nan_is_set_aside": lambda: scenario(
-        {"mode": "async"}, workers=2, iterations=6, script=change_turns(poison_worker_1)
+        {"mode": "async"}, workers=2, iterations=6, script=change_results(poison_worker_1)
     ),
     "all_die_and_return": lambda: scenario(
         {"mode": "sync"}, workers=2, iterations=10, script=all_die_and_return
@@ -117,7 +117,7 @@ SCENARIOS: dict[str, Callable[[], str]] = {
         script=lambda cluster: cluster.die(1, 0.4),
     ),
     "repeated_and_late_results_are_refused": lambda: scenario(
-        {"mode": "async"}, workers=2, iterations=8, script=change_turns(repeat_and_delay)
+        {"mode": "async"}, workers=2, iterations=8, script=change_results(repeat_and_delay)
     ),
 }
 

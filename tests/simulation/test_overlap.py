@@ -204,12 +204,12 @@ def slow_answers(delay_s: float) -> Callable[[SimulatedCluster], None]:
     """Results reach the master so much later."""
 
     def script(cluster: SimulatedCluster) -> None:
-        real = cluster._turn
+        def late(event: Event) -> Event | None:
+            if not isinstance(event, Trained):
+                return event
+            cluster.at(cluster.now + delay_s, lambda: event)
+            return None
 
-        def late(*arguments: object) -> None:
-            answer = real(*arguments)  # type: ignore[arg-type]
-            cluster.at(cluster.now + delay_s, lambda: answer)
-
-        cluster._turn = late  # type: ignore[method-assign,assignment]
+        cluster.deliver = late
 
     return script

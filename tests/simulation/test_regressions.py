@@ -10,6 +10,7 @@ import pytest
 from speedo.master.coordinator import STRIKES, Coordinator
 from speedo.master.driver import Limits
 from speedo.master.plan import Plan
+from speedo.master.reasons import too_few_left
 from speedo.messages import (
     Action,
     Event,
@@ -53,16 +54,18 @@ def test_a_run_that_set_its_workers_aside_does_not_wait_for_ever() -> None:
     """Only joins and deaths started the wait for new workers; one set aside did not."""
 
     def poison_worker_0(cluster: SimulatedCluster) -> None:
-        real = cluster._turn
-        cluster._turn = lambda worker, command, *rest: real(worker, command, worker.worker == 0)  # type: ignore[method-assign]
+        def poison(event: Event) -> Event:
+            if isinstance(event, Trained) and event.worker == 0:
+                cluster.poison(0, event.ticket)
+            return event
+
+        cluster.deliver = poison
 
     plan = Plan(10, 1000, workers=2, min_workers=2)
     limits = Limits(join_s=7.0)
     simulation, _ = run(Asynchronous(AddDelta()), plan, script=poison_worker_0, limits=limits)
     assert not simulation.outcome.complete
-    assert simulation.outcome.reason == (
-        "1 workers were left, 2 are needed, and none joined within 7 s"
-    )
+    assert simulation.outcome.reason == too_few_left(1, 2, 7.0)
 
 
 def test_waiting_for_workers_ends_at_times_that_floats_cannot_hold() -> None:

@@ -84,12 +84,12 @@ def test_a_bad_solver_is_told(home: Path, fields: dict[str, Any], words: list[st
 NETS: list[tuple[str, str, list[str]]] = [
     ('type: "Sigmoid"', 'type: "Sigmoids"', ["layer 'sig' has the unknown type 'Sigmoids'",
                                              "did you mean 'Sigmoid'?"]),
-    ('bottom: "pool"', 'bottom: "pol"', ["layer 'sig' reads 'pol', which no layer before it makes",
+    ('bottom: "pool"', 'bottom: "pol"', ["layer 'sig' reads 'pol', which no earlier layer makes",
                                          "did you mean 'pool'?"]),
     ('top: "pool"', 'top: "pool" top: "conv"', ["layer 'pool' makes 'conv', which another"]),
     ('source: "train"', 'source: "trian"', ["layer 'data' reads its records from 'trian'"]),
     ('source: "train" ', "", ["layer 'data' has no source"]),
-    ('source: "test"', 'source: "empty"', ["empty, which holds no record: make it anew"]),
+    ('source: "test"', 'source: "empty"', ["empty, which holds no record: create it again"]),
     ('source: "train" backend: LMDB', 'source: "train"', ["as LevelDB, but it is an LMDB",
                                                           "add `backend: LMDB`"]),
     ('source: "train"', 'source: "level"', ["it is a LevelDB: set `backend: LEVELDB`"]),
@@ -129,7 +129,7 @@ def test_a_bad_net_is_told_with_its_file(home: Path, old: str, new: str, words: 
 
 DATA: list[tuple[str, list[str]]] = [
     ('type: "MemoryData" memory_data_param { batch_size: 4 channels: 1 height: 8 width: 8 }',
-     ["takes records from outside (layer 'data', type MemoryData)"]),
+     ["gets its records from outside (layer 'data', type MemoryData)"]),
     ('type: "Input" input_param { shape { dim: 4 } }', ["from outside", "type Input"]),
     ('type: "HDF5Data" hdf5_data_param { source: "list" batch_size: 4 }', ["'list', which was"]),
     ('type: "HDF5Data" hdf5_data_param { source: "none" batch_size: 4 }', ["none, which is empty"]),
@@ -216,7 +216,7 @@ def test_an_absent_mode_is_the_cpu(home: Path) -> None:
 
 def test_a_batch_smaller_than_the_workers_is_told_only_when_it_is_split(home: Path) -> None:
     path = write_solver(home, net_text(batch=3))
-    assert "batch_size is 3, too small to divide over 4 workers" in problems(path, workers=4)[0]
+    assert "batch_size is 3, too small to split over 4 workers" in problems(path, workers=4)[0]
     check_solver(read_solver(path), workers=4, split=False)
     check_solver(read_solver(path), workers=3, split=True)
 
@@ -258,7 +258,7 @@ def test_a_database_that_was_cut_short_is_not_read(home: Path) -> None:
     (home / "cut").mkdir()
     (home / "cut" / "data.mdb").write_bytes((home / "train" / "data.mdb").read_bytes()[:8192])
     (found,) = problems(write_solver(home, net_text(train="cut")))
-    assert "cut, which was cut short: make it anew, or copy it again" in found
+    assert "cut, which is truncated: create it again, or copy it again" in found
 
 
 def test_a_file_that_is_no_hdf5_is_named(home: Path) -> None:
@@ -271,7 +271,10 @@ def test_a_file_that_is_no_hdf5_is_named(home: Path) -> None:
         'layer { name: "hush" type: "Silence" bottom: "more" include { phase: TRAIN } }'
     )
     (found,) = problems(write_solver(home, net_text() + layer))
-    assert f"whose file {home}/text.h5 is no HDF5 file: make it anew or correct the list" in found
+    assert (
+        f"whose file {home}/text.h5 is not an HDF5 file: create it again or correct the list"
+        in found
+    )
 
 
 @pytest.mark.parametrize(
@@ -279,7 +282,7 @@ def test_a_file_that_is_no_hdf5_is_named(home: Path) -> None:
     [
         ([0.5] * 63, "holds 63 values and says that it has the shape 1 x 1 x 8 x 8"),
         ([0.5] * 63 + [float("nan")], "holds NaN or infinity"),
-        (None, "is none, or was cut short"),
+        (None, "is not one, or is truncated"),
     ],
 )
 def test_a_mean_file_that_would_spoil_every_image_is_told(
@@ -289,4 +292,4 @@ def test_a_mean_file_that_would_spoil_every_image_is_told(
     content = blob.SerializeToString() if values else b"hello"
     (home / "mean").write_bytes(content)
     path = write_solver(home, net_text().replace("scale: 0.00390625", 'mean_file: "mean"'))
-    assert f"{home}/mean, which {words}: make it anew" in problems(path)[0]
+    assert f"{home}/mean, which {words}: create it again" in problems(path)[0]

@@ -140,7 +140,7 @@ def test_the_tester_reads_centers_alone(reader: RedisStore):
 
 
 def test_nobody_comes_in_without_a_user(server: PrivateRedis):
-    with pytest.raises(StoreAccessError, match="it wants a password"):
+    with pytest.raises(StoreAccessError, match="it requires a password"):
         RedisStore(f"redis://{server.address}").ping()
     for login in ("default:", "default:default", "master:", "speedo-ab12cd34-1-w0-1:guess"):
         with pytest.raises(StoreAccessError):
@@ -234,7 +234,7 @@ def test_where_users_cannot_be_made_all_share_the_masters_url(server: PrivateRed
     raw.redis.execute_command("ACL", "SETUSER", "plain", *rules)
     url = f"redis://plain:given@{server.address}/0"
     access = Access(url, RUN)
-    assert "all of them use the password given. Use Redis 7.0 or later" in (access.problem() or "")
+    assert "all of them share one password. Use Redis 7.0 or later" in (access.problem() or "")
     assert access.admit_worker(0, 1) == access.admit_reader() == url
     access.dismiss(0, 1)
     assert access.restore() == 0

@@ -171,6 +171,6 @@ def test_times_are_bounded_while_the_server_is_stopped():
         store = RetryingStore(RedisStore(server.url, timeout_s=0.2), patience_s=0.5)
         os.kill(server.process_id, signal.SIGSTOP)
         began = time.monotonic()
-        with pytest.raises(StoreUnavailableError, match="did not get better"):
+        with pytest.raises(StoreUnavailableError, match="did not recover"):
             store.ping()
         assert time.monotonic() - began < 10

@@ -80,7 +80,7 @@ def test_another_programs_data_is_not_taken_for_a_blob(store: RedisStore, raw: R
             call()
     raw.redis.delete("k")
     raw.redis.lpush("k", b"list")
-    with pytest.raises(StoreError, match="another program's data"):
+    with pytest.raises(StoreError, match="another program uses this key"):
         store.read("k", memoryview(bytearray(3)))
     raw.redis.delete("k")
 

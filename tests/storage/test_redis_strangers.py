@@ -180,8 +180,8 @@ def test_a_crowd_is_told_once_with_where_it_comes_from() -> None:
                 wait_until(lambda crowd=crowd: all(map(is_cut, crowd)))
         address = server.address
     assert len(told) == 1
-    assert f"connections without a password at {address}, " in told[0]
-    assert " of them from 127.0.0.1: they are cut off" in told[0]
+    assert f"connections without login at {address}, " in told[0]
+    assert " of them from 127.0.0.1: they are closed" in told[0]
 
 
 @pytest.mark.parametrize("way", ["port", "socket", "tls"])

@@ -75,7 +75,7 @@ def test_trouble_is_told_when_it_begins_and_when_it_is_over(ailing: Ailing):
 
 def test_patience_ends_with_the_last_error_and_the_time_waited(ailing: Ailing):
     ailing.failures = [StoreUnavailableError("away")] * 8 + [StoreTimeoutError("slow")] * 50
-    with pytest.raises(StoreTimeoutError, match=r"slow; it did not get better in 20\.\d s"):
+    with pytest.raises(StoreTimeoutError, match=r"slow; it did not recover in 20\.\d s"):
         ailing.patient.ping()
     assert ailing.now <= 1 + 20 + 1
     assert ailing.patient.outages == 0

@@ -21,10 +21,9 @@ from speedo.transport.channel import (
     unpack,
 )
 from speedo.transport.core_affinity import DriverCore, DriverThread
-from speedo.transport.event_queue import Inbox
+from speedo.transport.event_queue import EventQueue
 from speedo.vectors.vector import Kind
 
-pytestmark = pytest.mark.ray  # the package it is in imports it
 WAIT_S = 10.0
 TRAIN = Train(3, 2, 17, 5, 400, 10, 2, Kind.DELTA, 0.1 + 0.2, True, OwnResults(15, 16, 0.5))
 TRAINED = Trained(3, 2, 17, 1 / 3, 640, {"fetch": 1e-9, "compute": 0.1})
@@ -32,7 +31,7 @@ TRAINED = Trained(3, 2, 17, 1 / 3, 640, {"fetch": 1e-9, "compute": 0.1})
 
 class Master:
     def __init__(self, folder: Path) -> None:
-        self.heard: Inbox[Message] = Inbox()
+        self.heard: EventQueue[Message] = EventQueue()
         self.core = DriverCore()
         self.channels = Channels(folder, self.heard, self.core)
 

@@ -15,10 +15,9 @@ import pytest
 from speedo.messages import Train, Trained
 from speedo.transport.channel import Channels, Message, WorkerChannel
 from speedo.transport.core_affinity import Draw, DriverCore, DriverThread
-from speedo.transport.event_queue import Inbox
+from speedo.transport.event_queue import EventQueue
 from speedo.vectors.vector import Kind
 
-pytestmark = pytest.mark.ray  # the package it is in imports it
 WAIT_S = 10.0
 CORES = sorted(os.sched_getaffinity(0))
 TRAINED = Trained(0, 1, 1, 0.5, 8)
@@ -145,7 +144,7 @@ def test_who_answers_and_waits_draws_the_driver(
         def for_workers(self, count: int) -> DriverThread:
             return replace(super().for_workers(count), thread=sleeper.number, cores=CORES)
 
-    heard: Inbox[Message] = Inbox()
+    heard: EventQueue[Message] = EventQueue()
     channels = Channels(tmp_path, heard, Core())
     with WorkerChannel(str(tmp_path), 0, 1) as channel:
         assert channels.wait_for(0, 1, WAIT_S)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from speedo.errors import ConfigError, PayloadError
 from speedo.vectors.codecs import bytes_of, make_codec
 from speedo.vectors.vector import Blob, Layout, Vector
+from tests.support.errors import refused
 
 LOSSY = ("bfloat16", "int8", "topk:0.01", "topk:0.5")
 ALL = ("none", *LOSSY)
@@ -197,14 +198,14 @@ def test_a_codec_uses_its_memory_again(compress: str) -> None:
 def test_a_body_of_another_length_is_refused(compress: str, wrong: int) -> None:
     codec, vector = make_codec(compress, BATCH_NORM), BATCH_NORM.zeros()
     length = codec.body_bytes + wrong
-    with pytest.raises(PayloadError, match=f"a body of {length} bytes, {codec.body_bytes} were"):
+    with refused("length"):
         codec.decode(memoryview(bytes(length)), vector)
 
 
 @pytest.mark.parametrize("compress", ALL)
 def test_a_vector_of_another_net_is_refused(compress: str) -> None:
     codec = make_codec(compress, plain(10))
-    with pytest.raises(PayloadError, match="the net has 10 parameters"):
+    with refused("length"):
         codec.encode(np.zeros(11, np.float32))
 
 

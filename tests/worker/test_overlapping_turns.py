@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from speedo.storage.shared_memory.store import SharedMemoryStore
 from speedo.vectors.codecs import NO_COMPRESSION, Compression
 from speedo.vectors.transfer import fetch_vector
 from speedo.vectors.vector import Blob, Kind, Layout, Vector, as_bytes, header_for
-from speedo.worker.overlapping_turns import OverlappingWorker
+from speedo.worker.overlapping_turns import OverlappingWorker, TurnBuffer, TurnBuffers
 
 BATCH = 10
 
@@ -71,6 +72,35 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return SharedMemoryStore(tmp_path)
 
 
+def taken(buffers: TurnBuffers, most: int, within_s: float = 5.0) -> TurnBuffer | None:
+    """A buffer, if there is one within this time."""
+    found: list[TurnBuffer] = []
+    thread = threading.Thread(target=lambda: found.append(buffers.take(most)), daemon=True)
+    thread.start()
+    thread.join(within_s)
+    return found[0] if found else None
+
+
+def test_buffers_come_back_once_nobody_needs_them() -> None:
+    buffers = TurnBuffers(Layout((Blob("w/0", (4,)),)))
+    first = taken(buffers, 1)
+    assert first is not None
+    buffers.share(first)
+    buffers.give_back(first)
+    buffers.give_back(first)
+    assert taken(buffers, 2) is first
+
+
+def test_no_more_buffers_are_made_than_are_wanted() -> None:
+    buffers = TurnBuffers(Layout((Blob("w/0", (4,)),)))
+    first, second = taken(buffers, 2), taken(buffers, 2)
+    assert first is not None
+    assert second is not None
+    assert first.vector.tolist() == [0.0] * 4
+    assert not np.shares_memory(first.vector, second.vector)
+    assert taken(buffers, 2, 0.02) is None
+
+
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_turn_begins_where_the_center_will_be_with_its_own_result(
     store: Store, steps: int
@@ -88,6 +118,27 @@ def test_a_turn_begins_where_the_center_will_be_with_its_own_result(
         waits.read_weights(expected)
         expected -= before
     np.testing.assert_array_equal(result(worker, 2), expected)
+
+
+def test_the_time_in_the_store_counts_as_fetching_and_publishing() -> None:
+    """Fetching is in two parts: 1 s before the solver is free and 2 s in its thread, where the center is loaded."""
+    worker = worker_of(MemoryStore(clock=lambda: 0.0))
+    times = iter([0.0, 1.0, 10.0, 12.0, 17.0, 100.0, 103.0])
+    worker.clock = lambda: next(times)
+    assert worker.turn(train(1)).timings == {"fetch": 3.0, "compute": 5.0, "publish": 3.0}
+
+
+def test_a_worker_counts_the_samples_that_its_solver_read(store: Store) -> None:
+    """The position in the data, which a checkpoint keeps, is made of them: a turn that did not train has no part."""
+    worker = worker_of(store)
+    assert worker.turn(train(1, steps=3)).samples == 30
+    assert worker.samples == 30
+    ahead = train(2, steps=2, own=OwnResults(pending=1))
+    computed = worker.compute(ahead, worker.fetch(ahead))
+    assert (computed.samples, worker.samples) == (20, 50)
+    with pytest.raises(PayloadError):
+        worker.turn(train(4, own=OwnResults(pending=3)))
+    assert worker.samples == 50
 
 
 def test_weights_are_pulled_a_turn_later_by_what_the_center_gained(store: Store) -> None:

@@ -18,6 +18,7 @@ from speedo.vectors.codecs import NO_COMPRESSION, Compression, make_codec
 from speedo.vectors.transfer import fetch_vector
 from speedo.vectors.vector import Blob, DType, Header, Kind, Vector, as_bytes, header_for
 from speedo.worker.turn import PAYLOAD_EXPIRY_S, Worker
+from tests.support.errors import refused
 
 BATCH = 5
 
@@ -204,6 +205,7 @@ def test_a_gradient_is_taken_at_the_center_and_moves_nothing() -> None:
         (4, 1, [(6, 4)]),
         (1, 3, [(6, 1)]),
         (4, 3, [(6, 1), (9, 1), (12, 1), (15, 1)]),
+        (2, 2, [(6, 1), (8, 1)]),
     ],
 )
 def test_each_step_belongs_to_its_iteration(
@@ -238,7 +240,7 @@ def test_a_delta_is_not_taken_for_a_center() -> None:
     worker.turn(command())
     head, _ = worker.store.read_head(keys.payload("run", 3, 9))
     worker.store.write(keys.center("run", 1), head, as_bytes(np.zeros(4, np.float32)))
-    with pytest.raises(PayloadError, match="a delta where a center was expected"):
+    with refused("kind"):
         worker.turn(command(version=1))
 
 
@@ -328,5 +330,5 @@ def test_a_center_in_another_form_than_the_runs_is_an_error() -> None:
     body = memoryview(bytes(8))
     header = header_for(body, engine.layout, Kind.CENTER, version=1, dtype=DType.INT8)
     worker.store.write(keys.rounded("run", 1), header.pack(), body)
-    with pytest.raises(PayloadError, match="written as int8 where this run has bfloat16"):
+    with refused("dtype"):
         worker.turn(command(version=1))

@@ -174,3 +174,15 @@ def test_a_turn_that_fails_takes_the_one_behind_it_along_and_no_other(
         with pytest.raises(PayloadError, match=f"ticket {ticket}, had no result"):
             behind.result(WAIT_S)
         assert pipeline.submit(train(ticket + 2)).result(WAIT_S).ticket == ticket + 2
+
+
+def test_a_pipeline_that_is_closed_leaves_no_thread_of_its_own() -> None:
+    before = set(threading.enumerate())
+    store = MemoryStore(clock=lambda: 0.0)
+    worker = OverlappingWorker("run", 0, 1, HeldEngine(), store, lambda: 0.0, outgoing=store)
+    publish(worker, 0)
+    with ThreadPoolExecutor(1, "engine") as thread:
+        made = TurnPipeline(worker, thread)
+        assert made.submit(train(1)).result(WAIT_S).ticket == 1
+        made.close()
+        assert {one.name for one in set(threading.enumerate()) - before} == {"engine_0"}

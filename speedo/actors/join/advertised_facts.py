@@ -1,6 +1,6 @@
-"""What a master tells nodes before they join: its net, its records, its clock. In Ray's own small key-value store.
+"""The facts that a master publishes in Ray's key-value store: its net, its records, its clock.
 
-Only who has the token can read there, and a node that has not joined can: `speedo doctor` compares with it.
+A node can read them with the token before it joins: `speedo doctor` compares its own with them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ANSWER_S: Final = 60.0
 
 @contextmanager
 def published(master: Any, prepared: Prepared) -> Iterator[None]:
-    """Write the facts once, and the wall clock every second for as long as the context lasts."""
+    """Publish the facts once, and the wall clock every second while the context is open."""
     import ray
     from ray.experimental.internal_kv import _internal_kv_put as put
 
@@ -64,10 +64,10 @@ def published(master: Any, prepared: Prepared) -> Iterator[None]:
 
 
 def read_facts(address: str, token: str) -> tuple[dict[str, Any], float | None]:
-    """The facts of the master at `address`, and how many seconds our wall clock is ahead of its.
+    """The facts of the master at `address`, and how many seconds our wall clock is ahead of its clock.
 
-    None instead of the seconds if its clock does not tick. Only for a master that `meeting.wait_for_master` has
-    found good: Ray retries a refused token for 20 s, and ends the process. No facts are an empty dictionary.
+    The seconds are None if its clock does not advance. Call it only for a master that `wait_for_master` has accepted:
+    Ray retries a refused token for 20 s and then ends the process. Without facts the dictionary is empty.
     """
     session.load_ray(token)
     from ray._raylet import GcsClient  # type: ignore[attr-defined]
@@ -79,7 +79,7 @@ def read_facts(address: str, token: str) -> tuple[dict[str, Any], float | None]:
 
 
 def _ahead(client: Any) -> float | None:
-    """Our clock less the master's, taken the moment that its next tick is seen."""
+    """Our clock minus the master's, taken when its next tick is seen."""
     first = client.internal_kv_get(CLOCK, NAMESPACE, timeout=READ_S)
     deadline = time.monotonic() + 3 * TICK_S
     while time.monotonic() < deadline:

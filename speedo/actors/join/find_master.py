@@ -1,4 +1,4 @@
-"""Finding a master: whether one answers, takes our token and runs the same versions. Imports no Ray."""
+"""Finds a master: checks that it answers, accepts our token and runs the same versions. Imports no Ray."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def wait_for_master(
     *,
     returning: bool = False,
 ) -> None:
-    """Return once a master answers at `address` and takes us; raises `ClusterError` with the reason.
+    """Return once a master answers at `address` and accepts us; raises `ClusterError` with the reason.
 
-    `returning` says that there was one before.
+    `returning` says that there was a master before.
     """
     host, _, port = address.rpartition(":")
     deadline = time.monotonic() + timeout_s
@@ -55,7 +55,7 @@ def connection_to(address: str, timeout_s: float) -> socket.socket:
     try:
         return socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s)
     except UnicodeError:
-        raise socket.gaierror(socket.EAI_NONAME, "it is no name of a machine") from None
+        raise socket.gaierror(socket.EAI_NONAME, "it is not the name of a machine") from None
 
 
 def _missing(host: str, port: str, timeout_s: float, returning: bool) -> str:
@@ -86,12 +86,12 @@ def _check_peer(
             break
         if time.monotonic() >= deadline:
             raise ClusterError(
-                f"what listens at {address} is no SpeeDO master, or it does not answer: "
+                f"the program at {address} is not a SpeeDO master, or it does not answer: "
                 "correct --master"
             )
         if not said:
             note(
-                f"{address} takes the connection, but no master answers there yet; "
+                f"{address} accepts the connection, but no master answers there yet; "
                 f"waiting up to {timeout_s:.0f} s"
             )
             said = True

@@ -1,4 +1,4 @@
-"""Whether the master is still there, seen from outside Ray, which takes a minute to find out."""
+"""Monitors the master's TCP port, because Ray takes a minute to notice that a master is gone."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ REFUSED: Final = 3  # refusals in a row: the machine is there, the master is not
 SILENT_S: Final = 10.0  # a machine that vanished, or a broken network, which may mend
 
 
-class Lifeline:
-    """Holds a connection to the master's port, a new one each second; calls `lost` from its own thread once.
+class MasterMonitor:
+    """Holds a connection to the master's port, reopened every second; calls `lost` once, from its own thread.
 
-    A connection that the master's end closes is the end of its process, at once; a port that refuses is given
-    up after some 3 s, one that is silent after 10 s.
+    `lost` is called at once if the master's end closes the connection, because then its process has ended; after 3 s if
+    the port refuses connections; after 10 s if it does not respond.
     """
 
     def __init__(self, address: str, lost: Callable[[str], None]) -> None:
         self._address, self._lost = address, lost
         self._closed = False
         self._telling = threading.Lock()
-        self._thread = threading.Thread(target=self._watch, name="lifeline", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="master-monitor", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
-        """From now on `lost` is not called any more."""
+        """From now on `lost` is not called."""
         with self._telling:
             self._closed = True
 

@@ -1,8 +1,9 @@
-"""One stay of a host in a cluster, as a process of its own: `python -m speedo.actors.join.session_process DESCRIPTOR`.
+"""One session of a host in a cluster, in a child process: `python -m speedo.actors.join.session_process DESCRIPTOR`.
 
-Ray's native core may end a process whose master is gone, and belongs to one cluster for good. So `membership`
-runs each stay in a child, and speaks with it over a connection: the `Request` goes in, then perhaps the name of
-a signal; notes, states and at last an ending come out. A connection that closes is a wish to end, too.
+Ray's native core may end a process whose master is gone, and a process can belong to one cluster only. So
+`worker_command` runs each session in a child and talks to it over a connection. The parent sends the `Request`, and
+later perhaps the name of a signal. The child sends notes, states and at last how the session ended. If the connection
+closes, the child ends, too.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import psutil
 
-from speedo.actors.join.master_monitor import Lifeline
+from speedo.actors.join.master_monitor import MasterMonitor
 from speedo.actors.ray_node import session
 from speedo.errors import ClusterError, EngineError, SpeedoError
 from speedo.monitor.status import Status
@@ -44,9 +45,9 @@ LEAVE_S: Final = 10.0  # what a stay that is told to end may take for it
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a stay is asked for; `logs` takes its workers' words, `folder` Ray's files.
+    """The arguments of a session; `logs` takes the output of its workers, `folder` Ray's files.
 
-    Without `threads` and `bind` the master's hold.
+    Without `threads` and `bind` those of the master are used.
     """
 
     address: str
@@ -77,19 +78,19 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Crashed:
-    """What this stay cannot do without has died; another may do better."""
+    """A process that this session needs has died; a new session may work."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """A signal ended the stay."""
+    """A signal ended the session."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """An error that the user can mend; `bug` is the traceback of any other."""
+    """An error that the user can fix; for any other error `bug` is its traceback."""
 
     error: SpeedoError | None
     bug: str = ""
@@ -98,7 +99,7 @@ class Failed:
 Ending = Over | Lost | Crashed | Stopped | Failed
 
 
-class Stay:
+class Session:
     """The child's side."""
 
     def __init__(self, connection: Connection) -> None:
@@ -110,11 +111,11 @@ class Stay:
         self._node: int | None = None
 
     def serve(self) -> None:
-        """Stay until the run is over, a signal comes or the master is gone; tell how it ended."""
+        """Take part until the run is over, a signal comes or the master is gone; send how it ended."""
         threading.Thread(target=self._listen, name="parent", daemon=True).start()
-        lifeline = Lifeline(self._request.address, self._abandon)
+        monitor = MasterMonitor(self._request.address, self._abandon)
         try:
-            ending: Ending = Over(self._visit(lifeline))
+            ending: Ending = Over(self._take_part(monitor))
         except KeyboardInterrupt:
             ending = Stopped()
         except SpeedoError as error:
@@ -123,19 +124,19 @@ class Stay:
             if why := _ray_lost_the_master(error):
                 self._abandon(why)
             ending = Failed(None, traceback.format_exc())
-        lifeline.close()
+        monitor.close()
         self._tell(ending)  # a second ending is not heard
 
     def note(self, text: str) -> None:
         self._tell(text)
 
-    def _visit(self, lifeline: Lifeline) -> Status:
+    def _take_part(self, monitor: MasterMonitor) -> Status:
         request = self._request
         with (
             scratch_folder() as scratch,
             session.member(request.token, request.address, str(request.folder)) as self._node,
         ):
-            lifeline.start()
+            monitor.start()
             from speedo.actors.worker_host import WorkerHost
 
             master = _find_master(request.address, request.timeout_s, self.note)
@@ -156,7 +157,7 @@ class Stay:
                 finally:
                     host.stop("its host has left")
             finally:
-                lifeline.close()  # what is said now counts, and the master may go first
+                monitor.close()  # what is said now counts, and the master may go first
                 _say_farewell(master, request.name)
 
     def _attend(self, master: Any, host: WorkerHost) -> Status:
@@ -188,7 +189,7 @@ class Stay:
             time.sleep(STATUS_S)
 
     def _listen(self) -> None:
-        """Take the parent's wish to end; its death is one as well."""
+        """Wait for the parent's request to end; its death counts as one."""
         try:
             self._stop = str(self._connection.recv())
         except (EOFError, OSError):
@@ -209,7 +210,7 @@ class Stay:
         self._end_at_once()
 
     def _node_died(self) -> bool:
-        """Ray does not tell this process: its calls to the master go on."""
+        """Needed because Ray does not notify this process: its calls to the master still work."""
         if self._node is None:
             return False
         try:
@@ -229,7 +230,7 @@ class Stay:
 
 
 def _ray_lost_the_master(error: Exception) -> str:
-    """Which of Ray's errors says that the master died or does not answer; empty for any other."""
+    """Ray's message that the master died or does not answer; empty for any other error."""
     from ray.exceptions import RayError, RayTaskError
 
     lost = isinstance(error, RayError) and not isinstance(error, RayTaskError)
@@ -286,8 +287,8 @@ def _say_farewell(master: Any, name: str) -> None:
 
 if __name__ == "__main__":
     from speedo.actors.join.session_process import (
-        Stay as ImportedStay,  # endings are told under this module's name
+        Session as ImportedSession,  # endings are told under this module's name
     )
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    ImportedStay(Connection(int(sys.argv[1]))).serve()
+    ImportedSession(Connection(int(sys.argv[1]))).serve()

@@ -1,6 +1,6 @@
-"""Asks a master's Ray for its versions: `python -m speedo.actors.join.version_probe HOST:PORT`, a process of its own.
+"""Asks a master's Ray for its versions, as a process: `python -m speedo.actors.join.version_probe HOST:PORT`.
 
-Answers with one line of JSON; a refused token shows on standard error, in Ray's own words, and ends the process.
+Prints one line of JSON. If the master refuses the token, Ray says so on standard error and ends the process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 
 
 def main() -> None:
-    """Ray retries a refused token for 20 s, telling only standard error; so that is read along the way."""
+    """Reads standard error while Ray connects: Ray retries a refused token for 20 s and reports it only there."""
     reading, writing = os.pipe()
     former = os.dup(2)
     os.dup2(writing, 2)

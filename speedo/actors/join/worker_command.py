@@ -1,4 +1,4 @@
-"""A host's membership in a cluster: it waits for a master, stays until the run ends, survives a lost master."""
+"""`speedo worker`: waits for a master, takes part until the run ends, and waits again if the master is lost."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def serve_worker(
     threads: str | None = None,
     bind: Bind | None = None,
 ) -> Status:
-    """Join the master at `address` with `count` workers and stay until the run ends. Raises `SpeedoError`.
+    """Join the master at `address` with `count` workers and take part until the run ends. Raises `SpeedoError`.
 
-    `threads` and `bind` are of this host's workers, instead of what the master says.
-    A master that is lost is waited for, `timeout_s` each time, and joined again.
+    `threads` and `bind` replace the master's for this host's workers. If the master is lost, waits up to `timeout_s`
+    seconds for it, each time, and joins again.
     """
     if ignored := session.ignored_settings():
         watch.note(ignored)
@@ -99,21 +99,21 @@ def serve_worker(
         if isinstance(ending, Lost):
             crashes = 0
             watch.note(
-                f"the master at {address} is gone ({ending.why}); this host's workers were ended; "
+                f"the master at {address} is gone ({ending.why}); this host's workers were stopped; "
                 f"waiting up to {timeout_s:.0f} s for a master to come back there"
             )
             continue
         crashes = 1 if time.monotonic() - began > HEALTHY_S else crashes + 1
         if crashes >= CRASHES:
             raise EngineError(
-                f"this host's stay in the cluster broke {crashes} times in a row, at last: {ending}; "
+                f"this host's session in the cluster failed {crashes} times in a row, the last time: {ending}; "
                 f"see {request.logs}"
             )
-        watch.note(f"this host's stay in the cluster broke: {ending}; it joins again")
+        watch.note(f"this host's session in the cluster failed: {ending}; it joins again")
 
 
 def _stay(request: Request, watch: Watch) -> Over | Lost | Failed | str:
-    """How a stay ended; a text is the death of its process. Raises what a signal asks for."""
+    """How a session ended; a text is the cause of death of its process. Raises what a signal asks for."""
     request.logs.mkdir(parents=True)
     ours, theirs = Pipe()
     with stop_signals() as stopped, ours, open(request.logs / "host.log", "wb") as log:
@@ -154,7 +154,7 @@ def _stay(request: Request, watch: Watch) -> Over | Lost | Failed | str:
 def _follow(
     connection: Connection, child: subprocess.Popen[bytes], stopped: list[str], watch: Watch
 ) -> Ending | None:
-    """Show what the child tells until it tells its ending; None if it died before, or does not leave."""
+    """Show the child's notes until it reports how it ended; None if it died before or does not end."""
     deadline: float | None = None
     while deadline is None or time.monotonic() < deadline:
         if stopped and deadline is None:
@@ -178,7 +178,7 @@ def _follow(
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """The child, and with it its node: Ray's processes die with the process that started them."""
+    """End the child, and with it its node: Ray's processes end with the process that started them."""
     if child.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
@@ -191,7 +191,7 @@ def _death(status: int) -> str:
 
 
 def _patient_token(file: Path | None, timeout_s: float, note: Callable[[str], None]) -> str:
-    """The token; on the master's own machine its file may appear only when the master starts."""
+    """The token, waited for: on the master's machine its file may not exist before the master starts."""
     deadline = time.monotonic() + timeout_s
     said = False
     while True:
@@ -202,7 +202,7 @@ def _patient_token(file: Path | None, timeout_s: float, note: Callable[[str], No
                 raise
             if not said:
                 note(
-                    f"no token yet; waiting up to {timeout_s:.0f} s for a master on this machine to make it"
+                    f"no token yet; waiting up to {timeout_s:.0f} s for a master on this machine to create it"
                 )
                 said = True
             time.sleep(0.5)

@@ -1,1 +1,1 @@
-"""All that bends Ray: its node, its ports, its session."""
+"""Everything that adapts Ray: its node, its ports, its session."""

@@ -1,8 +1,8 @@
-"""What stands in for Ray's agents, which serve its dashboard and environments per task: we use neither.
+"""Replaces Ray's two agents, which serve its dashboard and its per-task environments. SpeeDO uses neither.
 
-A raylet does not start, nor live, without its two agents: Python programs of some 80 MB each, with listeners, some of
-them on every address, that begin together with a run's own processes. In their place a shell tells the raylet that
-there are no such ports, and waits for the end of its input, which the raylet holds.
+A raylet does not run without its two agents: Python programs of about 80 MB each, some with listeners on every
+address, which start at the same time as the processes of a run. Here a shell takes their place: it reports to the
+raylet that there are no such ports, and ends when the raylet closes the shell's input.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ exec cat >/dev/null
 
 @contextmanager
 def idle_agents(folder: str) -> Iterator[None]:
-    """A node that is started in here, with its files in the folder, has no agents but these."""
+    """A node that is started inside this context, with its files in `folder`, gets the stubs instead of agents."""
     script = Path(folder) / "agent.sh"
     script.write_text(_SCRIPT)
     usual: Any = services._build_python_executable_command_memory_profileable

@@ -1,7 +1,7 @@
-"""What stands behind a Ray node: a small shell that ends what is left of it, and removes its folder.
+"""Cleans up behind a Ray node: a small shell ends the remaining processes and removes the node's folder.
 
-A process of a node whose raylet was killed may look for it, and for its master, up to a minute longer, and nobody is
-its parent any more. But each holds files in the node's folder open, and by that it is known.
+When a raylet is killed, its child processes have no parent any more and may search for the raylet and the master for
+up to a minute. Each of them holds files in the node's folder open, and that is how they are found.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ done
 
 @contextmanager
 def kept(folder: str) -> Iterator[None]:
-    """At the end of this context nobody but this process holds a file in the folder open, and it is gone."""
+    """At the end of this context only this process still has files of the folder open, and the folder is removed."""
     keeper = start_keeper("speedo-ray", os.path.realpath(folder), script=_END_PROCESSES)
     try:
         yield

@@ -1,4 +1,4 @@
-"""The folder of a Ray node: what lies in it, and the memory beside it."""
+"""The folder of a Ray node, and the shared memory beside it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RAY_FOLDER: Final = "r"  # in a private folder: Ray makes its own one writable f
 
 
 def ray_folder(stack: ExitStack) -> str:
-    """A new private folder for a node, which goes with the stack."""
+    """A new private folder for a node, removed when `stack` closes."""
     folder = make_private_folder("speedo-ray-")
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     return str(folder)

@@ -1,7 +1,7 @@
-"""A Ray node of this process: what Ray needs to run actors, and nothing that we do not use.
+"""Starts a Ray node for this process, with only those of Ray's services that actors need.
 
-`ray.init()` and `ray start` start a dashboard, an autoscaler and a log monitor besides, and replace 127.0.0.1 by
-the machine's own address, whereupon all of Ray listens on every interface. So the node is built here.
+`ray.init()` and `ray start` also start a dashboard, an autoscaler and a log monitor. They also replace 127.0.0.1 by
+the machine's own address, which makes all of Ray listen on every interface. So the node is built here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from speedo.system.background_process import deaf_children
 
 
 class OwnCodeOnly(JobConfig):
-    """Actors import what this installation has: Ray would have them look into our working directory first."""
+    """Actors import modules of this installation only: Ray would also search our working directory, and first."""
 
     def _runtime_env_has_working_dir(self) -> bool:
         return True  # so Ray adds no folder of this process to those that actors import from
@@ -40,12 +40,12 @@ class _PlainNode(Node):
 def ray_node(
     address: str, ports: Ports, folder: str, *, master: str | None = None
 ) -> Iterator[Node]:
-    """Run a node at `address` (an IP address of this machine), a head unless there is the `master` (host:port).
+    """Run a node at `address` (an IP address of this machine): a head, unless `master` (host:port) is given.
 
-    Ray lets every user write to its own folder and all below, so that lies in `folder`, which must be private; what is
-    executed lies beside it.
+    Ray makes its own folder writable for every user, so it is placed in `folder`, which must be private; executables
+    are beside it.
 
-    All its processes end with this one, however that ends. Raises `ClusterError` if it does not start.
+    All its processes end with this one, however this one ends. Raises `ClusterError` if it does not start.
     """
     take_addresses_literally()
     # Ray's annotations are wrong here: it wants a text with commas, and a truth value.
@@ -84,7 +84,7 @@ def ray_node(
 
 @contextmanager
 def _in_own_sessions() -> Iterator[None]:
-    """Ray's processes that are started in here have sessions of their own: a signal to our group is not for them."""
+    """Processes of Ray that are started inside this context get their own sessions: signals to our group miss them."""
     theirs: Any = services
     usual = theirs.ConsolePopen
     theirs.ConsolePopen = partial(usual, start_new_session=True)
@@ -95,12 +95,12 @@ def _in_own_sessions() -> Iterator[None]:
 
 
 def dead_process(node: Any) -> str | None:
-    """What names a process of the node that has died, if one has."""
+    """The name of a process of the node that has died; None while all live."""
     return next((str(kind) for kind, _ in node.dead_processes()), None)
 
 
 def take_addresses_literally() -> None:
-    """Where 127.0.0.1 is said, 127.0.0.1 is meant."""
+    """Keep Ray from replacing 127.0.0.1 by another address."""
     services.resolve_ip_for_localhost = lambda host: host
 
 

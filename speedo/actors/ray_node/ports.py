@@ -1,7 +1,7 @@
-"""Where a cluster listens, and how this machine is reached.
+"""The ports of a cluster, and the address under which this machine is reached.
 
-Beyond loopback everything listens in one block of ports, so that a firewall can be told. On loopback, where no
-firewall stands, any free ports are taken.
+A cluster of several machines listens on one block of ports only, so that a firewall can be configured for it. On
+loopback any free ports are taken.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Ports:
 
 
 def redis_port(host: str, base: int | None) -> int | None:
-    """Where the private Redis of a master listens; None is any free port."""
+    """The port of a master's private Redis; None is any free port."""
     return None if base is None or is_loopback(resolved(host)) else base + _REDIS
 
 
 @contextmanager
 def master_ports(address: str, base: int | None) -> Iterator[Ports]:
-    """The ports of a master that serves `address`, held for it; without `base` any, for this machine alone.
+    """The ports of a master that serves `address`, reserved for it; without `base` any free ones, on loopback.
 
     Raises `ClusterError` if a port that it needs is taken.
     """
@@ -100,7 +100,7 @@ def resolved(host: str) -> str:
     try:
         return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
     except (OSError, UnicodeError) as error:  # the latter for what cannot be a name at all
-        why = getattr(error, "strerror", None) or "it is no name of a machine"
+        why = getattr(error, "strerror", None) or "it is not the name of a machine"
         raise ClusterError(f"the name {said(host)} is not known ({why}): give an address") from None
 
 
@@ -110,13 +110,13 @@ def is_loopback(address: str) -> bool:
 
 
 def own_address_towards(address: str) -> str:
-    """The address under which this machine reaches, and is reached from, `address`."""
+    """The address of this machine by which `address` can reach it."""
     with socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((address, 9))  # chooses a route; nothing is sent
         except OSError as error:
             raise ClusterError(
-                f"there is no way from this machine to {address} ({error.strerror}): correct --master or the network"
+                f"this machine cannot reach {address} ({error.strerror}): correct --master or the network"
             ) from None
         return str(probe.getsockname()[0])
 
@@ -132,7 +132,7 @@ def is_this_machine(address: str) -> bool:
 
 
 def _block(address: str, base: int) -> Ports:
-    """A block's ports; one that is in use just now is left out."""
+    """The ports of a block without those that are in use now."""
     gcs, node_manager, object_manager = (base + offset for offset in _SERVICES)
     ports = (base + offset for offset in _PROCESSES)
     free = [port for port in ports if _in_the_way(address, port) is None]
@@ -145,7 +145,7 @@ def _block(address: str, base: int) -> Ports:
 
 
 def _once_free(address: str, base: int) -> list[int]:
-    """The services' ports that stay taken for a while; a killed node may need a moment to end."""
+    """The services' ports that are still taken after a short wait; a killed node may need a moment to end."""
     deadline = time.monotonic() + LINGER_S
     while True:
         ports = (base + offset for offset in _SERVICES)
@@ -156,7 +156,7 @@ def _once_free(address: str, base: int) -> list[int]:
 
 
 def _claim(base: int, stack: ExitStack) -> bool:
-    """Hold the block at `base` for as long as `stack` is open, unless another command holds it."""
+    """Reserve the block at `base` while `stack` is open, unless another command has reserved it."""
     holder = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
     try:
         holder.bind(("127.0.0.1", base + _CLAIM))
@@ -166,13 +166,13 @@ def _claim(base: int, stack: ExitStack) -> bool:
 
 
 def _in_the_way(host: str, port: int) -> OSError | None:
-    """What keeps us from listening there."""
+    """What prevents listening there."""
     with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except UnicodeError:
-            return OSError(errno.EINVAL, "it is no name of a machine")
+            return OSError(errno.EINVAL, "it is not the name of a machine")
         except OSError as error:
             return error
     return None

@@ -1,4 +1,4 @@
-"""Ray under our terms: token authentication, no dashboard, no traces left in the temporary folder."""
+"""Starts Ray with our settings: token authentication, no dashboard, no files left in the temporary folder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _KEPT: Final = ("RAY_BACKEND_LOG_LEVEL",)
 
 
 def environment(token: str) -> dict[str, str]:
-    """What Ray is told through the environment of a process, and of all that it starts."""
+    """The environment variables by which a process, and all that it starts, configures Ray."""
     return {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": token,
@@ -48,7 +48,7 @@ def environment(token: str) -> dict[str, str]:
 
 
 def set_environment(token: str) -> None:
-    """Make our terms those of this process, whatever the user's environment says."""
+    """Set our variables in this process, overriding the user's environment."""
     cleaned = clean_environment(token)
     for name in os.environ.keys() - cleaned.keys():
         del os.environ[name]
@@ -56,13 +56,13 @@ def set_environment(token: str) -> None:
 
 
 def clean_environment(token: str) -> dict[str, str]:
-    """The environment of this process with our terms, and no setting of Ray but those and a few that do no harm."""
+    """This process's environment with our variables for Ray, and of the user's only a few harmless ones."""
     others = {name: value for name, value in os.environ.items() if not _is_of_ray(name)}
     return {**others, **environment(token)}
 
 
 def ignored_settings() -> str:
-    """A line that names the settings of Ray that are left out, if there are any; empty if not."""
+    """A line that names the user's settings of Ray that are ignored; empty if there are none."""
     ours = {
         *environment(""),
         "RAY_CLIENT_MODE",
@@ -70,7 +70,9 @@ def ignored_settings() -> str:
     names = sorted(name for name in os.environ if _is_of_ray(name) and name not in ours)
     if not names:
         return ""
-    return f"note: ignored in the environment, for a run sets up Ray by itself: {', '.join(names)}"
+    return (
+        f"note: ignored in the environment, because a run configures Ray itself: {', '.join(names)}"
+    )
 
 
 def _is_of_ray(name: str) -> bool:
@@ -78,7 +80,7 @@ def _is_of_ray(name: str) -> bool:
 
 
 def load_ray(token: str) -> None:
-    """Import Ray on our terms; one that was imported on others is made to read them anew.
+    """Import Ray with our settings; if it was imported with others, make it read them again.
 
     Raises `ClusterError` if it runs already.
     """
@@ -94,10 +96,10 @@ def load_ray(token: str) -> None:
 
 @contextmanager
 def head(token: str, host: str, port: int | None) -> Iterator[Callable[[], str | None]]:
-    """Run a Ray head in this process's care; without `port` on any free one, for this machine alone.
+    """Run a Ray head as children of this process; without `port` on any free one, for this machine alone.
 
-    Yields what names a process of Ray's that has died, if one has: Ray itself finds that out after a minute, and
-    then ends this process natively.
+    Yields a function that names a process of Ray's that has died. Ray itself notices that only after a minute, and then
+    ends this process natively.
     """
     load_ray(token)
     _require_authentication(host)
@@ -145,7 +147,7 @@ def member(token: str, master: str, folder: str | None = None) -> Iterator[int |
 
 @contextmanager
 def _connected(gcs: str, address: str) -> Iterator[None]:
-    """Make this process a driver of the cluster, by way of the node at `address`."""
+    """Make this process a driver of the cluster, through the node at `address`."""
     import ray
     from ray._private import worker
 
@@ -169,11 +171,11 @@ def _connected(gcs: str, address: str) -> Iterator[None]:
 
 
 def _require_authentication(host: str) -> None:
-    """Nothing is served without the token; raises `ClusterError` if Ray, as it was imported, would."""
+    """Raises `ClusterError` if Ray, as it was imported, would serve clients without the token."""
     from ray._raylet import AuthenticationMode, get_authentication_mode  # type: ignore[attr-defined]
 
     if get_authentication_mode() != AuthenticationMode.TOKEN:
         raise ClusterError(
-            f"Ray would serve {host} without a token, for it was imported under other settings: "
+            f"Ray would serve {host} without a token, because it was imported with other settings: "
             "start the run in a process of its own"
         )

@@ -1,4 +1,4 @@
-"""Starts actors as we want them: on this very node, never restarted or retried behind our back."""
+"""Starts actors on this node only, and without Ray's automatic restarts and retries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 def spawn(kind: type, *arguments: Any, name: str | None = None, threads: int = 1) -> Any:
     """A handle of a new actor of this class on the node of this process.
 
-    Exactly-once is ours: a call that Ray repeated could merge a result twice, so Ray must repeat nothing.
+    Ray must not repeat calls: SpeeDO itself guarantees that a result is merged once, and a repeated call could merge it
+    twice.
     """
     node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options = {

@@ -1,1 +1,1 @@
-"""The store in Redis: client, private server and its keeper, users, TLS."""
+"""The store in Redis: client, private server and its keeper process, users, TLS."""

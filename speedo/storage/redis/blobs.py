@@ -1,10 +1,10 @@
-"""How a blob lies in Redis: a record under its key, and the chunks that did not fit into it.
+"""The format of a blob in Redis: a record under its key, and chunks for the rest of a long body.
 
-The record is a prefix of fixed length, the head, and the first chunk of the body; the other chunks
-lie under `{key}#{write id}:{number}`. Every write has an id of its own and puts its record in place
-last, so a reader that has the record of a write can meet only the chunks of that same write. Chunks
-expire by themselves until their record is there: what a killed writer leaves removes itself. They go
-in the transaction that removes their record, so that none stay if its answer is lost.
+The record is a prefix of fixed length, the head, and the first chunk of the body. The other chunks have the keys
+`{key}#{write id}:{number}`. Every write has a new id and stores its record last, so a reader with the record of a
+write finds only the chunks of that same write. Chunks have an expiry until their record is stored, so those of a
+killed writer disappear. Record and chunks are deleted in one transaction, so that no chunk remains if the reply is
+lost.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MAGIC: Final = b"SPB1"
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What the prefix says; all lengths in bytes."""
+    """The content of the prefix; all lengths in bytes."""
 
     write_id: bytes
     head_bytes: int
@@ -52,7 +52,7 @@ class Record:
 
     @property
     def is_sound(self) -> bool:
-        """Whether its lengths are such that a reader may take memory for what they promise."""
+        """Whether the lengths are plausible, so that a reader may allocate memory for them."""
         return (
             self.head_bytes <= MAX_HEAD_BYTES
             and self.chunk_bytes > 0
@@ -95,7 +95,7 @@ class Record:
 
 
 class RedisBlobs:
-    """Blobs over one stream, for one exchange; `address` stands in the messages."""
+    """Blobs over one stream, for one exchange; `address` is used in messages."""
 
     def __init__(self, stream: RespStream, address: str) -> None:
         self._stream = stream
@@ -219,7 +219,7 @@ class RedisBlobs:
         raise ProtocolError("SCAN answered with something else than a cursor and keys")
 
     def _fill(self, into: memoryview, place: slice, arrived: Arrived | None) -> None:
-        """In pieces that are still in the core's cache when they are told."""
+        """Read in parts that are still in the core's cache when `arrived` is called."""
         if arrived is None:
             self._stream.fill(into[place])
             return
@@ -284,11 +284,11 @@ class RedisBlobs:
 
 
 def _ahead(nbytes: int, chunk_bytes: int) -> int:
-    """How many chunks may be under way at once."""
+    """How many chunks may be in flight at once."""
     return max(2, min(nbytes // chunk_bytes, 256))
 
 
 def _leftovers(former: Reply, name: bytes) -> list[bytes]:
-    """The chunks of a record that is no longer in place; `former` is its prefix."""
+    """The chunks of a record that was replaced; `former` is its prefix."""
     record = Record.unpack(former) if isinstance(former, bytes) else None
     return [] if record is None else [chunk for chunk, _ in record.chunks(name)]

@@ -1,7 +1,7 @@
-"""A certificate for a server of our own, and how its clients know it.
+"""A certificate for a private server, and how its clients verify it.
 
-It is its own authority and lives as long as its run: clients are given it as text, and trust no
-other. So its dates say nothing, and nodes whose clocks differ understand each other.
+It is self-signed and made for one run: clients get it as text and trust no other. So its dates are not checked, and
+nodes whose clocks differ can connect.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def make_certificate(folder: Path, host: str, *, program: str = "openssl") -> st
 
 
 def trusting(ca_pem: str) -> ssl.SSLContext:
-    """A client's context that takes servers of this authority alone, each under its own name."""
+    """A client's TLS context that trusts this CA alone and checks the server's name."""
     try:
         context = ssl.create_default_context(cadata=ca_pem)
     except (ssl.SSLError, ValueError):

@@ -1,4 +1,4 @@
-"""What Redis says, in words that tell a user what to change."""
+"""Explains Redis's errors to the user: what is wrong and what to change."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _REMEDIES: Final = {
     "or switch saving off (save '', appendonly no)",
     "READONLY": "it is a read-only replica: give the --redis URL of the primary",
     "LOADING": "it is still loading its data from disk: wait, or start it empty",
-    "NOAUTH": "it wants a password: put it into SPEEDO_REDIS_PASSWORD or the --redis URL",
+    "NOAUTH": "it requires a password: put it into SPEEDO_REDIS_PASSWORD or the --redis URL",
     "WRONGPASS": "it does not accept this user and password: "
     "correct SPEEDO_REDIS_PASSWORD or the --redis URL",
     "NOPERM": "its access rules refuse this user: allow the commands and keys that SpeeDO uses",
     "DENIED": "it runs in protected mode: set a password, or bind it to loopback only",
     "BUSY": "it is busy with a script: end that script",
-    "WRONGTYPE": "another program's data lies under this key: use another run name or database",
+    "WRONGTYPE": "another program uses this key: use another run name or database",
     "MASTERDOWN": "it is a replica without its primary: give the --redis URL of the primary",
     "MOVED": "it is part of a cluster: give the --redis URL of a server of its own",
 }
@@ -43,7 +43,7 @@ _STRANGER: Final = ("NOAUTH", "WRONGPASS")
 
 
 def refusal_kind(error: ReplyError) -> type[StoreError]:
-    """What a refused command is: trouble that may pass, a user that is not known, or final."""
+    """The kind of a refused command: a passing problem, an unknown user, or final."""
     code = _code(error)
     if code in _PASSING or _CROWDED in str(error):
         return StoreUnavailableError
@@ -51,7 +51,7 @@ def refusal_kind(error: ReplyError) -> type[StoreError]:
 
 
 def connection_kind(error: BaseException) -> type[StoreError]:
-    """Whether a connection that did not come about, or broke, may come back by itself."""
+    """Whether a connection that failed or broke may come back by itself."""
     for cause in _causes(error):
         if isinstance(cause, (ProtocolError, PermissionError)):
             return StoreError
@@ -73,14 +73,14 @@ def refusal(error: ReplyError, address: str, what: str) -> str:
     if "DB index" in said:
         return f"{address} has no such database: use a smaller number in the --redis URL"
     if _CROWDED in said:
-        return f"{address} takes no more clients: {_NO_ROOM}"
+        return f"{address} accepts no more clients: {_NO_ROOM}"
     code = _code(error)
     remedy = _REMEDIES[code] if code else "see the server's log"
     return f"{address} refused {what}: {remedy} ({said[:200]})"
 
 
 def connection_error(error: BaseException, address: str, what: str) -> str:
-    """What to do about a connection that did not come about, or broke."""
+    """What to do about a connection that failed or broke."""
     causes = _causes(error)
     if any(isinstance(c, (ConnectionRefusedError, FileNotFoundError)) for c in causes):
         return f"no Redis answers at {address}: start it or give another --redis URL"
@@ -92,8 +92,8 @@ def connection_error(error: BaseException, address: str, what: str) -> str:
         for c in causes
     ):
         return (
-            f"{address} closed the connection before anything was said: it takes no more clients (maxclients), "
-            "has just ended, or is no Redis with TLS at this port"
+            f"{address} closed the connection at once: it accepts no more clients (maxclients), "
+            "has just ended, or is not a Redis with TLS"
         )
     if any(isinstance(c, ssl.SSLError) for c in causes):
         return (
@@ -123,14 +123,14 @@ def server_problems(facts: Mapping[str, str], address: str) -> list[str]:
 
 
 def clients_of(workers: int) -> int:
-    """Connections that a run with so many workers has at once, at the most."""
+    """The largest number of connections that a run with this many workers has at once."""
     return PER_WORKER * workers + OTHERS
 
 
 def server_warnings(
     facts: Mapping[str, str], address: str, *, guarded: bool, clients: int = 0
 ) -> list[str]:
-    """Settings (from INFO) that cost speed or safety, or leave no room for so many connections."""
+    """Settings (from INFO) that cost speed or safety, or allow too few connections."""
     warnings = []
     if facts.get("aof_enabled", "0") != "0":
         warnings.append(
@@ -160,5 +160,5 @@ def _code(error: ReplyError) -> str | None:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """The error and what it came from, which redis-py wraps."""
+    """The error and its causes, which redis-py wraps."""
     return [e for e in (error, error.__cause__, error.__context__) if e is not None]

@@ -1,14 +1,13 @@
-"""What stands between us and our Redis server: its keeper, and the server's configuration.
+"""The keeper process of a private Redis server, and the server's configuration.
 
-The keeper is a small shell (`start_keeper`). Once our process has ended, it kills the server, waits for it
-and removes the directory. A server that ends before that is started again, empty, with the users that it
-last saved, after pauses of 0.2 s growing to 5 s. Where `setpriv` is installed, which is part of Debian's
-base, the kernel ends the server with a keeper that is killed.
+The keeper is a small shell (`start_keeper`). When our process has ended, it kills the server, waits for it and
+removes the directory. If the server ends before that, the keeper restarts it, empty, with the users that it last
+saved, after pauses of 0.2 s growing to 5 s. If the keeper is killed, the kernel ends the server, provided that
+`setpriv` is installed (part of Debian's base).
 
-In the directory: `redis.conf` and `users.acl`, which hold no password but its hash; `child`, the
-process to kill; `started`, which we make once the server answers; `exit`, its status when it ended;
-`over`, once the pipe is closed. Each side makes its own mark before it looks for the other's, so
-none is missed.
+Files in the directory: `redis.conf` and `users.acl`, which hold no password but its hash; `child`, the process to
+kill; `started`, which we create once the server answers; `exit`, its status when it ended; `over`, created when the
+pipe is closed. Each side writes its own file before it looks for the other's, so no event is missed.
 """
 
 from __future__ import annotations
@@ -94,9 +93,9 @@ def write_config(
     unix_socket: bool,
     max_clients: int,
 ) -> None:
-    """Configuration and users, for their owner's eyes; with `tls` the certificate lies there.
+    """Write configuration and users, readable by their owner alone; with `tls` the certificate is in that directory.
 
-    A connection that is silent for a minute is closed; a member's opens again by itself.
+    The server closes a connection that is silent for a minute; a member's is opened again automatically.
     """
     text = _CONFIG + (_TLS if tls else "") + (_SOCKET if unix_socket else "")
     config = text.format(

@@ -1,8 +1,8 @@
-"""Redis's wire protocol (RESP2) on a connected socket, from and to the caller's memory.
+"""Redis's wire protocol (RESP2) on a connected socket, to and from the caller's memory.
 
-Commands are queued and leave together; big parts are sent from where they lie, without a copy.
-Replies come in the order of the commands. `pending` counts the replies still to come: a stream that
-is left with any must be closed, for the next reply on it would answer an earlier question.
+Commands are queued and sent together; large parts are sent without a copy. Replies come in the order of the commands.
+`pending` counts the replies that have not been read. A stream with pending replies must be closed, because its next
+reply would be that of an earlier command.
 
 Source: https://redis.io/docs/latest/develop/reference/protocol-spec/
 """
@@ -24,7 +24,7 @@ MAX_REPLY_BYTES: Final = 64 << 20
 
 
 class ReplyError(Exception):
-    """The server refused a command; the text is its own, beginning with a code such as `OOM`."""
+    """The server refused a command; the text is the server's, beginning with a code such as `OOM`."""
 
     @property
     def code(self) -> str:
@@ -33,7 +33,7 @@ class ReplyError(Exception):
 
 
 class ProtocolError(Exception):
-    """What came is not RESP2: not a Redis server, or a stream out of step."""
+    """The bytes received are not RESP2: not a Redis server, or a stream out of step."""
 
 
 Reply = bytes | int | None | ReplyError | list["Reply"]
@@ -48,7 +48,7 @@ def command(*arguments: bytes | int) -> bytes:
 def set_command(
     key: bytes, value: Sequence[bytes | memoryview], options: Sequence[bytes | int] = ()
 ) -> list[bytes | memoryview]:
-    """SET as parts, of which those of `value` are not copied."""
+    """SET as parts; those of `value` are not copied."""
     start = command(b"SET", key)[4:]  # without "*2\r\n": the count follows from the options
     size = sum(len(part) for part in value)
     tail = command(*options)
@@ -57,11 +57,11 @@ def set_command(
 
 
 class RespStream:
-    """Commands out, replies in.
+    """Sends commands and reads replies.
 
     Raises `TimeoutError` when the time given to `start` is over or nothing moved for `stall_s`
     seconds, other `OSError` when the connection broke, `ReplyError` for a refusal, `ProtocolError`
-    for nonsense.
+    for bytes that are not RESP2.
     """
 
     def __init__(self, sock: socket.socket, *, stall_s: float) -> None:
@@ -80,7 +80,7 @@ class RespStream:
         self._end = time.monotonic() + limit_s
 
     def is_quiet(self) -> bool:
-        """Whether nothing waits to be read: not the end of the connection, nor a forgotten reply."""
+        """Whether there is nothing to read: neither the end of the connection nor an unread reply."""
         if self.pending or self._low != self._high:
             return False
         if not isinstance(self._socket, ssl.SSLSocket):
@@ -99,7 +99,7 @@ class RespStream:
         return False
 
     def queue(self, *parts: bytes | memoryview, replies: int = 1) -> None:
-        """Send these parts of commands, at the latest when the next reply is read."""
+        """Queue these parts of commands; they are sent when the next reply is read, or before."""
         self.pending += replies
         for part in parts:
             if len(part) > BIG_BYTES:
@@ -123,7 +123,7 @@ class RespStream:
         return value
 
     def parting_refusal(self) -> ReplyError | None:
-        """What the server said before it closed the connection, if that was a refusal."""
+        """The refusal that the server sent before it closed the connection, if any."""
         with suppress(OSError, ProtocolError):
             value = self._value()
             return value if isinstance(value, ReplyError) else None
@@ -155,13 +155,13 @@ class RespStream:
             ready += self._receive(into[ready:])
 
     def take(self, count: int) -> bytes:
-        """Read `count` bytes into memory of their own."""
+        """Read `count` bytes into new memory."""
         data = bytearray(count)
         self.fill(memoryview(data))
         return bytes(data)
 
     def end_bulk(self) -> None:
-        """Read what ends a bulk."""
+        """Read the end of a bulk."""
         if self._line():
             raise ProtocolError("a string is longer than it said")
         self.pending -= 1

@@ -1,7 +1,7 @@
-"""A Redis server of our own, which lives exactly as long as the process that started it.
+"""A private Redis server, which ends when the process that started it ends.
 
-`keeper.KEEPER` stands between, and starts the server again when it dies before us. Both are
-in a session of their own, so Ctrl-C, SIGTERM and SIGHUP do not reach the server before the run has exported.
+A keeper process (`keeper.KEEPER`) restarts the server if it dies early. Both are in a session of their own, so
+Ctrl-C, SIGTERM and SIGHUP do not end the server before the run has exported its model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from speedo.errors import StoreError
 from speedo.storage.redis.certificate import make_certificate, trusting
 from speedo.storage.redis.keeper import KEEPER, write_config
 from speedo.storage.redis.resp import ProtocolError, ReplyError, RespStream
-from speedo.storage.redis.strangers import Doorkeeper
+from speedo.storage.redis.strangers import LoginWatch
 from speedo.storage.redis.url import url_by_socket
 from speedo.storage.redis.users import MASTER
 from speedo.system.background_process import start_keeper
@@ -43,11 +43,11 @@ Fresh pages cost more than what is written to them. Source: https://jemalloc.net
 class PrivateRedis:
     """A context in which a Redis server with a random password runs, without persistence.
 
-    It listens on `port` of `host`, or else on a free one, and with `unix_socket` also on a socket in its directory;
-    with `tls` the port speaks TLS alone, under a certificate of its own. A server that dies comes
-    back empty, at the same port and with the same users. `maxmemory_bytes` of 0 is no limit; beyond
-    a limit it refuses writes and evicts nothing. Connections without the password are cut off, of which
-    `tell` hears where there are many; it takes `max_clients` at once, or fewer by the limit of open files.
+    It listens on `port` of `host`, or else on a free one, and with `unix_socket` also on a socket in its directory.
+    With `tls` the port accepts TLS only, with a certificate of its own. A server that dies is restarted, empty, at the
+    same port and with the same users. `maxmemory_bytes` of 0 is no limit; at a limit it refuses writes and evicts
+    nothing. Connections that do not log in are closed; `tell` is called if there are many. It accepts `max_clients`
+    connections at once, or fewer if the limit of open files is lower.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class PrivateRedis:
         self._ca_pem = ""
         self._maxmemory_bytes = maxmemory_bytes
         self._max_clients, self._tell = max_clients, tell
-        self._door: Doorkeeper | None = None
+        self._door: LoginWatch | None = None
         self._start_timeout_s = start_timeout_s
         self._program = program
         self._password = ""
@@ -99,7 +99,7 @@ class PrivateRedis:
                     time.sleep(_PAUSE_S)  # a former run's server may be ending
             if self._given_port is not None:
                 raise StoreError(
-                    f"the private Redis cannot listen at {self.address}, which is taken: stop what listens "
+                    f"the private Redis cannot listen at {self.address}, which is in use: stop what listens "
                     "there, or give another --port"
                 )
             raise StoreError(
@@ -130,7 +130,7 @@ class PrivateRedis:
 
     @property
     def ca_pem(self) -> str:
-        """The authority that vouches for the server, for all who connect; empty without TLS."""
+        """The CA certificate of the server, for all who connect; empty without TLS."""
         return self._ca_pem
 
     @property
@@ -140,16 +140,18 @@ class PrivateRedis:
 
     @property
     def socket_path(self) -> str:
-        """Where `unix_socket` listens; empty without it."""
+        """The path of the unix socket; empty without `unix_socket`."""
         return f"{self._home}/socket" if self._with_socket else ""
 
     @property
     def process_id(self) -> int:
-        """The server's own process; a former one's until a server that died is back."""
+        """The process id of the server; after its death, the old one until it is restarted."""
         deadline = time.monotonic() + self._start_timeout_s
         while not (text := (self._home / "pid").read_text()).strip():  # it is just being written
             if time.monotonic() > deadline:
-                raise StoreError(f"the private Redis at {self.address} does not say its process")
+                raise StoreError(
+                    f"the private Redis at {self.address} does not report its process id"
+                )
             time.sleep(0.01)
         return int(text)
 
@@ -177,7 +179,7 @@ class PrivateRedis:
 
     def _keep_door(self) -> None:
         url = url_by_socket(self.url, self.socket_path) if self._with_socket else self.url
-        self._door = Doorkeeper(
+        self._door = LoginWatch(
             url,
             place=self.address,
             max_clients=self._max_clients,
@@ -239,7 +241,7 @@ class PrivateRedis:
             time.sleep(0.01)
 
     def _answers(self) -> bool:
-        """Whether our own server, known by its password, answers at the port."""
+        """Whether the process that answers at the port is our server, which knows the password."""
         try:
             with self._connection() as sock:
                 stream = RespStream(sock, stall_s=1.0)
@@ -265,7 +267,7 @@ class PrivateRedis:
 
 
 def _free_port(host: str) -> int:
-    """A port that is free now; the server's own bind decides."""
+    """A port that is free now; the server may still find it taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as sock:

@@ -1,8 +1,7 @@
 """The store on a Redis server, shared by all processes of a run.
 
-redis-py opens the connection (TCP, TLS or unix socket); what follows is spoken by `RespStream`,
-which moves bodies between the socket and the caller's memory without a copy. `RedisBlobs` says how
-a blob lies in the server.
+redis-py opens the connection (TCP, TLS or unix socket). Then `RespStream` takes over the socket and moves bodies to
+and from the caller's memory without a copy. `RedisBlobs` defines the format of a blob in the server.
 """
 
 from __future__ import annotations
@@ -47,14 +46,13 @@ _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 class RedisStore:
     """Blobs in a Redis server, version 6.0 or later; users of `access`, one per worker, need 7.0.
 
-    `timeout_s` bounds connecting, every wait for the server and, with the bytes' own time, the
-    whole call. A connection on which a call failed is dropped, and the next call opens a new one,
-    once. The password may stand in `SPEEDO_REDIS_PASSWORD` instead of the URL; it appears in no
-    message. With `ca_pem` a `rediss://` server must show a certificate for its host that this
-    authority signed, and no other authority counts.
+    `timeout_s` bounds connecting, every wait for the server and, besides the transfer time of the bytes, the whole
+    call. A connection on which a call failed is closed, and the next call opens a new one, once. The password may be
+    in `SPEEDO_REDIS_PASSWORD` instead of the URL; it appears in no message. With `ca_pem` a `rediss://` server must
+    show a certificate for its host that this CA signed; no other CA is trusted.
 
-    Every call may be repeated: a write makes chunks of its own, and its record replaces the former
-    one, be it of the same write, whose chunks then go.
+    Every call may be repeated: each write uses new chunks, and its record replaces the former one, whose chunks are
+    then deleted.
     """
 
     def __init__(
@@ -133,14 +131,14 @@ class RedisStore:
             return RedisBlobs(stream, self.address).read(key, into, arrived)
 
     def delete(self, *keys: str) -> None:
-        """See `Store.delete`; the deadline is for each thousand keys."""
+        """See `Store.delete`; the deadline is per thousand keys."""
         for first in range(0, len(keys), PAGE_KEYS):
             with self._talk(f"deleting {len(keys)} keys") as stream:
                 page = [key.encode() for key in keys[first : first + PAGE_KEYS]]
                 RedisBlobs(stream, self.address).delete(page)
 
     def keys(self, prefix: str) -> list[str]:
-        """See `Store.keys`; the deadline is for each thousand keys of the server."""
+        """See `Store.keys`; the deadline is per thousand keys of the server."""
         found: set[str] = set()
         cursor = b"0"
         while True:
@@ -160,12 +158,12 @@ class RedisStore:
         self._drop()
 
     def administer(self, *arguments: str) -> Reply:
-        """A command of Redis that is not about blobs, and its reply. Raises `StoreError`."""
+        """Run a command of Redis that is not about blobs, and return its reply. Raises `StoreError`."""
         with self._talk(" ".join(arguments[:2])) as stream:
             return stream.ask(*(argument.encode() for argument in arguments))
 
     def check_server(self, *, clients: int = 0) -> list[str]:
-        """Settings of the server that cost speed or safety, or leave no room for so many connections, a sentence each.
+        """Settings of the server that cost speed or safety, or allow too few connections, a sentence each.
 
         Raises `StoreError` for those with which a run would lose weights.
         """
@@ -190,14 +188,14 @@ class RedisStore:
 
     @contextmanager
     def _talk(self, what: str, volume: int = 0) -> Iterator[RespStream]:
-        """An exchange of `volume` bytes within its time; every failure leaves as a `StoreError`."""
+        """Run an exchange of `volume` bytes within its deadline; every failure becomes a `StoreError`."""
         try:
             yield self._connected(self._limit_s(volume))
         except (TimeoutError, redis.TimeoutError):
             self._drop()
             raise StoreTimeoutError(
                 f"{self.address} did not answer in time ({what}, timeout {self._timeout_s:g} s): "
-                "it is stopped, overloaded or cut off; see to it, or raise the store's timeout"
+                "it is stopped, overloaded or cut off; check it, or raise the store's timeout"
             ) from None
         except ReplyError as error:
             raise refusal_kind(error)(refusal(error, self.address, what)) from None
@@ -257,9 +255,9 @@ class RedisStore:
 
 
 class _PinnedConnection(redis.connection.SSLConnection):
-    """TLS to a server whose certificate comes from this one authority, for the host that we call.
+    """TLS to a server whose certificate must come from this one CA, for the host that we connect to.
 
-    A redis-py without the method that this replaces would ask the system's authorities, and refuse.
+    A redis-py without the method that this replaces would use the system's CAs, and refuse the server.
     """
 
     def __init__(self, *, ca_pem: str, **options: Any) -> None:

@@ -1,12 +1,12 @@
-"""Ends connections to a Redis of ours that show no password, so that members of a run always find room.
+"""Closes connections to a private Redis that have not logged in, so that members of a run can always connect.
 
-Redis has no deadline for a login, and refuses everybody once `maxclients` connections are there, silent ones
-included. So a thread of the server's owner looks at them every second, on a connection that it has had since before
-anybody else could connect: whoever has not logged in after 5 s is cut off. Where many are there at once, all that
-have not logged in are, twenty times a second; a member that is just logging in then tries again.
+Redis has no login timeout, and refuses all new connections at `maxclients`, silent ones included. So a thread checks
+the connections every second, over a connection that it opened before the port was published. A connection that has
+not logged in after 5 s is closed. If there are many such connections, all of them are closed, twenty times a second;
+a member that is just logging in then tries again.
 
-If the thread has lost its connection, because the server was started again, and finds no room for a new one, it tries
-until silent connections are ended by the server itself (`timeout` in its configuration).
+If the thread has lost its connection because the server was restarted, and cannot get a new one, it retries until the
+server itself closes silent connections (`timeout` in its configuration).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ TELL_S: Final = 60.0
 _NOBODY: Final = b" user=default "  # the user of a connection without a login; it may not log in
 
 
-class Doorkeeper:
+class LoginWatch:
     """Watches the server at `url`, whose user may CLIENT LIST and CLIENT KILL, from `start` to `close`.
 
-    `place` is the port that strangers come to. `tell` is told, from the watching thread and at most once a minute,
-    that there are many.
+    `place` is the port under attack. `tell` is called, from the watching thread and at most once a minute, if there are
+    many connections without login.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Doorkeeper:
                 pause = RETURN_S
 
     def _look(self) -> bool:
-        """Cut strangers off; whether there were many."""
+        """Close connections without login; returns whether there were many."""
         said = self._store.administer("CLIENT", "LIST", "TYPE", "normal")
         lines = said.splitlines() if isinstance(said, bytes) else []
         strangers = [_fields(line) for line in lines if _NOBODY in line]
@@ -93,8 +93,8 @@ class Doorkeeper:
         hosts = Counter(one["addr"].rpartition(":")[0] for one in strangers)
         host, count = hosts.most_common(1)[0]
         self._tell(
-            f"warning: {len(strangers)} connections without a password at {self._place}, {count} of them from "
-            f"{host}: they are cut off; let only the machines of this run reach that port"
+            f"warning: {len(strangers)} connections without login at {self._place}, {count} of them from "
+            f"{host}: they are closed; let only the machines of this run reach that port"
         )
 
 

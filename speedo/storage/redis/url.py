@@ -1,4 +1,4 @@
-"""The URL of a Redis, with another login or another way to the same server."""
+"""Changes the URL of a Redis: adds a password, or uses the unix socket of the same server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PASSWORD_VARIABLE: Final = "SPEEDO_REDIS_PASSWORD"
 
 
 def url_with_password(url: str) -> str:
-    """The URL with the password of `SPEEDO_REDIS_PASSWORD`, if it has none of its own: for other nodes."""
+    """The URL for other nodes: with the password of `SPEEDO_REDIS_PASSWORD` if it has none."""
     password = os.environ.get(PASSWORD_VARIABLE)
     parts = urlsplit(url)
     if not password or parts.password is not None:
@@ -20,7 +20,7 @@ def url_with_password(url: str) -> str:
 
 
 def url_by_socket(url: str, path: str) -> str:
-    """The URL of the same user and database by way of a unix socket."""
+    """The URL of the same user and database by unix socket."""
     parts = urlsplit(url)
     login, at, _ = parts.netloc.rpartition("@")
     return f"unix://{login}{at}{quote(path)}?db={parts.path.strip('/') or 0}"

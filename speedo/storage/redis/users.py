@@ -1,11 +1,11 @@
-"""A user of Redis for every worker of a run, with no more rights than it needs.
+"""A Redis user for every worker of a run, with only the rights that it needs.
 
-The master makes the user when it takes a worker in, and removes it, connections included, when the
-worker leaves. A server of our own keeps its users when it is started again; on any other, `Access`
-looks every second whether they are still there. Where none can be made, all share the master's URL.
+The master creates the user when it admits a worker, and removes it with its connections when the worker leaves. A
+private server keeps its users across a restart. On any other server, `Access` checks every second that they still
+exist. If users cannot be created, all processes share the master's URL.
 
-A worker reads centers and writes under its own prefixes; a reader reads centers; nobody but the
-master lists keys or makes users. Rules of a key apart for reading (`%R~`) need Redis 7.0.
+A worker reads centers and writes under its own prefixes; a reader reads centers; only the master lists keys or
+creates users. Key rules for reading alone (`%R~`) need Redis 7.0.
 
 Source: https://redis.io/docs/latest/operate/oss_and_stack/management/security/acl/
 """
@@ -45,12 +45,12 @@ _KEEP_DOOR: Final = ("+client|list", "+client|kill")  # speedo.storage.redis.str
 
 
 def secret(password: str) -> str:
-    """The rule that admits with this password and does not contain it."""
+    """The rule that accepts this password and does not contain it."""
     return f"#{hashlib.sha256(password.encode()).hexdigest()}"
 
 
 def worker_rules(keyspace: str, worker: int) -> tuple[str, ...]:
-    """Read centers; read, write and delete payloads and states of its own."""
+    """A worker's rights: read centers; read, write and delete its own payloads and states."""
     return (
         "-@all",
         *_CALL,
@@ -63,12 +63,12 @@ def worker_rules(keyspace: str, worker: int) -> tuple[str, ...]:
 
 
 def reader_rules(keyspace: str) -> tuple[str, ...]:
-    """Read centers."""
+    """A reader's rights: read centers."""
     return "-@all", *_CALL, *_READ, f"%R~{keys.pattern(keys.centers(keyspace))}"
 
 
 def acl_file(password: str) -> str:
-    """The users of a server of our own when it first starts: the master, and nobody by default."""
+    """The initial users of a private server: the master, and no default user."""
     rules = " ".join(("-@all", *_CALL, *_READ, *_WRITE, *_OVERSEE, *_KEEP_DOOR))
     return (
         "user default off resetpass resetkeys -@all\n"
@@ -83,12 +83,11 @@ class _User:
 
 
 class Access:
-    """Who may use the store at `url`, which is the master's, for the keys of `keyspace`.
+    """Manages the users of the store at `url`, the master's URL, for the keys of `keyspace`.
 
-    `keyspace` is a run, or a run and its epoch (`ab12cd34:1`). `saved` says that the server keeps
-    its users in a file, as ours does. Threads may share it. Calls that add users are repeated for
-    `patience_s` seconds while the server is away, of which `on_trouble` is told; they raise `StoreError`.
-    URLs hold passwords.
+    `keyspace` is a run, or a run and its epoch (`ab12cd34:1`). `saved` says that the server keeps its users in a file,
+    as a private one does. Threads may share it. Calls that add users are repeated for `patience_s` seconds while the
+    server is away; `on_trouble` is called then. They raise `StoreError`. URLs hold passwords.
     """
 
     def __init__(
@@ -121,12 +120,12 @@ class Access:
     def problem(self) -> str | None:
         """Why workers share one password, in a sentence; None if each has its own.
 
-        The first call asks the server, and removes what a former epoch of this run left there.
+        The first call asks the server, and removes users of a former epoch of this run.
         """
         return self._patiently(self._begin)
 
     def admit_worker(self, worker: int, incarnation: int) -> str:
-        """A URL for this incarnation of a worker; those before it are shut out."""
+        """A URL for this incarnation of a worker; earlier incarnations lose their access."""
         stem = f"{self._run}{self._epoch}-w{worker}-"
         self._dismiss(*(name for name in list(self._users) if name.startswith(stem)))
         return self._admit(f"{stem}{incarnation}", worker_rules(self._keyspace, worker))
@@ -136,11 +135,11 @@ class Access:
         return self._admit(f"{self._run}{self._epoch}-reader", reader_rules(self._keyspace))
 
     def dismiss(self, worker: int, incarnation: int) -> None:
-        """Shut a worker out, its connections included; if the server is away, as soon as it is back."""
+        """Remove a worker's user and connections; if the server is away, as soon as it is back."""
         self._dismiss(f"{self._run}{self._epoch}-w{worker}-{incarnation}")
 
     def restore(self) -> int:
-        """Make the users anew that the server has lost; how many that were. Tries once."""
+        """Recreate the users that the server has lost; returns how many. Tries once."""
         with self._lock:
             if self._problem is not None or self._closed.is_set():
                 return 0
@@ -152,7 +151,7 @@ class Access:
         return len(lost)
 
     def close(self) -> None:
-        """Shut out everyone of this run, but for those whom a newer master let in. Tries once."""
+        """Remove all users of this run, except those of a newer master. Tries once."""
         self._closed.set()
         with self._lock:
             self._users.clear()
@@ -178,7 +177,7 @@ class Access:
             self._settle()
 
     def _patiently(self, what: Callable[[], Result]) -> Result:
-        """Each try takes the lock for itself, so that nobody waits for another's patience."""
+        """Retries; the lock is taken for each try only, so that other threads need not wait for all of them."""
 
         def one_try() -> Result:
             with self._lock:
@@ -206,7 +205,7 @@ class Access:
                 if " refused ACL " not in str(error):
                     raise
                 self._problem = (
-                    f"{self._store.address} makes no users for workers: all of them use the password given. "
+                    f"{self._store.address} cannot create users for workers: all of them share one password. "
                     "Use Redis 7.0 or later, and a user who may ACL SETUSER, DELUSER and USERS"
                 )
             self._has_begun = True
@@ -223,7 +222,7 @@ class Access:
         self._store.administer("ACL", "SETUSER", name, *rules)
 
     def _settle(self, *, changed: bool = False) -> None:
-        """Remove those who left, and let the server keep what has changed."""
+        """Remove the users of workers that left, and make the server save its users if any have changed."""
         if self._leaving:
             self._store.administer("ACL", "DELUSER", *sorted(self._leaving))
             self._leaving.clear()

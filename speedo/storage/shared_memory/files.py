@@ -1,8 +1,8 @@
-"""Files of a folder of memory as memory of this process, and the files that wait to be used again.
+"""Memory-mapped files of a shared memory folder, and the reuse of files of deleted blobs.
 
-Fresh pages cost ten times the copy, and mapping them as much again. So the file of a deleted blob waits for the next
-blob of its kind, whose writer and readers have it mapped already. Of a kind are keys that differ in their last number:
-the payloads of one worker, the versions of the center.
+Touching fresh pages takes ten times as long as the copy, and mapping them as long again. So the file of a deleted
+blob is kept for the next blob of its kind, whose writer and readers have it mapped already. Keys that differ only in
+their last number are of one kind: the payloads of one worker, the versions of the center.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FILE_MODE: Final = 0o600
 
 @lru_cache(maxsize=64)  # it is asked for several times in the life of a blob
 def file_name(key: str) -> str:
-    """Of the file of this blob, in its folder."""
+    """The name of this blob's file in its folder."""
     name = quote(key, safe=":")
     return f"%2E{name[1:]}" if name.startswith(".") else name
 
@@ -46,7 +46,7 @@ class MappedFiles:
         self._maps: dict[str, OrderedDict[int, mmap.mmap]] = {}
 
     def known(self, kind: str, status: os.stat_result) -> memoryview | None:
-        """The whole of this file, if it is mapped."""
+        """The memory of this file, if it is mapped."""
         files = self._maps.get(kind)
         memory = None if files is None else files.get(status.st_ino)
         if files is None or memory is None or len(memory) != status.st_size:
@@ -55,9 +55,9 @@ class MappedFiles:
         return memoryview(memory)
 
     def memory_of(self, kind: str, file: int, status: os.stat_result) -> memoryview:
-        """The whole of an open file, to read and to write. Raises `OSError`.
+        """The memory of an open file, readable and writable. Raises `OSError`.
 
-        A file that is mapped keeps its inode, even without a name, so its number is nobody else's.
+        A mapped file keeps its inode, even without a name, so its inode number is unique.
         """
         known = self.known(kind, status)
         if known is not None:
@@ -76,7 +76,7 @@ class MappedFiles:
         return memoryview(memory)
 
     def take(self, kind: str, size: int, path: str) -> memoryview | None:
-        """A file of this size that waits, under a new name, to be filled; None if none does. Raises `OSError`."""
+        """A spare file of this size, under a new name; None if there is none. Raises `OSError`."""
         for spare in _spares(self._folder, kind):
             with suppress(OSError):
                 os.rename(spare, path)
@@ -87,7 +87,7 @@ class MappedFiles:
         return None
 
     def make(self, kind: str, size: int, path: str) -> memoryview:
-        """A new file, to be filled. Raises `OSError`."""
+        """A new file. Raises `OSError`."""
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
         try:
             os.posix_fallocate(file, 0, size)  # without room, writing would end the process
@@ -99,7 +99,7 @@ class MappedFiles:
             os.close(file)
 
     def give_back(self, kind: str, path: str) -> None:
-        """The blob of this file is deleted. Raises `OSError`."""
+        """Keep the file of a deleted blob as a spare. Raises `OSError`."""
         for spare in _spares(self._folder, kind):
             if not os.path.exists(spare):
                 os.rename(path, spare)
@@ -107,7 +107,7 @@ class MappedFiles:
         os.unlink(path)
 
     def drop_spares(self) -> bool:
-        """Make room; whether there was any to make."""
+        """Delete all spare files; returns whether there were any."""
         self.forget()
         dropped = False
         with suppress(OSError), os.scandir(self._folder) as entries:
@@ -119,7 +119,7 @@ class MappedFiles:
         return dropped
 
     def forget(self) -> None:
-        """Map nothing any more; what somebody still looks at stays until then."""
+        """Unmap all files; a file that is still viewed stays mapped until then."""
         self._maps.clear()
 
     def _open(self, kind: str, size: int, path: str) -> memoryview | None:

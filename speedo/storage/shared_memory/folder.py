@@ -1,4 +1,4 @@
-"""The folder in which the processes of a run on one machine share memory, for as long as the run lasts."""
+"""The folder in shared memory for the processes of a run on one machine; it is removed when the run ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MEMORY: Final = Path("/dev/shm")
 class SharedMemory:
     """A context in which a folder for a `SharedMemoryStore` exists; else `path` is None, and `problem` says why.
 
-    It wants `room_bytes` free. A small shell removes the folder, also if this process is killed.
+    It needs `room_bytes` of free space. A small shell removes the folder, also if this process is killed.
     """
 
     def __init__(self, room_bytes: int, place: Path = MEMORY) -> None:
@@ -48,5 +48,5 @@ class SharedMemory:
 
 
 def room_for(workers: int, model_bytes: int) -> int:
-    """Bytes that a run takes in shared memory at most: payloads, versions that are still read, and spare files."""
+    """The most bytes that a run needs in shared memory: payloads, versions that are still read, and spare files."""
     return model_bytes * (3 * workers + 4)

@@ -1,9 +1,10 @@
-"""A store in a folder of memory (tmpfs) that processes of one machine share.
+"""A store in a shared memory folder (tmpfs) for the processes of one machine.
 
-A blob is a file. It is written under a passing name and renamed when it is whole, so a reader finds all of it or
-nothing. Long bodies are written and read in place, as memory of the process (`place`, `view`); their files are used
-again (`mapped_files`). A reader that looks at one still sees from its prefix, which changes first and comes last, that
-it was taken. The folder belongs to one user (mode 0700); whoever may open it may read and write all of it.
+A blob is a file. It is written under a temporary name and renamed when it is complete, so a reader finds all of it or
+nothing. Long bodies are written and read in place, as mapped memory (`place`, `view`), and their files are reused
+(`MappedFiles`). The prefix of a file changes first and is restored last, so a reader that looks at a blob in place
+can tell that its file was reused. The folder has mode 0700; every process that may open it may read and write all of
+it.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ class Lengths(NamedTuple):
 
 
 def prefix_of(head_bytes: int, body_bytes: int, end: float, write: int) -> bytes:
-    """Of a blob that expires at `end`, in seconds; no other has the number `write`."""
+    """The prefix of a blob that expires at `end`, in seconds; `write` is unique."""
     return _STRUCT.pack(_MAGIC, head_bytes, body_bytes, end, write)
 
 
 def look(prefix: bytes, size: int, key: str, folder: str, now: float) -> Lengths:
-    """What the prefix of `key`'s file, which has `size` bytes, says; raises `MissingKeyError`, `PayloadError`."""
+    """The lengths in the prefix of `key`'s file of `size` bytes; raises `MissingKeyError`, `PayloadError`."""
     if prefix == TAKEN:
         raise MissingKeyError(f"{key} is not in {folder}")
     sound = len(prefix) == PREFIX_BYTES
@@ -68,12 +69,12 @@ def look(prefix: bytes, size: int, key: str, folder: str, now: float) -> Lengths
 
 
 def has_expired(prefix: bytes, now: float) -> bool:
-    """Whether a blob with this prefix is over; false of what is no prefix."""
+    """Whether a blob with this prefix has expired; False for bytes that are no prefix."""
     return len(prefix) == PREFIX_BYTES and _STRUCT.unpack(prefix)[3] <= now
 
 
 def check_length(key: str, found: int, expected: int) -> None:
-    """Refuse a body that does not have the bytes which its reader expects."""
+    """Refuse a body of another length than its reader expects."""
     if found != expected:
         raise PayloadError(f"{key} has a body of {found} bytes, {expected} were expected")
 
@@ -81,7 +82,7 @@ def check_length(key: str, found: int, expected: int) -> None:
 class SharedMemoryStore:
     """Blobs in `folder`. `clock` gives seconds that all processes of the machine share, as `time.monotonic` does.
 
-    What has expired is invisible at once, and removed with the next sweep, which writers make now and then.
+    An expired blob is invisible at once, and removed at the next sweep, which every writer makes from time to time.
     """
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -168,7 +169,7 @@ class SharedMemoryStore:
             self.remove(key)
 
     def remove(self, key: str) -> bool:
-        """Delete a blob; whether there was one. Raises `StoreError`."""
+        """Delete a blob; returns whether there was one. Raises `StoreError`."""
         path = self._path(key)
         try:
             if os.stat(path).st_size < BODY_AT + _LONG:
@@ -219,7 +220,7 @@ class SharedMemoryStore:
         return memory
 
     def _discard(self) -> None:
-        """The file that was taken and not written will not be."""
+        """Remove the file that was taken and will not be written."""
         placed, self._placed = self._placed, None
         if placed is not None:
             with suppress(OSError):
@@ -275,14 +276,14 @@ class SharedMemoryStore:
             raise self._error(f"reading {key}", error) from None
 
     def _look_again(self, key: str, prefix: bytes, before: bytes) -> None:
-        """Whether the file is still that of the blob, after it was read."""
+        """Check after reading that the file is still that of the blob."""
         if prefix != before:
             raise MissingKeyError(
                 f"{key} in {self._folder} was replaced, deleted or expired while it was read"
             )
 
     def _memory(self, key: str) -> memoryview:
-        """The whole file of this blob, to read; without opening it, where it is mapped already."""
+        """The whole file of this blob, to read; not opened again if it is mapped."""
         kind, path = kind_of(key), self._path(key)
         try:
             memory = self._files.known(kind, os.stat(path))
@@ -299,7 +300,7 @@ class SharedMemoryStore:
             raise self._error(f"reading {key}", error) from None
 
     def _sweep(self) -> None:
-        """Remove what has expired, and what a writer that died left unfinished."""
+        """Remove expired blobs, and unfinished files of writers that died."""
         with suppress(OSError), os.scandir(self._folder) as entries:
             for entry in entries:
                 with suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What vectors look like on their way: as they are, or in fewer bytes; each way is a `Codec`."""
+"""The encodings of vectors for the store: raw float32, or a `Codec` that needs fewer bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LARGEST_FRACTION: Final = 0.5  # a value that top-k sends takes 6 bytes, of 4 in
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """How a run writes its vectors: what workers send, and what they fetch; each as `make_codec` takes it."""
+    """The encodings of a run: what workers send, and what they fetch; each as `make_codec` takes it."""
 
     payload: str = "none"
     center: str = "none"
@@ -30,7 +30,7 @@ NO_COMPRESSION = Compression()
 
 
 def parse_compression(text: str) -> tuple[str, float]:
-    """The name in `none`, `bfloat16`, `int8` or `topk:F`, and the fraction F of the values that travel."""
+    """The name in `none`, `bfloat16`, `int8` or `topk:F`, and the fraction F of the values that are sent."""
     name, colon, number = text.partition(":")
     if text in ("none", "bfloat16", "int8"):
         return text, 1.0
@@ -61,5 +61,5 @@ def make_codec(compress: str, layout: Layout) -> Codec:
 
 
 def bytes_of(compress: str, parameters: int) -> int:
-    """Bytes of a vector of so many parameters, none of them a statistic of BatchNorm."""
+    """The encoded size of a vector of this many parameters, without BatchNorm statistics."""
     return make_codec(compress, Layout((Blob("all", (parameters,)),))).body_bytes

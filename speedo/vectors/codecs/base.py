@@ -1,4 +1,4 @@
-"""The seam to what a vector looks like on its way: codecs turn it into a body of bytes and back."""
+"""The interface of codecs, which encode a vector into a body of bytes, and decode it."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ BLOCK = 1 << 15  # values: they and what is made of them stay in a core's second
 
 
 class Codec(Protocol):
-    """Encodes vectors of one layout. Its memory is used again: a body is good until the next one is asked for."""
+    """Encodes vectors of one layout. Its memory is reused: a body is valid until the next `encode` or `body_for`."""
 
     @property
     def dtype(self) -> DType:
-        """What stands in the header."""
+        """The encoding's number in the header."""
         ...
 
     @property
     def body_bytes(self) -> int:
-        """The length of every body, so that a reader knows it beforehand."""
+        """The length of every body, so that a reader knows it in advance."""
         ...
 
     @property
     def is_exact(self) -> bool:
-        """Whether decoding gives the very vector that was encoded."""
+        """Whether decoding gives exactly the vector that was encoded."""
         ...
 
     def body_for(self, vector: Vector) -> memoryview:
-        """Memory to read a body into that is then decoded into `vector`."""
+        """Memory to read a body into, which is then decoded into `vector`."""
         ...
 
     def encode(self, vector: Vector, residual: Vector | None = None) -> memoryview:
-        """The body of `vector`, which is the same afterwards; a vector that is not finite stays so.
+        """The body of `vector`, which is not changed; a vector that is not finite stays not finite.
 
-        With `residual` the body is that of `vector + residual`, and `residual` becomes what it lost of them.
+        With `residual` it encodes `vector + residual`, and `residual` becomes the error of that.
         """
         ...
 
     def decode(self, body: memoryview, into: Vector) -> None:
-        """Fill `into` from a body; raises `PayloadError`, with `into` perhaps partly filled, if it is none."""
+        """Fill `into` from a body; raises `PayloadError`, with `into` perhaps partly filled, if it is not valid."""
         ...
 
 
 class LossyCodec(ABC):
-    """A body is the statistics of BatchNorm, float32 as they are, and then what `_encode` makes of the rest.
+    """A body is the statistics of BatchNorm, raw float32, and then what `_encode` makes of the rest.
 
-    Their running sums leave the range of any narrow format (Caffe scales them by up to 1,000).
+    These running sums exceed the range of any narrow format (Caffe scales them by up to 1,000).
     """
 
     is_exact = False
@@ -95,7 +95,9 @@ class LossyCodec(ABC):
         """See `Codec.decode`."""
         self._check_size(into)
         if len(body) != self.body_bytes:
-            raise PayloadError(f"a body of {len(body)} bytes, {self.body_bytes} were expected")
+            raise PayloadError(
+                f"a body of {len(body)} bytes, {self.body_bytes} were expected", "length"
+            )
         memory = np.frombuffer(body, np.uint8)
         with np.errstate(all="ignore"):
             self._decode(memory[self._exact_bytes :], into)
@@ -111,7 +113,9 @@ class LossyCodec(ABC):
 
     def _check_size(self, vector: Vector) -> None:
         if vector.shape != (self._size,):
-            raise PayloadError(f"the net has {self._size} parameters, the vector {vector.shape}")
+            raise PayloadError(
+                f"the net has {self._size} parameters, the vector {vector.shape}", "length"
+            )
 
     def _put_statistics(self, exact: Vector, into: Vector) -> None:
         start = 0
@@ -122,7 +126,7 @@ class LossyCodec(ABC):
 
 
 def blocks(vector: Vector, residual: Vector | None) -> Iterator[tuple[slice, Vector]]:
-    """Places, with what is to be encoded of each: `vector`'s own memory, or `residual`'s once `vector` is added."""
+    """Slices, each with the values to encode: `vector`'s own memory, or `residual`'s after `vector` was added to it."""
     for start in range(0, vector.size, BLOCK):
         place = slice(start, min(start + BLOCK, vector.size))
         if residual is None:

@@ -11,7 +11,7 @@ _NAN = 0x7FC0
 
 
 class BFloat16(LossyCodec):
-    """Keeps float32's range and 8 bits of its precision: each value is off by at most 1/256 of itself."""
+    """float32's range with 8 bits of precision: the relative error of each value is at most 1/256."""
 
     dtype = DType.BFLOAT16
 

@@ -1,7 +1,7 @@
-"""int8: each value in 127ths of the largest in its row of 1,024, with the rows' scales. A quarter of the bytes.
+"""int8: each value in 127ths of the largest in its row of 1,024, with a scale per row. A quarter of the bytes.
 
-A scale per row and not per blob: the error of a value is at most 1/254 of the largest of its neighbours, whatever
-the sizes elsewhere in a blob; the scales cost 0.4 %, and rows of one length are quick to work on.
+A scale per row and not per blob: the error of a value is at most 1/254 of the largest value in its row, whatever the
+sizes elsewhere in a blob. The scales add 0.4 %, and rows of one length are fast to process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SMALLEST = np.float32(1e-30)
 
 
 class Int8(LossyCodec):
-    """A body has the scales, float32, one a row, and a code a value: value = scale * code."""
+    """A body has a float32 scale per row, and a code per value: value = scale * code."""
 
     dtype = DType.INT8
 
@@ -62,7 +62,7 @@ class Int8(LossyCodec):
 
 
 def _rows_of(place: slice) -> Iterator[tuple[slice, slice, tuple[int, int]]]:
-    """The whole rows in a block, and the shorter last one: values, rows, and their shape."""
+    """The whole rows of a block, and the shorter last one: values, rows, and their shape."""
     row = place.start // ROW
     whole = (place.stop - place.start) // ROW
     middle = place.start + whole * ROW

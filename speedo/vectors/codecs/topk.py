@@ -1,6 +1,6 @@
-"""Top-k: of all values only those of the largest magnitude travel, six bytes each; the others count as zero.
+"""Top-k: only the values of the largest magnitude are sent, six bytes each; the others count as zero.
 
-Of use with error feedback alone: what did not travel is kept by the sender until it has grown (Aji, Heafield 2017,
+Useful only with error feedback: the sender keeps what was not sent and adds it to the next vector (Aji, Heafield 2017,
 "Sparse Communication for Distributed Gradient Descent"; Stich, Cordonnier, Jaggi 2018, "Sparsified SGD with Memory").
 """
 
@@ -22,9 +22,9 @@ SAMPLE = 1 << 14  # values that the threshold is guessed from
 
 
 class TopK(LossyCodec):
-    """A body has k values, float32, the number of them in each page, uint32, and their places there, uint16.
+    """A body has k float32 values, the number of them in each page (uint32), and their positions in it (uint16).
 
-    k is the same for every vector of a layout: places of value zero fill it up where need be.
+    k is the same for every vector of a layout: if needed, positions with value zero fill it up.
     """
 
     dtype = DType.TOPK
@@ -57,7 +57,7 @@ class TopK(LossyCodec):
             residual[found] = 0.0
 
     def _largest(self, magnitudes: Vector) -> npt.NDArray[np.bool_]:
-        """A mask of k of them: sorting places would take longer. Who is no number is the largest of all."""
+        """A mask of the k largest: sorting positions would take longer. NaN counts as the largest."""
         magnitudes[np.isnan(magnitudes)] = np.inf
         last = magnitudes.size - self._k
         least = np.partition(magnitudes, last)[last]
@@ -67,7 +67,7 @@ class TopK(LossyCodec):
         return mask
 
     def _guess(self, vector: Vector, residual: Vector | None) -> np.float32:
-        """A magnitude that somewhat more than k values have, going by a sample."""
+        """A magnitude that slightly more than k values reach, estimated from a sample."""
         every = slice(None, None, max(1, self._size // SAMPLE))
         sample = np.abs(vector[every] if residual is None else vector[every] + residual[every])
         wanted = self._k * sample.size / self._size
@@ -76,7 +76,7 @@ class TopK(LossyCodec):
         return guess
 
     def _at_least(self, least: np.float32, vector: Vector, residual: Vector | None) -> Places:
-        """Where a magnitude is `least` or more, or not a number; adds `vector` to `residual`."""
+        """A mask of values whose magnitude is `least` or more, or NaN; adds `vector` to `residual`."""
         found = []
         for place, block in blocks(vector, residual):
             magnitudes, small = self._magnitudes[: block.size], self._small[: block.size]
@@ -94,7 +94,9 @@ class TopK(LossyCodec):
             return
         values, counts, lows = self._parts(coded)
         if counts.sum(dtype=np.int64) != self._k:
-            raise PayloadError("the places of its values do not add up: damaged, or another's")
+            raise PayloadError(
+                "the places of its values do not add up: damaged, or of another vector"
+            )
         places = np.repeat(np.arange(self._pages) << PAGE_BITS, counts)
         places += lows
         if places[-1] >= self._size or not (places[1:] > places[:-1]).all():

@@ -1,0 +1,32 @@
+"""The driver's reasons for ending a run, a turn or a test, as sentences; times are seconds."""
+
+from __future__ import annotations
+
+from typing import Final
+
+OVERDUE: Final = "much longer than any turn so far"
+
+
+def too_few_joined(live: int, wanted: int, waited_s: float) -> str:
+    """Why a run ended before its first turn."""
+    return f"only {live} of {wanted} workers joined within {waited_s:.0f} s"
+
+
+def too_few_left(live: int, needed: int, waited_s: float) -> str:
+    """Why a run ended that had lost its workers."""
+    return f"{live} workers were left, {needed} are needed, and none joined within {waited_s:.0f} s"
+
+
+def turn_overdue(waited_s: float) -> str:
+    """Why a worker was evicted."""
+    return f"no result for {waited_s:.0f} s, {OVERDUE}"
+
+
+def silent_tester(waited_s: float) -> str:
+    """Why a test has no metrics."""
+    return f"no answer from the tester for {waited_s:.0f} s"
+
+
+def busy_tester(versions: int) -> str:
+    """Why a version was not tested."""
+    return f"skipped: the tester is still busy with {versions} versions before it"
