@@ -13,6 +13,14 @@ from typing import Protocol
 from speedo.vectors.vector import Blob, Layout, Vector
 
 
+class Schedule(Protocol):
+    """The learning rate as a function of the global iteration."""
+
+    def rate(self, iteration: int) -> float:
+        """The rate of this iteration."""
+        ...
+
+
 class Engine(Protocol):
     """A model and its solver. Vectors are flat float32 of `layout.size` values, owned by the caller."""
 

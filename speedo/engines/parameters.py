@@ -57,9 +57,13 @@ class Parameters:
             np.divide(blob.diff.reshape(-1), np.float32(divisor), out=out[place])
 
     def write_gradient(self, vector: Vector, factor: int) -> None:
-        """Copy `vector`, times `factor`, into the gradients."""
-        for blob, place in zip(self._blobs, self._places, strict=True):
-            np.multiply(vector[place], np.float32(factor), out=blob.diff.reshape(-1))
+        """Copy `vector`, times `factor`, into the gradients; running sums have none, and count in no norm."""
+        for blob, (named, place) in zip(self._blobs, self.layout.slices(), strict=True):
+            own = blob.diff.reshape(-1)
+            if named.statistic:
+                own.fill(0.0)
+            else:
+                np.multiply(vector[place], np.float32(factor), out=own)
 
     def change(self, change: Callable[[Blob, slice, Vector], None]) -> None:
         """Call `change(blob, place, weights)` for every blob, with its own memory."""

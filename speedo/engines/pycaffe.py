@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from google.protobuf import text_format
 
+from speedo.engines.base import Schedule
 from speedo.engines.caffe_import import is_cpu_only, load_caffe, prepare_environment
 from speedo.engines.evaluation import TestNets
 from speedo.engines.files import folder_in, memory_file, write_out
@@ -28,14 +29,6 @@ from speedo.engines.python_layers import import_python_layers
 from speedo.engines.solver_history import PREFIX, history_from, restore_history, save_history
 from speedo.errors import EngineError, SpeedoError
 from speedo.vectors.vector import Blob, Layout, Vector
-
-
-class Schedule(Protocol):
-    """The learning rate as a function of the global iteration."""
-
-    def rate(self, iteration: int) -> float:
-        """The rate of this iteration."""
-        ...
 
 
 class PycaffeEngine:

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from speedo.engines.files import memory_file
+from speedo.engines.update_rules import RULES
 from speedo.errors import EngineError
 from speedo.vectors.vector import Layout
 
 _MAGIC: Final = b"speedo-history-1"
-# Adam and AdaDelta keep two vectors, the others one (Caffe: adam_solver.cpp, adadelta_solver.cpp).
-_VECTORS: Final = {"Adam": 2, "AdaDelta": 2}
 PREFIX: Final = "state"
 
 
@@ -51,6 +50,23 @@ def restore_history(
     caffe: Any, solver: Any, solver_type: str, layout: Layout, state: bytes
 ) -> None:
     """Take over `state`; `EngineError`, and no change, if it is not of this solver and net."""
+    solverstate = solverstate_in(solver_type, layout, state)
+    parsed = caffe.proto.caffe_pb2.SolverState()
+    try:
+        parsed.ParseFromString(solverstate)
+    except Exception as error:  # protobuf's DecodeError differs between its implementations
+        raise EngineError(f"the solver history is damaged: {error}") from error
+    sizes = [blob.size for blob in layout.blobs] * RULES[solver_type].vectors
+    if [len(blob.data) for blob in parsed.history] != sizes:
+        raise EngineError("the solver history is damaged: its blobs are not those of this net")
+    parsed.ClearField("learned_net")
+    with memory_file() as (file, name):
+        file.write(parsed.SerializeToString())
+        solver.restore(name)
+
+
+def solverstate_in(solver_type: str, layout: Layout, state: bytes) -> bytes:
+    """Caffe's own part of a history; `EngineError` if it is not of this solver and net."""
     header = _header(solver_type, layout)
     if not state.startswith(header):
         found = state.split(b"\n", 1)[0][:80].decode("utf-8", "replace")
@@ -58,18 +74,7 @@ def restore_history(
             f"the solver history is {found!r}, this solver needs {header.decode().strip()!r}: "
             "resume with the same net and the same solver type"
         )
-    parsed = caffe.proto.caffe_pb2.SolverState()
-    try:
-        parsed.ParseFromString(state[len(header) :])
-    except Exception as error:  # protobuf's DecodeError differs between its implementations
-        raise EngineError(f"the solver history is damaged: {error}") from error
-    sizes = [blob.size for blob in layout.blobs] * _VECTORS.get(solver_type, 1)
-    if [len(blob.data) for blob in parsed.history] != sizes:
-        raise EngineError("the solver history is damaged: its blobs are not those of this net")
-    parsed.ClearField("learned_net")
-    with memory_file() as (file, name):
-        file.write(parsed.SerializeToString())
-        solver.restore(name)
+    return state[len(header) :]
 
 
 def _header(solver_type: str, layout: Layout) -> bytes:

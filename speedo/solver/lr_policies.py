@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
+from speedo.engines.update_rules import float32
 
 # Each policy with the solver fields that it needs; Caffe reads an absent one as zero.
 REQUIRED: Final[dict[str, tuple[str, ...]]] = {
@@ -24,12 +24,6 @@ REQUIRED: Final[dict[str, tuple[str, ...]]] = {
     "poly": ("power",),
     "sigmoid": ("gamma", "stepsize"),
 }
-
-
-def _float32(value: float) -> float:
-    """`value` rounded to float32; infinite if it is too large."""
-    with np.errstate(over="ignore"):
-        return float(np.float32(value))
 
 
 def _power(base: float, exponent: float) -> float:
@@ -72,7 +66,7 @@ class LrPolicy:
 
         `poly` stays at 0 beyond `max_iter`, where Caffe's formula has no real value.
         """
-        return _float32(self.base_lr * self._factor(iteration))
+        return float32(self.base_lr * self._factor(iteration))
 
     def _factor(self, iteration: int) -> float:
         match self.policy:
@@ -85,16 +79,16 @@ class LrPolicy:
             case "exp":
                 return _power(self.gamma, iteration)
             case "inv":
-                base = _float32(1.0 + _float32(_float32(self.gamma) * iteration))
-                return _float32(_power(base, -self.power))
+                base = float32(1.0 + float32(float32(self.gamma) * iteration))
+                return float32(_power(base, -self.power))
             case "poly":
-                done = min(_float32(iteration / self.max_iter), 1.0)
-                return _float32(_power(_float32(1.0 - done), self.power))
+                done = min(float32(iteration / self.max_iter), 1.0)
+                return float32(_power(float32(1.0 - done), self.power))
             case "sigmoid":
-                exponent = _float32(-self.gamma * (iteration - self.stepsize))
+                exponent = float32(-self.gamma * (iteration - self.stepsize))
                 # Caffe's float32 overflows to infinity here, and the rate to zero.
-                growth = _float32(math.exp(exponent)) if exponent < 88.0 else math.inf
-                return _float32(1.0 / _float32(1.0 + growth))
+                growth = float32(math.exp(exponent)) if exponent < 88.0 else math.inf
+                return float32(1.0 / float32(1.0 + growth))
         raise ValueError(f"unknown learning-rate policy {self.policy!r}")
 
 

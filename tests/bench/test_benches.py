@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import ddp, startup, store_speed
+from bench import ddp, startup, store_speed, update_rules
 from bench.__main__ import arguments
 from bench.processor import Thread, shares
 from bench.startup import Memory, Started
 from bench.support.bare_socket import bare_socket
 from bench.support.figures import Measured, MeasureError
+from bench.support.nets import Bench
 from bench.support.runs import free_running, iterations_for
 from bench.support.throughput import Variant
 from bench.support.timed import Follower
@@ -101,6 +102,21 @@ def test_every_merge_is_measured_against_a_copy() -> None:
     assert [line[0] for line in lines[1:]] == [store_speed.MEMCPY, *store_speed.MERGES]
     assert lines[1][3] == ""
     assert all(line[3].endswith("%") for line in lines[2:])
+
+
+# ---------------------------------------------------------------- solver updates
+
+
+@pytest.mark.caffe
+def test_every_solver_update_is_measured_with_and_without_clipping(tmp_path: Path) -> None:
+    net = Bench.one_layer("one_layer", tmp_path, inputs=500, outputs=100)
+    for clip in (False, True):
+        for kind in ("SGD", "AdaGrad", "Adam"):
+            megabytes, row = update_rules.measure(net, kind, clip, 1)
+            assert megabytes == pytest.approx(0.2)
+            assert row[0] == kind
+            assert len(row) == 1 + len(update_rules.HEADING)
+            assert float(row[3]) > 0
 
 
 # ---------------------------------------------------------------- runs

@@ -142,8 +142,12 @@ def test_batch_norm_statistics_are_marked_and_no_others(home: Path) -> None:
     assert marked == ["bn/0", "bn/1", "bn/2"]
 
 
-def test_gradients_carry_the_change_of_batch_norm_statistics(home: Path) -> None:
-    spec = read_solver(write_solver(home, net_text(BATCH_NORM)))
+@pytest.mark.parametrize("clip_gradients", [-1, 1])
+def test_gradients_carry_the_change_of_batch_norm_statistics(
+    home: Path, clip_gradients: float
+) -> None:
+    """What they gained is no part of the norm that is clipped."""
+    spec = read_solver(write_solver(home, net_text(BATCH_NORM), clip_gradients=clip_gradients))
     computing, serving, stepping = worker(spec), worker(spec), worker(spec)
     gradient = serving.layout.zeros()
     computing.gradient(1, gradient)

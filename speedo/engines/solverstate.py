@@ -1,0 +1,82 @@
+"""Caffe's `.solverstate` from and to flat vectors, without Caffe, so that a history can be cut into ranges.
+
+Protobuf itself reads and writes it, by a schema made here in a descriptor pool of its own. A packed list of floats has
+the same form as a field of bytes: so declared, the values are copied whole instead of one by one. Field numbers:
+Caffe, src/caffe/proto/caffe.proto.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
+
+from speedo.errors import EngineError
+from speedo.vectors.vector import Layout, Vector
+
+_VALUES: Final = np.dtype("<f4")
+
+
+def _state_class() -> Any:
+    field = FieldDescriptorProto
+    file = FileDescriptorProto(name="speedo/solverstate.proto", package="speedo", syntax="proto2")
+
+    def declare(name: str, *fields: tuple[str, int, Any, Any, str | None]) -> None:
+        message = file.message_type.add(name=name)
+        for called, number, kind, label, of in fields:
+            message.field.add(name=called, number=number, type=kind, label=label, type_name=of)
+
+    one, many = field.LABEL_OPTIONAL, field.LABEL_REPEATED
+    declare("BlobShape", ("dim", 1, field.TYPE_INT64, many, None))
+    declare(
+        "BlobProto",
+        ("data", 5, field.TYPE_BYTES, one, None),
+        ("shape", 7, field.TYPE_MESSAGE, one, ".speedo.BlobShape"),
+    )
+    declare(
+        "SolverState",
+        ("iter", 1, field.TYPE_INT32, one, None),
+        ("history", 3, field.TYPE_MESSAGE, many, ".speedo.BlobProto"),
+        ("current_step", 4, field.TYPE_INT32, one, None),
+    )
+    pool = DescriptorPool()
+    pool.Add(file)
+    return GetMessageClass(pool.FindMessageTypeByName("speedo.SolverState"))
+
+
+_STATE: Final = _state_class()
+
+
+def write_solverstate(layout: Layout, history: Sequence[Vector], updates: int) -> bytes:
+    """A SolverState with a blob for each blob of the layout, vector by vector; it names no weights.
+
+    `updates` becomes its iteration: how many updates the solver has made.
+    """
+    state = _STATE(iter=updates, current_step=0)
+    for vector in history:
+        for blob, place in layout.slices():
+            values = vector[place].astype(_VALUES, copy=False).tobytes()
+            state.history.add(data=values).shape.dim.extend(blob.shape)
+    return bytes(state.SerializeToString())
+
+
+def read_solverstate(layout: Layout, vectors: int, content: bytes) -> tuple[list[Vector], int]:
+    """The history as so many `vectors`, and the number of updates; `EngineError` if it is not of this layout."""
+    try:
+        state = _STATE.FromString(content)
+    except DecodeError as error:
+        raise EngineError(f"the solver history is damaged: {error}") from None
+    sizes = [blob.size for blob in layout.blobs] * vectors
+    if [len(blob.data) for blob in state.history] != [_VALUES.itemsize * size for size in sizes]:
+        raise EngineError("the solver history is damaged: its blobs are not those of this net")
+    blobs = iter(state.history)
+    history = [layout.zeros() for _ in range(vectors)]
+    for vector in history:
+        for _, place in layout.slices():
+            vector[place] = np.frombuffer(next(blobs).data, _VALUES)
+    return history, int(state.iter)
