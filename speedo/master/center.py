@@ -185,11 +185,14 @@ class Center:
         reached("master-merging")
         own_parts = [part for part in action.parts if part.summed_by is None]
         taken = [self._payloads.pop((part.worker, part.ticket)) for part in own_parts]
-        samples = Counter[int]()
+        leads = {part.worker: part.ticket for part in own_parts}
+        samples = Counter[int]()  # by ticket of the payload that has them
         for part in action.parts:
-            samples[part.worker if part.summed_by is None else part.summed_by] += part.samples
+            samples[part.ticket if part.summed_by is None else leads[part.summed_by]] += (
+                part.samples
+            )
         contributions = [
-            Contribution(held.vector, samples[part.worker])
+            Contribution(held.vector, samples[part.ticket])
             for held, part in zip(taken, own_parts, strict=True)
         ]
         began = self.clock()
