@@ -210,8 +210,8 @@ class Center:
         reached("master-published")
         own = {"merge": merged - began, "publish_center": self.clock() - merged}
         self._retire(previous)
-        receive = {part.worker: held.seconds for held, part in zip(taken, own_parts, strict=True)}
-        timings = tuple({"receive": receive.get(part.worker, 0.0), **own} for part in action.parts)
+        receive = {part.ticket: held.seconds for held, part in zip(taken, own_parts, strict=True)}
+        timings = tuple({"receive": receive.get(part.ticket, 0.0), **own} for part in action.parts)
         return Merge(
             action.version,
             action.iteration,
