@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from speedo.master.center import Center
+from speedo.master.center import RunCenter
 from speedo.master.coordinator import Coordinator, Receive, Received
 from speedo.master.turn_deadlines import HEARTBEAT_S, TurnDeadlines, TurnsUnderWay
 from speedo.messages import (
@@ -136,7 +136,7 @@ class Driver:
     """
 
     coordinator: Coordinator
-    center: Center
+    center: RunCenter
     cluster: Cluster
     observer: Observer
     clock: Callable[[], float]
