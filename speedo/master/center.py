@@ -48,6 +48,11 @@ class RunCenter(Protocol):
         ...
 
     @property
+    def outages(self) -> int:
+        """How many times a store did not answer for a while."""
+        ...
+
+    @property
     def payload_bytes(self) -> int:
         """What a worker sends for a result."""
         ...
@@ -186,6 +191,11 @@ class Center:
         rounded = make_codec(self.compression.center, self.layout)
         if not rounded.is_exact:
             self._forms.append((keys.rounded, rounded))
+
+    @property
+    def outages(self) -> int:
+        """See `RunCenter.outages`."""
+        return int(getattr(self.store, "outages", 0))
 
     @property
     def payload_bytes(self) -> int:

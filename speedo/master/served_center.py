@@ -95,17 +95,16 @@ class ServedCenter:
 
     def __post_init__(self) -> None:
         self._whole = (self.version, self.first)  # the newest center that the master has seen whole
-        self._bytes = Exchange.sizes(self.layout, len(self.servers), self.compression)
 
     @property
     def payload_bytes(self) -> int:
         """See `RunCenter.payload_bytes`."""
-        return self._bytes[0]
+        return Exchange.sizes(self.layout, len(self.servers), self.compression)[0]
 
     @property
     def center_bytes(self) -> int:
         """See `RunCenter.center_bytes`."""
-        return self._bytes[1]
+        return Exchange.sizes(self.layout, len(self.servers), self.compression)[1]
 
     @property
     def vector(self) -> Vector:

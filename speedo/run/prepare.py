@@ -139,6 +139,8 @@ def run_settings(config: RunConfig, spec: SolverSpec, run: str) -> RunSettings:
         compression=Compression(config.compress, config.compress_center),
         overlap=config.overlap,
         teams=config.teams,
+        serves=config.serves,
+        redis_tls=config.redis_tls,
     )
 
 

@@ -28,6 +28,7 @@ class RunSettings:
     """What every node needs to know of a run. `redis_url` holds the master's password and is for the master alone.
 
     With `teams` workers of one host sum among themselves. Workers in `overlap` are given their next turn ahead.
+    With `serves` servers on the hosts have the center, each with a Redis, which speaks TLS if `redis_tls` says so.
     `redis_ca` is the authority of a server that speaks TLS; `redis_is_ours` says that the run started the server.
     """
 
@@ -46,6 +47,8 @@ class RunSettings:
     compression: Compression = NO_COMPRESSION
     overlap: Overlap = "none"
     teams: bool = False
+    serves: bool = False
+    redis_tls: bool = False
 
     def started(self, redis_url: str, redis_ca: str, near: Near, epoch: int) -> RunSettings:
         """With what is known once the servers of the run are there."""

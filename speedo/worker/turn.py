@@ -83,6 +83,14 @@ class Worker:
         if seen is not None:
             seen.check()
 
+    def close(self) -> None:
+        """Let go of all connections."""
+        self.exchange.close()
+        for one in (Stores(self.store, self.outgoing), *self.servers):
+            one.incoming.close()
+            if one.outgoing is not None:
+                one.outgoing.close()
+
     def fetch_center(self, command: Train, out: Vector) -> None:
         """Put the center of this turn into `out`."""
         self.exchange.fetch_center(command.version, out)

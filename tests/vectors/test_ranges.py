@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -29,7 +31,7 @@ def test_ranges_cover_the_vector_without_an_empty_one(size: int, count: int) -> 
     assert len(ranges) == min(count, -(-size // 16))
     assert ranges[0].place.start == 0
     assert ranges[-1].place.stop == size
-    for one, after in zip(ranges, ranges[1:], strict=False):
+    for one, after in pairwise(ranges):
         assert one.place.stop == after.place.start
         assert one.place.stop % 16 == 0
     sizes = [one.layout.size for one in ranges]
