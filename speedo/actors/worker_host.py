@@ -74,7 +74,8 @@ class WorkerHost:
         cores = len(os.sched_getaffinity(0))
         self._restarts = self._patiently(self._master.enlist.remote(self._name, count, cores))
         try:
-            self._wait_for_servers()
+            if count:
+                self._wait_for_servers()
             for _ in range(count):
                 seat = Seat(self._restarts)
                 place: Assignment = self._patiently(self._master.assign.remote(self._name))

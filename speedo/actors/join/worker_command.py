@@ -55,6 +55,8 @@ def serve_worker(
 ) -> Status:
     """Join the master at `address` with `count` workers and stay until the run ends. Raises `SpeedoError`.
 
+    With none this host serves, and does not train.
+
     A master that is lost is waited for, `timeout_s` each time, and joined again.
     """
     if ignored := session.ignored_settings():
