@@ -142,7 +142,10 @@ class MasterActor:
         self._cluster.stop(reason)
 
     def status(self) -> Status:
-        return self._training.status()
+        status = self._training.status()
+        if self._servers is None:
+            return status
+        return replace(status, servers=self._servers.status())
 
     # ------------------------------------------------------------ hosts and their workers
 

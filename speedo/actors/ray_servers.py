@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from speedo.actors.ray_cluster import death_cause
 from speedo.actors.server_orders import ServerOrder, places_of
@@ -18,6 +18,7 @@ from speedo.errors import ClusterError, SpeedoError, StoreError, TrainingStopped
 from speedo.master.range_server import Answer, Request
 from speedo.master.served_center import ServerLost
 from speedo.master.slots import Assignment, ServerAddress
+from speedo.monitor.status import ServerStatus
 from speedo.run.open_store import server_store
 from speedo.run.settings import RunSettings
 from speedo.storage.redis.users import Access
@@ -28,6 +29,9 @@ from speedo.vectors.vector import Layout
 SILENT_S: Final = 10.0  # a host that was not heard of for so long does not bring its server back
 MARGIN_S: Final = (
     30.0  # a server waits for its store for as long as the run allows, and then says so
+)
+CUT_OFF_S: Final = (
+    20.0  # a server whose host was not heard of for so long is lost, whatever Ray says
 )
 LOOK_S: Final = 0.1
 
@@ -289,11 +293,16 @@ class RayServers:
         if asked is None:
             return ServerLost("its process is gone")
         limit = self._settings.timeout_s + MARGIN_S
+        began = time.monotonic()
+        while not ray.wait([asked], timeout=1.0)[0]:
+            host, now = self._servers[index].host, time.monotonic()
+            if now > began + limit:
+                return ServerLost(f"no answer for {limit:.0f} s")
+            if now > began + CUT_OFF_S and self._heard.get(host, 0.0) < now - CUT_OFF_S:
+                return ServerLost(f"nothing was heard of {host} for {CUT_OFF_S:.0f} s")
         try:
-            answer: Answer = ray.get(asked, timeout=limit)
+            answer: Answer = ray.get(asked)
             return answer
-        except GetTimeoutError:
-            return ServerLost(f"no answer for {limit:.0f} s")
         except RayTaskError as error:
             if isinstance(error.cause, SpeedoError):
                 return error.cause
@@ -303,11 +312,11 @@ class RayServers:
 
     # ------------------------------------------------------------ for people
 
-    def told(self) -> tuple[tuple[int, str, int, str], ...]:
-        """Of each server its number, host, bytes of the range, and state."""
+    def status(self) -> tuple[ServerStatus, ...]:
+        """Of each server what `speedo status` shows."""
         with self._changed:
             return tuple(
-                (index, one.host, one.range.layout.nbytes, one.state)
+                ServerStatus(index, one.host, one.range.layout.nbytes, one.state)
                 for index, one in enumerate(self._servers)
             )
 

@@ -50,6 +50,16 @@ class WorkerStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerStatus:
+    """One server of the center as people see it: `bytes` of its range; `state` is serving, or what it waits for."""
+
+    server: int
+    host: str
+    bytes: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """A run at one moment. `epoch` is NaN if the number of records is not known.
 
@@ -78,6 +88,7 @@ class Status:
     notices: tuple[str, ...] = ()
     noticed: int = 0
     log_problem: str = ""
+    servers: tuple[ServerStatus, ...] = ()
 
 
 @dataclass(slots=True)

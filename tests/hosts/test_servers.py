@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import Commands
+from tests.support.commands import Commands, wait_for_line
 from tests.support.network import Host
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
@@ -66,3 +66,22 @@ def test_a_host_may_serve_without_training(
         _, errors = process.communicate(timeout=WAIT_S)
         assert process.returncode == 0, errors
     assert json.loads((tmp_path / "run" / "result.json").read_text())["iteration"] == 40
+
+
+def test_another_host_takes_the_range_of_one_that_is_gone_for_good(
+    speedo: Commands, hosts: list[Host], problem: Path, tmp_path: Path
+) -> None:
+    chief, *others = hosts
+    options = ("--servers", "auto", "--mode", "async", "--checkpoint-interval", "1")
+    run = speedo.start(
+        *master(chief, 2, *options, iterations=1500), str(problem), inside=chief.inside
+    )
+    members = [speedo.start(*join("worker", chief), inside=host.inside) for host in others]
+    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"checkpoint"', 90)
+    members[0].kill()
+    _, errors = run.communicate(timeout=WAIT_S)
+    assert run.returncode == 0, errors
+    assert "has lost its range with its store: the center goes back" in errors
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["iteration"] == 1500
+    _, errors = members[1].communicate(timeout=WAIT_S)
+    assert members[1].returncode == 0, errors
