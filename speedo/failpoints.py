@@ -19,6 +19,9 @@ POINTS: Final = (
     "master-merging",  # a result is taken, nothing is merged
     "master-merged",  # merged, and not published
     "master-published",  # published, and nobody told
+    "server-merging",  # the same of a server, which has a range of it
+    "server-merged",
+    "server-published",
     "tester-starting",  # the run goes on beside it
     "master-checkpointing",  # a part of the checkpoint is on the disk
 )

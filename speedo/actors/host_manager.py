@@ -32,6 +32,7 @@ class _Host:
     count: int
     cores: int
     heard: float
+    trains: bool = True
 
 
 class HostManager:
@@ -65,7 +66,7 @@ class HostManager:
     def enlist(self, host: str, count: int, cores: int) -> int:
         """Register a host that will run this many workers; returns how often it restarts one that died."""
         with self._lock:
-            self._hosts[host] = _Host(count, max(cores, 1), time.monotonic())
+            self._hosts[host] = _Host(count, max(cores, 1), time.monotonic(), count > 0)
             self._tell_wanted()
         return self._restarts
 
@@ -82,7 +83,8 @@ class HostManager:
                 f"{workers} workers: use 1 to {LARGEST_WORKERS}; `speedo stop` ends the run"
             )
         with self._lock:
-            there = self._there(time.monotonic())
+            hosts = self._there(time.monotonic())
+            there = {name: host for name, host in hosts.items() if host.trains}
             if not there:
                 raise ClusterError("no host has joined: start `speedo worker` on one first")
             self._round += 1

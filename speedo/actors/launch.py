@@ -54,12 +54,18 @@ def train(config: RunConfig, watch: Watch) -> RunResult:
         servers = _start(config, watch, stack, new_token(), port=None)
         prepared, settings, scratch = servers.prepared, servers.settings, servers.scratch
         from speedo.actors.control_answers import under_control
+        from speedo.actors.server_host import ServerHost
         from speedo.actors.worker_host import WorkerHost
 
         master = _spawn_master(servers, takes_hosts=False)
         folders = (prepared.run_dir / LOGS, scratch, prepared.data_root)
         host = WorkerHost(master, settings.for_others(), "here", *folders, watch.note)
         stack.callback(host.stop, "the run is over")  # it must not outlive Ray
+        if settings.serves:
+            logs = prepared.run_dir / LOGS
+            serving = ServerHost(master, settings.for_others(), "here", logs, config.host)
+            stack.callback(serving.stop)
+            serving.start()
         # They take a while to load, and the master to draw its weights.
         host.warm_up(config.workers)
         run = _begin_run(master, prepared)

@@ -12,13 +12,15 @@ from speedo.actors.host_manager import HostManager
 from speedo.actors.host_orders import Orders
 from speedo.actors.ray_cluster import RayCluster
 from speedo.actors.ray_node.spawn import spawn
+from speedo.actors.ray_servers import RayServers
+from speedo.actors.server_orders import ServerOrder
 from speedo.actors.tester_actor import TesterActor
 from speedo.actors.worker_actor import Ready
 from speedo.actors.worker_process import started
 from speedo.config.run_config import RunConfig
 from speedo.errors import ClusterError, StoreError
 from speedo.master.fetch_pacing import Pace
-from speedo.master.slots import Assignment
+from speedo.master.slots import Assignment, ServerAddress
 from speedo.messages import StoreTrouble
 from speedo.monitor.status import Status
 from speedo.run.build import build_training
@@ -57,7 +59,7 @@ class MasterActor:
         self._cluster = RayCluster(
             lambda worker, incarnation: self._release(worker, incarnation),
             Path(settings.near.folder) if settings.near.folder else None,
-            Pace(),
+            None if settings.serves else Pace(),  # then there is no one cable that all fetch over
             self._make_tester,
         )
         self._access = Access(
@@ -70,6 +72,15 @@ class MasterActor:
         )
         self._troubles: dict[str, str] = {}
         self._troubling = threading.Lock()
+        self._servers = None
+        if settings.serves:
+            self._servers = RayServers(
+                settings,
+                config.servers,
+                config.timeout,
+                self._server_moved,
+                self._trouble_with_users,
+            )
         self._store = run_store(
             settings.redis_url, settings, self._store_trouble, to_both=takes_hosts
         )
@@ -85,7 +96,10 @@ class MasterActor:
             open_store=lambda: by_shared_memory(
                 redis_store(settings.redis_url, settings), settings.near
             ),
+            servers=self._servers,
         )
+        if self._servers is not None:
+            self._servers.use(training.layout)
         self._host_manager = HostManager(
             self._cluster,
             training.roster,
@@ -120,12 +134,19 @@ class MasterActor:
     def clean_store(self) -> None:
         self._training.clean_store()
         self._access.close()
+        if self._servers is not None:
+            self._servers.close()
 
     def stop(self, reason: str) -> None:
+        if self._servers is not None:
+            self._servers.stop(reason)
         self._cluster.stop(reason)
 
     def status(self) -> Status:
-        return self._training.status()
+        status = self._training.status()
+        if self._servers is None:
+            return status
+        return replace(status, servers=self._servers.status())
 
     # ------------------------------------------------------------ hosts and their workers
 
@@ -141,11 +162,14 @@ class MasterActor:
         return self._settings.for_others()
 
     def assign(self, host: str, former: int | None = None) -> Assignment:
-        """A place for one more worker of this host, or for the successor of the worker in slot `former`."""
+        """A place for one more worker of this host, or for the successor of the worker in slot `former`.
+
+        Raises `ClusterError` while a server is missing.
+        """
         place = self._training.roster.assign(self._host_manager.samples())
         try:
             place = self._admitted(place)
-        except StoreError:
+        except (StoreError, ClusterError):
             self._release(place.worker, place.incarnation)
             raise
         self._places.setdefault(host, []).append(place)
@@ -172,6 +196,8 @@ class MasterActor:
 
     def enlist(self, host: str, count: int, cores: int) -> int:
         """Register a host that is about to start workers; returns how often it restarts one that died."""
+        if self._servers is not None:
+            self._servers.enlist(host, count)
         return self._host_manager.enlist(host, count, cores)
 
     def attend(self, host: str, alive: tuple[tuple[int, int], ...]) -> Orders:
@@ -187,6 +213,38 @@ class MasterActor:
         self._hosts.discard(host)
         self._places.pop(host, None)
         self._host_manager.discharge(host)
+        if self._servers is not None:
+            self._servers.discharge(host)
+
+    # ------------------------------------------------------------ servers of the center
+
+    def servers_there(self) -> bool:
+        """Whether workers can be given places: every server is there."""
+        return self._servers is None or self._servers.all_there()
+
+    def server_orders(self, host: str) -> tuple[ServerOrder, ...] | None:
+        """The servers that a host is to run; None while that is not decided."""
+        return None if self._servers is None else self._servers.orders(host)
+
+    def server_joined(
+        self, host: str, index: int, incarnation: int, address: ServerAddress, handle: Any
+    ) -> None:
+        """Take a server in."""
+        if self._servers is not None:
+            self._servers.join(host, index, incarnation, address, handle)
+
+    def trouble_of_server(self, index: int, problem: str) -> None:
+        """Why a server waits for its store; empty once it does not."""
+        if self._servers is not None:
+            self._servers.trouble_of(index, problem)
+            text = f"server {index}: {problem}" if problem else None
+            self._training.board.trouble_with_store(self._worst(f"server {index}", text))
+
+    def _server_moved(self, why: str) -> None:
+        """Whoever has the former address of a server starts again: workers, and the tester."""
+        for worker, incarnation in self._cluster.live():
+            self._cluster.lost(worker, incarnation, why)
+        self._cluster.tests.end()
 
     def wait_for_hosts(self, timeout_s: float) -> bool:
         """Whether every host has said farewell in time."""
@@ -200,7 +258,8 @@ class MasterActor:
         log = self._run_dir / LOGS / "tester.log"
         tester = spawn(TesterActor, self._settings.for_others(), log, self._scratch)
         started(tester.start.remote(), log, "the tester")
-        tester.connect.remote(self._access.admit_reader())
+        servers = () if self._servers is None else self._servers.admit_reader()
+        tester.connect.remote(self._access.admit_reader(), servers)
         return tester
 
     def _store_trouble(self, problem: str | None) -> None:
@@ -225,11 +284,15 @@ class MasterActor:
 
     def _admitted(self, place: Assignment) -> Assignment:
         """The place with a new user of the store; former users of its slot lose their access."""
+        if self._servers is not None:
+            place = self._servers.admit_worker(place)
         return replace(place, redis_url=self._access.admit_worker(place.worker, place.incarnation))
 
     def _release(self, worker: int, incarnation: int) -> None:
         self._training.roster.release(worker, incarnation)
         self._access.dismiss(worker, incarnation)
+        if self._servers is not None:
+            self._servers.dismiss(worker, incarnation)
 
 
 def _read(path: Path) -> Checkpoint | CaffeSnapshot:

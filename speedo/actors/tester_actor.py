@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from speedo.engines.native_failures import capture_stderr
 from speedo.errors import SpeedoError
 from speedo.failpoints import reached
+from speedo.master.slots import ServerAddress
 from speedo.messages import Evaluate, Tested
 from speedo.run.settings import RunSettings
 from speedo.transport.channel import first_line
@@ -47,20 +49,18 @@ class TesterActor:
         self._vector = self._engine.layout.zeros()
         return os.getpid()
 
-    def connect(self, redis_url: str) -> None:
-        """Open the store from which centers are read; before the first `evaluate`."""
-        from speedo.run.open_store import run_store
+    def connect(self, redis_url: str, servers: tuple[ServerAddress, ...] = ()) -> None:
+        """Open the store, or the servers, from which centers are read; before the first `evaluate`."""
+        from speedo.run.open_store import run_store, server_stores
+        from speedo.vectors.exchange import Exchange, Stores
 
-        self._store = run_store(redis_url, self._settings)
+        settings = self._settings
+        stores = server_stores(servers, settings) or [Stores(run_store(redis_url, settings))]
+        self._exchange = Exchange(settings.keyspace, self._engine.layout, stores)
 
     def evaluate(self, version: int) -> Mapping[str, float]:
         """The metrics of one version of the center."""
-        from speedo.storage import keys
-        from speedo.vectors.transfer import fetch_vector
-        from speedo.vectors.vector import Kind
-
-        key = keys.center(self._settings.keyspace, version)
-        fetch_vector(self._store, key, self._engine.layout, Kind.CENTER, self._vector)
+        self._exchange.fetch_center(version, self._vector)
         self._engine.load_weights(self._vector)
         return dict(self._engine.evaluate())
 
@@ -85,6 +85,11 @@ class VersionTests:
                 self._testers += 1
                 self._tester = self._new_tester()
             return self._tester
+
+    def end(self) -> None:
+        """End the tester, if there is one; another is started for the next test."""
+        if self._tester is not None:
+            ray.kill(self._tester)
 
     def ask(self, command: Evaluate) -> None:
         """Queue a test of this version."""

@@ -129,8 +129,7 @@ class WorkerActor:
     def _rebuild(self, place: Assignment) -> Ready:
         history = self._worker.engine.history()
         self._worker.engine.close()  # before the next is built: memory may not hold both
-        for store in filter(None, (self._worker.store, self._worker.outgoing)):
-            store.close()
+        self._worker.close()
         engine = self._begin(place)
         engine.load_history(history)
         return self._ready(engine)
@@ -138,7 +137,7 @@ class WorkerActor:
     def _begin(self, place: Assignment) -> Engine:
         from speedo.engines.caffe_import import let_others_run
         from speedo.engines.pycaffe import PycaffeEngine
-        from speedo.run.open_store import run_store
+        from speedo.run.open_store import run_store, server_stores
         from speedo.solver import Draws, solver_for_worker
         from speedo.worker.overlapping_turns import OverlappingWorker
         from speedo.worker.turn import Worker
@@ -183,6 +182,12 @@ class WorkerActor:
             outgoing=None
             if kind is Worker
             else run_store(place.redis_url, settings, self._store_trouble),
+            servers=server_stores(
+                place.servers,
+                settings,
+                self._store_trouble,
+                both_ways=self._engine_thread is not None,
+            ),
         )
         if self._engine_thread is not None and isinstance(self._worker, OverlappingWorker):
             self._pipeline = TurnPipeline(self._worker, self._engine_thread)

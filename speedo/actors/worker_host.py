@@ -17,7 +17,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from speedo.actors.host_orders import Orders
 from speedo.actors.worker_actor import Ready
 from speedo.actors.worker_process import WorkerProcess, warm
-from speedo.errors import SpeedoError
+from speedo.errors import ClusterError, SpeedoError
 from speedo.master.slots import Assignment
 from speedo.run.settings import RunSettings
 from speedo.system.cores import share_of, this_machine, threads_of
@@ -28,6 +28,7 @@ SOON_S: Final = 0.05  # the same while one of them starts, or is to be started
 ATTEND_S: Final = 1.0  # how often the master is asked for orders
 ANSWER_S: Final = 20.0
 SLOW_S: Final = 3.0  # a start that waits longer for the master says why
+SERVERS_S: Final = 0.1  # how often is looked for the servers of the center
 AGAIN_S: Final = 1.0  # before a master that did not answer is asked for a place again
 
 
@@ -76,6 +77,8 @@ class WorkerHost:
         cores = len(os.sched_getaffinity(0))
         self._restarts = self._patiently(self._master.enlist.remote(self._name, count, cores))
         try:
+            if count:
+                self._wait_for_servers()
             for _ in range(count):
                 process = self._new_process()
                 place: Assignment = self._patiently(self._master.assign.remote(self._name))
@@ -91,6 +94,20 @@ class WorkerHost:
             self._leave(self._processes, "it did not start")
             raise
         self._watcher.start()
+
+    def _wait_for_servers(self) -> None:
+        """Until the center has its servers: before that a worker could connect with nobody."""
+        began, said = time.monotonic(), not self._settings.serves
+        while self._settings.serves and not ray.get(
+            self._master.servers_there.remote(), timeout=ANSWER_S
+        ):
+            if not said and time.monotonic() > began + SLOW_S:
+                self._note("waiting for the servers of the center")
+                said = True
+            status = ray.get(self._master.status.remote(), timeout=ANSWER_S)
+            if status.over:
+                raise ClusterError("the run is over before it began")
+            time.sleep(SERVERS_S)
 
     def _patiently(self, answer: Any) -> Any:
         """The master's answer; if it takes long, notes the reason each time that it changes."""

@@ -203,6 +203,32 @@ def worker(
     click.echo(f"the run is over at iteration {status.iteration}")
 
 
+@main.command(short_help="Join a master to keep a part of its center, without training.")
+@click.option(
+    "--master", "address", required=True, metavar="HOST[:PORT]", help="Where the master runs."
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, 1e6, min_open=True),
+    default=120.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds to wait for the master.",
+)
+@click.option(
+    "--token-file", type=FILE, help="The shared secret.  [default: ~/.config/speedo/token]"
+)  # fmt: skip
+def server(address: str, timeout: float, token_file: Path | None) -> None:
+    """Join a master that was started with --servers, serve a range of its center, and leave when its run ends."""
+    from speedo.actors.join.worker_command import serve_worker
+
+    with Progress(ErrorConsole()) as watch:
+        status = serve_worker(
+            with_port(address), 0, watch, timeout_s=timeout, data_root=None, token_file=token_file
+        )
+    click.echo(f"the run is over at iteration {status.iteration}")
+
+
 for command in (data, status, stop, scale, doctor, plan, topology):
     main.add_command(command)
 

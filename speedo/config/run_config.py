@@ -50,6 +50,7 @@ from speedo.system.files import problem_with_name
 from speedo.vectors.codecs import parse_compression
 
 DEFAULT_PORT: Final = 56126  # the original SpeeDO's master; Ray and Redis both want 6379
+LARGEST_SERVERS: Final = 64  # each fetch and each result has so many connections
 LARGEST_WORKERS: Final = (
     10_000  # slots are small integers; beyond this a mistake is likelier than a wish
 )
@@ -108,6 +109,12 @@ def _compression(name: str, value: str) -> list[str]:
     except ConfigError as error:
         return list(error.problems)
     return []
+
+
+def _servers(name: str, value: str) -> list[str]:
+    if value == "auto" or (value.isdecimal() and int(value) <= LARGEST_SERVERS):
+        return []
+    return [f"{name} is {value!r}; use 0 to {LARGEST_SERVERS}, or auto"]
 
 
 def _modules(name: str, value: str) -> list[str]:
@@ -215,6 +222,10 @@ class RunConfig(_Run):
     bind: Annotated[Bind, Option(
         "Bind each worker's process: core, to as many cores as it has threads; socket, to one socket; round robin.",
         source="the kernel moves processes where cores are free", group=RUN)] = "none"
+    servers: Annotated[str, BeforeValidator(str), Option(
+        "Split the center into K ranges, each kept and merged by a server on one of the hosts, in the order in which "
+        "they join; auto: one on every host; 0: the master has it all.", _servers,
+        source="one machine has no cable to share", metavar="K", group=RUN)] = "0"
     stop_on_divergence: Annotated[bool, Option(
         "End a run whose loss has diverged, and export its model.", source="chosen: further training is useless",
         group=RUN)] = True
@@ -254,6 +265,11 @@ class RunConfig(_Run):
     def teams(self) -> bool:
         """Whether the workers of one host sum among themselves, where there are several."""
         return self.team == "host" and waits_for_all(self)
+
+    @property
+    def serves(self) -> bool:
+        """Whether servers have the center."""
+        return self.servers != "0"
 
     @property
     def seconds_to_join(self) -> float:
@@ -304,6 +320,11 @@ class RunConfig(_Run):
             found.append(
                 f"overlap is {self.overlap} together with server_gradient, whose updates only the master can apply; "
                 "leave one of the two out"
+            )
+        if self.serves and self.server_gradient:
+            found.append(
+                f"servers is {self.servers} together with server_gradient, whose update is made from the whole "
+                "gradient; leave one of the two out"
             )
         if self.compress.startswith("topk:") and any(
             is_elastic(part) for part in self.phases or (self,)

@@ -11,7 +11,7 @@ import statistics
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -33,6 +33,70 @@ REMEMBERED: Final = 100
 FEWEST: Final = 10  # accepted norms before there is a judgement
 
 
+class RunCenter(Protocol):
+    """The center as the driver of a run sees it: in the master's own memory, or over servers."""
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def layout(self) -> Layout: ...
+
+    @property
+    def vector(self) -> Vector:
+        """The present version, whole. Where servers have it, it is fetched now; raises `StoreError`."""
+        ...
+
+    @property
+    def outages(self) -> int:
+        """How many times a store did not answer for a while."""
+        ...
+
+    @property
+    def payload_bytes(self) -> int:
+        """What a worker sends for a result."""
+        ...
+
+    @property
+    def center_bytes(self) -> int:
+        """What a worker fetches for a turn."""
+        ...
+
+    def publish(self) -> None:
+        """Make the present version one that workers can fetch."""
+        ...
+
+    def receive(self, event: Trained, rule: MergeRule) -> Refused | None:
+        """Take a result's payload out of the store; `Refused` says why it cannot be merged, None that it can."""
+        ...
+
+    def merge(self, action: Merge, iteration_before: int) -> Merge:
+        """Carry out a merge and publish the version that it makes; the same action with its timings."""
+        ...
+
+    def drop(self, action: Drop) -> None:
+        """Forget a result that is not merged."""
+        ...
+
+    def tidy(self) -> None:
+        """Delete what is over, now that nobody waits for the master."""
+        ...
+
+    def probe(self) -> None:
+        """Return if the store takes a write."""
+        ...
+
+    def restore(self) -> None:
+        """Publish the present version again if the store has lost it."""
+        ...
+
+    def hold(self, version: int) -> None:
+        """Somebody was told to read this version: it stays until released as often as held."""
+        ...
+
+    def release(self, version: int) -> None: ...
+
+
 @dataclass
 class NormGate:
     """Refuses vectors that are finite but out of proportion: compares each L2 norm with the running median of the
@@ -42,6 +106,15 @@ class NormGate:
     """
 
     _accepted: dict[Kind, deque[float]] = field(default_factory=dict)
+
+    def judge(self, kind: Kind, loss: float, squared_norm: float) -> str | None:
+        """Why a result is refused; else None, and it is among the accepted from now on."""
+        if not (math.isfinite(loss) and math.isfinite(squared_norm)):
+            return "it is not finite (NaN or infinity): training diverges there; lower --lr or --momentum"
+        absurd = self.check(kind, squared_norm)
+        if absurd is None:
+            self.accept(kind, squared_norm)
+        return absurd
 
     def check(self, kind: Kind, squared_norm: float) -> str | None:
         """Why a vector of this (finite) squared norm is refused; None if it is not."""
@@ -74,6 +147,7 @@ class Payload:
     vector: Vector
     own: bool
     rule: MergeRule
+    norm: float = 0.0  # squared
     seconds: float = 0.0
 
 
@@ -84,6 +158,9 @@ class Center:
     `fence` raises `FencedError` once another master has taken the run over. Where `compression` rounds centers, a
     version lies in the store twice: as it is, for the tester, and in the form that workers fetch. Where these are
     pulled towards centers, they would come to rest where these round to: each makes up for what the last one lost.
+
+    `keeps_payloads`: a payload that was received stays in the store until it is merged or forgotten, for who may have
+    to take it in once more. `role` names the failpoints.
     """
 
     run: str
@@ -95,6 +172,8 @@ class Center:
     fence: Callable[[], None] = lambda: None
     clock: Callable[[], float] = lambda: 0.0
     compression: Compression = NO_COMPRESSION
+    keeps_payloads: bool = False
+    role: str = "master"
     _gate: NormGate = field(default_factory=NormGate)
     # By worker and ticket; which of them are held, merged and dropped is in the coordinator's book.
     _payloads: dict[tuple[int, int], Payload] = field(default_factory=dict)
@@ -114,6 +193,11 @@ class Center:
             self._forms.append((keys.rounded, rounded))
 
     @property
+    def outages(self) -> int:
+        """See `RunCenter.outages`."""
+        return int(getattr(self.store, "outages", 0))
+
+    @property
     def payload_bytes(self) -> int:
         """What a worker sends for a result."""
         return HEADER_BYTES + self._codec.body_bytes
@@ -124,13 +208,27 @@ class Center:
         return HEADER_BYTES + self._forms[-1][1].body_bytes
 
     def receive(self, event: Trained, rule: MergeRule) -> Refused | None:
-        """Take a result's payload out of the store; `Refused` says why it cannot be merged, None that it can."""
+        """See `RunCenter.receive`."""
+        norm = self.take_in(event, rule)
+        if isinstance(norm, Refused):
+            return norm
+        problem = self._gate.judge(rule.payload, event.loss, norm)
+        if problem is None:
+            return None
+        self.forget(event.worker, event.ticket)
+        return Refused(event.worker, event.incarnation, event.ticket, problem)
+
+    def take_in(self, event: Trained, rule: MergeRule) -> float | Refused:
+        """Hold a payload that is undamaged and this turn's: its squared norm. It may still be judged and forgotten."""
         began = self.clock()
+        held = self._payloads.get((event.worker, event.ticket))
+        if held is not None:
+            return held.norm
         key = keys.payload(self.run, event.worker, event.ticket)
         try:
             held = self._take(key, rule)
             try:
-                norm = self._check(held, event)
+                self._check_sender(held, event)
             except PayloadError:
                 self._let_go(held)
                 raise
@@ -138,12 +236,19 @@ class Center:
             self._over.append(key)
             blame = isinstance(error, PayloadError)
             return Refused(event.worker, event.incarnation, event.ticket, str(error), blame)
-        self._gate.accept(rule.payload, norm)
-        if held.own:
+        held.norm = squared_norm(held.vector)
+        if held.own and not self.keeps_payloads:
             self._over.append(key)
         held.seconds = self.clock() - began
         self._payloads[event.worker, event.ticket] = held
-        return None
+        return held.norm
+
+    def forget(self, worker: int, ticket: int) -> None:
+        """Hold this payload no more, if it is held; what the store has of it goes at the next `tidy`."""
+        held = self._payloads.pop((worker, ticket), None)
+        if held is not None:
+            self._let_go(held)
+        self._over.append(keys.payload(self.run, worker, ticket))
 
     def _take(self, key: str, rule: MergeRule) -> Payload:
         seen = look_at_vector(self.store, key, self.layout, rule.payload, self._codec)
@@ -157,33 +262,25 @@ class Center:
             raise
         return Payload(key, header, own, True, rule)
 
-    def _check(self, held: Payload, event: Trained) -> float:
-        """The squared norm of a payload that is what was asked for; raises `PayloadError`."""
+    def _check_sender(self, held: Payload, event: Trained) -> None:
         header = held.header
         sender = (header.worker, header.incarnation, header.ticket, header.epoch)
         if sender != (event.worker, event.incarnation, event.ticket, self.epoch):
             raise PayloadError(f"{held.key} was written by another turn {sender}")
-        norm = squared_norm(held.vector)
-        if not (math.isfinite(event.loss) and math.isfinite(norm)):
-            raise PayloadError(
-                "it is not finite (NaN or infinity): training diverges there; lower --lr or --momentum"
-            )
-        absurd = self._gate.check(held.rule.payload, norm)
-        if absurd is not None:
-            raise PayloadError(absurd)
-        return norm
 
     def _let_go(self, held: Payload) -> None:
         """A payload is merged, or never will be."""
         if held.own:
             self._spare.append(held.vector)
-        else:
+        if self.keeps_payloads or not held.own:
             self._over.append(held.key)
 
     def merge(self, action: Merge, iteration_before: int) -> Merge:
         """Carry out a merge and publish the version that it makes; the same action with its timings."""
-        reached("master-merging")
+        reached(f"{self.role}-merging")
         own_parts = [part for part in action.parts if part.summed_by is None]
+        if self.keeps_payloads:  # what a server lost with its store is left out
+            own_parts = [part for part in own_parts if (part.worker, part.ticket) in self._payloads]
         taken = [self._payloads.pop((part.worker, part.ticket)) for part in own_parts]
         leads = {part.worker: part.ticket for part in own_parts}
         samples = Counter[int]()  # by ticket of the payload that has them
@@ -196,18 +293,19 @@ class Center:
             for held, part in zip(taken, own_parts, strict=True)
         ]
         began = self.clock()
-        taken[0].rule.merge(self.vector, contributions, action.rate, iteration_before)
+        if taken:
+            taken[0].rule.merge(self.vector, contributions, action.rate, iteration_before)
         merged = self.clock()
-        if len(self._forms) == 1 or taken[0].rule.payload is not Kind.WEIGHTS:
+        if len(self._forms) == 1 or (taken and taken[0].rule.payload is not Kind.WEIGHTS):
             self._lost = None
         elif self._lost is None:
             self._lost = self.layout.zeros()
         for held in taken:
             self._let_go(held)
         previous, self.version = self.version, action.version
-        reached("master-merged")
+        reached(f"{self.role}-merged")
         self.publish()
-        reached("master-published")
+        reached(f"{self.role}-published")
         own = {"merge": merged - began, "publish_center": self.clock() - merged}
         self._retire(previous)
         receive = {part.ticket: held.seconds for held, part in zip(taken, own_parts, strict=True)}
@@ -223,11 +321,8 @@ class Center:
 
     def drop(self, action: Drop) -> None:
         """Forget a result that is not merged; a late one may repeat one that is held and still counts."""
-        held = self._payloads.get((action.worker, action.ticket))
-        if held is not None and action.decision == "discarded":
-            self._let_go(self._payloads.pop((action.worker, action.ticket)))
-        elif held is None:
-            self._over.append(keys.payload(self.run, action.worker, action.ticket))
+        if action.decision == "discarded" or (action.worker, action.ticket) not in self._payloads:
+            self.forget(action.worker, action.ticket)
 
     def tidy(self) -> None:
         """Delete what is over, now that nobody waits for the master."""
@@ -285,6 +380,14 @@ class Center:
         self._uses[version] -= 1
         if self._uses[version] <= 0:
             del self._uses[version]
+            self._retire(version)
+
+    def adopt(self, version: int, *, keep: bool) -> None:
+        """A version that is in the store since before: kept until it is released, or deleted at the next `tidy`."""
+        self._published.add(version)
+        if keep:
+            self.hold(version)
+        else:
             self._retire(version)
 
     def _retire(self, version: int) -> None:

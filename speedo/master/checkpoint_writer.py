@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from speedo.errors import PayloadError, SpeedoError, StoreError
-from speedo.master.center import Center
+from speedo.master.center import RunCenter
 from speedo.master.coordinator import Coordinator
 from speedo.messages import Checkpointed, Left, SaveState, StateSaved
 from speedo.run_dir.checkpoint_file import Checkpoint, Counters, WorkerState, write_checkpoint
@@ -49,7 +49,7 @@ class CheckpointWriter:
     run: str
     keyspace: str
     mode: str
-    center: Center
+    center: RunCenter
     open_store: Callable[[], Store]
     fence: Callable[[], None]
     interval_s: float

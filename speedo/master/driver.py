@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from speedo.master.center import Center
+from speedo.master.center import RunCenter
 from speedo.master.coordinator import Coordinator
 from speedo.master.members import Receive, Received
 from speedo.master.reasons import (
@@ -144,7 +144,7 @@ class Driver:
     """
 
     coordinator: Coordinator
-    center: Center
+    center: RunCenter
     cluster: Cluster
     observer: Observer
     clock: Callable[[], float]

@@ -11,12 +11,25 @@ from speedo.run_dir.checkpoint_file import WorkerState
 
 
 @dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """Where a server's Redis is reached, by a `url` with a password; `ca` vouches for it where it speaks TLS.
+
+    Processes on `machine` (`speedo.run.open_store.this_machine`) may take its `socket`.
+    """
+
+    url: str = field(repr=False)
+    ca: str = field(default="", repr=False)
+    machine: str = ""
+    socket: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Assignment:
     """A worker's place: its slot, how often that slot was assigned, its shard and its batch.
 
     It reads shard `rank` of `count`, and skips `skip` batches of it before its first turn. `history` is the
     version of the checkpoint whose solver history it restores, if any. `redis_url` is for this worker alone, and holds
-    its password.
+    its password; so do the URLs of `servers`, those that have the center, in the order of their ranges.
     """
 
     worker: int
@@ -27,6 +40,7 @@ class Assignment:
     skip: int = 0
     history: int | None = None
     redis_url: str = field(default="", repr=False, compare=False)
+    servers: tuple[ServerAddress, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def shard(self) -> Shard:

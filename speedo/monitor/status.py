@@ -67,6 +67,16 @@ def where_in_words(process: int, threads: int, cores: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerStatus:
+    """One server of the center as people see it: `bytes` of its range; `state` is serving, or what it waits for."""
+
+    server: int
+    host: str
+    bytes: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """The state of a run. `epoch` is NaN if the number of records is not known.
 
@@ -95,6 +105,7 @@ class Status:
     notices: tuple[str, ...] = ()
     noticed: int = 0
     log_problem: str = ""
+    servers: tuple[ServerStatus, ...] = ()
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,13 +13,14 @@ RESULT: Final = "result.json"
 COLUMNS: Final = (
     "worker", "host", "process", "threads", "cores", "merged", "dropped", "images/s", "state",
 )  # fmt: skip
+SERVER_COLUMNS: Final = ("server", "host", "MB", "state")
 # Told in a place of their own, or of no use to people; whatever else a run answers is shown as it is.
 TOLD: Final = frozenset(
     (
         "run", "run_dir", "address", "pid", "speedo", "solver", "expected_workers", "min_workers", "remaining_s",
         "state", "mode", "iteration", "max_iter", "epoch", "version", "loss", "images_per_s", "seconds",
         "tested_iteration", "metrics", "dropped", "workers", "over", "wanted", "checkpoint_iteration",
-        "checkpoint_problem", "store_trouble", "log_problem", "notices", "noticed",
+        "checkpoint_problem", "store_trouble", "log_problem", "notices", "noticed", "servers",
     )
 )  # fmt: skip
 
@@ -68,7 +69,11 @@ def _lines_of(run: Mapping[str, Any]) -> list[str]:
     wanted = run["wanted"] or run["expected_workers"]
     count = f"{there} of {wanted}" if there <= wanted else f"{there}, {wanted} wanted"
     lines.append(f"  workers    {count}")
-    return lines + [f"    {row}".rstrip() for row in table(workers)]
+    lines += [f"    {row}".rstrip() for row in table(workers)]
+    if servers := run.get("servers"):
+        lines.append(f"  servers    {len(servers)}")
+        lines += [f"    {row}".rstrip() for row in table_of_servers(servers)]
+    return lines
 
 
 def table(workers: list[Mapping[str, Any]]) -> list[str]:
@@ -86,12 +91,26 @@ def table(workers: list[Mapping[str, Any]]) -> list[str]:
             for one in workers
         ),
     ]  # fmt: skip
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    return _aligned(rows)
+
+
+def table_of_servers(servers: list[Mapping[str, Any]]) -> list[str]:
+    """The same of the servers of the center, with the megabytes of their ranges."""
+    found = [
+        (str(one["server"]), one["host"], f"{one['bytes'] / 1e6:,.1f}", one["state"])
+        for one in servers
+    ]
+    return _aligned([SERVER_COLUMNS, *found])
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    columns = rows[0]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(columns))]
     text = ("host", "cores", "state")
     return [
         "  ".join(
             cell.ljust(width) if name in text else cell.rjust(width)
-            for cell, width, name in zip(row, widths, COLUMNS, strict=True)
+            for cell, width, name in zip(row, widths, columns, strict=True)
         )
         for row in rows
     ]

@@ -15,12 +15,13 @@ import numpy as np
 from speedo.config.run_config import RunConfig
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.errors import CheckpointError, TrainingStopped
-from speedo.master.center import Center, squared_norm
+from speedo.master.center import Center, RunCenter, squared_norm
 from speedo.master.checkpoint_writer import CheckpointWriter
 from speedo.master.coordinator import Coordinator
 from speedo.master.divergence import DivergenceWatch
 from speedo.master.driver import Cluster, Driver, Limits, Observers
 from speedo.master.plan import Plan
+from speedo.master.served_center import ServedCenter, Servers
 from speedo.master.slots import Roster
 from speedo.monitor.status import StatusBoard
 from speedo.run.caffe_snapshot import CaffeSnapshot
@@ -50,10 +51,12 @@ def build_training(
     scratch: Path | None = None,
     resume: Checkpoint | CaffeSnapshot | None = None,
     open_store: Callable[[], Store] | None = None,
+    servers: Servers | None = None,
 ) -> Training:
     """`scratch` is the folder for the engine's small files; without it the temporary folder.
 
-    `open_store` opens another connection, for the checkpoint thread; without it there are no checkpoints.
+    `open_store` opens another connection, for the checkpoint thread; without it there are no checkpoints. With
+    `servers` these have the center, and `store` only the workers' histories.
 
     Raises `CheckpointError` if `resume` is not of this net.
     """
@@ -68,18 +71,34 @@ def build_training(
     if isinstance(resume, CaffeSnapshot):
         resume = resume.as_checkpoint(engine, settings, config.mode)
     fence = Fence(run_dir, settings.epoch, time.monotonic)
-    center = Center(
-        settings.keyspace,
-        _first_center(engine, spec, resume, config.weights),
-        engine.layout,
-        store,
-        version=resume.counters.version if resume else 0,
-        epoch=settings.epoch,
-        fence=fence.check,
-        clock=time.monotonic,
-        compression=settings.compression,
-    )
     board = StatusBoard(config.mode, spec.max_iter, spec.batch, records)
+    first = _first_center(engine, spec, resume, config.weights)
+    version = resume.counters.version if resume else 0
+    center: RunCenter
+    if servers is None:
+        center = Center(
+            settings.keyspace,
+            first,
+            engine.layout,
+            store,
+            version=version,
+            epoch=settings.epoch,
+            fence=fence.check,
+            clock=time.monotonic,
+            compression=settings.compression,
+        )
+    else:
+        center = ServedCenter(
+            settings.keyspace,
+            first,
+            engine.layout,
+            servers,
+            version=version,
+            epoch=settings.epoch,
+            fence=fence.check,
+            compression=settings.compression,
+            note=board.notice,
+        )
     log = _run_log(run_dir, board, resumed=settings.epoch > 0)
     files = ModelFiles(run_dir, spec, engine, center, fence.require, board.notice)
     coordinator = _coordinator(config, settings, resume, _solver_update(engine))
@@ -115,7 +134,7 @@ def build_training(
         snapshot=files.snapshot,
         checkpoints=keeper,
         diverged=watch.saw if config.stop_on_divergence else lambda loss, samples: None,
-        outages=lambda: int(getattr(store, "outages", 0)),
+        outages=lambda: center.outages,
     )
     roster = Roster(
         settings.batch_sizes,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from speedo.master.slots import ServerAddress
 from speedo.run.settings import Near, RunSettings
 from speedo.storage.base import Store
 from speedo.storage.redis.store import RedisStore
@@ -15,6 +17,7 @@ from speedo.storage.redis.url import url_by_socket
 from speedo.storage.retrying_store import RetryingStore
 from speedo.storage.shared_memory.store import SharedMemoryStore
 from speedo.storage.tiered_store import TieredStore
+from speedo.vectors.exchange import Stores
 
 AStore = TypeVar("AStore", bound=Store)
 
@@ -66,6 +69,33 @@ def run_store(
         redis_store(url, settings), patience_s=settings.timeout_s, on_trouble=on_trouble
     )
     return by_shared_memory(far, settings.near, to_both=to_both)
+
+
+def server_store(
+    address: ServerAddress,
+    settings: RunSettings,
+    on_trouble: Callable[[str | None], None] = log_trouble,
+) -> RetryingStore | TieredStore:
+    """The store of one server."""
+    near = Near(address.machine, socket=address.socket)
+    return run_store(address.url, replace(settings, near=near, redis_ca=address.ca), on_trouble)
+
+
+def server_stores(
+    addresses: Sequence[ServerAddress],
+    settings: RunSettings,
+    on_trouble: Callable[[str | None], None] = log_trouble,
+    *,
+    both_ways: bool = False,
+) -> list[Stores]:
+    """Connections to all servers; `both_ways`: two to each, as fetching and publishing overlap."""
+    return [
+        Stores(
+            server_store(one, settings, on_trouble),
+            server_store(one, settings, on_trouble) if both_ways else None,
+        )
+        for one in addresses
+    ]
 
 
 def by_shared_memory(far: AStore, near: Near, *, to_both: bool = False) -> AStore | TieredStore:

@@ -13,7 +13,7 @@ from typing import Any
 
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.errors import EngineError
-from speedo.master.center import Center
+from speedo.master.center import RunCenter
 from speedo.run.result import RunResult, result_fields
 from speedo.run_dir.directory import (
     CONFIG,
@@ -36,7 +36,7 @@ class ModelFiles:
     run_dir: Path
     spec: SolverSpec
     engine: PycaffeEngine
-    center: Center
+    center: RunCenter
     fence: Callable[[], None]
     note: Callable[[str], None]
 

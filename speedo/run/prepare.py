@@ -141,6 +141,8 @@ def run_settings(config: RunConfig, spec: SolverSpec, run: str) -> RunSettings:
         overlap=config.overlap,
         teams=config.teams,
         cores=CoreOptions(config.threads, config.bind),
+        serves=config.serves,
+        redis_tls=config.redis_tls,
     )
 
 

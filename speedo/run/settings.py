@@ -30,7 +30,8 @@ class RunSettings:
 
     With `teams` the workers of a host sum among themselves. Workers in `overlap` get their next turns ahead. `redis_ca`
     is the certificate of the CA of a server with TLS; `redis_is_ours` says that the run started the server. `cores` is
-    what a host gives its workers unless it has options of its own.
+    what a host gives its workers unless it has options of its own. With `serves` servers on the hosts
+    have the center, each with a Redis, with TLS if `redis_tls`.
     """
 
     run: str
@@ -49,6 +50,8 @@ class RunSettings:
     overlap: Overlap = "none"
     teams: bool = False
     cores: CoreOptions = USUAL
+    serves: bool = False
+    redis_tls: bool = False
 
     def started(self, redis_url: str, redis_ca: str, near: Near, epoch: int) -> RunSettings:
         """The settings with what is known once the servers of the run are started."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from speedo.errors import FencedError, StoreError, TrainingStopped
-from speedo.master.center import Center
+from speedo.master.center import RunCenter
 from speedo.master.checkpoint_writer import CheckpointWriter
 from speedo.master.driver import Driver, Outcome
 from speedo.master.slots import Roster
@@ -48,7 +48,7 @@ class Training:
     config_values: Mapping[str, Any]
 
     @property
-    def center(self) -> Center:
+    def center(self) -> RunCenter:
         return self.driver.center
 
     @property

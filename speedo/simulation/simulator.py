@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.errors import MissingKeyError, PayloadError, TeamBrokenError, TrainingStopped
-from speedo.master.center import Center
+from speedo.master.center import Center, RunCenter
 from speedo.master.coordinator import Coordinator
 from speedo.master.driver import Driver, Limits, Observer, Outcome
 from speedo.master.plan import Plan
+from speedo.master.range_server import RangeServer
+from speedo.master.served_center import LocalServers, ServedCenter, Servers
 from speedo.messages import Command, Event, Joined, Left, Refused, Team, Tested, Train, Trained
 from speedo.sgd_modes.base import Strategy
 from speedo.simulation.simulated_team import train_together
@@ -26,7 +28,9 @@ from speedo.simulation.trace import Trace
 from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
 from speedo.transport.channel import refusal
-from speedo.vectors.codecs import NO_COMPRESSION, Compression, make_codec
+from speedo.vectors.codecs import NO_COMPRESSION, Compression
+from speedo.vectors.exchange import Stores
+from speedo.vectors.ranges import ranges_of
 from speedo.vectors.vector import Header, checksum
 from speedo.worker.overlapping_turns import OverlappingWorker
 from speedo.worker.turn import Worker
@@ -79,8 +83,11 @@ class SimulatedCluster:
         engine: Callable[[int], QuadraticEngine],
         seed: int,
         overlap: Container[int] = (),
+        servers: Sequence[MemoryStore] = (),
     ) -> None:
+        """`store` has all, or each of `servers` has a range."""
         self.world, self.store, self.run, self.engine = world, store, run, engine
+        self.servers = [Stores(server) for server in servers]
         self.overlap = overlap
         self.random = random.Random(seed)
         self.now = 0.0
@@ -124,13 +131,13 @@ class SimulatedCluster:
 
     def poison(self, worker: int, ticket: int) -> None:
         """Put a payload of NaN, well formed otherwise, in the place of the one that was published for this turn."""
-        layout = self._workers[worker].engine.layout
-        vector = layout.zeros()
+        present = self._workers[worker]
+        vector = present.engine.layout.zeros()
         vector.fill(float("nan"))
-        body = make_codec(self.world.compression.payload, layout).encode(vector)
         key = keys.payload(self.run, worker, ticket)
-        header = Header.unpack(self.store.read_head(key)[0])
-        self.store.write(key, replace(header, checksum=checksum(body)).pack(), body)
+        for store, body in zip(present.stores, present.exchange.encode(vector, None), strict=False):
+            header = Header.unpack(store.incoming.read_head(key)[0])
+            store.incoming.write(key, replace(header, checksum=checksum(body)).pack(), body)
 
     # ------------------------------------------------------------ Cluster
 
@@ -185,7 +192,7 @@ class SimulatedCluster:
         kind = OverlappingWorker if overlaps else Worker
         self._workers[worker] = kind(
             self.run, worker, incarnation, engine, self.store, self.clock,
-            compression=self.world.compression,
+            compression=self.world.compression, servers=self.servers, threads=False,
         )  # fmt: skip
         depth = 2 if overlaps else 1
         return Joined(worker, incarnation, engine.samples_per_step, depth, self.places(worker))
@@ -350,7 +357,7 @@ class Simulation:
 
     outcome: Outcome
     coordinator: Coordinator
-    center: Center
+    center: RunCenter
     cluster: SimulatedCluster
     trace: Trace
 
@@ -372,12 +379,16 @@ def simulate(
     limits: Limits | None = None,
     overlap: Container[int] = (),
     places: Callable[[int], str] | None = None,
+    servers: int = 0,
+    serve: Callable[[Sequence[RangeServer]], Servers] = LocalServers,
+    notes: Callable[[str], None] = lambda _: None,
 ) -> Simulation:
     """Run `plan` on simulated workers, `plan.workers` of them unless `joins` says otherwise.
 
     `samples_per_step` is each worker's batch: the plan's by default. `script` may add joins and deaths. The workers in
-    `overlap` are given their next turns ahead; `places` says where a worker can meet others, as a team. Raises
-    `TrainingStopped` for a run that makes no progress.
+    `overlap` are given their next turns ahead; `places` says where a worker can meet others, as a team. With `servers`
+    each of so many has a range of the center; `serve` makes the way to them, and `notes` is
+    told of those that are lost. Raises `TrainingStopped` for a run that makes no progress.
     """
     world = world or World()
     store = MemoryStore(clock=lambda: cluster.now)
@@ -388,7 +399,10 @@ def simulate(
             size, seed=seed, rank=rank, batch=samples, lr=lr, momentum=momentum, noise=0.01
         )
 
-    cluster = SimulatedCluster(world, store, "simulated", engine, seed, overlap)
+    first = engine(0)
+    ranges = ranges_of(first.layout, servers) if servers else ()
+    stores = [MemoryStore(clock=lambda: cluster.now) for _ in ranges]
+    cluster = SimulatedCluster(world, store, "simulated", engine, seed, overlap, stores)
     cluster.places = places or cluster.places
     for worker in range(plan.workers) if joins is None else joins:
         cluster.join(worker)
@@ -396,10 +410,24 @@ def simulate(
         script(cluster)
     coordinator = Coordinator(strategy, plan)
     cluster.version = lambda: coordinator.version
-    first = engine(0)
     vector = first.layout.zeros()
     first.read_weights(vector)
-    center = Center("simulated", vector, first.layout, store, compression=world.compression)
+    center: RunCenter
+    if servers:
+        those = [
+            RangeServer("simulated", one.layout, own, compression=world.compression)
+            for one, own in zip(ranges, stores, strict=True)
+        ]
+        center = ServedCenter(
+            "simulated",
+            vector,
+            first.layout,
+            serve(those),
+            compression=world.compression,
+            note=notes,
+        )
+    else:
+        center = Center("simulated", vector, first.layout, store, compression=world.compression)
     trace = Trace(keep_trace)
     driver = Driver(
         coordinator, center, cluster, observer(trace), cluster.clock, limits or Limits(),

@@ -20,7 +20,7 @@ from speedo.errors import PayloadError
 from speedo.failpoints import reached
 from speedo.messages import Train, Trained
 from speedo.sgd_modes.rules import add_scaled
-from speedo.vectors.transfer import Seen, fetch_vector, look_at_vector
+from speedo.vectors.transfer import Seen
 from speedo.vectors.vector import Blob, Kind, Layout, Vector
 from speedo.worker.turn import Worker, needs_center
 
@@ -111,13 +111,9 @@ class OverlappingWorker(Worker):
         began = self.clock()
         buffer = self._buffers.take(BUFFERS_KEPT if command.payload is Kind.WEIGHTS else BUFFERS)
         try:
-            key = self._center_key(self.run, command.version)
-            place = (self.store, key, self.engine.layout, Kind.CENTER)
-            codec = self._center_codec
-            seen = look_at_vector(*place, codec)
-            header = seen.header if seen else fetch_vector(*place, buffer.vector, codec)
-            if header.version != command.version:
-                raise PayloadError(f"{key} holds version {header.version}")
+            seen = self.exchange.look_at_center(command.version)
+            if seen is None:
+                self.exchange.fetch_center(command.version, buffer.vector)
         except BaseException:
             self._buffers.give_back(buffer)
             raise
@@ -207,11 +203,11 @@ class OverlappingWorker(Worker):
         self.engine.change_weights(subtract)
         return loss
 
-    def _seal(self, command: Train, payload: Vector) -> memoryview:
-        if self._codec.is_exact:
-            return super()._seal(command, payload)
+    def _encode(self, command: Train, payload: Vector) -> list[memoryview]:
+        if self.exchange.is_exact:
+            return super()._encode(command, payload)
         with self._statistics:
-            return super()._seal(command, payload)
+            return super()._encode(command, payload)
 
 
 class TurnPipeline:

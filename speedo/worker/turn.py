@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from speedo.engines.base import Engine
-from speedo.errors import PayloadError
 from speedo.failpoints import reached
 from speedo.messages import Train, Trained
 from speedo.sgd_modes.rules import pull_towards
-from speedo.storage import keys
 from speedo.storage.base import Store
-from speedo.vectors.codecs import NO_COMPRESSION, Compression, make_codec
-from speedo.vectors.transfer import fetch_vector, look_at_vector
-from speedo.vectors.vector import Blob, Kind, Vector, header_for
-
-PAYLOAD_EXPIRY_S = 900.0  # a payload that no master fetched leaves the store by itself
+from speedo.vectors.codecs import NO_COMPRESSION, Compression
+from speedo.vectors.exchange import Exchange, Sender, Stores
+from speedo.vectors.vector import Blob, Kind, Vector
 
 
 @dataclass
@@ -26,7 +20,8 @@ class Worker:
     """The worker `worker` of a run, in this incarnation; `clock` gives seconds for the timings.
 
     `samples` counts the records that the engine has trained on here. Payloads go to `outgoing`, where that is another
-    connection than that of the centers.
+    connection than that of the centers. With `servers` neither passes through `store`: each of them
+    has a range, and `threads` lets all ranges travel at once.
     """
 
     run: str
@@ -39,16 +34,18 @@ class Worker:
     samples: int = 0
     compression: Compression = NO_COMPRESSION
     outgoing: Store | None = None
+    servers: Sequence[Stores] = ()
+    threads: bool = True
     _center: Vector | None = field(default=None, init=False)
     _own: Vector | None = field(default=None, init=False)
     _lost: Vector | None = field(default=None, init=False)
     _lost_of: Kind | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        layout = self.engine.layout
-        self._codec = make_codec(self.compression.payload, layout)
-        self._center_codec = make_codec(self.compression.center, layout)
-        self._center_key = keys.center if self._center_codec.is_exact else keys.rounded
+        self.stores = self.servers or (Stores(self.store, self.outgoing),)
+        self.exchange = Exchange(
+            self.run, self.engine.layout, self.stores, self.compression, threads=self.threads
+        )
 
     def turn(self, command: Train) -> Trained:
         """Carry out one command and return its result, whose payload lies in the store by then."""
@@ -71,16 +68,14 @@ class Worker:
         return Trained(self.worker, self.incarnation, command.ticket, loss, samples, timings)
 
     def _fetch(self, command: Train) -> None:
-        key = self._center_key(self.run, command.version)
-        place = (self.store, key, self.engine.layout, Kind.CENTER)
-        seen = None if needs_center(command) else look_at_vector(*place, self._center_codec)
+        version = command.version
+        seen = None if needs_center(command) else self.exchange.look_at_center(version)
         if seen is None:
             self._center = self.engine.layout.zeros() if self._center is None else self._center
-            header, center = fetch_vector(*place, self._center, self._center_codec), self._center
+            self.exchange.fetch_center(version, self._center)
+            center = self._center
         else:
-            header, center = seen.header, seen.vector
-        if header.version != command.version:
-            raise PayloadError(f"{key} holds version {header.version}")
+            center = seen.vector
         if command.moving_rate is None:
             self.engine.load_weights(center)
         else:
@@ -88,14 +83,17 @@ class Worker:
         if seen is not None:
             seen.check()
 
+    def close(self) -> None:
+        """Let go of all connections."""
+        self.exchange.close()
+        for one in (Stores(self.store, self.outgoing), *self.servers):
+            one.incoming.close()
+            if one.outgoing is not None:
+                one.outgoing.close()
+
     def fetch_center(self, command: Train, out: Vector) -> None:
         """Put the center of this turn into `out`."""
-        key = self._center_key(self.run, command.version)
-        header = fetch_vector(
-            self.store, key, self.engine.layout, Kind.CENTER, out, self._center_codec
-        )
-        if header.version != command.version:
-            raise PayloadError(f"{key} holds version {header.version}")
+        self.exchange.fetch_center(command.version, out)
 
     def publish_for_team(self, command: Train, payload: Vector) -> None:
         """Publish what the team has made, as this worker's payload of the turn."""
@@ -131,13 +129,11 @@ class Worker:
 
     def _memory_for(self, command: Train) -> Vector:
         """Where the payload is made: in the store itself, if it has memory for that."""
-        layout = self.engine.layout
-        if self._codec.is_exact:
-            memory = self.store.place(self._payload_key(command), layout.nbytes)
-            if memory is not None:
-                return np.frombuffer(memory, np.float32)
+        memory = self.exchange.memory_for(self.worker, command.ticket)
+        if memory is not None:
+            return memory
         if self._own is None:
-            self._own = layout.zeros()
+            self._own = self.engine.layout.zeros()
         return self._own
 
     def _steps(self, command: Train) -> float:
@@ -158,7 +154,7 @@ class Worker:
         center is a mean over time, in which errors that follow each other cancel.
         """
         same, self._lost_of = self._lost_of is command.payload, command.payload
-        if self._codec.is_exact:
+        if self.exchange.is_exact:
             return None
         if self._lost is None:
             self._lost = self.engine.layout.zeros()
@@ -166,27 +162,13 @@ class Worker:
             self._lost.fill(0.0)
         return self._lost
 
-    def _payload_key(self, command: Train) -> str:
-        return keys.payload(self.run, self.worker, command.ticket)
-
-    def _seal(self, command: Train, payload: Vector) -> memoryview:
-        return self._codec.encode(payload, self._carried_over(command))
+    def _encode(self, command: Train, payload: Vector) -> list[memoryview]:
+        return self.exchange.encode(payload, self._carried_over(command))
 
     def _publish(self, command: Train, payload: Vector) -> None:
-        body = self._seal(command, payload)
-        header = header_for(
-            body,
-            self.engine.layout,
-            command.payload,
-            version=command.version,
-            worker=self.worker,
-            incarnation=self.incarnation,
-            ticket=command.ticket,
-            epoch=self.epoch,
-            dtype=self._codec.dtype,
-        )
-        store = self.outgoing or self.store
-        store.write(self._payload_key(command), header.pack(), body, expire_s=PAYLOAD_EXPIRY_S)
+        bodies = self._encode(command, payload)
+        sender = Sender(self.worker, self.incarnation, command.ticket, command.version, self.epoch)
+        self.exchange.publish(sender, command.payload, bodies)
 
 
 def needs_center(command: Train) -> bool:

@@ -26,6 +26,7 @@ import psutil
 
 from speedo.actors.join.master_monitor import MasterMonitor
 from speedo.actors.ray_node import session
+from speedo.actors.ray_node.ports import server_port
 from speedo.errors import ClusterError, EngineError, SpeedoError
 from speedo.monitor.status import Status
 from speedo.run.datasets import make_dataset, preparable_dataset
@@ -45,7 +46,7 @@ LEAVE_S: Final = 10.0  # what a stay that is told to end may take for it
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The arguments of a session; `logs` takes the output of its workers, `folder` Ray's files.
+    """The arguments of a session; 0 workers only serve. `logs` takes the output of its workers, `folder` Ray's files.
 
     Without `threads` and `bind` those of the master are used.
     """
@@ -134,9 +135,11 @@ class Session:
         request = self._request
         with (
             scratch_folder() as scratch,
-            session.member(request.token, request.address, str(request.folder)) as self._node,
+            session.member(request.token, request.address, str(request.folder)) as membership,
         ):
+            self._node = membership.process
             monitor.start()
+            from speedo.actors.server_host import ServerHost
             from speedo.actors.worker_host import WorkerHost
 
             master = _find_master(request.address, request.timeout_s, self.note)
@@ -144,18 +147,37 @@ class Session:
                 settings = _settings(master, request.name, request.address)
                 settings = replace(settings, cores=_cores(request, settings.cores))
                 root = request.data_root
-                missing = preparable_dataset(settings.spec.on_node(root))
-                if missing is not None:
-                    make_dataset(root, missing, self.note)
+                if request.count:
+                    missing = preparable_dataset(settings.spec.on_node(root))
+                    if missing is not None:
+                        make_dataset(root, missing, self.note)
+                elif not settings.serves:
+                    raise ClusterError(
+                        f"the master at {request.address} has its center by itself: start it with --servers, or "
+                        "`speedo worker` here"
+                    )
                 folders = (request.logs, scratch, root)
                 host = WorkerHost(master, settings, request.name, *folders, self.note)
+                serving = ServerHost(
+                    master,
+                    settings,
+                    request.name,
+                    request.logs,
+                    membership.address,
+                    lambda: server_port(membership.address, membership.block),
+                    self.note,
+                )
                 try:
+                    if settings.serves:
+                        serving.start()
                     host.start(request.count)
                     workers = f"{request.count} worker{'s' if request.count > 1 else ''}"
-                    self.note(f"joined the master at {request.address} with {workers}")
+                    role = f"with {workers}" if request.count else "to serve"
+                    self.note(f"joined the master at {request.address} {role}")
                     return self._attend(master, host)
                 finally:
                     host.stop("its host has left")
+                    serving.stop()
             finally:
                 monitor.close()  # what is said now counts, and the master may go first
                 _say_farewell(master, request.name)

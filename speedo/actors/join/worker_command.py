@@ -58,8 +58,8 @@ def serve_worker(
 ) -> Status:
     """Join the master at `address` with `count` workers and take part until the run ends. Raises `SpeedoError`.
 
-    `threads` and `bind` replace the master's for this host's workers. If the master is lost, waits up to `timeout_s`
-    seconds for it, each time, and joins again.
+    With a count of 0 this host only serves a range of the center. `threads` and `bind` replace the master's for this
+    host's workers. If the master is lost, waits up to `timeout_s` seconds for it, each time, and joins again.
     """
     if ignored := session.ignored_settings():
         watch.note(ignored)

@@ -22,6 +22,7 @@ BLOCK: Final = 100  # ports from the base on that a node may listen at
 _SERVICES: Final = range(3)  # offsets of GCS, node manager, object manager
 _CLAIM: Final = 8  # bound on loopback, never listened at: whoever holds it has the block
 _REDIS: Final = 9
+_SERVERS: Final = range(3, 8)  # the same of the servers of the center
 _PROCESSES: Final = range(10, BLOCK)
 _FEWEST: Final = 4  # of these that must be free: for command, master, tester and a worker
 LINGER_S: Final = 3.0
@@ -40,6 +41,19 @@ class Ports:
 def redis_port(host: str, base: int | None) -> int | None:
     """The port of a master's private Redis; None is any free port."""
     return None if base is None or is_loopback(resolved(host)) else base + _REDIS
+
+
+def server_port(address: str, base: int) -> int | None:
+    """Where the Redis of one more server of the center can listen; None is any free port."""
+    if is_loopback(address):
+        return None
+    for offset in _SERVERS:
+        if _in_the_way(address, base + offset) is None:
+            return base + offset
+    raise ClusterError(
+        f"the ports {base + _SERVERS[0]} to {base + _SERVERS[-1]} are taken on this machine: stop what listens there, "
+        f"or give fewer --servers, for a host has at most {len(_SERVERS)}"
+    )
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -114,11 +115,23 @@ def head(token: str, host: str, port: int | None) -> Iterator[Callable[[], str |
         yield partial(dead_process, node)
 
 
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """How this machine is in a cluster: the `process` of its node, None if that is the master's own; its `address`.
+
+    `block` is the first of the ports that are held for this machine; 0 where any may be taken.
+    """
+
+    process: int | None
+    address: str
+    block: int
+
+
 @contextmanager
-def member(token: str, master: str, folder: str | None = None) -> Iterator[int | None]:
+def member(token: str, master: str, folder: str | None = None) -> Iterator[Membership]:
     """Join the cluster at `master` (host:port) from this machine; a node is started if there is none here.
 
-    Yields the process of that node, if one was started. Its files lie in `folder`, or in a temporary one.
+    Its files lie in `folder`, or in a temporary one.
     """
     load_ray(token)
     host, _, port = master.rpartition(":")
@@ -127,7 +140,7 @@ def member(token: str, master: str, folder: str | None = None) -> Iterator[int |
     with ExitStack() as stack:
         from speedo.actors.ray_node.node import ray_node, sentence
 
-        process = None
+        process, block = None, int(port)
         ours = address
         if not ports.is_this_machine(address):
             ours = ports.own_address_towards(address)
@@ -136,13 +149,14 @@ def member(token: str, master: str, folder: str | None = None) -> Iterator[int |
                 ray_node(ours, held, folder or ray_folder(stack), master=gcs)
             )
             process = node.all_processes["raylet"][0].process.pid
+            block = held.gcs
         try:
             stack.enter_context(_connected(gcs, ours))
         except (ConnectionError, RuntimeError) as error:
             raise ClusterError(
                 f"the master at {master} cannot be joined: {sentence(error)}"
             ) from None
-        yield process
+        yield Membership(process, ours, block)
 
 
 @contextmanager

@@ -1,0 +1,328 @@
+"""The servers as the master sees them, over Ray: which host has which, who may use their stores, who is lost."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from speedo.actors.ray_cluster import death_cause
+from speedo.actors.server_orders import ServerOrder, places_of
+from speedo.errors import ClusterError, SpeedoError, StoreError, TrainingStopped
+from speedo.master.range_server import Answer, Request
+from speedo.master.served_center import ServerLost
+from speedo.master.slots import Assignment, ServerAddress
+from speedo.monitor.status import ServerStatus
+from speedo.run.open_store import server_store
+from speedo.run.settings import RunSettings
+from speedo.storage.redis.users import Access
+from speedo.vectors.exchange import Stores
+from speedo.vectors.ranges import Range, ranges_of
+from speedo.vectors.vector import Layout
+
+SILENT_S: Final = 10.0  # a host that was not heard of for so long does not bring its server back
+MARGIN_S: Final = (
+    30.0  # a server waits for its store for as long as the run allows, and then says so
+)
+CUT_OFF_S: Final = (
+    20.0  # a server whose host was not heard of for so long is lost, whatever Ray says
+)
+LOOK_S: Final = 0.1
+
+
+@dataclass(eq=False)
+class _Server:
+    """One server: its range, its host, and once it is there how it is reached. `state` is for people."""
+
+    range: Range
+    host: str
+    incarnation: int = 1
+    handle: Any = None
+    address: ServerAddress | None = None
+    access: Access | None = None
+    store: Any = None
+    state: str = "starting"
+
+
+class RayServers:
+    """Implements `speedo.master.served_center.Servers`. `wanted` is as in `--servers`.
+
+    Its methods are called from several threads. `moved` is told when a server has got another address: who has the
+    former one can do nothing with it. `trouble` takes what is wrong with the users of a store.
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        wanted: str,
+        start_s: float,
+        moved: Callable[[str], None],
+        trouble: Callable[[str | None], None],
+    ) -> None:
+        self._settings, self._wanted, self._start_s = settings, wanted, start_s
+        self._moved, self._trouble = moved, trouble
+        self._layout: Layout | None = None
+        self._hosts: dict[str, int] = {}
+        self._heard: dict[str, float] = {}
+        self._servers: list[_Server] = []
+        self._began = False
+        self._stopped = ""
+        self._changed = threading.Condition(threading.RLock())
+
+    def __len__(self) -> int:
+        return max(len(self._servers), 1)
+
+    def use(self, layout: Layout) -> None:
+        """What is to be divided; before any host is heard."""
+        self._layout = layout
+
+    # ------------------------------------------------------------ hosts
+
+    def enlist(self, host: str, workers: int) -> None:
+        """A host that can serve, and has so many workers. Once these are all, it is decided who has which range."""
+        with self._changed:
+            self._hosts[host] = workers
+            self._heard[host] = time.monotonic()
+            if self._servers or sum(self._hosts.values()) < self._settings.workers:
+                return
+            assert self._layout is not None
+            hosts = places_of(self._wanted, self._hosts)
+            ranges = ranges_of(self._layout, len(hosts))
+            self._servers = [_Server(one, host) for one, host in zip(ranges, hosts, strict=False)]
+            self._changed.notify_all()
+
+    def discharge(self, host: str) -> None:
+        """This host has left."""
+        with self._changed:
+            self._hosts.pop(host, None)
+            self._heard.pop(host, None)
+            self._changed.notify_all()
+
+    def orders(self, host: str) -> tuple[ServerOrder, ...] | None:
+        """The servers that this host is to run; None while that is not decided."""
+        with self._changed:
+            self._heard[host] = time.monotonic()
+            if not self._servers:
+                return None
+            return tuple(
+                ServerOrder(index, one.incarnation, one.range.layout)
+                for index, one in enumerate(self._servers)
+                if one.host == host
+            )
+
+    def join(
+        self, host: str, index: int, incarnation: int, address: ServerAddress, handle: Any
+    ) -> None:
+        """A server has started, for the first time or again. Raises `StoreError` if its store cannot be used."""
+        with self._changed:
+            server = self._servers[index]
+            if (server.host, server.incarnation) != (host, incarnation):
+                return
+            known = server.address
+        access, store = server.access, server.store
+        if known is None or known.url != address.url:
+            access = Access(
+                address.url,
+                self._settings.keyspace,
+                ca_pem=address.ca,
+                saved=True,
+                patience_s=self._settings.timeout_s,
+                on_trouble=self._trouble,
+            )
+            access.problem()  # asks it
+            store = server_store(address, self._settings, self._trouble)
+        with self._changed:
+            if (server.host, server.incarnation) != (host, incarnation):
+                return
+            server.address, server.access, server.store = address, access, store
+            server.handle, server.state = handle, "serving"
+            self._changed.notify_all()
+        if known is not None and known.url != address.url:
+            self._moved(f"server {index} is at another host now")
+
+    # ------------------------------------------------------------ who may use their stores
+
+    def all_there(self) -> bool:
+        """Whether every server can be reached."""
+        with self._changed:
+            return bool(self._servers) and all(one.handle is not None for one in self._servers)
+
+    def admit_worker(self, place: Assignment) -> Assignment:
+        """The place with a user of its own at every server. Raises `ClusterError` while one is missing."""
+        return replace(
+            place,
+            servers=self._admitted(
+                lambda access: access.admit_worker(place.worker, place.incarnation)
+            ),
+        )
+
+    def admit_reader(self) -> tuple[ServerAddress, ...]:
+        """Where the tester reads."""
+        deadline = time.monotonic() + self._start_s
+        while not self.all_there() and time.monotonic() < deadline and not self._stopped:
+            time.sleep(LOOK_S)
+        return self._admitted(lambda access: access.admit_reader())
+
+    def dismiss(self, worker: int, incarnation: int) -> None:
+        """Shut a worker out."""
+        with self._changed:
+            accesses = [one.access for one in self._servers]
+        for access in filter(None, accesses):
+            access.dismiss(worker, incarnation)
+
+    def close(self) -> None:
+        """Shut out everyone."""
+        with self._changed:
+            accesses = [one.access for one in self._servers]
+        for access in filter(None, accesses):
+            access.close()
+
+    def _admitted(self, admit: Callable[[Access], str]) -> tuple[ServerAddress, ...]:
+        with self._changed:
+            known = [(one.address, one.access) for one in self._servers]
+        if not self.all_there():
+            raise ClusterError("not all servers are there yet")
+        found = []
+        for address, access in known:
+            assert address is not None
+            assert access is not None
+            found.append(replace(address, url=admit(access)))
+        return tuple(found)
+
+    # ------------------------------------------------------------ Servers
+
+    def stop(self, reason: str) -> None:
+        """Wait no longer for servers that are still to come."""
+        with self._changed:
+            self._stopped = reason
+            self._changed.notify_all()
+
+    def ready(self) -> None:
+        """See `Servers.ready`."""
+        deadline = time.monotonic() + self._start_s
+        with self._changed:
+            while not self.all_there():
+                if self._stopped:
+                    raise TrainingStopped(f"nothing was trained: {self._stopped}")
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise ClusterError(self._who_is_missing())
+                self._changed.wait(left)
+            self._began = True
+
+    def _who_is_missing(self) -> str:
+        if not self._servers:
+            there, wanted = sum(self._hosts.values()), self._settings.workers
+            return f"only {there} of {wanted} workers were announced within {self._start_s:.0f} s"
+        there = sum(one.handle is not None for one in self._servers)
+        return f"only {there} of {len(self._servers)} servers started within {self._start_s:.0f} s"
+
+    def ask(self, request: Request) -> Sequence[Answer | ServerLost]:
+        """See `Servers.ask`."""
+        asked = [self._ask(index, request) for index in range(len(self._servers))]
+        answers = [self._answer(index, one) for index, one in enumerate(asked)]
+        for answer in answers:
+            if isinstance(answer, SpeedoError):
+                raise answer
+        return [answer for answer in answers if not isinstance(answer, SpeedoError)]
+
+    def ask_one(self, index: int, request: Request) -> Answer | ServerLost:
+        """See `Servers.ask_one`."""
+        answer = self._answer(index, self._ask(index, request))
+        if isinstance(answer, SpeedoError):
+            raise answer
+        return answer
+
+    def tell(self, request: Request) -> None:
+        """See `Servers.tell`."""
+        for index in range(len(self._servers)):
+            self._ask(index, request)
+
+    def replace(self, index: int, cause: str) -> None:
+        """See `Servers.replace`."""
+        deadline = time.monotonic() + self._settings.timeout_s
+        with self._changed:
+            server = self._servers[index]
+            old, server.handle, server.state = server.handle, None, f"gone: {cause}"
+            server.incarnation += 1
+        if old is not None:
+            with suppress(RayError):
+                ray.kill(old)
+        with self._changed:
+            while server.handle is None:
+                now = time.monotonic()
+                if now >= deadline or self._stopped:
+                    raise StoreError(
+                        f"server {index} at {server.host} is lost ({cause}), and no host brought it back within "
+                        f"{self._settings.timeout_s:.0f} s"
+                    )
+                if self._heard.get(server.host, 0.0) < now - SILENT_S:
+                    self._give_to_another(index, server, now)
+                self._changed.wait(LOOK_S)
+
+    def _give_to_another(self, index: int, server: _Server, now: float) -> None:
+        """To the host that was heard of lately and has the fewest servers; if there is none it is waited for."""
+        lately = [name for name, heard in self._heard.items() if heard >= now - SILENT_S / 2]
+        if lately:
+            load = {name: sum(one.host == name for one in self._servers) for name in lately}
+            server.host = min(lately, key=lambda name: load[name])
+            server.incarnation += 1
+            server.state = "starting"
+
+    def stores(self) -> Sequence[Stores]:
+        """See `Servers.stores`."""
+        with self._changed:
+            return [Stores(one.store) for one in self._servers]
+
+    def _ask(self, index: int, request: Request) -> Any:
+        handle = self._servers[index].handle
+        if handle is None:
+            return None
+        try:
+            return handle.do.remote(request)
+        except RayActorError:
+            return None
+
+    def _answer(self, index: int, asked: Any) -> Answer | ServerLost | SpeedoError:
+        if asked is None:
+            return ServerLost("its process is gone")
+        limit = self._settings.timeout_s + MARGIN_S
+        began = time.monotonic()
+        while not ray.wait([asked], timeout=1.0)[0]:
+            host, now = self._servers[index].host, time.monotonic()
+            if now > began + limit:
+                return ServerLost(f"no answer for {limit:.0f} s")
+            if now > began + CUT_OFF_S and self._heard.get(host, 0.0) < now - CUT_OFF_S:
+                return ServerLost(f"nothing was heard of {host} for {CUT_OFF_S:.0f} s")
+        try:
+            answer: Answer = ray.get(asked)
+            return answer
+        except RayTaskError as error:
+            if isinstance(error.cause, SpeedoError):
+                return error.cause
+            raise
+        except RayError as error:
+            return ServerLost(death_cause(error))
+
+    # ------------------------------------------------------------ for people
+
+    def status(self) -> tuple[ServerStatus, ...]:
+        """Of each server what `speedo status` shows."""
+        with self._changed:
+            return tuple(
+                ServerStatus(index, one.host, one.range.layout.nbytes, one.state)
+                for index, one in enumerate(self._servers)
+            )
+
+    def trouble_of(self, index: int, problem: str) -> None:
+        """Why a server waits for its store; empty if it does not."""
+        with self._changed:
+            server = self._servers[index]
+            if server.handle is not None:
+                server.state = f"waiting: {problem}" if problem else "serving"

@@ -1,0 +1,56 @@
+"""The server actor: one process with one range of the center, doing what the master asks for."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from speedo import failpoints
+from speedo.engines.native_failures import capture_stderr
+from speedo.master.range_server import Answer, RangeServer, Request
+from speedo.master.slots import ServerAddress
+from speedo.run.open_store import log_trouble, server_store
+from speedo.run.settings import RunSettings
+from speedo.vectors.vector import Layout
+
+
+class ServerActor:
+    """A thin shell around `speedo.master.range_server.RangeServer`."""
+
+    def start(
+        self,
+        settings: RunSettings,
+        index: int,
+        layout: Layout,
+        address: ServerAddress,
+        log: Path,
+        master: Any,
+    ) -> int:
+        """Connect with its store, of whose troubles `master` is told; returns the process id."""
+        capture_stderr(log)
+        failpoints.i_am_worker(index)
+        faulthandler.enable()
+        self._index, self._master = index, master
+        store = server_store(address, settings, self._trouble)
+        self._server = RangeServer(
+            settings.keyspace,
+            layout,
+            store,
+            settings.epoch,
+            settings.compression,
+            time.monotonic,
+        )
+        return os.getpid()
+
+    def do(self, request: Request) -> Answer:
+        """See `RangeServer.do`."""
+        return self._server.do(request)
+
+    def _trouble(self, trouble: str | None) -> None:
+        log_trouble(trouble)
+        with suppress(Exception):  # a master that cannot be told is noticed by the host
+            self._master.trouble_of_server.remote(self._index, trouble or "")

@@ -1,0 +1,199 @@
+"""What a worker and the tester exchange with the servers of the center: one vector, or its ranges side by side.
+
+Each server keeps one range and has a store of its own, so the keys are the same in all of them. A center counts as
+version v only if every range says v; a payload is there once every range is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Final, Self, TypeVar
+
+import numpy as np
+
+from speedo.errors import PayloadError
+from speedo.storage import keys
+from speedo.storage.base import Store
+from speedo.vectors.codecs import NO_COMPRESSION, Compression, make_codec
+from speedo.vectors.ranges import Range, ranges_of
+from speedo.vectors.transfer import Seen, fetch_vector, look_at_vector
+from speedo.vectors.vector import HEADER_BYTES, Kind, Layout, Vector, as_bytes, header_for
+
+PAYLOAD_EXPIRY_S: Final = 900.0  # a payload that no master fetched leaves the store by itself
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """The connections to one server: `outgoing` takes payloads, where that is another than the one of centers."""
+
+    incoming: Store
+    outgoing: Store | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Whose payload it is, and of which turn."""
+
+    worker: int
+    incarnation: int
+    ticket: int
+    version: int
+    epoch: int
+
+
+class Exchange:
+    """Centers in, payloads out, over one store per range. A store is used by one thread at a time.
+
+    With several stores all ranges travel at once, each in a thread; `threads` False: one after another.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        layout: Layout,
+        stores: Sequence[Stores],
+        compression: Compression = NO_COMPRESSION,
+        *,
+        threads: bool = True,
+    ) -> None:
+        self._run, self._layout = run, layout
+        ranges = ranges_of(layout, len(stores))
+        self._lanes = [
+            _Lane(run, one, store, compression)
+            for one, store in zip(ranges, stores, strict=False)  # a tiny vector has fewer ranges
+        ]
+        self._threads = threads and len(self._lanes) > 1
+        self._pool: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether payloads arrive as they are."""
+        return self._lanes[0].payload_codec.is_exact
+
+    def look_at_center(self, version: int) -> Seen | None:
+        """The center where it lies in the store; None if it must be fetched. Raises what `fetch_center` raises."""
+        if len(self._lanes) > 1:
+            return None
+        return self._lanes[0].look(version)
+
+    def fetch_center(self, version: int, into: Vector) -> None:
+        """Fill `into` with this version. Raises `MissingKeyError`, `StoreError`, `PayloadError`."""
+        self._each(lambda lane, _: lane.fetch(version, into[lane.range.place]))
+
+    def memory_for(self, worker: int, ticket: int) -> Vector | None:
+        """Memory in the store to make a payload in, or None."""
+        if len(self._lanes) > 1 or not self.is_exact:
+            return None
+        key = keys.payload(self._run, worker, ticket)
+        memory = self._lanes[0].outlet.place(key, self._layout.nbytes)
+        return None if memory is None else np.frombuffer(memory, np.float32)
+
+    def encode(self, payload: Vector, residual: Vector | None) -> list[memoryview]:
+        """The bodies of a payload, one for each range; see `Codec.encode` for `residual`."""
+        return [
+            lane.payload_codec.encode(
+                payload[lane.range.place],
+                None if residual is None else residual[lane.range.place],
+            )
+            for lane in self._lanes
+        ]
+
+    def publish(self, sender: Sender, kind: Kind, bodies: Sequence[memoryview]) -> None:
+        """Put a payload, as `encode` made it, into every store. Raises `StoreError`."""
+        self._each(lambda lane, at: lane.publish(sender, kind, bodies[at]))
+
+    def publish_center(self, version: int, epoch: int, vector: Vector) -> None:
+        """Put a center into every store, exactly. Raises `StoreError`."""
+        self._each(lambda lane, _: lane.publish_center(version, epoch, vector[lane.range.place]))
+
+    @staticmethod
+    def sizes(layout: Layout, count: int, compression: Compression) -> tuple[int, int]:
+        """Bytes of a payload and of a center as workers send and fetch them, over `count` ranges."""
+        ranges = ranges_of(layout, count)
+        payload, center = (
+            sum(HEADER_BYTES + make_codec(form, one.layout).body_bytes for one in ranges)
+            for form in (compression.payload, compression.center)
+        )
+        return payload, center
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the threads; the stores are their owner's."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown()
+
+    def _each(self, what: Callable[[_Lane, int], Answer]) -> list[Answer]:
+        """Do it for all ranges; the first error is raised once none is under way."""
+        if not self._threads:
+            return [what(lane, at) for at, lane in enumerate(self._lanes)]
+        with self._lock:
+            if self._pool is None:  # a fetch and a publication may be under way together
+                self._pool = ThreadPoolExecutor(2 * len(self._lanes), "range")
+            pool = self._pool
+        futures: list[Future[Answer]] = [
+            pool.submit(what, lane, at) for at, lane in enumerate(self._lanes)
+        ]
+        wait(futures)
+        return [future.result() for future in futures]
+
+
+class _Lane:
+    """One range on its way to and from its server."""
+
+    def __init__(self, run: str, place: Range, stores: Stores, compression: Compression) -> None:
+        self._run, self.range = run, place
+        self._store, self.outlet = stores.incoming, stores.outgoing or stores.incoming
+        self.payload_codec = make_codec(compression.payload, place.layout)
+        self._center_codec = make_codec(compression.center, place.layout)
+        self._center_key = keys.center if self._center_codec.is_exact else keys.rounded
+
+    def look(self, version: int) -> Seen | None:
+        key = self._center_key(self._run, version)
+        seen = look_at_vector(self._store, key, self.range.layout, Kind.CENTER, self._center_codec)
+        if seen is not None:
+            _require(key, version, seen.header.version)
+        return seen
+
+    def fetch(self, version: int, into: Vector) -> None:
+        key = self._center_key(self._run, version)
+        layout, codec = self.range.layout, self._center_codec
+        header = fetch_vector(self._store, key, layout, Kind.CENTER, into, codec)
+        _require(key, version, header.version)
+
+    def publish(self, sender: Sender, kind: Kind, body: memoryview) -> None:
+        header = header_for(
+            body,
+            self.range.layout,
+            kind,
+            version=sender.version,
+            worker=sender.worker,
+            incarnation=sender.incarnation,
+            ticket=sender.ticket,
+            epoch=sender.epoch,
+            dtype=self.payload_codec.dtype,
+        )
+        key = keys.payload(self._run, sender.worker, sender.ticket)
+        self.outlet.write(key, header.pack(), body, expire_s=PAYLOAD_EXPIRY_S)
+
+    def publish_center(self, version: int, epoch: int, vector: Vector) -> None:
+        body = as_bytes(vector)
+        layout = self.range.layout
+        header = header_for(body, layout, Kind.CENTER, version=version, epoch=epoch)
+        self.outlet.write(keys.center(self._run, version), header.pack(), body)
+
+
+def _require(key: str, version: int, found: int) -> None:
+    if found != version:
+        raise PayloadError(f"{key} holds version {found}")

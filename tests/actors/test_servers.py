@@ -1,0 +1,150 @@
+"""`speedo train --servers`: the same model, and what becomes of a server, or of its Redis, that is killed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.support.commands import Commands, wait_for_line
+
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
+WAIT_S = 120
+
+
+def train(problem: Path | None, run: str, servers: str, *options: str) -> tuple[str, ...]:
+    solver = () if problem is None else (str(problem),)
+    return (
+        "train", *solver, "--servers", servers, "--seed", "5", "--test-interval", "0", "--run-dir", run, *options,
+    )  # fmt: skip
+
+
+def outcome(process: Any, folder: Path) -> tuple[dict[str, Any], str]:
+    """Result and standard error of a run that is over well."""
+    _, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0, errors
+    return json.loads((folder / "result.json").read_text()), errors
+
+
+def merges(folder: Path) -> list[tuple[int, int]]:
+    """Worker and ticket of each merged result, by the run's log."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
+    return [(line["worker"], line["ticket"]) for line in lines if line.get("decision") == "merged"]
+
+
+def started_last(speedo: Commands, word: str, count: int) -> list[psutil.Process]:
+    """The `count` youngest processes whose command line has this word."""
+    found = [one for one in speedo.left() if word in " ".join(one.cmdline())]
+    return sorted(found, key=lambda one: one.create_time())[-count:]
+
+
+@pytest.mark.slow
+def test_lenet_over_servers_is_the_same_to_the_bit(speedo: Commands, tmp_path: Path) -> None:
+    models = []
+    for servers in ("0", "2"):
+        process = speedo.start(
+            *train(None, f"run{servers}", servers, "--workers", "1", "--max-iter", "30")
+        )
+        result, _ = outcome(process, tmp_path / f"run{servers}")
+        assert result["complete"]
+        models.append((tmp_path / f"run{servers}" / "model.caffemodel").read_bytes())
+    assert models[0] == models[1]
+
+
+@pytest.mark.parametrize("mode", ["async", "easgd"])
+def test_two_workers_and_overlapping_turns_end_with_all_their_work(
+    speedo: Commands, problem: Path, tmp_path: Path, mode: str
+) -> None:
+    options = ("--mode", mode, "--workers", "2", "--max-iter", "60", "--overlap", "all")
+    compress = ("--compress", "int8", "--compress-center", "bfloat16")
+    process = speedo.start(*train(problem, "run", "3", *options, *compress))
+    result, _ = outcome(process, tmp_path / "run")
+    assert (result["complete"], result["iteration"]) == (True, 60)
+    assert len(set(merges(tmp_path / "run"))) == 60
+
+
+@pytest.mark.parametrize("point", ["server-merging", "server-merged", "server-published"])
+def test_a_server_that_is_killed_in_a_merge_is_replaced_and_no_bit_changes(
+    speedo: Commands, problem: Path, tmp_path: Path, point: str
+) -> None:
+    options = ("--workers", "2", "--max-iter", "30", "--team", "off")
+    process = speedo.start(
+        *train(problem, "run", "2", *options),
+        environment={
+            "SPEEDO_FAILPOINT": f"{point}:1@5",
+            "SPEEDO_FAILPOINT_DONE": str(tmp_path / "done"),
+        },
+    )
+    result, errors = outcome(process, tmp_path / "run")
+    assert (tmp_path / "done").exists()
+    assert "warning: server 1 is lost: " in errors
+    assert "server 1 is back, with version " in errors
+    assert (result["complete"], result["version"]) == (True, 30)
+    assert result["dropped"] == {}
+    sound, _ = outcome(speedo.start(*train(problem, "sound", "2", *options)), tmp_path / "sound")
+    assert sound["version"] == 30
+    models = [(tmp_path / one / "model.caffemodel").read_bytes() for one in ("run", "sound")]
+    assert models[0] == models[1]
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_redis_of_a_server_that_is_killed_comes_back(
+    speedo: Commands, problem: Path, tmp_path: Path, how: signal.Signals
+) -> None:
+    process = speedo.start(
+        *train(problem, "run", "2", "--mode", "async", "--workers", "2", "--max-iter", "600")
+    )
+    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":10,', 90)
+    victims = started_last(speedo, "redis-server", 2)
+    assert len(victims) == 2
+    for victim in victims:
+        victim.send_signal(how)
+    if how == signal.SIGSTOP:
+        time.sleep(3)
+        for victim in victims:
+            victim.send_signal(signal.SIGCONT)
+    result, _ = outcome(process, tmp_path / "run")
+    assert (result["complete"], result["iteration"]) == (True, 600)
+
+
+def test_a_server_and_its_redis_that_are_killed_together_cost_what_no_checkpoint_has(
+    speedo: Commands, problem: Path, tmp_path: Path
+) -> None:
+    process = speedo.start(
+        *train(problem, "run", "2", "--mode", "async", "--workers", "2", "--max-iter", "600"),
+        "--checkpoint-interval", "1",
+    )  # fmt: skip
+    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"checkpoint"', 90)
+    servers = started_last(speedo, "ray::ServerActor", 2)
+    assert len(servers) == 2
+    for victim in (*started_last(speedo, "redis-server", 2), *servers):
+        victim.kill()
+    result, errors = outcome(process, tmp_path / "run")
+    assert (result["complete"], result["iteration"]) == (True, 600)
+    assert (
+        "has lost its range with its store: the center goes back to what it was at version "
+        in errors
+    )
+
+
+def test_a_run_with_servers_is_resumed_with_another_number(
+    speedo: Commands, problem: Path, tmp_path: Path
+) -> None:
+    options = ("--workers", "2", "--team", "off")
+    first = speedo.start(*train(problem, "run", "2", "--max-iter", "20", *options))
+    outcome(first, tmp_path / "run")
+    again = speedo.start(
+        "train", str(problem), "--resume", "run", "--servers", "3", "--max-iter", "40", "--test-interval", "0",
+        "--seed", "5", *options,
+    )  # fmt: skip
+    result, _ = outcome(again, tmp_path / "run")
+    assert (result["complete"], result["iteration"]) == (True, 40)
+    whole = speedo.start(*train(problem, "whole", "0", "--max-iter", "40", *options))
+    outcome(whole, tmp_path / "whole")
+    models = [(tmp_path / one / "model.caffemodel").read_bytes() for one in ("run", "whole")]
+    assert models[0] == models[1]

@@ -1,0 +1,301 @@
+"""Runs whose center lies on servers: the same model to the bit, and servers that are lost cost what they must."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from speedo.errors import StoreError
+from speedo.master.coordinator import Plan
+from speedo.master.driver import Observer
+from speedo.master.range_server import Answer, Combine, RangeServer, Request, TakeIn
+from speedo.master.served_center import LocalServers, ServedCenter, ServerLost, Servers
+from speedo.messages import Action, Drop, Event, Merge, Refused, Trained
+from speedo.sgd_modes.asynchronous import Asynchronous
+from speedo.sgd_modes.base import Strategy
+from speedo.sgd_modes.rules import AddDelta, AverageDeltas, Elastic
+from speedo.sgd_modes.synchronous import Synchronous
+from speedo.simulation.simulator import Faults, Simulation, World, simulate
+from speedo.storage.memory_store import MemoryStore
+from speedo.vectors.codecs import Compression
+
+MODES: dict[str, Callable[[], Strategy]] = {
+    "add": lambda: Asynchronous(AddDelta(), 1),
+    "average": lambda: Synchronous(AverageDeltas(), 1),
+    "elastic": lambda: Asynchronous(Elastic(0.3), 2),
+}
+SIZE = 70  # 5 multiples of 16, the last not full
+
+
+class Seen:
+    """What the driver saw and did."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.actions: list[Action] = []
+
+    def follow(self, trace: Observer) -> Seen:
+        self.next = trace
+        return self
+
+    def saw(self, event: Event, now: float) -> None:
+        self.next.saw(event, now)
+        self.events.append(event)
+
+    def did(self, action: Action, now: float) -> None:
+        self.next.did(action, now)
+        self.actions.append(action)
+
+    def all(self, kind: type[Any]) -> list[Any]:
+        return [action for action in self.actions if isinstance(action, kind)]
+
+
+def run(mode: str, servers: int, workers: int = 1, **options: Any) -> tuple[Simulation, Seen]:
+    seen = Seen()
+    world = World(
+        step_s=0.01,
+        faults=options.pop("faults", Faults()),
+        compression=options.pop("compression", Compression()),
+    )
+    plan = Plan(4, options.pop("iterations", 60), workers, test_interval=20)
+    found = simulate(
+        MODES[mode](),
+        plan,
+        world=world,
+        size=SIZE,
+        momentum=0.5,
+        samples_per_step=4,
+        observer=seen.follow,
+        servers=servers,
+        **options,
+    )
+    return found, seen
+
+
+@pytest.mark.parametrize(
+    ("mode", "overlap"),
+    [("add", False), ("add", True), ("average", False), ("elastic", False), ("elastic", True)],
+)
+def test_any_number_of_servers_makes_the_same_model_to_the_bit(mode: str, overlap: bool) -> None:
+    options: dict[str, Any] = {"overlap": {0, 1, 2}} if overlap else {}
+    for workers in (1, 3):
+        alone, _ = run(mode, 0, workers, **options)
+        assert alone.outcome.complete
+        for servers in (1, 2, 3):
+            served, seen = run(mode, servers, workers, **options)
+            assert served.center.vector.tobytes() == alone.center.vector.tobytes()
+            assert served.outcome == alone.outcome
+            assert len(seen.all(Merge)) == alone.outcome.version
+
+
+def test_teams_report_to_servers_too() -> None:
+    options: dict[str, Any] = {
+        "places": lambda worker: f"host {worker % 2}",
+        "faults": Faults(),
+    }
+    alone, _ = run("average", 0, 4, **options)
+    served, _ = run("average", 3, 4, **options)
+    assert served.center.vector.tobytes() == alone.center.vector.tobytes()
+
+
+@pytest.mark.parametrize("compression", [Compression("int8"), Compression("none", "bfloat16")])
+def test_each_range_is_compressed_by_itself(compression: Compression) -> None:
+    exact, _ = run("average", 2, 2)
+    served, _ = run("average", 2, 2, compression=compression)
+    assert served.outcome.complete
+    np.testing.assert_allclose(served.center.vector, exact.center.vector, rtol=0, atol=0.05)
+    assert not np.array_equal(served.center.vector, exact.center.vector)
+
+
+def test_a_tiny_vector_has_fewer_ranges_than_servers() -> None:
+    served, _ = run("add", 9)
+    assert isinstance(served.center, ServedCenter)
+    assert len(served.center.servers) == 5
+
+
+class Unreliable(LocalServers):
+    """Servers that die before a request, or after it and before their answer; perhaps with their store."""
+
+    def __init__(
+        self, servers: Sequence[RangeServer], seed: int, die: float, forget: float = 0.0
+    ) -> None:
+        super().__init__(servers)
+        self.random = random.Random(seed)
+        self.die, self.forget = die, forget
+        self.dead: set[int] = set()
+        self.deaths = self.forgotten = 0
+
+    def ask_one(self, index: int, request: Request) -> Answer | ServerLost:
+        if index in self.dead:
+            return ServerLost("killed")
+        chance = self.random.random()
+        if chance < self.die / 2:
+            return self._dies(index)
+        answer = super().ask_one(index, request)
+        return self._dies(index) if chance < self.die else answer
+
+    def _dies(self, index: int) -> ServerLost:
+        self.dead.add(index)
+        self.deaths += 1
+        if self.random.random() < self.forget:
+            store = self.servers[index].store
+            store.delete(*store.keys(""))
+            self.forgotten += 1
+        return ServerLost("killed")
+
+    def replace(self, index: int, cause: str) -> None:
+        super().replace(index, cause)
+        self.dead.discard(index)
+
+
+def unreliable(
+    mode: str, seed: int, die: float = 0.03, forget: float = 0.0, **options: Any
+) -> tuple[Simulation, Seen, Unreliable]:
+    made: list[Unreliable] = []
+
+    def serve(servers: Sequence[RangeServer]) -> Servers:
+        made.append(Unreliable(servers, seed, die, forget))
+        return made[0]
+
+    found, seen = run(mode, 3, serve=serve, seed=seed, **options)
+    return found, seen, made[0]
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("mode", MODES)
+def test_servers_that_die_with_their_stores_intact_change_no_bit(mode: str, seed: int) -> None:
+    sound, _ = run(mode, 3, 3, seed=seed)
+    found, _, servers = unreliable(mode, seed, workers=3)
+    assert servers.deaths > 0
+    assert found.outcome.complete, found.outcome.reason
+    assert found.center.vector.tobytes() == sound.center.vector.tobytes()
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("mode", MODES)
+def test_runs_with_faults_of_workers_and_servers_end_with_every_result_on_record(
+    mode: str, seed: int
+) -> None:
+    faults = Faults(die=0.04, poison=0.03, lose=0.02, repeat=0.05, fail=0.02, return_s=2.0)
+    found, seen, _ = unreliable(mode, seed, workers=4, forget=0.3, faults=faults)
+    outcome = found.outcome
+    assert outcome.complete, outcome.reason
+    assert np.isfinite(found.center.vector).all()
+    merges = seen.all(Merge)
+    assert [merge.version for merge in merges] == [*range(1, outcome.version + 1)]
+    merged = Counter(
+        (part.worker, part.incarnation, part.ticket) for merge in merges for part in merge.parts
+    )
+    assert max(merged.values()) == 1
+    told = Counter(
+        (one.worker, one.incarnation, one.ticket)
+        for one in seen.events
+        if isinstance(one, Trained | Refused)
+    )
+    dropped = Counter((one.worker, one.incarnation, one.ticket) for one in seen.all(Drop))
+    assert merged + dropped == told
+
+
+def test_the_stores_of_servers_are_left_tidy() -> None:
+    found, _, servers = unreliable("add", 5, workers=3)
+    assert servers.deaths > 0
+    for stores in found.cluster.servers:
+        left = stores.incoming.keys("")
+        centers = [key for key in left if ":center:" in key]
+        assert centers == [f"speedo:simulated:center:{found.center.version}"]
+        assert len([key for key in left if ":payload:" in key]) <= 3  # of turns at the end
+
+
+class Killed(LocalServers):
+    """Server 1 dies once, in its third merge: before it, or published and not answered; `empty` with its store."""
+
+    def __init__(self, servers: Sequence[RangeServer], *, done: bool, empty: bool = False) -> None:
+        super().__init__(servers)
+        self.done, self.empty, self.merges, self.lost = done, empty, 0, False
+
+    def ask_one(self, index: int, request: Request) -> Answer | ServerLost:
+        if self.lost and index == 1:
+            return ServerLost("killed")
+        if index == 1 and isinstance(request, Combine):
+            self.merges += 1
+            if self.merges == 3:
+                if self.done:
+                    super().ask_one(index, request)
+                if self.empty:
+                    store = self.servers[1].store
+                    store.delete(*store.keys(""))
+                self.lost = True
+                return ServerLost("killed")
+        return super().ask_one(index, request)
+
+    def replace(self, index: int, cause: str) -> None:
+        super().replace(index, cause)
+        self.lost = False
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_a_merge_is_made_once_by_each_server_whoever_died_in_it(done: bool) -> None:
+    sound, _ = run("average", 3, 2)
+    found, seen = run("average", 3, 2, serve=lambda servers: Killed(servers, done=done))
+    assert found.center.vector.tobytes() == sound.center.vector.tobytes()
+    assert len(seen.all(Merge)) == len({merge.version for merge in seen.all(Merge)})
+
+
+def test_a_server_lost_with_its_store_takes_all_back_to_the_last_whole_center() -> None:
+    notes: list[str] = []
+
+    def serve(servers: Sequence[RangeServer]) -> Servers:
+        return Killed(servers, done=False, empty=True)
+
+    found, seen = run("average", 3, 2, serve=serve, notes=notes.append)
+    assert found.outcome.complete
+    lost = "sent is lost in the range of server 1: speedo:simulated:payload"
+    assert [note.removesuffix(" is not in this process's memory") for note in notes] == [
+        "warning: server 1 is lost: killed",
+        (
+            "warning: server 1 has lost its range with its store: the center goes back to what it was at version 0, "
+            "and 2 merges are lost"
+        ),
+        f"warning: what worker 1 {lost}:1:6",
+        f"warning: what worker 0 {lost}:0:5",
+        "server 1 is back, with version 2",
+    ]
+    assert seen.all(Merge)[-1].version == 30
+
+
+def test_a_payload_that_one_server_refuses_is_refused_by_all() -> None:
+    found, seen = run("add", 3, 2, faults=Faults(poison=0.2), seed=3)
+    refused = [one for one in seen.all(Drop) if one.decision == "refused"]
+    assert refused
+    assert found.outcome.complete
+    held = [len(server._center._payloads) for server in found.center.servers.servers]  # type: ignore[attr-defined]
+    assert max(held) <= 1
+
+
+def test_no_other_server_ends_the_run() -> None:
+    class Gone(LocalServers):
+        def ask_one(self, index: int, request: Request) -> Answer | ServerLost:
+            if index == 0 and isinstance(request, TakeIn):
+                return ServerLost("its host is gone")
+            return super().ask_one(index, request)
+
+        def replace(self, index: int, cause: str) -> None:
+            raise StoreError(f"server {index} is lost ({cause}), and no other host serves")
+
+    with pytest.raises(StoreError, match=r"server 0 is lost \(its host is gone\)"):
+        run("add", 2, serve=Gone)
+
+
+def test_a_center_counts_as_a_version_only_if_every_range_says_so() -> None:
+    found, _ = run("add", 2)
+    store = found.cluster.servers[1].incoming
+    assert isinstance(store, MemoryStore)
+    store.delete(f"speedo:simulated:center:{found.center.version}")
+    worker = next(iter(found.cluster._workers.values()))
+    with pytest.raises(StoreError, match="center"):
+        worker.exchange.fetch_center(found.center.version, np.zeros(SIZE, np.float32))
