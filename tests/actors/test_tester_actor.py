@@ -30,7 +30,7 @@ def test_a_tester_that_is_killed_is_replaced_and_the_last_version_is_tested(
     result = json.loads((run / "result.json").read_text())
     assert result["test_problem"] == ""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").open()]
-    (last,) = [one for one in lines if one["event"] == "test" and one["version"] == 200]
+    (last,) = [one for one in lines if one["event"] == "test" and one["iteration"] == 200]
     assert (last["problem"], last["metrics"]["accuracy"]) == (None, result["accuracy"])
     assert "test accuracy" in out
 

@@ -79,7 +79,7 @@ def _options() -> Iterator[Mistake]:
         ("no-number", "--workers two", "'--workers': 'two'", "see `speedo train --help`", ()),
         ("unknown-option", "--workerz 2", "no such option '--workerz'", "Did you mean one of", ()),
         ("no-advance", "--mode partial --max-advance 0", "max_advance is 0", "use 1 or more", ()),
-        ("window-in-sync", "--window 3", "window is 3, but mode sync does not take it", "use --mode weed-out", ()),
+        ("window-in-sync", "--window 3", "window is 3, but mode sync does not use it", "use --mode weed-out", ()),
         ("pull-in-sync", "--moving-rate 0.3", "moving_rate is 0.3, but mode sync", "leave moving_rate out", ()),
         ("pull-too-strong", "--mode easgd --moving-rate 1.5", "moving_rate is 1.5", "between 0 and 1", ()),
         ("no-phases", "--mode hybrid", "mode hybrid has no phases", "give at least one", ()),
@@ -119,8 +119,8 @@ def _servers() -> Iterator[Mistake]:
          "a --host that is an address of this machine", ()),
         ("bad-threads", worker + "127.0.0.1 --threads many", 2, "threads is 'many'", "use 1 to 1024, or auto", ()),
         ("bad-port", master + "token --port 0", 2, "port is 0", "use 1 to 65535", ()),
-        ("open-token", master + "open", 1, "open is open to other users", "chmod 600", ()),
-        ("short-token", master + "short", 1, "short holds is no token", "copy the token file", ()),
+        ("open-token", master + "open", 1, "open is accessible to other users", "chmod 600", ()),
+        ("short-token", master + "short", 1, "short holds is not a token", "copy the token file", ()),
         ("no-master", worker + "127.0.0.1:{free}", 1, "no master answered at 127.0.0.1:{free}",
          "start `speedo master", ()),
         ("bad-address", worker + "127.0.0.1:port", 2, "--master '127.0.0.1:port' is not", "for example", ()),
@@ -136,7 +136,7 @@ def _data() -> Iterator[Mistake]:
         ("no-source", "fashion-mnist out --source nowhere", 1, "nowhere has no train-images", "with --source"),
         ("bad-size", "images {home}/list.txt out --size 3x", 2, "--size: '3x' is not HEIGHTxWIDTH", "as in 256x256"),
         ("no-list", "images nowhere.txt out", 2, "'nowhere.txt' does not exist", "see `speedo data images --help`"),
-        ("bad-line", "images {home}/list.txt out", 1, "list.txt line 2: 'image.png'", "mend it"),
+        ("bad-line", "images {home}/list.txt out", 1, "list.txt line 2: 'image.png'", "correct it"),
         ("unknown", "fashon-mnist out", 2, "no such command 'fashon-mnist'", "Did you mean 'fashion-mnist'?"),
     ):  # fmt: skip
         yield Mistake(f"data-{name}", f"data {command}", status, culprit, remedy)

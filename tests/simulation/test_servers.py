@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from speedo.errors import StoreError
-from speedo.master.coordinator import Plan
 from speedo.master.driver import Observer
+from speedo.master.plan import Plan
 from speedo.master.range_server import Answer, Combine, RangeServer, Request, TakeIn
 from speedo.master.served_center import LocalServers, ServedCenter, ServerLost, Servers
 from speedo.messages import Action, Drop, Event, Merge, Refused, Trained
