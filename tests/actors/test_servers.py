@@ -76,7 +76,7 @@ def test_a_server_that_is_killed_in_a_merge_is_replaced_and_no_bit_changes(
     process = speedo.start(
         *train(problem, "run", "2", *options),
         environment={
-            "SPEEDO_FAILPOINT": f"{point}:1@5",
+            "SPEEDO_FAILPOINT": f"{point}:1@20",
             "SPEEDO_FAILPOINT_DONE": str(tmp_path / "done"),
         },
     )
