@@ -121,8 +121,8 @@ class Progress:
                 )
 
     def begin(self, run_dir: Path) -> None:
-        """From now on everything is logged in this directory too."""
-        self.run_dir = run_dir
+        """From now on everything is logged in this directory too; notices are shown from the first on."""
+        self.run_dir, self._noticed = run_dir, 0
         self._log = LineFile(run_dir / LOG, kept_bytes=KEPT_BYTES, lost=_gap)
         kept, self._kept = self._kept, []
         for text in kept:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from io import StringIO
+from pathlib import Path
 
 from rich.console import Console
 
@@ -120,3 +121,14 @@ def test_a_worker_that_died_waits_for_nothing() -> None:
     scene.board.trouble_of_worker(1, "no room")
     scene.board.saw(Left(1, 1, "killed"), 1.0)
     assert [one.state for one in scene.board.status(1.0).workers] == ["gone: killed"]
+
+
+def test_a_command_tells_of_its_own_run_what_came_and_went_before_its_first_look(
+    tmp_path: Path,
+) -> None:
+    scene = Scene()
+    with scene.watch:
+        scene.watch.begin(tmp_path)
+        scene.written(FULL)
+        scene.written()
+        assert scene.said() == [f"warning: {FULL}", CHECKPOINTS_BACK]
