@@ -79,7 +79,10 @@ def free_rate(
     for server in range(servers):
         part = nbytes / servers
         cables.append([away[server] if host == server else part for host in range(workers)])
-    return min(_most(alone, loads, bytes_per_s) for loads in cables)
+    most = min(_most(alone, loads, bytes_per_s) for loads in cables)
+    if servers >= workers:  # all alike, so none has more than another
+        most = min(most, workers * bytes_per_s / sum(cables[0]))
+    return most
 
 
 def _most(alone: Sequence[float], loads: Sequence[float], room: float) -> float:

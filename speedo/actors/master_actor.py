@@ -20,6 +20,7 @@ from speedo.actors.worker_process import started
 from speedo.config.run_config import RunConfig
 from speedo.errors import ClusterError, StoreError
 from speedo.master.fetch_pacing import Pace
+from speedo.master.served_center import ServedCenter
 from speedo.master.slots import Assignment, ServerAddress
 from speedo.messages import StoreTrouble
 from speedo.monitor.status import Status
@@ -99,6 +100,8 @@ class MasterActor:
         )
         if self._servers is not None:
             self._servers.use(training.layout)
+            assert isinstance(training.center, ServedCenter)
+            self._cluster.expect = training.center.expect
         self._supervisor = Supervisor(
             self._cluster,
             training.roster,

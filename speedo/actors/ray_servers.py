@@ -50,6 +50,47 @@ class _Server:
     state: str = "starting"
 
 
+class _Asked:
+    """Implements `speedo.master.served_center.Pending` over what Ray will answer; None where nobody was asked."""
+
+    def __init__(
+        self,
+        asked: Sequence[Any],
+        answer: Callable[[int, Any], Answer | ServerLost | SpeedoError],
+    ) -> None:
+        self._asked, self._answer = asked, answer
+
+    def done(self) -> bool:
+        """See `Pending.done`."""
+        there = [one for one in self._asked if one is not None]
+        return not there or len(ray.wait(there, num_returns=len(there), timeout=0)[0]) == len(there)
+
+    def when_done(self, then: Callable[[], None]) -> None:
+        """See `Pending.when_done`."""
+        there = [one for one in self._asked if one is not None]
+        left, lock = [len(there)], threading.Lock()
+        if not there:
+            return then()
+
+        def one_more(_: Any) -> None:
+            with lock:
+                left[0] -= 1
+                last = left[0] == 0
+            if last:
+                then()
+
+        for one in there:
+            one.future().add_done_callback(one_more)
+
+    def answers(self) -> Sequence[Answer | ServerLost]:
+        """See `Pending.answers`."""
+        found = [self._answer(index, one) for index, one in enumerate(self._asked)]
+        for answer in found:
+            if isinstance(answer, SpeedoError):
+                raise answer
+        return [answer for answer in found if not isinstance(answer, SpeedoError)]
+
+
 class RayServers:
     """Implements `speedo.master.served_center.Servers`. `wanted` is as in `--servers`.
 
@@ -223,14 +264,11 @@ class RayServers:
         there = sum(one.handle is not None for one in self._servers)
         return f"only {there} of {len(self._servers)} servers started within {self._start_s:.0f} s"
 
-    def ask(self, request: Request) -> Sequence[Answer | ServerLost]:
+    def ask(self, request: Request) -> _Asked:
         """See `Servers.ask`."""
-        asked = [self._ask(index, request) for index in range(len(self._servers))]
-        answers = [self._answer(index, one) for index, one in enumerate(asked)]
-        for answer in answers:
-            if isinstance(answer, SpeedoError):
-                raise answer
-        return [answer for answer in answers if not isinstance(answer, SpeedoError)]
+        return _Asked(
+            [self._ask(index, request) for index in range(len(self._servers))], self._answer
+        )
 
     def ask_one(self, index: int, request: Request) -> Answer | ServerLost:
         """See `Servers.ask_one`."""
@@ -238,11 +276,6 @@ class RayServers:
         if isinstance(answer, SpeedoError):
             raise answer
         return answer
-
-    def tell(self, request: Request) -> None:
-        """See `Servers.tell`."""
-        for index in range(len(self._servers)):
-            self._ask(index, request)
 
     def replace(self, index: int, cause: str) -> None:
         """See `Servers.replace`."""

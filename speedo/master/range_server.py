@@ -6,7 +6,7 @@ that loads its range from their store, and the request under way is made once mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from speedo.errors import MissingKeyError, PayloadError
@@ -43,7 +43,7 @@ class TakeIn:
 
 @dataclass(frozen=True, slots=True)
 class Combine:
-    """Merge payloads that are held, and publish. Answer: for each part what the server's seconds were."""
+    """Merge payloads that are held, and publish. Answer: None."""
 
     action: Merge
     iteration_before: int
@@ -68,7 +68,7 @@ class Probe:
 
 
 Request = Load | TakeIn | Combine | Clear | Restore | Probe
-Answer = int | float | Refused | tuple[Mapping[str, float], ...] | None
+Answer = int | float | Refused | None
 
 
 @dataclass
@@ -98,7 +98,8 @@ class RangeServer:
             case TakeIn():
                 return center.take_in(request.event, request.rule)
             case Combine():
-                return self._combine(request.action, request.iteration_before)
+                self._combine(request.action, request.iteration_before)
+                return None
             case Clear():
                 for version in request.versions:
                     center.release(version)
@@ -156,9 +157,8 @@ class RangeServer:
         self._center = center
         return found
 
-    def _combine(self, action: Merge, iteration_before: int) -> tuple[Mapping[str, float], ...]:
+    def _combine(self, action: Merge, iteration_before: int) -> None:
         center = self._center
-        if center.version == action.version:
-            return ()
-        center.hold(action.version)  # until the master says that nobody reads it
-        return center.merge(action, iteration_before).timings
+        if center.version < action.version:
+            center.hold(action.version)  # until the master says that nobody reads it
+            center.merge(action, iteration_before)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from speedo.sgd_modes.synchronous import Synchronous
 from speedo.simulation.simulator import Faults, Simulation, World, simulate
 from speedo.storage.memory_store import MemoryStore
 from speedo.vectors.codecs import Compression
+from tests.support import schedules
 
 MODES: dict[str, Callable[[], Strategy]] = {
     "add": lambda: Asynchronous(AddDelta(), 1),
@@ -204,11 +206,22 @@ def test_runs_with_faults_of_workers_and_servers_end_with_every_result_on_record
 def test_the_stores_of_servers_are_left_tidy() -> None:
     found, _, servers = unreliable("add", 5, workers=3)
     assert servers.deaths > 0
+    found.center.probe()  # one that died of the last request of all is replaced at the next
     for stores in found.cluster.servers:
         left = stores.incoming.keys("")
         centers = [key for key in left if ":center:" in key]
         assert centers == [f"speedo:simulated:center:{found.center.version}"]
-        assert len([key for key in left if ":payload:" in key]) <= 3  # of turns at the end
+        payloads = [key for key in left if ":payload:" in key]
+        assert (
+            len(payloads) <= 3 + servers.deaths
+        )  # of turns at the end; an order to delete may be lost
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("mode", schedules.MODES)
+def test_random_runs_keep_the_rules_of_a_run_whoever_has_the_center(mode: str, seed: int) -> None:
+    schedule = schedules.make_schedule(mode, random.Random(f"{mode} {seed}"))
+    schedules.run(replace(schedule, servers=1), serve=lambda those: Unreliable(those, seed, 0.02))
 
 
 class Killed(LocalServers):
@@ -254,16 +267,13 @@ def test_a_server_lost_with_its_store_takes_all_back_to_the_last_whole_center() 
 
     found, seen = run("average", 3, 2, serve=serve, notes=notes.append)
     assert found.outcome.complete
-    lost = "sent is lost in the range of server 1: speedo:simulated:payload"
-    assert [note.removesuffix(" is not in this process's memory") for note in notes] == [
+    assert notes == [
         "warning: server 1 is lost: killed",
         (
             "warning: server 1 has lost its range with its store: the center goes back to what it was at version 0, "
-            "and 2 merges are lost"
+            "and 3 merges are lost"
         ),
-        f"warning: what worker 1 {lost}:1:6",
-        f"warning: what worker 0 {lost}:0:5",
-        "server 1 is back, with version 2",
+        "server 1 is back, with version 3",
     ]
     assert seen.all(Merge)[-1].version == 30
 
