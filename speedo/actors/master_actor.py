@@ -35,6 +35,7 @@ from speedo.storage import keys
 from speedo.storage.tiered_store import TieredStore
 
 NAME = "master"
+KEEP_S = 4.0  # a host that leaves waits so long for the center to be fetched
 
 
 class MasterActor:
@@ -239,6 +240,13 @@ class MasterActor:
         """Take a server in."""
         if self._servers is not None:
             self._servers.join(host, index, incarnation, address, handle)
+
+    def server_leaves(self, host: str) -> None:
+        """This host is about to end its servers: the center is kept whole, as it is now."""
+        center = self._training.center
+        if self._servers is not None and self._servers.has(host) and not self._training.board.over:
+            assert isinstance(center, ServedCenter)
+            center.keep_whole(KEEP_S)
 
     def trouble_of_server(self, index: int, problem: str) -> None:
         """Why a server waits for its store; empty once it does not."""

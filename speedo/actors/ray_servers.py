@@ -157,6 +157,11 @@ class RayServers:
                 if one.host == host
             )
 
+    def has(self, host: str) -> bool:
+        """Whether this host has servers."""
+        with self._changed:
+            return any(one.host == host for one in self._servers)
+
     def join(
         self, host: str, index: int, incarnation: int, address: ServerAddress, handle: Any
     ) -> None:

@@ -10,6 +10,7 @@ it. A payload that one server refuses is forgotten by all.
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -126,6 +127,8 @@ class ServedCenter:
     _old: list[int] = field(default_factory=list)  # versions to delete
     _over: list[tuple[int, int]] = field(default_factory=list)  # payloads to delete
     _replaced: int = 0
+    _to_keep: threading.Event = field(default_factory=threading.Event)
+    _kept: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         self._whole = (self.version, self.first)  # the newest center that the master has seen whole
@@ -224,8 +227,18 @@ class ServedCenter:
             self._held.pop(who, None)
             self._over.append(who)
 
+    def keep_whole(self, patience_s: float) -> bool:
+        """From another thread: let the driver's fetch the whole center, as a server is about to leave; if it did."""
+        self._kept.clear()
+        self._to_keep.set()
+        return self._kept.wait(patience_s)
+
     def tidy(self) -> None:
         """See `RunCenter.tidy`."""
+        if self._to_keep.is_set():
+            self._to_keep.clear()
+            _ = self.vector
+            self._kept.set()
         if self._old or self._over:
             request = Clear(tuple(self._old), tuple(self._over))
             self._cleared.append((request, self.servers.ask(request)))

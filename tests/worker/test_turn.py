@@ -15,9 +15,9 @@ from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
 from speedo.storage.shared_memory.store import SharedMemoryStore
 from speedo.vectors.codecs import NO_COMPRESSION, Compression, make_codec
+from speedo.vectors.exchange import PAYLOAD_EXPIRY_S
 from speedo.vectors.transfer import fetch_vector
 from speedo.vectors.vector import Blob, DType, Header, Kind, Vector, as_bytes, header_for
-from speedo.vectors.exchange import PAYLOAD_EXPIRY_S
 from speedo.worker.turn import Worker
 
 BATCH = 5
