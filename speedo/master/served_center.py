@@ -257,6 +257,7 @@ class ServedCenter:
         self._confirm(0)
         told = [answer for answer in self._ask(Probe()) if isinstance(answer, int)]
         self.outages = sum(told) + self._replaced
+        self._ask(Restore())  # a store that was empty for a moment may have shown it to nobody
 
     def restore(self) -> None:
         """See `RunCenter.restore`."""

@@ -104,8 +104,9 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
         config = with_whole_gradient(config)
     if config.serves and needs_update(config):
         raise ConfigError(
-            f"servers is {config.servers}, but the update of this run is made from the whole gradient (server_gradient, "
-            "or a solver that clips or adapts its rate in sync); leave --servers out, or give --delta-scale 1"
+            f"servers is {config.servers}, but the update of this run is made from the whole gradient "
+            "(server_gradient, or in sync a solver that clips or adapts its rate); leave --servers out, or give "
+            "--delta-scale 1"
         )
     records = count_records(spec)
     if resumed is not None:
