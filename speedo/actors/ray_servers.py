@@ -33,6 +33,7 @@ MARGIN_S: Final = (
 CUT_OFF_S: Final = (
     20.0  # a server whose host was not heard of for so long is lost, whatever Ray says
 )
+SOON_S: Final = 1.0  # within which a server that is well answers, as a rule
 LOOK_S: Final = 0.1
 
 
@@ -59,11 +60,14 @@ class _Asked:
         answer: Callable[[int, Any], Answer | ServerLost | SpeedoError],
     ) -> None:
         self._asked, self._answer = asked, answer
+        self._found: Sequence[Answer | ServerLost | SpeedoError] | None = None
 
     def done(self) -> bool:
         """See `Pending.done`."""
         there = [one for one in self._asked if one is not None]
-        return not there or len(ray.wait(there, num_returns=len(there), timeout=0)[0]) == len(there)
+        if self._found is not None or not there:
+            return True
+        return len(ray.wait(there, num_returns=len(there), timeout=0)[0]) == len(there)
 
     def when_done(self, then: Callable[[], None]) -> None:
         """See `Pending.when_done`."""
@@ -84,11 +88,24 @@ class _Asked:
 
     def answers(self) -> Sequence[Answer | ServerLost]:
         """See `Pending.answers`."""
-        found = [self._answer(index, one) for index, one in enumerate(self._asked)]
+        found = self._found = self._found or self._all_well() or self._one_by_one()
         for answer in found:
             if isinstance(answer, SpeedoError):
                 raise answer
         return [answer for answer in found if not isinstance(answer, SpeedoError)]
+
+    def _all_well(self) -> Sequence[Answer]:
+        """The answers in one call, as every call of Ray costs; none where one is missing, late, or an error."""
+        if None in self._asked:
+            return []
+        try:
+            answers: list[Answer] = ray.get(list(self._asked), timeout=SOON_S)
+        except RayError:
+            return []
+        return answers
+
+    def _one_by_one(self) -> Sequence[Answer | ServerLost | SpeedoError]:
+        return [self._answer(index, one) for index, one in enumerate(self._asked)]
 
 
 class RayServers:

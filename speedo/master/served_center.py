@@ -127,6 +127,7 @@ class ServedCenter:
     _old: list[int] = field(default_factory=list)  # versions to delete
     _over: list[tuple[int, int]] = field(default_factory=list)  # payloads to delete
     _replaced: int = 0
+    _gone: StoreError | None = None  # what ended the wait for a server that never came
     _to_keep: threading.Event = field(default_factory=threading.Event)
     _kept: threading.Event = field(default_factory=threading.Event)
 
@@ -315,8 +316,14 @@ class ServedCenter:
 
     def _renew(self, index: int, cause: str) -> None:
         """Have another server in the place of this one, and bring it to where the others are."""
+        if self._gone is not None:
+            raise self._gone
         self.note(f"warning: server {index} is lost: {cause}")
-        self.servers.replace(index, cause)
+        try:
+            self.servers.replace(index, cause)
+        except StoreError as error:
+            self._gone = error  # who asks again need not wait again
+            raise
         self._replaced += 1
         self.outages += 1
         loaded = self.servers.ask_one(index, Load(self.version, tuple(self._published)))

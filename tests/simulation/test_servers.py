@@ -288,17 +288,50 @@ def test_a_payload_that_one_server_refuses_is_refused_by_all() -> None:
 
 
 def test_no_other_server_ends_the_run() -> None:
+    made: list[Gone] = []
+
     class Gone(LocalServers):
+        waits = 0
+
         def ask_one(self, index: int, request: Request) -> Answer | ServerLost:
             if index == 0 and isinstance(request, TakeIn):
                 return ServerLost("its host is gone")
             return super().ask_one(index, request)
 
         def replace(self, index: int, cause: str) -> None:
+            self.waits += 1
             raise StoreError(f"server {index} is lost ({cause}), and no other host serves")
 
+    def serve(servers: Sequence[RangeServer]) -> Gone:
+        made.append(Gone(servers))
+        return made[0]
+
     with pytest.raises(StoreError, match=r"server 0 is lost \(its host is gone\)"):
-        run("add", 2, serve=Gone)
+        run("add", 2, serve=serve)
+    assert made[0].waits == 1
+
+
+def test_who_asks_again_for_a_server_that_never_came_is_answered_at_once() -> None:
+    class Gone(LocalServers):
+        waits, away = 0, False
+
+        def ask_one(self, index: int, request: Request) -> Answer | ServerLost:
+            return ServerLost("killed") if self.away else super().ask_one(index, request)
+
+        def replace(self, index: int, cause: str) -> None:
+            self.waits += 1
+            raise StoreError(f"server {index} is lost ({cause}), and no host brought it back")
+
+    found, _ = run("add", 2, serve=Gone)
+    center = found.center
+    assert isinstance(center, ServedCenter)
+    servers = center.servers
+    assert isinstance(servers, Gone)
+    servers.away = True
+    for _ in range(3):
+        with pytest.raises(StoreError, match="no host brought it back"):
+            center.probe()
+    assert servers.waits == 1
 
 
 def test_a_center_counts_as_a_version_only_if_every_range_says_so() -> None:
