@@ -15,8 +15,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from speedo.actors.ray_cluster import death_cause
 from speedo.actors.server_orders import ServerOrder, places_of
 from speedo.errors import ClusterError, SpeedoError, StoreError, TrainingStopped
-from speedo.master.range_server import Answer, Request
-from speedo.master.served_center import ServerLost
+from speedo.master.range_server import Answer, Probe, Request, ServerLost
 from speedo.master.slots import Assignment, ServerAddress
 from speedo.monitor.status import ServerStatus
 from speedo.run.open_store import server_store
@@ -94,12 +93,12 @@ class _Asked:
                 raise answer
         return [answer for answer in found if not isinstance(answer, SpeedoError)]
 
-    def _all_well(self) -> Sequence[Answer]:
+    def _all_well(self) -> Sequence[Answer | ServerLost]:
         """The answers in one call, as every call of Ray costs; none where one is missing, late, or an error."""
         if None in self._asked:
             return []
         try:
-            answers: list[Answer] = ray.get(list(self._asked), timeout=SOON_S)
+            answers: list[Answer | ServerLost] = ray.get(list(self._asked), timeout=SOON_S)
         except RayError:
             return []
         return answers
@@ -302,6 +301,8 @@ class RayServers:
     def replace(self, index: int, cause: str) -> None:
         """See `Servers.replace`."""
         deadline = time.monotonic() + self._settings.timeout_s
+        if self._is_well(index):  # its host has started it again before we knew
+            return
         with self._changed:
             server = self._servers[index]
             old, server.handle, server.state = server.handle, None, f"gone: {cause}"
@@ -320,6 +321,13 @@ class RayServers:
                 if self._heard.get(server.host, 0.0) < now - SILENT_S:
                     self._give_to_another(index, server, now)
                 self._changed.wait(LOOK_S)
+
+    def _is_well(self, index: int) -> bool:
+        asked = self._ask(index, Probe())
+        try:
+            return asked is not None and ray.get(asked, timeout=SOON_S) is not None
+        except RayError:
+            return False
 
     def _give_to_another(self, index: int, server: _Server, now: float) -> None:
         """To the host that was heard of lately and has the fewest servers; if there is none it is waited for."""
@@ -356,7 +364,7 @@ class RayServers:
             if now > began + CUT_OFF_S and self._heard.get(host, 0.0) < now - CUT_OFF_S:
                 return ServerLost(f"nothing was heard of {host} for {CUT_OFF_S:.0f} s")
         try:
-            answer: Answer = ray.get(asked)
+            answer: Answer | ServerLost = ray.get(asked)
             return answer
         except RayTaskError as error:
             if isinstance(error.cause, SpeedoError):

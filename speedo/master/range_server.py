@@ -7,7 +7,8 @@ that loads its range from their store, and the request under way is made once mo
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
 from speedo.errors import MissingKeyError, PayloadError
 from speedo.master.center import Center
@@ -67,6 +68,15 @@ class Probe:
     """Write a little into the store. Answer: how many outages of it have ended."""
 
 
+@dataclass(frozen=True, slots=True)
+class ServerLost:
+    """A server that gives no answer any more, and why. `fresh`: another is in its place, and has loaded nothing yet."""
+
+    cause: str
+    fresh: bool = False
+
+
+NOT_LOADED: Final = ServerLost("it has been started again", fresh=True)
 Request = Load | TakeIn | Combine | Clear | Restore | Probe
 Answer = int | float | Refused | None
 
@@ -82,23 +92,24 @@ class RangeServer:
     compression: Compression = NO_COMPRESSION
     clock: Callable[[], float] = lambda: 0.0
 
-    def __post_init__(self) -> None:
-        self._center = self._at(0)
+    _center: Center | None = field(default=None, init=False)
 
-    @property
-    def version(self) -> int:
-        return self._center.version
-
-    def do(self, request: Request) -> Answer:
-        """Carry it out. Raises `StoreError`."""
+    def do(self, request: Request) -> Answer | ServerLost:
+        """Carry it out; before it has loaded its range the answer is `NOT_LOADED`. Raises `StoreError`."""
+        if isinstance(request, Load):
+            return self._load(request)
         center = self._center
+        if center is None:
+            return NOT_LOADED
         match request:
-            case Load():
-                return self._load(request)
             case TakeIn():
                 return center.take_in(request.event, request.rule)
             case Combine():
-                self._combine(request.action, request.iteration_before)
+                if center.version < request.action.version:
+                    center.hold(
+                        request.action.version
+                    )  # until the master says that nobody reads it
+                    center.merge(request.action, request.iteration_before)
                 return None
             case Clear():
                 for version in request.versions:
@@ -156,9 +167,3 @@ class RangeServer:
         center.tidy()
         self._center = center
         return found
-
-    def _combine(self, action: Merge, iteration_before: int) -> None:
-        center = self._center
-        if center.version < action.version:
-            center.hold(action.version)  # until the master says that nobody reads it
-            center.merge(action, iteration_before)

@@ -27,6 +27,7 @@ from speedo.master.range_server import (
     RangeServer,
     Request,
     Restore,
+    ServerLost,
     TakeIn,
 )
 from speedo.messages import Drop, Merge, Refused, Trained
@@ -36,13 +37,6 @@ from speedo.vectors.exchange import Exchange, Stores
 from speedo.vectors.vector import Layout, Vector
 
 MOST_ORDERED: Final = 16  # merges that are not confirmed yet
-
-
-@dataclass(frozen=True, slots=True)
-class ServerLost:
-    """A server that gives no answer any more, and why."""
-
-    cause: str
 
 
 class Pending(Protocol):
@@ -294,7 +288,7 @@ class ServedCenter:
             pending = None
             for index, answer in enumerate(answers):
                 if isinstance(answer, ServerLost):
-                    self._renew(index, answer.cause)
+                    self._renew(index, answer)
                 else:
                     found.append(answer)
             if len(found) == len(self.servers):
@@ -305,22 +299,23 @@ class ServedCenter:
         while self._ordered and (len(self._ordered) > most or self._ordered[0].pending.done()):
             first = self._ordered[0]
             lost = [
-                (index, answer.cause)
+                (index, answer)
                 for index, answer in enumerate(first.pending.answers())
                 if isinstance(answer, ServerLost) and index not in first.renewed
             ]
-            for index, cause in lost:
-                self._renew(index, cause)
+            for index, loss in lost:
+                self._renew(index, loss)
             if not lost:
                 self._ordered.popleft()
 
-    def _renew(self, index: int, cause: str) -> None:
-        """Have another server in the place of this one, and bring it to where the others are."""
+    def _renew(self, index: int, loss: ServerLost) -> None:
+        """Have another server in the place of this one, unless it is there, and bring it to where the others are."""
         if self._gone is not None:
             raise self._gone
-        self.note(f"warning: server {index} is lost: {cause}")
+        self.note(f"warning: server {index} is lost: {loss.cause}")
         try:
-            self.servers.replace(index, cause)
+            if not loss.fresh:
+                self.servers.replace(index, loss.cause)
         except StoreError as error:
             self._gone = error  # who asks again need not wait again
             raise

@@ -14,8 +14,15 @@ import pytest
 from speedo.errors import StoreError
 from speedo.master.coordinator import Plan
 from speedo.master.driver import Observer
-from speedo.master.range_server import Answer, Combine, RangeServer, Request, TakeIn
-from speedo.master.served_center import LocalServers, ServedCenter, ServerLost, Servers
+from speedo.master.range_server import (
+    Answer,
+    Combine,
+    RangeServer,
+    Request,
+    ServerLost,
+    TakeIn,
+)
+from speedo.master.served_center import LocalServers, ServedCenter, Servers
 from speedo.messages import Action, Drop, Event, Merge, Refused, Trained
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.base import Strategy
@@ -142,8 +149,11 @@ class Unreliable(LocalServers):
         return self._dies(index) if chance < self.die else answer
 
     def _dies(self, index: int) -> ServerLost:
-        self.dead.add(index)
         self.deaths += 1
+        if self.random.random() < 0.3:  # its host starts it again before anybody asks
+            super().replace(index, "killed")
+        else:
+            self.dead.add(index)
         if self.random.random() < self.forget:
             store = self.servers[index].store
             store.delete(*store.keys(""))
