@@ -112,13 +112,18 @@ class Hosts:
             "SPEEDO_RUNTIME_DIR": str(folder / "runtime"),
         }
 
-    def train(self, mode: str, options: Sequence[str], scratch: Path) -> tuple[Measured, Traffic]:
-        """One run from its start to its end, and what it sent for each result."""
+    def train(
+        self, mode: str, options: Sequence[str], scratch: Path
+    ) -> tuple[Measured, list[Traffic]]:
+        """One run from its start to its end, and what passed over the cable of each host, the master first.
+
+        For each result: up is towards that host, down from it.
+        """
         run_dir, count = scratch / "run", len(self.workers) * self.per_host
-        seen: list[tuple[int, int, int]] = []
+        seen: list[tuple[int, list[tuple[int, int]]]] = []
 
         def sample(follower: Follower) -> None:
-            seen.append((follower.total(), *sent(self.master)))
+            seen.append((follower.total(), [sent(host) for host in (self.master, *self.workers)]))
 
         with ExitStack() as stack:
             log = stack.enter_context((scratch / "run.log").open("w"))
@@ -146,8 +151,12 @@ class Hosts:
                 raise MeasureError(f"status {status}: {last_words(log)}")
         with (run_dir / "metrics.jsonl").open(encoding="utf-8") as metrics:
             measured = run_measured(metrics, count)
-        results, down, up = (after - before for before, after in zip(*seen, strict=True))
-        return measured, Traffic(up / results, down / results)
+        (before, first), (after, last) = seen
+        results = after - before
+        return measured, [
+            Traffic((up - old_up) / results, (down - old_down) / results)
+            for (old_down, old_up), (down, up) in zip(first, last, strict=True)
+        ]
 
 
 # ---------------------------------------------------------------- rounds
@@ -285,7 +294,7 @@ def main() -> int:
                 command = plain_caffe(net, net.batch, asked.seconds)
                 return free_running([command] * asked.workers, batches, asked.seconds, place)
             measured, traffic = members.train(row.mode, options[row.name], place)
-            seen.setdefault(row.name, []).append(traffic)
+            seen.setdefault(row.name, []).append(traffic[0])
             return measured
 
         done, failures = rounds_of(net.name, rows, asked.rounds, measure, say)

@@ -20,6 +20,7 @@ from speedo.actors.worker_process import started
 from speedo.config.run_config import RunConfig
 from speedo.errors import ClusterError, StoreError
 from speedo.master.fetch_pacing import Pace
+from speedo.master.served_center import ServedCenter
 from speedo.master.slots import Assignment, ServerAddress
 from speedo.messages import StoreTrouble
 from speedo.monitor.status import Status
@@ -32,6 +33,7 @@ from speedo.run_dir.checkpoint_file import Checkpoint, read_checkpoint
 from speedo.run_dir.directory import LOGS
 
 NAME = "master"
+KEEP_S = 4.0  # a host that leaves waits so long for the center to be fetched
 
 
 class MasterActor:
@@ -100,6 +102,8 @@ class MasterActor:
         )
         if self._servers is not None:
             self._servers.use(training.layout)
+            assert isinstance(training.center, ServedCenter)
+            self._cluster.expect = training.center.expect
         self._host_manager = HostManager(
             self._cluster,
             training.roster,
@@ -232,6 +236,13 @@ class MasterActor:
         """Take a server in."""
         if self._servers is not None:
             self._servers.join(host, index, incarnation, address, handle)
+
+    def server_leaves(self, host: str) -> None:
+        """This host is about to end its servers: the center is kept whole, as it is now."""
+        center = self._training.center
+        if self._servers is not None and self._servers.has(host) and not self._training.board.over:
+            assert isinstance(center, ServedCenter)
+            center.keep_whole(KEEP_S)
 
     def trouble_of_server(self, index: int, problem: str) -> None:
         """Why a server waits for its store; empty once it does not."""

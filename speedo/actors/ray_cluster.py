@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,9 @@ class RayCluster:
         self._lock = threading.Lock()
         self._pace = pace
         self._on_left = on_left
+        # Told of each result before the driver is, with what to call once the driver may know.
+        self.expect: Callable[[Trained, Callable[[], None]], None] | None = None
+        self._expected: set[int] = set()  # tickets
         self.tests = VersionTests(new_tester, self._events.put)
 
     # ------------------------------------------------------------ from anywhere
@@ -140,9 +144,17 @@ class RayCluster:
             self._ask_for_state(command)
 
     def next_event(self, timeout_s: float) -> Event | None:
-        event = self._events.get(timeout_s)
-        self._core.awake()
-        return event
+        end = time.monotonic() + timeout_s
+        while True:
+            event = self._events.get(max(0.0, end - time.monotonic()))
+            self._core.awake()
+            if self.expect is None or not isinstance(event, Trained):
+                return event
+            if event.ticket in self._expected:
+                self._expected.discard(event.ticket)
+                return event
+            self._expected.add(event.ticket)
+            self.expect(event, partial(self._events.put, event))
 
     def evict(self, worker: int, incarnation: int, reason: str, *, for_good: bool = False) -> None:
         """Its host ends it for sure: a process that hangs does not hear `ray.kill`."""

@@ -15,8 +15,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from speedo.actors.ray_cluster import death_cause
 from speedo.actors.server_orders import ServerOrder, places_of
 from speedo.errors import ClusterError, SpeedoError, StoreError, TrainingStopped
-from speedo.master.range_server import Answer, Request
-from speedo.master.served_center import ServerLost
+from speedo.master.range_server import Answer, Probe, Request, ServerLost
 from speedo.master.slots import Assignment, ServerAddress
 from speedo.monitor.status import ServerStatus
 from speedo.run.open_store import server_store
@@ -33,6 +32,7 @@ MARGIN_S: Final = (
 CUT_OFF_S: Final = (
     20.0  # a server whose host was not heard of for so long is lost, whatever Ray says
 )
+SOON_S: Final = 1.0  # within which a server that is well answers, as a rule
 LOOK_S: Final = 0.1
 
 
@@ -48,6 +48,63 @@ class _Server:
     access: Access | None = None
     store: Any = None
     state: str = "starting"
+
+
+class _Asked:
+    """Implements `speedo.master.served_center.Pending` over what Ray will answer; None where nobody was asked."""
+
+    def __init__(
+        self,
+        asked: Sequence[Any],
+        answer: Callable[[int, Any], Answer | ServerLost | SpeedoError],
+    ) -> None:
+        self._asked, self._answer = asked, answer
+        self._found: Sequence[Answer | ServerLost | SpeedoError] | None = None
+
+    def done(self) -> bool:
+        """See `Pending.done`."""
+        there = [one for one in self._asked if one is not None]
+        if self._found is not None or not there:
+            return True
+        return len(ray.wait(there, num_returns=len(there), timeout=0)[0]) == len(there)
+
+    def when_done(self, then: Callable[[], None]) -> None:
+        """See `Pending.when_done`."""
+        there = [one for one in self._asked if one is not None]
+        left, lock = [len(there)], threading.Lock()
+        if not there:
+            return then()
+
+        def one_more(_: Any) -> None:
+            with lock:
+                left[0] -= 1
+                last = left[0] == 0
+            if last:
+                then()
+
+        for one in there:
+            one.future().add_done_callback(one_more)
+
+    def answers(self) -> Sequence[Answer | ServerLost]:
+        """See `Pending.answers`."""
+        found = self._found = self._found or self._all_well() or self._one_by_one()
+        for answer in found:
+            if isinstance(answer, SpeedoError):
+                raise answer
+        return [answer for answer in found if not isinstance(answer, SpeedoError)]
+
+    def _all_well(self) -> Sequence[Answer | ServerLost]:
+        """The answers in one call, as every call of Ray costs; none where one is missing, late, or an error."""
+        if None in self._asked:
+            return []
+        try:
+            answers: list[Answer | ServerLost] = ray.get(list(self._asked), timeout=SOON_S)
+        except RayError:
+            return []
+        return answers
+
+    def _one_by_one(self) -> Sequence[Answer | ServerLost | SpeedoError]:
+        return [self._answer(index, one) for index, one in enumerate(self._asked)]
 
 
 class RayServers:
@@ -115,6 +172,11 @@ class RayServers:
                 for index, one in enumerate(self._servers)
                 if one.host == host
             )
+
+    def has(self, host: str) -> bool:
+        """Whether this host has servers."""
+        with self._changed:
+            return any(one.host == host for one in self._servers)
 
     def join(
         self, host: str, index: int, incarnation: int, address: ServerAddress, handle: Any
@@ -223,14 +285,11 @@ class RayServers:
         there = sum(one.handle is not None for one in self._servers)
         return f"only {there} of {len(self._servers)} servers started within {self._start_s:.0f} s"
 
-    def ask(self, request: Request) -> Sequence[Answer | ServerLost]:
+    def ask(self, request: Request) -> _Asked:
         """See `Servers.ask`."""
-        asked = [self._ask(index, request) for index in range(len(self._servers))]
-        answers = [self._answer(index, one) for index, one in enumerate(asked)]
-        for answer in answers:
-            if isinstance(answer, SpeedoError):
-                raise answer
-        return [answer for answer in answers if not isinstance(answer, SpeedoError)]
+        return _Asked(
+            [self._ask(index, request) for index in range(len(self._servers))], self._answer
+        )
 
     def ask_one(self, index: int, request: Request) -> Answer | ServerLost:
         """See `Servers.ask_one`."""
@@ -239,14 +298,11 @@ class RayServers:
             raise answer
         return answer
 
-    def tell(self, request: Request) -> None:
-        """See `Servers.tell`."""
-        for index in range(len(self._servers)):
-            self._ask(index, request)
-
     def replace(self, index: int, cause: str) -> None:
         """See `Servers.replace`."""
         deadline = time.monotonic() + self._settings.timeout_s
+        if self._is_well(index):  # its host has started it again before we knew
+            return
         with self._changed:
             server = self._servers[index]
             old, server.handle, server.state = server.handle, None, f"gone: {cause}"
@@ -265,6 +321,13 @@ class RayServers:
                 if self._heard.get(server.host, 0.0) < now - SILENT_S:
                     self._give_to_another(index, server, now)
                 self._changed.wait(LOOK_S)
+
+    def _is_well(self, index: int) -> bool:
+        asked = self._ask(index, Probe())
+        try:
+            return asked is not None and ray.get(asked, timeout=SOON_S) is not None
+        except RayError:
+            return False
 
     def _give_to_another(self, index: int, server: _Server, now: float) -> None:
         """To the host that was heard of lately and has the fewest servers; if there is none it is waited for."""
@@ -301,7 +364,7 @@ class RayServers:
             if now > began + CUT_OFF_S and self._heard.get(host, 0.0) < now - CUT_OFF_S:
                 return ServerLost(f"nothing was heard of {host} for {CUT_OFF_S:.0f} s")
         try:
-            answer: Answer = ray.get(asked)
+            answer: Answer | ServerLost = ray.get(asked)
             return answer
         except RayTaskError as error:
             if isinstance(error.cause, SpeedoError):

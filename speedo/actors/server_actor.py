@@ -11,7 +11,7 @@ from typing import Any
 
 from speedo import failpoints
 from speedo.engines.native_failures import capture_stderr
-from speedo.master.range_server import Answer, RangeServer, Request
+from speedo.master.range_server import Answer, RangeServer, Request, ServerLost
 from speedo.master.slots import ServerAddress
 from speedo.run.open_store import log_trouble, server_store
 from speedo.run.settings import RunSettings
@@ -46,7 +46,7 @@ class ServerActor:
         )
         return os.getpid()
 
-    def do(self, request: Request) -> Answer:
+    def do(self, request: Request) -> Answer | ServerLost:
         """See `RangeServer.do`."""
         return self._server.do(request)
 

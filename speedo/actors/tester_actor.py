@@ -52,11 +52,16 @@ class TesterActor:
     def connect(self, redis_url: str, servers: tuple[ServerAddress, ...] = ()) -> None:
         """Open the store, or the servers, from which centers are read; before the first `evaluate`."""
         from speedo.run.open_store import run_store, server_stores
-        from speedo.vectors.exchange import Exchange, Stores
+        from speedo.vectors.exchange import PATIENCE_S, Exchange, Stores
 
         settings = self._settings
         stores = server_stores(servers, settings) or [Stores(run_store(redis_url, settings))]
-        self._exchange = Exchange(settings.keyspace, self._engine.layout, stores)
+        self._exchange = Exchange(
+            settings.keyspace,
+            self._engine.layout,
+            stores,
+            patience_s=PATIENCE_S if servers else 0.0,
+        )
 
     def evaluate(self, version: int) -> Mapping[str, float]:
         """The metrics of one version of the center."""

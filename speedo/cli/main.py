@@ -221,7 +221,9 @@ def worker(
 def server(address: str, timeout: float, token_file: Path | None) -> None:
     """Join a master that was started with --servers, serve a range of its center, and leave when its run ends."""
     from speedo.actors.join.worker_command import serve_worker
+    from speedo.doctor import Request, require
 
+    require(Request(master=with_port(address)))
     with Progress(ErrorConsole()) as watch:
         status = serve_worker(
             with_port(address), 0, watch, timeout_s=timeout, data_root=None, token_file=token_file

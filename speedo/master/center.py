@@ -222,7 +222,7 @@ class Center:
         """Hold a payload that is undamaged and this turn's: its squared norm. It may still be judged and forgotten."""
         began = self.clock()
         held = self._payloads.get((event.worker, event.ticket))
-        if held is not None:
+        if held is not None and held.rule == rule:
             return held.norm
         key = keys.payload(self.run, event.worker, event.ticket)
         try:
@@ -233,7 +233,8 @@ class Center:
                 self._let_go(held)
                 raise
         except (PayloadError, MissingKeyError) as error:
-            self._over.append(key)
+            if not self.keeps_payloads:
+                self._over.append(key)
             blame = isinstance(error, PayloadError)
             return Refused(event.worker, event.incarnation, event.ticket, str(error), blame)
         held.norm = squared_norm(held.vector)

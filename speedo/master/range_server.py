@@ -6,8 +6,9 @@ that loads its range from their store, and the request under way is made once mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
 
 from speedo.errors import MissingKeyError, PayloadError
 from speedo.master.center import Center
@@ -43,7 +44,7 @@ class TakeIn:
 
 @dataclass(frozen=True, slots=True)
 class Combine:
-    """Merge payloads that are held, and publish. Answer: for each part what the server's seconds were."""
+    """Merge payloads that are held, and publish. Answer: None."""
 
     action: Merge
     iteration_before: int
@@ -67,8 +68,17 @@ class Probe:
     """Write a little into the store. Answer: how many outages of it have ended."""
 
 
+@dataclass(frozen=True, slots=True)
+class ServerLost:
+    """A server that gives no answer any more, and why. `fresh`: another is in its place, and has loaded nothing yet."""
+
+    cause: str
+    fresh: bool = False
+
+
+NOT_LOADED: Final = ServerLost("it has been started again", fresh=True)
 Request = Load | TakeIn | Combine | Clear | Restore | Probe
-Answer = int | float | Refused | tuple[Mapping[str, float], ...] | None
+Answer = int | float | Refused | None
 
 
 @dataclass
@@ -82,23 +92,25 @@ class RangeServer:
     compression: Compression = NO_COMPRESSION
     clock: Callable[[], float] = lambda: 0.0
 
-    def __post_init__(self) -> None:
-        self._center = self._at(0)
+    _center: Center | None = field(default=None, init=False)
 
-    @property
-    def version(self) -> int:
-        return self._center.version
-
-    def do(self, request: Request) -> Answer:
-        """Carry it out. Raises `StoreError`."""
+    def do(self, request: Request) -> Answer | ServerLost:
+        """Carry it out; before it has loaded its range the answer is `NOT_LOADED`. Raises `StoreError`."""
+        if isinstance(request, Load):
+            return self._load(request)
         center = self._center
+        if center is None:
+            return NOT_LOADED
         match request:
-            case Load():
-                return self._load(request)
             case TakeIn():
                 return center.take_in(request.event, request.rule)
             case Combine():
-                return self._combine(request.action, request.iteration_before)
+                if center.version < request.action.version:
+                    center.hold(
+                        request.action.version
+                    )  # until the master says that nobody reads it
+                    center.merge(request.action, request.iteration_before)
+                return None
             case Clear():
                 for version in request.versions:
                     center.release(version)
@@ -155,10 +167,3 @@ class RangeServer:
         center.tidy()
         self._center = center
         return found
-
-    def _combine(self, action: Merge, iteration_before: int) -> tuple[Mapping[str, float], ...]:
-        center = self._center
-        if center.version == action.version:
-            return ()
-        center.hold(action.version)  # until the master says that nobody reads it
-        return center.merge(action, iteration_before).timings

@@ -1,17 +1,20 @@
 """The center over servers: what the master decides is asked of all of them, each for its range.
 
 The master carries no arrays: it sums the squared norms that the servers answer, judges by them, and keeps in mind what
-every server must have: the version, who reads which older one, the payloads that are held. With that a server that
-was replaced is brought to where the others are, and the request under way is made to it again. A version is there
-once every server has published it; a payload that one refuses is forgotten by all.
+every server must have: the version, who reads which older one, the payloads that are held, the merges that not every
+server has confirmed. With that a server that was replaced is brought to where the others are.
+
+Nobody waits for a merge: who is told to fetch the version that it makes looks for it until every server has published
+it. A payload that one server refuses is forgotten by all.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from speedo.errors import MissingKeyError, StoreError
 from speedo.master.center import NormGate
@@ -24,6 +27,7 @@ from speedo.master.range_server import (
     RangeServer,
     Request,
     Restore,
+    ServerLost,
     TakeIn,
 )
 from speedo.messages import Drop, Merge, Refused, Trained
@@ -32,16 +36,27 @@ from speedo.vectors.codecs import NO_COMPRESSION, Compression
 from speedo.vectors.exchange import Exchange, Stores
 from speedo.vectors.vector import Layout, Vector
 
+MOST_ORDERED: Final = 16  # merges that are not confirmed yet
 
-@dataclass(frozen=True, slots=True)
-class ServerLost:
-    """A server that gives no answer any more, and why."""
 
-    cause: str
+class Pending(Protocol):
+    """What all servers were asked at once, and have perhaps not answered yet."""
+
+    def done(self) -> bool:
+        """Whether all have answered, or are lost."""
+        ...
+
+    def when_done(self, then: Callable[[], None]) -> None:
+        """Call this once, in whatever thread, as soon as `done`."""
+        ...
+
+    def answers(self) -> Sequence[Answer | ServerLost]:
+        """Wait for all; an error of ours that one raised is raised here."""
+        ...
 
 
 class Servers(Protocol):
-    """Who carries requests to the servers. One that raises an error of ours is not lost: the error is raised here."""
+    """Who carries requests to the servers: each of them does its requests in the order in which they were made."""
 
     def __len__(self) -> int: ...
 
@@ -49,14 +64,12 @@ class Servers(Protocol):
         """Return once all are there. Raises `SpeedoError` if they do not come."""
         ...
 
-    def ask(self, request: Request) -> Sequence[Answer | ServerLost]:
-        """What all of them answer, asked at once."""
+    def ask(self, request: Request) -> Pending:
+        """Ask all of them, without waiting."""
         ...
 
-    def ask_one(self, index: int, request: Request) -> Answer | ServerLost: ...
-
-    def tell(self, request: Request) -> None:
-        """Ask all of them, and wait for nobody."""
+    def ask_one(self, index: int, request: Request) -> Answer | ServerLost:
+        """Ask one of them, and wait. An error of ours is raised."""
         ...
 
     def replace(self, index: int, cause: str) -> None:
@@ -66,6 +79,16 @@ class Servers(Protocol):
     def stores(self) -> Sequence[Stores]:
         """The master's own connections to the stores of all servers."""
         ...
+
+
+@dataclass(eq=False, slots=True)
+class _Ordered:
+    """A merge that servers were told to make, with the payloads in it; `renewed` are those that made it once more."""
+
+    request: Combine
+    taken: list[TakeIn]
+    pending: Pending
+    renewed: set[int] = field(default_factory=set)
 
 
 @dataclass
@@ -84,14 +107,23 @@ class ServedCenter:
     fence: Callable[[], None] = lambda: None
     compression: Compression = NO_COMPRESSION
     note: Callable[[str], None] = lambda _: None
+    rule: Callable[[], MergeRule] | None = (
+        None  # by which the next results are expected to be merged
+    )
     outages: int = 0  # that servers told of, and replacements
     _gate: NormGate = field(default_factory=NormGate)
     _held: dict[tuple[int, int], TakeIn] = field(default_factory=dict)
     _uses: Counter[int] = field(default_factory=Counter)
+    _early: dict[tuple[int, int], tuple[TakeIn, int, Pending]] = field(default_factory=dict)
+    _ordered: deque[_Ordered] = field(default_factory=deque)
+    _cleared: deque[tuple[Clear, Pending]] = field(default_factory=deque)
     _published: set[int] = field(default_factory=set)
     _old: list[int] = field(default_factory=list)  # versions to delete
     _over: list[tuple[int, int]] = field(default_factory=list)  # payloads to delete
     _replaced: int = 0
+    _gone: StoreError | None = None  # what ended the wait for a server that never came
+    _to_keep: threading.Event = field(default_factory=threading.Event)
+    _kept: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         self._whole = (self.version, self.first)  # the newest center that the master has seen whole
@@ -109,6 +141,7 @@ class ServedCenter:
     @property
     def vector(self) -> Vector:
         """See `RunCenter.vector`."""
+        self._confirm(0)
         if self._whole[0] != self.version:
             whole = self.layout.zeros()
             try:
@@ -135,12 +168,23 @@ class ServedCenter:
                 raise StoreError(f"server {index} did not find the center that it was given")
         self._published.add(self.version)
 
+    def expect(self, event: Trained, then: Callable[[], None]) -> None:
+        """A result has come: servers take its payload in, and `then` is called; `receive` then need not wait."""
+        if self.rule is None:
+            return then()
+        request = TakeIn(event, self.rule())
+        pending = self.servers.ask(request)
+        self._early[event.worker, event.ticket] = (request, self._replaced, pending)
+        pending.when_done(then)
+
     def receive(self, event: Trained, rule: MergeRule) -> Refused | None:
         """See `RunCenter.receive`."""
         who = event.worker, event.ticket
         request = TakeIn(event, rule)
+        early, replaced, pending = self._early.pop(who, (None, 0, None))
+        asked = pending if early == request and replaced == self._replaced else None
         norm, refused = 0.0, None
-        for answer in self._ask(request):
+        for answer in self._ask(request, asked):
             if isinstance(answer, Refused):
                 refused = answer if refused is None or answer.blame else refused
             elif isinstance(answer, (int, float)):
@@ -158,44 +202,61 @@ class ServedCenter:
     def merge(self, action: Merge, iteration_before: int) -> Merge:
         """See `RunCenter.merge`."""
         self.fence()
-        answers = self._ask(Combine(action, iteration_before))
+        self._confirm(MOST_ORDERED - 1)
+        own = [(part.worker, part.ticket) for part in action.parts if part.summed_by is None]
+        taken = [self._held.pop(who) for who in own]
+        request = Combine(action, iteration_before)
+        self._ordered.append(_Ordered(request, taken, self.servers.ask(request)))
         previous, self.version = self.version, action.version
         self._published.add(self.version)
-        for part in action.parts:
-            if self._held.pop((part.worker, part.ticket), None) is not None:
-                self._over.append((part.worker, part.ticket))
+        self._over += own
         self._retire(previous)
-        told = [answer for answer in answers if isinstance(answer, tuple) and answer]
-        timings = tuple(_slowest(parts) for parts in zip(*told, strict=True))
-        return Merge(
-            action.version,
-            action.iteration,
-            action.samples_seen,
-            action.rate,
-            action.parts,
-            timings or ({},) * len(action.parts),
-        )
+        self._confirm(MOST_ORDERED)
+        return action
 
     def drop(self, action: Drop) -> None:
         """Forget a result that is not merged; a late one may repeat one that is held and still counts."""
         who = action.worker, action.ticket
+        self._early.pop(who, None)
         if action.decision == "discarded" or who not in self._held:
             self._held.pop(who, None)
             self._over.append(who)
 
+    def keep_whole(self, patience_s: float) -> bool:
+        """From another thread: let the driver's fetch the whole center, as a server is about to leave; if it did."""
+        self._kept.clear()
+        self._to_keep.set()
+        return self._kept.wait(patience_s)
+
     def tidy(self) -> None:
         """See `RunCenter.tidy`."""
+        if self._to_keep.is_set():
+            self._to_keep.clear()
+            _ = self.vector
+            self._kept.set()
         if self._old or self._over:
-            self.servers.tell(Clear(tuple(self._old), tuple(self._over)))
+            request = Clear(tuple(self._old), tuple(self._over))
+            self._cleared.append((request, self.servers.ask(request)))
             self._old, self._over = [], []
+        while self._cleared and self._cleared[0][1].done():
+            if len(self._cleared) < MOST_ORDERED and self._any_lost(self._cleared[0][1]):
+                break  # it is asked for once more, of the one in its place
+            self._cleared.popleft()
+
+    @staticmethod
+    def _any_lost(pending: Pending) -> bool:
+        return any(isinstance(answer, ServerLost) for answer in pending.answers())
 
     def probe(self) -> None:
         """See `RunCenter.probe`."""
+        self._confirm(0)
         told = [answer for answer in self._ask(Probe()) if isinstance(answer, int)]
         self.outages = sum(told) + self._replaced
+        self._ask(Restore())  # a store that was empty for a moment may have shown it to nobody
 
     def restore(self) -> None:
         """See `RunCenter.restore`."""
+        self._confirm(0)
         self._ask(Restore())
 
     def hold(self, version: int) -> None:
@@ -216,32 +277,61 @@ class ServedCenter:
 
     # ------------------------------------------------------------ servers that are lost
 
-    def _ask(self, request: Request) -> list[Answer]:
-        """What every server answers; all are asked again once another is in the place of a lost one."""
+    def _ask(self, request: Request, pending: Pending | None = None) -> list[Answer]:
+        """What every server answers; all are asked again once another is in the place of a lost one.
+
+        `pending`: they were asked before.
+        """
         while True:
             found: list[Answer] = []
-            for index, answer in enumerate(self.servers.ask(request)):
+            answers = (pending or self.servers.ask(request)).answers()
+            pending = None
+            for index, answer in enumerate(answers):
                 if isinstance(answer, ServerLost):
-                    self._renew(index, answer.cause)
+                    self._renew(index, answer)
                 else:
                     found.append(answer)
             if len(found) == len(self.servers):
                 return found
 
-    def _renew(self, index: int, cause: str) -> None:
-        """Have another server in the place of this one, and bring it to where the others are."""
-        self.note(f"warning: server {index} is lost: {cause}")
-        self.servers.replace(index, cause)
+    def _confirm(self, most: int) -> None:
+        """Look at what became of merges; wait until no more than so many are unconfirmed."""
+        while self._ordered and (len(self._ordered) > most or self._ordered[0].pending.done()):
+            first = self._ordered[0]
+            lost = [
+                (index, answer)
+                for index, answer in enumerate(first.pending.answers())
+                if isinstance(answer, ServerLost) and index not in first.renewed
+            ]
+            for index, loss in lost:
+                self._renew(index, loss)
+            if not lost:
+                self._ordered.popleft()
+
+    def _renew(self, index: int, loss: ServerLost) -> None:
+        """Have another server in the place of this one, unless it is there, and bring it to where the others are."""
+        if self._gone is not None:
+            raise self._gone
+        self.note(f"warning: server {index} is lost: {loss.cause}")
+        try:
+            if not loss.fresh:
+                self.servers.replace(index, loss.cause)
+        except StoreError as error:
+            self._gone = error  # who asks again need not wait again
+            raise
         self._replaced += 1
         self.outages += 1
-        newest = self.version + 1  # a merge under way may have been done
-        loaded = self.servers.ask_one(index, Load(newest, tuple(self._published)))
+        loaded = self.servers.ask_one(index, Load(self.version, tuple(self._published)))
         if isinstance(loaded, ServerLost):
-            return
-        if isinstance(loaded, int) and loaded >= self.version:
-            self._take_in_again(index)
+            return  # which the next question shows
+        oldest = self.version - len(self._ordered)
+        if isinstance(loaded, int) and loaded >= oldest:
+            self._merge_again(index, loaded)
+            self._take_in_again(index, self._held.values())
         else:
             self._go_back(index)
+        for request, _ in self._cleared:
+            self.servers.ask_one(index, request)
         self.note(f"server {index} is back, with version {self.version}")
 
     def _go_back(self, index: int) -> None:
@@ -253,13 +343,23 @@ class ServedCenter:
         )
         self._spread(vector)
         self._whole = (self.version, vector)
+        self._ordered.clear()
         for other in range(len(self.servers)):
             self.servers.ask_one(other, Load(self.version, tuple(self._published)))
-            self._take_in_again(other)
+            self._take_in_again(other, self._held.values())
 
-    def _take_in_again(self, index: int) -> None:
-        """The payloads that wait for their merge; what is lost of one is left out of that merge, in this range."""
-        for request in self._held.values():
+    def _merge_again(self, index: int, loaded: int) -> None:
+        """Let a server that came back with version `loaded` make the merges after it."""
+        for one in self._ordered:
+            if one.request.action.version > loaded:
+                self._take_in_again(index, one.taken)
+                if isinstance(self.servers.ask_one(index, one.request), ServerLost):
+                    return  # once more, when this merge is to be confirmed
+            one.renewed.add(index)
+
+    def _take_in_again(self, index: int, requests: Iterable[TakeIn]) -> None:
+        """Payloads that wait for their merge; what is lost of one is left out of that merge, in this range."""
+        for request in requests:
             answer = self.servers.ask_one(index, request)
             if isinstance(answer, Refused):
                 self.note(
@@ -275,9 +375,23 @@ class ServedCenter:
         return Exchange(self.run, self.layout, self.servers.stores())
 
 
-def _slowest(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of each time the longest that a server took."""
-    return {name: max(part[name] for part in parts) for name in parts[0]}
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """Implements `Pending` where nothing is pending."""
+
+    found: Sequence[Answer | ServerLost]
+
+    def done(self) -> bool:
+        """See `Pending.done`."""
+        return True
+
+    def when_done(self, then: Callable[[], None]) -> None:
+        """See `Pending.when_done`."""
+        then()
+
+    def answers(self) -> Sequence[Answer | ServerLost]:
+        """See `Pending.answers`."""
+        return self.found
 
 
 class LocalServers:
@@ -292,17 +406,13 @@ class LocalServers:
     def ready(self) -> None:
         """See `Servers.ready`."""
 
-    def ask(self, request: Request) -> list[Answer | ServerLost]:
+    def ask(self, request: Request) -> Pending:
         """See `Servers.ask`."""
-        return [self.ask_one(index, request) for index in range(len(self.servers))]
+        return Answered([self.ask_one(index, request) for index in range(len(self.servers))])
 
     def ask_one(self, index: int, request: Request) -> Answer | ServerLost:
         """See `Servers.ask_one`."""
         return self.servers[index].do(request)
-
-    def tell(self, request: Request) -> None:
-        """See `Servers.tell`."""
-        self.ask(request)
 
     def replace(self, index: int, cause: str) -> None:
         """See `Servers.replace`."""

@@ -102,6 +102,8 @@ def build_training(
     log = _run_log(run_dir, board, resumed=settings.epoch > 0)
     files = ModelFiles(run_dir, spec, engine, center, fence.require, board.notice)
     coordinator = _coordinator(config, settings, resume, _solver_update(engine))
+    if isinstance(center, ServedCenter):
+        center.rule = lambda: coordinator.strategy.rule
     if resume is not None:
         board.resume(resume.counters)
         log.resume(settings.epoch, resume.counters, time.monotonic())

@@ -17,7 +17,8 @@ from speedo.monitor.status import Status, StatusBoard
 from speedo.run.outputs import ModelFiles, hand_over
 from speedo.run.result import RunResult, accuracy_of
 from speedo.run.settings import RunSettings
-from speedo.run_dir.directory import MODEL
+from speedo.run_dir.checkpoint_file import checkpoints_in
+from speedo.run_dir.directory import CHECKPOINTS, MODEL
 from speedo.run_dir.fence import Fence
 from speedo.run_dir.metrics_log import MetricsLog
 from speedo.storage import keys
@@ -97,7 +98,12 @@ class Training:
         coordinator = self.driver.coordinator
         if self.keeper is None or coordinator.samples == 0:
             return "nothing was trained"
-        problem = self.keeper.keep_center(coordinator, self.driver.seconds)
+        try:
+            problem = self.keeper.keep_center(coordinator, self.driver.seconds)
+        except StoreError:  # servers have the center, and one of them is gone
+            kept = checkpoints_in(self.files.run_dir / CHECKPOINTS)
+            resume = f"--resume {self.files.run_dir} goes on from the last checkpoint"
+            return resume if kept else "there is no checkpoint yet"
         if problem:
             return f"and {problem}"
         return f"iteration {coordinator.iteration} is kept: continue with --resume {self.files.run_dir}"

@@ -7,6 +7,7 @@ version v only if every range says v; a payload is there once every range is.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Final, Self, TypeVar
 
 import numpy as np
 
-from speedo.errors import PayloadError
+from speedo.errors import MissingKeyError, PayloadError
 from speedo.storage import keys
 from speedo.storage.base import Store
 from speedo.vectors.codecs import NO_COMPRESSION, Compression, make_codec
@@ -23,6 +24,9 @@ from speedo.vectors.transfer import Seen, fetch_vector, look_at_vector
 from speedo.vectors.vector import HEADER_BYTES, Kind, Layout, Vector, as_bytes, header_for
 
 PAYLOAD_EXPIRY_S: Final = 900.0  # a payload that no master fetched leaves the store by itself
+PATIENCE_S: Final = 10.0  # a server that is replaced takes less, as a rule
+FIRST_PAUSE_S: Final = 0.001
+LONGEST_PAUSE_S: Final = 0.05
 Answer = TypeVar("Answer")
 
 
@@ -48,7 +52,8 @@ class Sender:
 class Exchange:
     """Centers in, payloads out, over one store per range. A store is used by one thread at a time.
 
-    With several stores all ranges travel at once, each in a thread; `threads` False: one after another.
+    With several stores all ranges travel at once, each in a thread; `threads` False: one after another. A center that
+    is not there yet is looked for again for `patience_s` seconds.
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class Exchange:
         compression: Compression = NO_COMPRESSION,
         *,
         threads: bool = True,
+        patience_s: float = 0.0,
     ) -> None:
         self._run, self._layout = run, layout
         ranges = ranges_of(layout, len(stores))
@@ -66,6 +72,7 @@ class Exchange:
             _Lane(run, one, store, compression)
             for one, store in zip(ranges, stores, strict=False)  # a tiny vector has fewer ranges
         ]
+        self._patience_s = patience_s
         self._threads = threads and len(self._lanes) > 1
         self._pool: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
@@ -83,7 +90,8 @@ class Exchange:
 
     def fetch_center(self, version: int, into: Vector) -> None:
         """Fill `into` with this version. Raises `MissingKeyError`, `StoreError`, `PayloadError`."""
-        self._each(lambda lane, _: lane.fetch(version, into[lane.range.place]))
+        end = time.monotonic() + self._patience_s
+        self._each(lambda lane, _: lane.fetch_by(end, version, into[lane.range.place]))
 
     def memory_for(self, worker: int, ticket: int) -> Vector | None:
         """Memory in the store to make a payload in, or None."""
@@ -165,6 +173,18 @@ class _Lane:
         if seen is not None:
             _require(key, version, seen.header.version)
         return seen
+
+    def fetch_by(self, end: float, version: int, into: Vector) -> None:
+        """As `fetch`, again and again until `end`, a time of the monotonic clock, while the version is missing."""
+        pause = FIRST_PAUSE_S
+        while True:
+            try:
+                return self.fetch(version, into)
+            except MissingKeyError:
+                if time.monotonic() + pause > end:
+                    raise
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
 
     def fetch(self, version: int, into: Vector) -> None:
         key = self._center_key(self._run, version)

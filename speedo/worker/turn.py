@@ -11,7 +11,7 @@ from speedo.messages import Train, Trained
 from speedo.sgd_modes.rules import pull_towards
 from speedo.storage.base import Store
 from speedo.vectors.codecs import NO_COMPRESSION, Compression
-from speedo.vectors.exchange import Exchange, Sender, Stores
+from speedo.vectors.exchange import PATIENCE_S, Exchange, Sender, Stores
 from speedo.vectors.vector import Blob, Kind, Vector
 
 
@@ -44,7 +44,12 @@ class Worker:
     def __post_init__(self) -> None:
         self.stores = self.servers or (Stores(self.store, self.outgoing),)
         self.exchange = Exchange(
-            self.run, self.engine.layout, self.stores, self.compression, threads=self.threads
+            self.run,
+            self.engine.layout,
+            self.stores,
+            self.compression,
+            threads=self.threads,
+            patience_s=PATIENCE_S if self.servers and self.threads else 0.0,
         )
 
     def turn(self, command: Train) -> Trained:

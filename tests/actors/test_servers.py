@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support.commands import Commands, wait_for_line
+from tests.support.commands import Commands, interrupt, wait_for_line
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 120
@@ -66,6 +67,27 @@ def test_two_workers_and_overlapping_turns_end_with_all_their_work(
     result, _ = outcome(process, tmp_path / "run")
     assert (result["complete"], result["iteration"]) == (True, 60)
     assert len(set(merges(tmp_path / "run"))) == 60
+    kept = "".join(one.read_text(errors="replace") for one in (tmp_path / "run").rglob("*.*"))
+    assert re.findall(r"rediss?://[^ ]*@", kept) == []
+
+
+def test_status_shows_the_servers_of_a_team(
+    speedo: Commands, problem: Path, tmp_path: Path
+) -> None:
+    run = speedo.start(*train(problem, "run", "2", "--workers", "2", "--max-iter", "1000000"))
+    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":3,', 90)
+    asked = speedo.start("status", "--json")
+    out, errors = asked.communicate(timeout=WAIT_S)
+    assert asked.returncode == 0, errors
+    (told,) = json.loads(out)["runs"]
+    assert [(one["server"], one["host"], one["state"]) for one in told["servers"]] == [
+        (0, "here", "serving"),
+        (1, "here", "serving"),
+    ]
+    interrupt(run)
+    _, errors = run.communicate(timeout=WAIT_S)
+    assert run.returncode == 130, errors
+    assert "Traceback" not in errors
 
 
 @pytest.mark.parametrize("point", ["server-merging", "server-merged", "server-published"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -83,5 +84,30 @@ def test_another_host_takes_the_range_of_one_that_is_gone_for_good(
     assert run.returncode == 0, errors
     assert "has lost its range with its store: the center goes back" in errors
     assert json.loads((tmp_path / "run" / "result.json").read_text())["iteration"] == 1500
+    _, errors = members[1].communicate(timeout=WAIT_S)
+    assert members[1].returncode == 0, errors
+
+
+def test_a_host_that_leaves_in_order_hands_its_range_over(
+    speedo: Commands, hosts: list[Host], problem: Path, tmp_path: Path
+) -> None:
+    """No checkpoint has it: one is made at the end alone."""
+    chief, *others = hosts
+    options = ("--servers", "auto", "--mode", "async", "--checkpoint-interval", "0")
+    run = speedo.start(
+        *master(chief, 2, *options, iterations=1500), str(problem), inside=chief.inside
+    )
+    members = [speedo.start(*join("worker", chief), inside=host.inside) for host in others]
+    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":300,', 90)
+    members[0].terminate()
+    _, errors = run.communicate(timeout=WAIT_S)
+    assert run.returncode == 0, errors
+    told = re.search(
+        r"goes back to what it was at version (\d+), and (\d+) merges are lost", errors
+    )
+    assert told is not None
+    assert int(told[1]) >= 300
+    assert int(told[2]) < 200
+    assert members[0].wait(WAIT_S) == 143
     _, errors = members[1].communicate(timeout=WAIT_S)
     assert members[1].returncode == 0, errors

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,8 @@ import numpy as np
 from speedo.config.run_config import make_config
 from speedo.master.driver import Limits
 from speedo.master.plan import Plan
+from speedo.master.range_server import RangeServer
+from speedo.master.served_center import LocalServers, Servers
 from speedo.master.turn_deadlines import HEARTBEAT_S
 from speedo.messages import Event, Left, StopAsked
 from speedo.sgd_modes.registry import make_strategy
@@ -46,6 +49,7 @@ class Schedule:
     seed: int
     compression: Compression = NO_COMPRESSION
     overlap: frozenset[int] = frozenset()
+    servers: int = 0
 
 
 def make_schedule(mode: str, chance: random.Random) -> Schedule:
@@ -146,8 +150,15 @@ def _script(workers: int, chance: random.Random) -> tuple[tuple[float, str, int]
     return tuple(one for one in sorted(found) if one[1] != "stop" or chance.random() < 0.1)
 
 
-def run(schedule: Schedule, trace: Trace | None = None) -> Checker:
-    """Run it under the eyes of a checker, which raises `Violation`; `trace` gets what happens."""
+def run(
+    schedule: Schedule,
+    trace: Trace | None = None,
+    serve: Callable[[Sequence[RangeServer]], Servers] = LocalServers,
+) -> Checker:
+    """Run it under the eyes of a checker, which raises `Violation`; `trace` gets what happens.
+
+    `serve` makes the way to servers, where the schedule has any.
+    """
     plan, parts = schedule.plan, schedule.options.get("phases") or [schedule.options]
     steps = max(part.get("local_steps", 1) for part in parts)
     slowest = 2.0 * 0.1 * steps * max(schedule.speeds) + 1.0
@@ -202,7 +213,11 @@ def run(schedule: Schedule, trace: Trace | None = None) -> Checker:
         observer=lambda unused: checker.follow(trace or unused),
         limits=LIMITS,
         overlap=schedule.overlap,
+        servers=schedule.servers,
+        serve=serve,
     )
+    if schedule.servers:  # one that died of the last request of all is replaced at the next
+        simulation.center.probe()
     checker.ended(simulation)
     return checker
 

@@ -41,6 +41,7 @@ SLOW_S: Final = 5.0  # a start that waits longer for the master says so
 STATUS_S: Final = 0.5
 ANSWER_S: Final = 60.0
 FAREWELL_S: Final = 5.0
+KEEP_S: Final = 5.0  # for the master to keep what the servers of this host have
 LEAVE_S: Final = 10.0  # what a stay that is told to end may take for it
 
 
@@ -200,6 +201,8 @@ class Session:
             if host.last_died is not None and not status.over:
                 raise EngineError(f"every worker of this host died, the last: {host.last_died}")
             if self._stop is not None:
+                with suppress(RayError):
+                    ray.get(master.server_leaves.remote(self._request.name), timeout=KEEP_S)
                 host.stop(f"its host was stopped by {self._stop}")
                 raise KeyboardInterrupt
             if status.over:

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import pytest
+
+from bench.servers import byte_limit, free_rate, round_s
+
+MB, RATE = 1e6, 1e7  # a model takes 100 ms
+
+
+@pytest.mark.parametrize(
+    ("servers", "expected"), [(0, 0.5), (1, 0.4), (2, 0.2), (4, 0.15)]
+)  # without servers the master's cable carries four each way
+def test_a_round_lasts_until_the_last_center_is_there_and_its_result_is_sent(
+    servers: int, expected: float
+) -> None:
+    assert round_s(MB, 4, servers, RATE) == pytest.approx(expected)
+
+
+def test_without_rounds_the_fullest_cable_bounds_all() -> None:
+    # A worker alone needs 10 + 200 ms; the master's cable has room for ten results a second.
+    assert free_rate(MB, 4, 0, 0.010, RATE, overlap=False) == pytest.approx(10.0)
+    # With 4 servers: 10 + 150 ms alone, 25 results a second; the cables carry 1.5 MB for four results: 26.7.
+    assert free_rate(MB, 4, 4, 0.010, RATE, overlap=False) == pytest.approx(25.0)
+    assert free_rate(MB, 4, 4, 0.010, RATE, overlap=True) == pytest.approx(26.7, rel=1e-2)
+    # One server: its own worker has no way to go.
+    assert free_rate(MB, 4, 1, 0.010, RATE, overlap=False) == pytest.approx(100 + 10)
+
+
+def test_the_limit_counts_the_images_of_all() -> None:
+    assert byte_limit("sync", MB, 4, 1, 64, 0.100, RATE) == pytest.approx(256 / 0.5)
+    assert byte_limit("async", MB, 4, 4, 64, 0.010, RATE) == pytest.approx(64 * 25)

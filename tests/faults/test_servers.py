@@ -1,0 +1,97 @@
+"""Row 20: a server of the center is killed, before, in or after a merge; its Redis is; its host is cut off."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.rows import Finding, row
+from tests.faults.running import HANG_S, Run
+from tests.support.commands import Commands
+from tests.support.network import Host, network
+
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
+SERVERS = ("--servers", "2", "--checkpoint-interval", "2")
+CUT_OFF_S = 20.0
+
+
+def resumed_with_others(run: Run) -> None:
+    """The run goes on from its checkpoint with another number of servers and of workers."""
+    run.wait_for(lambda: run.lines("checkpoint"))
+    run.stop_and_check()
+    run.resume("--servers", "3", "--workers", "3", "--min-workers", "1")
+    run.wait_for(lambda: run.lines("resumed"))
+    run.goes_on(30)
+    run.stop_and_check()
+
+
+@row(20, "a server of the center killed before a merge, in it, and after it", usual="async")
+def test_a_server_that_is_killed_in_a_merge_is_replaced(
+    speedo: Commands, problem: Path, mode: str, finding: Finding, tmp_path: Path
+) -> None:
+    points = ("server-merging", "server-merged", "server-published")
+    for point in points:
+        run = Run(
+            speedo, problem, mode, *SERVERS, name=point,
+            environment={
+                "SPEEDO_FAILPOINT": f"{point}:1@15",
+                "SPEEDO_FAILPOINT_DONE": str(tmp_path / f"{point}-done"),
+            },
+        )  # fmt: skip
+        run.wait_for((tmp_path / f"{point}-done").exists)
+        finding.recovered(run.recovery(time.monotonic()))
+        run.goes_on(20)
+        assert "is lost: " in run.log()
+        run.stop_and_check()
+
+
+@row(20, "the Redis of every server killed; they come back empty; resumed with others")
+def test_the_redis_of_a_server_that_is_killed_is_filled_again(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    run = Run(speedo, problem, mode, *SERVERS)
+    run.has_begun()
+    all_of_them = [one for one in run.processes("redis-server") if one.name() == "redis-server"]
+    for victim in sorted(all_of_them, key=lambda one: one.create_time())[-2:]:
+        victim.kill()
+    finding.recovered(run.recovery(time.monotonic()))
+    run.goes_on(30)
+    resumed_with_others(run)
+
+
+@pytest.fixture
+def hosts() -> Iterator[list[Host]]:
+    with network(3) as made:
+        yield made
+
+
+@row(20, "the host of a server cut off for 20 s")
+def test_a_server_whose_host_is_cut_off_is_replaced(
+    speedo: Commands, problem: Path, mode: str, hosts: list[Host], finding: Finding
+) -> None:
+    chief, *others = hosts
+    run = Run(
+        speedo, problem, mode, *SERVERS, "--timeout", "90", "--host", chief.address,
+        command="master", inside=chief.inside,
+    )  # fmt: skip
+    members = [
+        speedo.start("worker", "--master", chief.address, "--timeout", "90", inside=host.inside)
+        for host in others
+    ]
+    run.has_begun()
+    run.wait_for(lambda: run.lines("checkpoint"))
+    cut = time.monotonic()
+    others[0].pull_the_cable()
+    time.sleep(CUT_OFF_S)
+    others[0].plug_in_again()
+    run.recovery(time.monotonic())
+    finding.recovered(time.monotonic() - cut)
+    run.goes_on(20)
+    run.stop()
+    for member in members:
+        _, errors = member.communicate(timeout=HANG_S)
+        assert member.returncode == 0, errors
+    run.check(gap_s=120.0)
