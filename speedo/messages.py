@@ -59,8 +59,8 @@ class Trained:
     """A turn is finished and its payload lies in the store. `loss` is the mean over its steps.
 
     `timings` tells where the turn's seconds went: fetch, compute, publish; in a team also `team`: waiting for the
-    others, and summing. `losses` has the loss of each round, where there were several. In a team only the leader's
-    payload lies in the store.
+    others, and summing. `losses` has the loss of each round, where there were several. In a team only the leader
+    `has_payload` in the store.
     """
 
     worker: int
@@ -70,6 +70,7 @@ class Trained:
     samples: int
     timings: Mapping[str, float] = field(default_factory=dict)
     losses: tuple[float, ...] = ()
+    has_payload: bool = True
 
 
 @dataclass(frozen=True, slots=True)

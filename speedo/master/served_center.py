@@ -170,7 +170,7 @@ class ServedCenter:
 
     def expect(self, event: Trained, then: Callable[[], None]) -> None:
         """A result has come: servers take its payload in, and `then` is called; `receive` then need not wait."""
-        if self.rule is None:
+        if self.rule is None or not event.has_payload:
             return then()
         request = TakeIn(event, self.rule())
         pending = self.servers.ask(request)

@@ -178,6 +178,7 @@ def team_rounds(
         team.rounds * command.steps * engine.samples_per_step,
         timings,
         tuple(losses) if team.rounds > 1 else (),
+        has_payload=rank == 0,
     )
 
 
