@@ -14,11 +14,13 @@ COLORS: Final = 3
 
 
 def with_made_up_records(spec: SolverSpec) -> SolverSpec:
-    """Zeros for the train net in place of records that are not found. Raises `SolverError` if their size is unknown.
+    """The train net alone, zeros in place of records that are not found. Raises `SolverError` if their size is unknown.
 
     It is known where the prototxt crops them: squares of `crop_size`, in three colors unless it says otherwise.
     """
     parameter = parse_text(spec.text, caffe_proto().SolverParameter())
+    for field in ("test_net_param", "test_iter", "test_interval"):
+        parameter.ClearField(field)
     problems = []
     for layer in data_layers(parameter.train_net_param):
         if layer.type not in SOURCES or spec.search.find(source_of(layer)) is not None:
