@@ -28,6 +28,7 @@ RESULTS: Final = (60, 1280)  # of all workers: at least, and beyond which there 
 BEGINNINGS: Final = (
     16  # workers of several runs that begin at different moments, where one run has fewer
 )
+PASSAGES: Final = 20_000  # of ranges, beyond which there are fewer turns
 WARM_UP: Final = 0.25  # of the results: not counted
 PARAMETERS: Final = 4  # of the stand-in for the model
 FOR_EVER: Final = 1e12
@@ -152,6 +153,8 @@ def _simulate(
     """
     workers = len(shares)
     least, many = RESULTS
+    servers = site.servers_of(workers)
+    many = min(many, PASSAGES // max(1, 2 * len(servers)))
     turns = max(FEWEST_TURNS, min(TURNS, many // workers), -(-least // workers))
     iterations = max(1, turns * local_steps * sum(shares) // calibration.batch // PHASES)
     options: dict[str, Any] = {"mode": mode, "workers": workers, "split_batch": split}
@@ -164,7 +167,7 @@ def _simulate(
 
     store = MemoryStore(clock=lambda: cluster.now)
     spread = 0.0 if _in_step(mode) else _cycle(calibration, site, shares, local_steps)
-    overlap, servers = range(workers) if site.overlaps(mode) else (), site.servers_of(workers)
+    overlap = range(workers) if site.overlaps(mode) else ()
     cluster = TimedCluster(
         calibration, site, store, engine, seed + part[0], spread, part, overlap, servers
     )
