@@ -175,7 +175,9 @@ def _simulate(
         cluster.join(worker)
     layout = engine(0).layout
     window = _Window(cluster, turns * workers)
-    plan = Plan(calibration.batch, 1 << 60, workers, teams=config.teams, stretch_s=config.stretch)
+    # As in a run: with compression a team reports after each round.
+    stretch_s = config.stretch if calibration.compression.startswith("none") else 0.0
+    plan = Plan(calibration.batch, 1 << 60, workers, teams=config.teams, stretch_s=stretch_s)
     center = (TimedServedCenter if servers else TimedCenter)(layout.zeros(), layout, cluster)
     coordinator = Coordinator(strategy, plan)
     Driver(coordinator, center, cluster, window, cluster.clock, NEVER_LATE).run()

@@ -72,6 +72,14 @@ def test_the_master_takes_one_payload_of_each_host() -> None:
     assert two.images_per_s == pytest.approx(80 / (0.100 + 0.080 + 2 * 0.080), rel=1e-3)
 
 
+def test_a_team_with_compression_reports_after_each_round() -> None:
+    """The master takes 50 ms for a result: once in half a second, or in each round of 100 ms."""
+    for compression, round_s in (("none, centers bfloat16", 0.1 + 0.05 / 5), ("int8", 0.150)):
+        times = calibration(check=0.050, compression=compression)
+        team = predict(times, ONE, "sync", 2, 1, split=False)
+        assert team.images_per_s == pytest.approx(20 / (round_s + 0.025), rel=0.1)
+
+
 @pytest.mark.parametrize("mode", ["async", "easgd", "partial"])
 def test_modes_without_rounds_have_no_teams(mode: str) -> None:
     times = calibration(near=passage(0.01), merge=0.005, meeting=1.0)
