@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from speedo.master.center import Center
-from speedo.messages import Merge, Refused, Trained
+from speedo.messages import Drop, Merge, Refused, Trained
 from speedo.planning.shared_resources import chain
 from speedo.planning.timed_cluster import TimedCluster
 from speedo.sgd_modes.rules import MergeRule
@@ -46,6 +46,7 @@ class TimedServedCenter(Center):
     def __init__(self, vector: Vector, layout: Layout, cluster: TimedCluster) -> None:
         super().__init__(cluster.run, vector, layout, cluster.store)
         self._cluster = cluster
+        self._clears = False  # whether servers keep payloads that nobody needs any more
 
     def receive(self, event: Trained, rule: MergeRule) -> Refused | None:
         cluster = self._cluster
@@ -61,7 +62,7 @@ class TimedServedCenter(Center):
 
     def merge(self, action: Merge, iteration_before: int) -> Merge:
         """Merging and publishing are one request."""
-        cluster, costs = self._cluster, self._cluster.calibration
+        cluster, costs, self._clears = self._cluster, self._cluster.calibration, True
         own = (costs.merge * payloads_of(action) + costs.publish) / len(cluster.servers)
         cluster.work(
             cluster.ask(
@@ -72,10 +73,15 @@ class TimedServedCenter(Center):
         )
         return super().merge(action, iteration_before)
 
+    def drop(self, action: Drop) -> None:
+        self._clears = True
+        super().drop(action)
+
     def tidy(self) -> None:
+        """After a merge or a drop the master tells the servers what to delete."""
         cluster = self._cluster
-        if self._over:
-            small = cluster.masters_store.small
+        if self._clears:
+            self._clears, small = False, cluster.masters_store.small
             cluster.work(cluster.tell(lambda server: cluster.compute_on(server.machine, small)))
         super().tidy()
 

@@ -150,6 +150,13 @@ def test_the_master_waits_for_every_server_twice_a_result() -> None:
     assert 10 / (0.1 + messages + 2 * ask + 0.006) <= away.images_per_s <= 10 / (0.1 + 2 * ask)
 
 
+def test_a_round_asks_for_each_result_and_merges_and_deletes_once() -> None:
+    """One server: 16 ms for a request, two results and a merge. The message that deletes comes after the commands."""
+    times = calibration(far_message=0.008)
+    two = predict(times, replace(ONE, servers=1, team="off"), "sync", 2, 1, split=False)
+    assert two.images_per_s == pytest.approx(20 / (0.1 + 3 * 0.016))
+
+
 def test_so_many_servers_cost_the_master_more_than_they_carry() -> None:
     """Each result takes two requests to each: beyond some number of servers a run gets slower."""
     times = calibration(nbytes=3_000_000, far_message=0.0008)
