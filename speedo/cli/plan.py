@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +22,7 @@ from speedo.vectors.codecs import parse_compression
 if TYPE_CHECKING:
     from speedo.planning.calibration import Calibration
     from speedo.planning.predict import Wish
+    from speedo.planning.site import Team
 
 ANY_PHASE: Final = ({"mode": "sync", "iterations": 1},)
 AS_IT_IS: Final = {"compress": "none", "compress_center": "none"}
@@ -76,7 +77,26 @@ AS_IT_IS: Final = {"compress": "none", "compress_center": "none"}
     metavar="N[,N...]",
     help="Solver steps between two exchanges.",
 )
-@options_named("compress", "compress_center", "overlap", "split_batch")
+@options_named("compress", "compress_center", "overlap", "split_batch", "team")
+@click.option(
+    "--servers",
+    metavar="K|auto",
+    default="0",
+    show_default=True,
+    help="Split the center over K servers, on the workers' machines in turn; auto: one on each of them; 0: the master "
+    "keeps it.",
+)
+@click.option(
+    "--threads",
+    metavar="N[:S]",
+    help="Measure steps with N BLAS threads; N:S: with one, and N threads are S times as fast.  [default: 1]",
+)
+@click.option(
+    "--step-time",
+    metavar="TIME",
+    help="What a step of the whole batch takes where it was measured, for example 80ms on a GPU. Steps are then not "
+    "measured here and take no core; the solver tells the sizes, even without its data.",
+)
 @click.option(
     "--from",
     "source",
@@ -113,6 +133,10 @@ def plan(
     compress_center: str | None,
     overlap: Overlap | None,
     split_batch: bool | None,
+    team: Team | None,
+    servers: str,
+    threads: str | None,
+    step_time: str | None,
     source: Path | None,
     seconds: float,
     save: Path | None,
@@ -134,12 +158,13 @@ def plan(
     speedo plan my/solver.prototxt --workers 16 --link 1gbit --local-steps 1,5,20 --mode easgd
     speedo plan my/solver.prototxt --save my.json              measure once ...
     speedo plan --from my.json --link 25gbit                   ... and plan often
+    speedo plan my/solver.prototxt --step-time 80ms --link 10gbit --servers auto
     speedo plan --from runs/20260101-120000-async-ab12         from a run, best with one worker
 
     Run nothing else meanwhile. The last lines say what was measured and what was assumed. Tests, checkpoints
     and the accuracy of a mode are not predicted.
     """
-    from speedo.cli.units import parse_link, parse_steps, parse_time, parse_workers
+    from speedo.cli.units import parse_link, parse_servers, parse_steps, parse_time, parse_workers
     from speedo.planning.predict import Wish, predict_all, shares_of
     from speedo.planning.report import as_json as to_json
     from speedo.planning.report import as_text
@@ -149,6 +174,7 @@ def plan(
     usual = f"1..{here}" if link is None else "1..64"
     counts, steps = parse_workers(workers or usual), parse_steps(local_steps)
     bits, round_trip = None if link is None else parse_link(link), parse_time(latency)
+    kept, work = parse_servers(servers), _steps(threads, step_time)
     how = {"compress": compress or "none", "compress_center": compress_center or "none"}
     wish = Wish(modes or _modes_that_take(how["compress"]), steps, counts, split_batch, seed)
     for mode in modes:
@@ -158,15 +184,17 @@ def plan(
             raise ConfigError(
                 f"--compress is measured: give SOLVER beside --from {source}, or leave it out"
             )
-        calibration = _known(source, here)
+        calibration = work.of(_known(source, here))
     else:
-        calibration = _measured(solver, source, wish, how, seconds, data_root=data_root, cpu=cpu)
+        calibration = _measured(
+            solver, source, wish, how, seconds, work, data_root=data_root, cpu=cpu
+        )
     if save is not None:
         from speedo.planning.calibration import write_calibration
 
         write_calibration(calibration, save)
     site = Site(here) if bits is None else Site(here, bits, round_trip, per_machine)
-    site = replace(site, overlap=overlap or "none")
+    site = replace(site, overlap=overlap or "none", team=team or "host", servers=kept)
     if not any(shares_of(calibration, mode, n, split_batch) for mode in wish.modes for n in counts):
         raise ConfigError(
             f"batch_size {calibration.batch_size} cannot be split over {min(counts)} workers or more; "
@@ -177,6 +205,52 @@ def plan(
         click.echo(json.dumps(to_json(calibration, site, predictions)))
     else:
         click.echo(as_text(calibration, site, predictions))
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """Where the time of a step comes from: measured with `threads`, made faster by `speedup`, or given."""
+
+    threads: int | None = None
+    speedup: float | None = None
+    step_s: float | None = None
+
+    @property
+    def measured(self) -> int:
+        """The threads to measure with."""
+        return self.threads if self.threads is not None and self.speedup is None else 1
+
+    def of(self, known: Calibration) -> Calibration:
+        """Steps that were measured before. Raises `ConfigError` if they were measured with other threads."""
+        from speedo.planning.calibration import with_step_time
+
+        if self.step_s is not None:
+            return with_step_time(known, self.step_s)
+        needed = self.threads and self.measured
+        if needed is not None and needed != known.threads:
+            told = f"--threads {self.threads}, and the steps were measured with {known.threads}"
+            raise ConfigError(
+                f"{told}: give SOLVER, or how much faster they are, as in --threads 4:3.1"
+            )
+        return self.scaled(known)
+
+    def scaled(self, known: Calibration) -> Calibration:
+        """Steps that were measured with one thread."""
+        from speedo.planning.calibration import with_threads
+
+        if self.threads is None or self.speedup is None:
+            return known
+        return with_threads(known, self.threads, self.speedup)
+
+
+def _steps(threads: str | None, step_time: str | None) -> _Steps:
+    from speedo.cli.units import parse_step_time, parse_threads
+
+    if step_time is not None:
+        if threads is not None:
+            raise ConfigError("--step-time is taken as it is: leave --threads out")
+        return _Steps(step_s=parse_step_time(step_time))
+    return _Steps() if threads is None else _Steps(*parse_threads(threads))
 
 
 def _modes_that_take(compress: str) -> tuple[str, ...]:
@@ -202,6 +276,7 @@ def _measured(
     wish: Wish,
     how: dict[str, str],
     seconds: float,
+    work: _Steps,
     **options: Any,
 ) -> Calibration:
     """Measured here, with the messages of a run if one is given."""
@@ -219,9 +294,9 @@ def _measured(
     compression = Compression(how["compress"], how["compress_center"])
     measured = measure_solver(
         solver, wish.modes, wish.workers, wish.split, seconds, lambda line: click.echo(line, err=True),
-        compression=compression, **options,
+        compression=compression, threads=work.measured, step_s=work.step_s, **options,
     )  # fmt: skip
-    return measured if run is None else with_run(run, measured)
+    return work.scaled(measured if run is None else with_run(run, measured))
 
 
 def _must_exist(source: Path) -> None:

@@ -8,11 +8,15 @@ from typing import Final
 from speedo.bounds import said, whole_number
 from speedo.config.run_config import LARGEST_WORKERS
 from speedo.errors import ConfigError
+from speedo.planning.site import AUTO, Servers
 
 MOST_STEPS: Final = 10_000
 LEAST_LINK: Final = 1e3  # bits/s
 MOST_LINK: Final = 1e15
 MOST_LATENCY_S: Final = 60.0
+MOST_STEP_S: Final = 3600.0
+MOST_THREADS: Final = 1024
+_THREADS: Final = re.compile(r"([0-9]{1,4})(?::([0-9]{1,4}(?:\.[0-9]{1,6})?))?")
 _LINK: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(k|m|g)(?:bit(?:/s)?|bps)", re.IGNORECASE)
 _TIME: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(us|ms|s)")
 _SIZES: Final = {"k": 1e3, "m": 1e6, "g": 1e9}
@@ -65,10 +69,45 @@ def parse_link(text: str) -> float:
 
 def parse_time(text: str) -> float:
     """Seconds of `0.2ms`, `50us`, `1s`. Raises `ConfigError`."""
+    return _time("--latency", text, "0.2ms, 50us or 1s", MOST_LATENCY_S)
+
+
+def parse_step_time(text: str) -> float:
+    """Seconds of `80ms`, more than 0. Raises `ConfigError`."""
+    time = _time("--step-time", text, "80ms, 900us or 1.5s", MOST_STEP_S)
+    if time <= 0.0:
+        raise ConfigError(f"--step-time {said(text)} is no time above 0; use 80ms, 900us or 1.5s")
+    return time
+
+
+def parse_servers(text: str) -> Servers:
+    """`4`, or `auto`; 0 is none. Raises `ConfigError`."""
+    count = AUTO if text == AUTO else whole_number(text)
+    if count is None or (count != AUTO and count > LARGEST_WORKERS):
+        raise ConfigError(
+            f"--servers {said(text)} is no number from 0 to {LARGEST_WORKERS}; use 4, or auto for one on every host"
+        )
+    return count
+
+
+def parse_threads(text: str) -> tuple[int, float | None]:
+    """`4`, or `4:3.1` where so many threads are known to make a step 3.1 times as fast. Raises `ConfigError`."""
+    found = _THREADS.fullmatch(text.strip())
+    threads = 0 if found is None else int(found[1])
+    speedup = None if found is None or found[2] is None else float(found[2])
+    if not 1 <= threads <= MOST_THREADS or (speedup is not None and not 0.0 < speedup <= threads):
+        raise ConfigError(
+            f"--threads {said(text)} is no number from 1 to {MOST_THREADS}; use 4, or 4:3.1 if 4 threads are 3.1 times "
+            "as fast as one"
+        )
+    return threads, speedup
+
+
+def _time(option: str, text: str, examples: str, most: float) -> float:
     found = _TIME.fullmatch(text.strip().lower())
     if found is None:
-        raise ConfigError(f"--latency {said(text)} is no time; use 0.2ms, 50us or 1s")
+        raise ConfigError(f"{option} {said(text)} is no time; use {examples}")
     time = float(found[1]) * _SECONDS[found[2]]
-    if time > MOST_LATENCY_S:
-        raise ConfigError(f"--latency {said(text)} is too long; use at most {MOST_LATENCY_S:.0f}s")
+    if time > most:
+        raise ConfigError(f"{option} {said(text)} is too long; use at most {most:.0f}s")
     return time

@@ -28,6 +28,7 @@ from speedo.planning.calibration import (
     BACKGROUND,
     CHANNEL_S,
     HANDLE_S,
+    MEETING_S,
     MESSAGE_S,
     SERVER_SHARE,
     Calibration,
@@ -35,7 +36,9 @@ from speedo.planning.calibration import (
     StepTime,
     Transport,
     shape_of,
+    with_step_time,
 )
+from speedo.planning.made_up_records import with_made_up_records
 from speedo.planning.measuring_process import MARK, PROBLEM
 from speedo.planning.predict import HYBRID
 from speedo.run.datasets import make_dataset, preparable_dataset
@@ -60,12 +63,17 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long to measure steps, at which batch sizes, whether in several processes at once, and what is sent."""
+    """How long to measure steps, at which batch sizes, whether in several processes at once, and what is sent.
+
+    Each process has `threads` BLAS threads. If `step_s`, the time of a step, is given, no steps are measured.
+    """
 
     seconds: float = 3.0
     batch_sizes: Sequence[int] = ()
     crowd: bool = True
     compression: Compression = NO_COMPRESSION
+    threads: int = 1
+    step_s: float | None = None
 
 
 def measure_solver(
@@ -79,9 +87,12 @@ def measure_solver(
     data_root: Path | None = None,
     cpu: bool = False,
     compression: Compression = NO_COMPRESSION,
+    threads: int = 1,
+    step_s: float | None = None,
 ) -> Calibration:
     """Measure this solver; without one, that of the environment, or LeNet, whose data is made if it is missing.
 
+    With `step_s`, the seconds of a step elsewhere, no steps are measured, and the net's records need not be here.
     Raises `SolverError` with all that is wrong, `DataError`, `EngineError`, `StoreError`.
     """
     root = (data_root or default_data_root()).absolute()
@@ -89,11 +100,14 @@ def measure_solver(
     dataset = preparable_dataset(spec)
     if dataset is not None:
         make_dataset(root, dataset, note)
+    if step_s is not None:
+        spec = with_made_up_records(spec)
     check_solver(spec, workers=1, split=False)
     sizes: Sequence[int] = ()
     if any(_splits(mode, split) for mode in modes):
         sizes = batches_between(spec.batch_size, max(workers))
-    return measure(spec, Effort(seconds, sizes, compression=compression), note)
+    effort = Effort(seconds, sizes, compression=compression, threads=threads, step_s=step_s)
+    return measure(spec, effort, note)
 
 
 def batches_between(batch_size: int, workers: int) -> tuple[int, ...]:
@@ -113,23 +127,61 @@ def measure(spec: SolverSpec, effort: Effort, note: Note) -> Calibration:
     cores = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(prefix="speedo-plan-") as folder:
         children = _Children(spec, Path(folder), effort)
+        steps_too = "" if effort.step_s else "steps, and "
         note(
-            f"measuring {spec.net_name or spec.path.stem}: steps, and exchanges through a Redis of its own"
+            f"measuring {spec.net_name or spec.path.stem}: {steps_too}exchanges through a Redis of its own"
         )
         first = children.with_exchange()
+        if effort.step_s:
+            return with_step_time(
+                _calibration(spec, effort, first, [effort.step_s], []), effort.step_s
+            )
         alone = statistics.fmean(first["steps"])
-        steps = [StepTime(samples=spec.batch, seconds=alone)]
+        steps = []
         for size in sorted({*effort.batch_sizes} - {spec.batch_size}):
             note(f"measuring steps on a batch of {size}")
             seconds = statistics.fmean(children.run([size])[0]["steps"])
             steps.append(StepTime(samples=size * spec.iter_size, seconds=seconds))
-        crowding, at_once, core = 1.0, min(cores, MOST_AT_ONCE), 1.0
+        crowding, at_once, core = 1.0, min(max(1, cores // effort.threads), MOST_AT_ONCE), 1.0
         if effort.crowd and at_once > 1:
             note(f"measuring {at_once} processes at once")
             answers = children.run([spec.batch_size] * at_once)
             together = statistics.fmean(statistics.fmean(one["steps"]) for one in answers)
-            crowding = max(1.0, together / alone)
+            crowding = crowding_of(together / alone, effort.threads, at_once)
             core = min(one["core"] for one in answers)
+    found = _calibration(spec, effort, first, first["steps"], steps)
+    return found.model_copy(
+        update={
+            "cores": at_once * effort.threads,
+            "crowding": crowding,
+            "threads": effort.threads,
+            "origin": _origin(first, at_once if effort.crowd else 1, core, effort.threads),
+        }
+    )
+
+
+def crowding_of(slower: float, threads: int, processes: int) -> float:
+    """`Calibration.crowding` of so many processes of `threads` each, which together are `slower` than one of them.
+
+    A process alone has been slowed by its own threads already: by 1 + (crowding - 1) (threads - 1) / (cores - 1).
+    """
+    cores = threads * processes
+    part = (threads - 1) / (cores - 1) if cores > 1 else 0.0
+    slower = max(1.0, slower)
+    if slower * part >= 1.0:  # no crowding explains it
+        return slower
+    return slower * (1.0 - part) / (1.0 - slower * part)
+
+
+def _calibration(
+    spec: SolverSpec,
+    effort: Effort,
+    first: dict[str, Any],
+    whole: list[float],
+    others: list[StepTime],
+) -> Calibration:
+    """Of one process with one core; `whole` are the times of steps of the whole batch."""
+    steps = [*others, StepTime(samples=spec.batch, seconds=statistics.fmean(whole))]
     return Calibration(
         net=spec.net_name or spec.path.stem,
         batch_size=spec.batch_size,
@@ -139,15 +191,15 @@ def measure(spec: SolverSpec, effort: Effort, note: Note) -> Calibration:
         center_bytes=first["center_bytes"],
         compression=_name(effort.compression),
         steps=tuple(sorted(steps, key=lambda step: step.samples)),
-        shape=shape_of(first["steps"]),
-        cores=at_once,
-        crowding=crowding,
+        shape=shape_of(whole),
+        cores=1,
         background=BACKGROUND,
         **_exchange(first),
         handle=HANDLE_S,
         message=CHANNEL_S,
         far_message=MESSAGE_S,
-        origin=_origin(first, at_once if effort.crowd else 1, core),
+        meeting=MEETING_S,
+        origin=_origin(first, 1, 1.0, 1),
     )
 
 
@@ -197,15 +249,19 @@ def _passage(told: dict[str, float], name: str, served: bool) -> Passage:
     return Passage(seconds=seconds, client=client, server=min(seconds, server))
 
 
-def _origin(answer: dict[str, Any], at_once: int, core: float) -> dict[str, str]:
+def _origin(answer: dict[str, Any], at_once: int, core: float, threads: int) -> dict[str, str]:
     crowding = f"measured here, {at_once} processes at once" if at_once > 1 else "assumed: none"
     if "read server" in answer["far"]:
         server = "measured here"
     else:
         server = "assumed: half of the passage, as the system does not tell the server's time"
     compute = f"measured here, {len(answer['steps'])} steps of the whole batch in one process"
+    if threads > 1:
+        compute += f" of {threads} threads"
+    else:
+        compute += _remark(answer["core"])
     return {
-        "compute": compute + _remark(answer["core"]),
+        "compute": compute,
         "crowding": crowding + _remark(core),
         "store": "measured here, with a Redis and shared memory of our own",
         "time of Redis itself": server,
@@ -214,6 +270,7 @@ def _origin(answer: dict[str, Any], at_once: int, core: float) -> dict[str, str]
             f"assumed: {1000 * CHANNEL_S:g} ms each way on one machine, {1000 * MESSAGE_S:g} ms between machines, "
             f"and {1000 * HANDLE_S:g} ms of the master for a result"
         ),
+        "teams": f"assumed: {1000 * MEETING_S:g} ms of a member for each other one, when they meet",
         "background": f"assumed: {BACKGROUND:.0%} of a core of the master's machine",
     }
 
@@ -234,8 +291,9 @@ class _Children:
 
     def with_exchange(self) -> dict[str, Any]:
         """One child with the whole batch, and exchanges of its model."""
+        size = 1 if self._effort.step_s else self._spec.batch_size
         with PrivateRedis(unix_socket=True) as server:
-            return self.run([self._spec.batch_size], server)[0]
+            return self.run([size], server)[0]
 
     def run(
         self, batch_sizes: Sequence[int], server: PrivateRedis | None = None
@@ -263,13 +321,14 @@ class _Children:
             "solver": text,
             "folder": str(spec.folder),
             "python_layers": list(spec.python_layers),
-            "seconds": self._effort.seconds,
+            "seconds": None if self._effort.step_s else self._effort.seconds,
+            "threads": self._effort.threads,
             "compression": [self._effort.compression.payload, self._effort.compression.center],
             "redis": {} if server is None else {"far": server.url, "near": server.unix_url},
             "server": None if server is None else server.process_id,
         }
         environment = with_our_path({**os.environ, "TMPDIR": str(folder)})
-        prepare_environment(1, environment)
+        prepare_environment(self._effort.threads, environment)
         with (folder / "stderr").open("w+", encoding="utf-8", errors="replace") as errors:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "speedo.planning.measuring_process"],

@@ -13,10 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from speedo.bounds import whole_number
 from speedo.errors import ConfigError
 from speedo.planning.calibration import (
     BACKGROUND,
     HANDLE_S,
+    MEETING_S,
     MESSAGE_S,
     SERVER_SHARE,
     Calibration,
@@ -27,9 +29,12 @@ from speedo.planning.calibration import (
 )
 from speedo.planning.run_turns import (
     Worker,
+    in_teams,
+    leaders_of,
     model_bytes,
     options_of,
     steps_of,
+    team_seconds,
     turns_of,
     was_far,
 )
@@ -75,15 +80,19 @@ def _from_run(folder: Path, cores: int) -> Calibration:
     workers = turns_of(folder)
     turns = [turn for worker in workers for turn in worker.turns]
     nbytes = model_bytes(folder)
-    usual = int(statistics.median(turn.samples for turn in turns))
-    seconds = [turn.compute / steps for turn in turns if turn.samples == usual]
+    usual = int(statistics.median(turn.round_samples for turn in turns))
+    seconds = [
+        turn.compute / (steps * turn.rounds) for turn in turns if turn.round_samples == usual
+    ]
+    leading = [turn for worker in leaders_of(workers) for turn in worker.turns]
     fetch, publish = (
-        statistics.median(getattr(turn, name) for turn in turns) for name in ("fetch", "publish")
+        statistics.median(getattr(turn, name) for turn in leading) for name in ("fetch", "publish")
     )
     here = _transport(fetch, publish)
     check, merge = nbytes / CHECK_BYTES_PER_S, nbytes / MERGE_BYTES_PER_S
     masters = HANDLE_S + check + merge + fetch + publish
     message = _message(_rest(workers, waits=_waits(mode, workers)), masters)
+    meeting = _meeting(workers, 0.0, merge)
     split = options.get("split_batch")
     divided = has_rounds(mode) if split is None else split
     per_step = usual // steps
@@ -97,15 +106,17 @@ def _from_run(folder: Path, cores: int) -> Calibration:
         shape=shape_of(seconds) if steps == 1 else _wider(seconds, steps),
         cores=cores,
         background=BACKGROUND,
+        threads=whole_number(str(options.get("threads", 1))) or 1,
         far=here,
         near=here,
         check=check,
         merge=merge,
         message=message,
         far_message=max(message, MESSAGE_S),
+        meeting=MEETING_S if meeting is None else meeting,
         handle=HANDLE_S,
         **dict.fromkeys(("load", "pull", "seal", "publish"), 0.0),
-        origin=_origin(folder, len(turns), len(workers), cores),
+        origin=_origin(folder, len(turns), len(workers), cores) | _of_teams(folder, meeting),
     )
 
 
@@ -149,6 +160,10 @@ def _with_run(folder: Path, measured: Calibration) -> Calibration:
         "far_message" if far else "message": message,
         "origin": {**measured.origin, "messages": f"{told}; otherwise {former}"},
     }
+    meeting = None if far else _meeting(workers, measured.load, measured.merge)
+    if meeting is not None:
+        update["meeting"] = meeting
+        update["origin"].update(_of_teams(folder, meeting))
     if len(workers) == 1:
         turns = workers[0].turns
         fetch, compute, publish = (
@@ -197,6 +212,26 @@ def _rest(workers: list[Worker], *, waits: bool) -> float:
         return statistics.median(least)
     rests = sorted(turn.rest for worker in workers for turn in worker.turns)
     return rests[len(rests) // (2 if len(workers) == 1 else 4)]
+
+
+def _meeting(workers: list[Worker], load: float, merge: float) -> float | None:
+    """What is left for each of two meetings of a round, and each other member; None if there was no team.
+
+    The sum costs each member what merging a payload costs the master.
+    """
+    if not in_teams(workers):
+        return None
+    members = sum(worker.turns[0].team is not None for worker in workers)
+    left = team_seconds(workers) - load - merge
+    return max(0.0, left / (2 * max(1, members - 1)))
+
+
+def _of_teams(folder: Path, meeting: float | None) -> dict[str, str]:
+    source = "assumed" if meeting is None else f"from the turns of {folder}"
+    seconds = MEETING_S if meeting is None else meeting
+    return {
+        "teams": f"{source}: {1000 * seconds:.2f} ms of a member for each other one, when they meet"
+    }
 
 
 def _transport(fetch: float, publish: float) -> Transport:

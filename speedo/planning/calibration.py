@@ -29,6 +29,9 @@ BACKGROUND: Final = (
     0.03  # of a core of the master's machine: Ray's own processes and those that look on
 )
 SERVER_SHARE: Final = 0.5  # of a passage through Redis, what the server's own thread takes
+MEETING_S: Final = (
+    0.03e-3  # of a member of a team for each other one; 0.007 ms where nothing else uses the caches
+)
 
 NonNegativeFloat = Annotated[float, Field(ge=0.0, le=MOST_SECONDS)]
 PositiveFloat = Annotated[float, Field(gt=0.0, le=MOST_SECONDS)]
@@ -83,7 +86,10 @@ class Calibration(_Record):
     Processor seconds: `load` and `pull` of a worker after a fetch, `pull` being the elastic one alone; `far_load`
     replaces `load` on another machine than the master's, if a run gave it; `seal` before a worker sends; `check` of
     the master for a payload that it has read, `merge` to merge it, `publish` before it writes a version, `handle` for
-    everything else per result. `message` and `far_message` are seconds from one end to the other.
+    everything else per result. `message` and `far_message` are seconds from one end to the other. `meeting` is the time
+    of a member of a team for each other member at each meeting.
+
+    A step computes with `threads` threads, each on one core; an `offloaded` step uses no core.
     """
 
     format: Literal[1] = 1
@@ -112,6 +118,9 @@ class Calibration(_Record):
     handle: NonNegativeFloat
     message: NonNegativeFloat
     far_message: NonNegativeFloat
+    meeting: NonNegativeFloat = MEETING_S
+    threads: PositiveInt = 1
+    offloaded: bool = False
     origin: dict[str, str] = {}
 
     @property
@@ -121,7 +130,7 @@ class Calibration(_Record):
 
     @property
     def images_per_s(self) -> float:
-        """Images/s of sequential Caffe: one process, one core, the whole batch."""
+        """Images/s of sequential Caffe: one process with the threads of a worker, the whole batch."""
         return self.batch / self.step_seconds(self.batch)
 
     def step_seconds(self, samples: int) -> float:
@@ -138,6 +147,37 @@ class Calibration(_Record):
         below = known[place - 1]
         share = (samples - below.samples) / (above.samples - below.samples)
         return below.seconds + share * (above.seconds - below.seconds)
+
+
+def with_step_time(known: Calibration, seconds: float) -> Calibration:
+    """The same, with steps of the whole batch that take so long on something else than the cores, as on a GPU."""
+    steps = (StepTime(samples=known.batch, seconds=seconds),)
+    told = f"given: {1000 * seconds:g} ms for a step of the whole batch, always the same, on no core of the machines"
+    return known.model_copy(
+        update={
+            "steps": steps,
+            "shape": (1.0,),
+            "crowding": 1.0,
+            "threads": 1,
+            "offloaded": True,
+            "origin": {**known.origin, "compute": told, "crowding": "none: no core computes"},
+        }
+    )
+
+
+def with_threads(known: Calibration, threads: int, speedup: float) -> Calibration:
+    """Steps that were measured with one thread, and take `speedup` times less with so many."""
+    steps = tuple(
+        StepTime(samples=step.samples, seconds=step.seconds / speedup) for step in known.steps
+    )
+    told = f"{known.origin.get('compute', '')}; given: {threads} threads are {speedup:g} times as fast as one"
+    return known.model_copy(
+        update={
+            "steps": steps,
+            "threads": threads,
+            "origin": {**known.origin, "compute": told.removeprefix("; ")},
+        }
+    )
 
 
 def shape_of(seconds: list[float]) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""Measures a net in a child process: its steps, and the exchange of its model.
+"""Measures a net in a child process: its steps, if asked for, and the exchange of its model.
 
 `python -m speedo.planning.measuring_process` reads one line of JSON, builds the engine, prints `ready`, waits for a
 line, and prints one line of JSON after a marker, because a Python layer may print, too. It ends when its input ends.
@@ -182,15 +182,17 @@ def _measure(request: dict[str, Any]) -> dict[str, Any]:
         lr_policy=LrPolicy("fixed", 0.0),  # so small a rate that nothing runs away
         folder=folder,
         python_layers=request["python_layers"],
+        threads=request["threads"],
     )
-    layout = engine.layout
-    engine.step(WARM_UP, layout.zeros())
+    layout, seconds = engine.layout, request["seconds"]
+    if seconds is not None:
+        engine.step(WARM_UP, layout.zeros())
     print("ready", flush=True)
     if not sys.stdin.readline():
         raise SystemExit(1)  # whoever started us is gone
     worked = time.thread_time()
-    steps = _steps(engine, request["seconds"], layout)
-    core = (time.thread_time() - worked) / sum(steps)
+    steps = [] if seconds is None else _steps(engine, seconds, layout)
+    core = (time.thread_time() - worked) / sum(steps) if steps else 1.0
     answer: dict[str, Any] = {"steps": steps, "core": core, "nbytes": layout.nbytes}
     compression = Compression(*request["compression"])
     sizes = Center("plan", layout.zeros(), layout, MemoryStore(), compression=compression)

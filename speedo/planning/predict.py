@@ -14,7 +14,8 @@ from speedo.master.plan import Plan
 from speedo.messages import Action, Drop, Event, Merge, StopAsked
 from speedo.planning.calibration import Calibration
 from speedo.planning.site import Site
-from speedo.planning.timed_cluster import TimedCenter, TimedCluster
+from speedo.planning.timed_center import TimedCenter, TimedServedCenter
+from speedo.planning.timed_cluster import TimedCluster
 from speedo.sgd_modes.registry import has_rounds, make_strategy
 from speedo.solver import split_batch
 from speedo.storage.memory_store import MemoryStore
@@ -27,6 +28,7 @@ RESULTS: Final = (60, 1280)  # of all workers: at least, and beyond which there 
 BEGINNINGS: Final = (
     16  # workers of several runs that begin at different moments, where one run has fewer
 )
+PASSAGES: Final = 20_000  # of ranges, beyond which there are fewer turns
 WARM_UP: Final = 0.25  # of the results: not counted
 PARAMETERS: Final = 4  # of the stand-in for the model
 FOR_EVER: Final = 1e12
@@ -151,11 +153,14 @@ def _simulate(
     """
     workers = len(shares)
     least, many = RESULTS
+    servers = site.servers_of(workers)
+    many = min(many, PASSAGES // max(1, 2 * len(servers)))
     turns = max(FEWEST_TURNS, min(TURNS, many // workers), -(-least // workers))
     iterations = max(1, turns * local_steps * sum(shares) // calibration.batch // PHASES)
     options: dict[str, Any] = {"mode": mode, "workers": workers, "split_batch": split}
     options |= _phases(mode, iterations, local_steps) or {"local_steps": local_steps}
-    strategy = make_strategy(make_config(options), calibration.batch)
+    config = make_config({**options, "team": site.team})
+    strategy = make_strategy(config, calibration.batch)
 
     def engine(rank: int) -> QuadraticEngine:
         return QuadraticEngine(PARAMETERS, batch=shares[rank], lr=1e-4)
@@ -163,16 +168,19 @@ def _simulate(
     store = MemoryStore(clock=lambda: cluster.now)
     spread = 0.0 if _in_step(mode) else _cycle(calibration, site, shares, local_steps)
     overlap = range(workers) if site.overlaps(mode) else ()
-    cluster = TimedCluster(calibration, site, store, engine, seed + part[0], spread, part, overlap)
+    cluster = TimedCluster(
+        calibration, site, store, engine, seed + part[0], spread, part, overlap, servers
+    )
     for worker in range(workers):
         cluster.join(worker)
     layout = engine(0).layout
     window = _Window(cluster, turns * workers)
-    plan = Plan(calibration.batch, 1 << 60, workers=workers)
-    Driver(
-        Coordinator(strategy, plan), TimedCenter(layout.zeros(), layout, cluster), cluster, window, cluster.clock,
-        NEVER_LATE,
-    ).run()  # fmt: skip
+    # As in a run: with compression a team reports after each round.
+    stretch_s = config.stretch if calibration.compression.startswith("none") else 0.0
+    plan = Plan(calibration.batch, 1 << 60, workers, teams=config.teams, stretch_s=stretch_s)
+    center = (TimedServedCenter if servers else TimedCenter)(layout.zeros(), layout, cluster)
+    coordinator = Coordinator(strategy, plan)
+    Driver(coordinator, center, cluster, window, cluster.clock, NEVER_LATE).run()
     return window
 
 
@@ -186,7 +194,8 @@ def _cycle(calibration: Calibration, site: Site, shares: Sequence[int], local_st
         + calibration.near.write.seconds
     )
     alone = local_steps * calibration.step_seconds(shares[0]) + 2 * wire + master
-    return max(alone, len(shares) * max(wire, master))
+    keepers = len(site.servers_of(len(shares))) or 1
+    return max(alone, len(shares) * max(wire, master) / keepers)
 
 
 def best_of(predictions: Iterable[Prediction]) -> Prediction:

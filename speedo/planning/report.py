@@ -12,9 +12,10 @@ from speedo.planning.site import Site
 NEARLY: Final = 0.95  # of the best, at which fewer workers are worth a line
 LIMITS: Final = {
     "compute": "the workers' own arithmetic, which more workers share",
-    "link": "the busiest link, which more local steps relieve, or a faster one",
+    "link": "the busiest link, which more local steps relieve, a faster one, or more servers",
     "store": "Redis, whose one thread more local steps relieve",
     "master": "the master, which takes one result after another; more local steps relieve it",
+    "server": "the busiest server, which does one thing after another; more local steps relieve it",
 }
 REMARK: Final = "Images/s are not learning: a faster mode may need more of them. Tests and checkpoints are not counted."
 
@@ -25,8 +26,13 @@ def as_text(calibration: Calibration, site: Site, predictions: Sequence[Predicti
     if calibration.compression != "none":
         sent, fetched = calibration.payload_bytes / 1e6, calibration.center_bytes / 1e6
         net += f" ({calibration.compression}: {sent:.2g} MB sent, {fetched:.2g} MB fetched)"
+    plain = "one plain Caffe"
+    if calibration.offloaded:
+        plain = "one worker alone"
+    elif calibration.threads > 1:
+        plain += f" with {calibration.threads} threads"
     lines = [
-        f"{net}; one plain Caffe: {calibration.images_per_s:,.0f} images/s",
+        f"{net}; {plain}: {calibration.images_per_s:,.0f} images/s",
         site.describe(),
         "",
         *_table("images/s", predictions, lambda one: f"{one.images_per_s:,.0f}"),
@@ -131,7 +137,7 @@ def _shares(one: Prediction) -> str:
     parts = [f"workers compute {shares['compute']:.0%} of the time"]
     parts += [
         f"{name} busy {shares[name]:.0%}"
-        for name in ("link", "store", "master")
-        if shares[name] >= 0.005
+        for name in ("link", "store", "master", "server")
+        if shares.get(name, 0.0) >= 0.005
     ]
     return ", ".join(parts)

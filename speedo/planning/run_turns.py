@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import statistics
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,13 +28,23 @@ _SIZE: Final = re.compile(r"([\d,]+) parameters in [\d,]+ blobs")
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One merged turn, in seconds; `rest` is the part that the worker did not measure."""
+    """One merged turn, in seconds; `rest` is the part that the worker did not measure.
+
+    A turn of a team has `rounds`; `team` is the time for waiting for the other members and for summing.
+    """
 
     samples: int
     fetch: float
     compute: float
     publish: float
     rest: float
+    rounds: int = 1
+    team: float | None = None
+
+    @property
+    def round_samples(self) -> int:
+        """Samples of a round."""
+        return self.samples // self.rounds
 
 
 @dataclass(slots=True)
@@ -94,13 +105,37 @@ def _take(workers: dict[int, Worker], line: Mapping[str, Any], place: str) -> No
         fetch, compute, publish = (
             number_of(timings, name) for name in ("fetch", "compute", "publish")
         )
-        samples = count_of(line, "samples")
-        if min(fetch, compute, publish) < 0 or not samples:
+        samples, losses = count_of(line, "samples"), line.get("losses")
+        team = number_of(timings, "team") if "team" in timings else None
+        if min(fetch, compute, publish, team or 0.0) < 0 or not samples:
             raise ValueError("a time below 0, or no samples")
-        rest = max(0.0, worker.last - before - fetch - compute - publish)
-        worker.turns.append(Turn(samples, fetch, compute, publish, rest))
+        rounds = max(1, len(losses)) if isinstance(losses, list) else 1
+        rest = max(0.0, worker.last - before - fetch - compute - publish - (team or 0.0))
+        worker.turns.append(Turn(samples, fetch, compute, publish, rest, rounds, team))
     except ValueError as error:
         raise ConfigError(f"{place} is not a line of metrics ({error}): remove it") from None
+
+
+def leaders_of(workers: list[Worker]) -> list[Worker]:
+    """Those whose fetches and publications are of the model: in teams the one that publishes, who takes longest for it.
+
+    On one host there is one team; of several hosts the slowest tells enough.
+    """
+    if not in_teams(workers):
+        return workers
+    return [max(workers, key=lambda one: sum(turn.publish for turn in one.turns) / len(one.turns))]
+
+
+def in_teams(workers: list[Worker]) -> bool:
+    """Whether these workers trained together."""
+    return len(workers) > 1 and any(turn.team is not None for one in workers for turn in one.turns)
+
+
+def team_seconds(workers: list[Worker]) -> float:
+    """What the meetings and the sums of a round take: of each turn the least, by whom the others waited for."""
+    turns = zip(*(one.turns for one in workers if one.turns[0].team is not None), strict=False)
+    least: list[float] = [min((turn.team or 0.0) / turn.rounds for turn in one) for one in turns]
+    return statistics.median(least)
 
 
 def model_bytes(folder: Path) -> int:

@@ -52,6 +52,13 @@ class Shared:
 
         return begin
 
+    def slowed(self, present: int) -> float:
+        """How many times slower each of so many jobs is than one alone, if there is a server for each."""
+        crowd = (
+            (min(present, self._servers) - 1) / (self._servers - 1) if self._servers > 1 else 0.0
+        )
+        return 1.0 + (self._slowdown - 1.0) * crowd
+
     def busy(self) -> float:
         """Seconds so far in which at least one job was served."""
         self._advance()
@@ -60,10 +67,7 @@ class Shared:
     def _speed(self) -> float:
         """The speed of one of the present jobs."""
         present = len(self._jobs)
-        crowd = (
-            (min(present, self._servers) - 1) / (self._servers - 1) if self._servers > 1 else 0.0
-        )
-        return min(present, self._most) / present / (1.0 + (self._slowdown - 1.0) * crowd)
+        return min(present, self._most) / present / self.slowed(present)
 
     def _advance(self) -> None:
         now = self._timeline.now
@@ -173,5 +177,15 @@ def together(*jobs: Job) -> Job:
 
         for job in jobs:
             job(one_is_done)
+
+    return begin
+
+
+def aside(job: Job) -> Job:
+    """Begin it, and wait for nothing."""
+
+    def begin(then: Then) -> None:
+        job(lambda: None)
+        then()
 
     return begin

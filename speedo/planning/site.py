@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from speedo.config.run_config import Overlap
 from speedo.sgd_modes.registry import may_overlap
 
 # Of a link's bits what is left for the bytes of a TCP stream: 1448 of 1538 on Ethernet with its usual frames.
 PAYLOAD_SHARE: Final = 0.94
+AUTO: Final[Literal["auto"]] = "auto"  # a server on every host that trains
+Team = Literal["host", "off"]
+Servers = int | Literal["auto"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +22,8 @@ class Site:
     With it, master and Redis have a machine of their own, and every `per_machine` workers another of `cores` cores.
     `round_trip` is the ping time between them in seconds. `one_processor` says that those machines are only namespaces
     of one machine, which then also spends `packet_work` seconds per byte between them, in addition to sender and
-    receiver. `same_node` and `overlap` are the options of a run.
+    receiver. `same_node`, `overlap` and `team` are the options of a run. `servers` keep the center, on the machines of
+    the workers in turn; without any, the master keeps it.
     """
 
     cores: int
@@ -30,6 +34,8 @@ class Site:
     packet_work: float = 0.0
     same_node: str = "shared-memory"
     overlap: Overlap = "none"
+    team: Team = "host"
+    servers: Servers = 0
 
     @property
     def bytes_per_s(self) -> float | None:
@@ -45,16 +51,34 @@ class Site:
         """The machine of a worker; 0 is the master's."""
         return 0 if self.link is None else 1 + worker // self.per_machine
 
+    def hosts(self, workers: int) -> int:
+        """Machines that so many workers train on."""
+        return 1 if self.link is None else -(-workers // self.per_machine)
+
+    def servers_of(self, workers: int) -> tuple[int, ...]:
+        """The machine of each server of a run with so many workers."""
+        hosts = self.hosts(workers)
+        count = hosts if self.servers == AUTO else self.servers
+        return tuple(0 if self.link is None else 1 + number % hosts for number in range(count))
+
     def describe(self) -> str:
         """The site as a sentence."""
         cores = "1 core" if self.cores == 1 else f"{self.cores} cores"
         if self.link is None:
-            return f"everything on one machine of {cores}"
+            return f"everything on one machine of {cores}{self._served()}"
         each = "1 worker" if self.per_machine == 1 else f"{self.per_machine} workers"
+        keeper = "the master" if self.servers else "the master and Redis"
         return (
-            f"{each} on each machine, the master and Redis on one more, all of {cores}; links of "
-            f"{rate(self.link)} each way, round trip {1000 * self.round_trip:g} ms"
+            f"{each} on each machine, {keeper} on one more, all of {cores}; links of "
+            f"{rate(self.link)} each way, round trip {1000 * self.round_trip:g} ms{self._served()}"
         )
+
+    def _served(self) -> str:
+        if not self.servers:
+            return ""
+        if self.servers == AUTO:
+            return "; a server of the center on each machine with workers"
+        return f"; the center on {self.servers} server{'s' * (self.servers > 1)}"
 
 
 def rate(bits_per_s: float) -> str:

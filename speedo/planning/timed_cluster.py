@@ -1,29 +1,42 @@
 """A simulated cluster in which everything takes time: compute, transfers through the store, messages, the master.
 
-Driver, coordinator, strategies, center and the worker's turn are the real ones, with a model of a few parameters; the
-times of the real model come from a calibration. While the master works, the workers continue, and what reaches it
-meanwhile waits.
+Driver, coordinator, strategies, center, the worker's turn and the team's turn are the real ones, with a model of a few
+parameters; the times of the real model come from a calibration. While the master works, the workers continue, and what
+reaches it meanwhile waits.
+
+Each server has a Redis, a process that does one thing after another, and an equal range of the center, on the machine
+of a worker. All ranges of a model travel at the same time.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import defaultdict, deque
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 from speedo.engines.quadratic import QuadraticEngine
-from speedo.master.center import Center
 from speedo.master.fetch_pacing import LEAST_S, Pace
-from speedo.messages import Command, Event, Merge, Refused, Train, Trained
+from speedo.messages import Command, Event, Team, Train, Trained
 from speedo.planning.calibration import Calibration, Passage, Transport
-from speedo.planning.shared_resources import Job, Queue, Shared, Then, chain, pause, together
+from speedo.planning.shared_resources import Job, Queue, Shared, Then, aside, chain, pause, together
 from speedo.planning.site import Site
-from speedo.sgd_modes.rules import MergeRule
+from speedo.planning.timed_team import TimedTeam
+from speedo.simulation.simulated_team import train_together
 from speedo.simulation.simulator import SimulatedCluster, World
 from speedo.storage.memory_store import MemoryStore
 from speedo.storage.redis.store import RECORD_BYTES
-from speedo.vectors.vector import Layout, Vector
 from speedo.worker.turn import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Keeper:
+    """Who keeps the center, or a range of it: the machine, the one thread of its Redis, and of its own process."""
+
+    machine: int
+    redis: Queue
+    process: Queue
 
 
 class TimedCluster(SimulatedCluster):
@@ -39,25 +52,30 @@ class TimedCluster(SimulatedCluster):
         spread: float = 0.0,
         part: tuple[int, int] = (0, 1),
         overlap: Container[int] = (),
+        servers: Sequence[int] = (),
     ) -> None:
-        """`spread` is the longest time in seconds that a worker waits before its first step, different for each worker.
+        """`servers` are the machines of the servers, one entry each.
 
+        `spread` is the longest time in seconds that a worker waits before its first step, different for each worker.
         Workers that begin at the same time drift apart slowly; the wait saves simulating that. In run `part` of n, each
         waits for a time from the part-th of n equal parts of `spread`.
         """
         super().__init__(World(), store, "planned", engine, seed, overlap)
         self._engines: defaultdict[int, Queue] = defaultdict(lambda: Queue(self))
         self.calibration, self.site = calibration, site
+        self.places = lambda worker: f"machine {site.machine_of(worker)}"
         self._spread, self._part, self._begun = spread, part, set[int]()
         shared = calibration.shared_memory if site.same_node == "shared-memory" else None
-        here = shared or calibration.near
+        here = calibration.near if shared is None or servers else shared
         self.workers_store = here if site.link is None else calibration.far
         self.masters_store = here if site.link is None else calibration.near
-        self._twice = shared if site.link is not None else None
+        self._twice = shared if site.link is not None and not servers else None
         self._inbox: deque[Event] = deque()
         self._machines: dict[int, Shared] = {}
         self._ports: dict[tuple[int, str], Shared] = {}
-        self._redis = Queue(self)
+        self._master = Keeper(0, Queue(self), Queue(self))
+        self.servers = tuple(Keeper(machine, Queue(self), Queue(self)) for machine in servers)
+        self._keepers = self.servers or (self._master,)
         self._pace = Pace(self._transfer(), known=True)
         self._master_busy = 0.0
         self._computing = 0.0
@@ -65,7 +83,7 @@ class TimedCluster(SimulatedCluster):
     # ------------------------------------------------------------ Cluster
 
     def send(self, command: Command) -> None:
-        self.work(self._master(0.5))
+        self.work(self._handle(0.5))
         super().send(command)
 
     def next_event(self, timeout_s: float) -> Event | None:
@@ -77,7 +95,7 @@ class TimedCluster(SimulatedCluster):
             self._go_on()
         event = self._inbox.popleft()
         if isinstance(event, Trained):
-            self.work(self._master(0.5))
+            self.work(self._handle(0.5))
         return event
 
     def post(self, event: Event) -> None:
@@ -102,47 +120,77 @@ class TimedCluster(SimulatedCluster):
 
     def compute_on(self, machine: int, seconds: float) -> Job:
         """A job of processor time."""
-        number = 0 if self.site.one_processor else machine
-        if number not in self._machines:
-            costs = self.calibration
-            crowding = 1.0 + (costs.crowding - 1.0) * self._fullness()
-            taken = costs.background if number == 0 else 0.0
-            self._machines[number] = Shared(self, self.site.cores, crowding, taken)
-        return self._machines[number].job(seconds)
+        return self._cores(machine).job(seconds)
 
-    def read(self, store: Transport, machine: int, nbytes: int) -> Job:
-        """A job that reads this many bytes from the store, on this machine."""
-        return self._passage(store.of(store.read, self._share(nbytes)), machine, nbytes, out=True)
+    def read(self, store: Transport, machine: int, nbytes: float, keeper: Keeper) -> Job:
+        """A job that reads this many bytes from the keeper's store, on this machine."""
+        costs = store.of(store.read, self._share(nbytes))
+        return self._passage(costs, machine, nbytes, keeper, out=True)
 
-    def write(self, store: Transport, machine: int, nbytes: int) -> Job:
-        """A job that writes this many bytes into the store."""
-        return self._passage(store.of(store.write, self._share(nbytes)), machine, nbytes, out=False)
+    def write(self, store: Transport, machine: int, nbytes: float, keeper: Keeper) -> Job:
+        """A job that writes this many bytes into the keeper's store."""
+        costs = store.of(store.write, self._share(nbytes))
+        return self._passage(costs, machine, nbytes, keeper, out=False)
 
-    def take_payload(self) -> Job:
-        """The master reads a payload."""
-        return self.read(self.masters_store, 0, self.calibration.payload_bytes)
+    def take_payload(self, keeper: Keeper | None = None) -> Job:
+        """The master reads a payload, or a server its range of one."""
+        keeper = keeper or self._master
+        nbytes = self.calibration.payload_bytes / len(self._keepers)
+        return self.read(self.masters_store, keeper.machine, nbytes, keeper)
 
-    def put_center(self) -> Job:
+    def put_center(self, keeper: Keeper | None = None) -> Job:
         """The master writes a version: raw and, if that differs, in the form that workers fetch.
 
-        It writes to both shared memory and Redis if some workers cannot use shared memory.
+        It writes to both shared memory and Redis if some workers cannot use shared memory. A server writes its range.
         """
-        costs = self.calibration
+        costs, keeper = self.calibration, keeper or self._master
         forms = {costs.nbytes, costs.center_bytes}
         stores = [store for store in (self._twice, self.masters_store) if store is not None]
-        return chain(*(self.write(store, 0, form) for form in sorted(forms) for store in stores))
+        return chain(
+            *(
+                self.write(store, keeper.machine, form / len(self._keepers), keeper)
+                for form in sorted(forms)
+                for store in stores
+            )
+        )
+
+    def ask(self, work: Callable[[Keeper], Job]) -> Job:
+        """The master asks all servers at once; over once it has taken the last answer. It does one thing at a time."""
+        master, own = self._master.process, self._actor_call_work(0)
+        return together(
+            *(
+                chain(master.job(own), self._way(one), self._in_server(one, work(one)), self._way(one), master.job(own))
+                for one in self.servers
+            )
+        )  # fmt: skip
+
+    def tell(self, work: Callable[[Keeper], Job]) -> Job:
+        """The master tells all servers, and waits for none."""
+        own = self._actor_call_work(0)
+        return chain(
+            *(
+                chain(own, aside(chain(self._way(one), self._in_server(one, work(one)))))
+                for one in self.servers
+            )
+        )
 
     # ------------------------------------------------------------ what was busy, in seconds up to now
 
     def busy(self) -> dict[str, float]:
-        """Busy seconds by resource: `link` is the busiest direction of any port, `compute` the sum of the workers."""
+        """Busy seconds by resource: `link` is the busiest direction of any port, `compute` the sum of the workers.
+
+        `store` and `server` are the busiest Redis and the busiest server process.
+        """
         links = [port.busy() for port in self._ports.values()]
-        return {
+        found = {
             "compute": self._computing,
             "link": max(links, default=0.0),
-            "store": self._redis.busy(),
+            "store": max(keeper.redis.busy() for keeper in self._keepers),
             "master": self._master_busy,
         }
+        if self.servers:
+            found["server"] = max(server.process.busy() for server in self.servers)
+        return found
 
     # ------------------------------------------------------------ inside
 
@@ -152,44 +200,62 @@ class TimedCluster(SimulatedCluster):
         if event is not None:
             self._inbox.append(event)
 
+    def _cores(self, machine: int) -> Shared:
+        number = 0 if self.site.one_processor else machine
+        if number not in self._machines:
+            costs = self.calibration
+            crowding = 1.0 + (costs.crowding - 1.0) * self._fullness()
+            taken = costs.background if number == 0 else 0.0
+            self._machines[number] = Shared(self, self.site.cores, crowding, taken)
+        return self._machines[number]
+
     def _fullness(self) -> float:
         """The share of the measured crowding that applies to a machine of the site when all of its cores work."""
         measured = self.calibration.cores - 1
         return (self.site.cores - 1) / measured if measured else 0.0
 
-    def _master(self, share: float) -> Job:
+    def _handle(self, share: float) -> Job:
         return self.compute_on(0, share * self.calibration.handle)
 
-    def _serve(self, seconds: float) -> Job:
+    def _serve(self, seconds: float, keeper: Keeper) -> Job:
         """Work of Redis's single thread; shared memory has none."""
-        return self._redis.job(self.compute_on(0, seconds)) if seconds > 0.0 else pause(self, 0.0)
+        if seconds <= 0.0:
+            return pause(self, 0.0)
+        return keeper.redis.job(self.compute_on(keeper.machine, seconds))
 
-    def _share(self, nbytes: int) -> float:
+    def _share(self, nbytes: float) -> float:
         return nbytes / self.calibration.nbytes
 
-    def _passage(self, costs: Passage, machine: int, nbytes: int, *, out: bool) -> Job:
+    def _passage(
+        self, costs: Passage, machine: int, nbytes: float, keeper: Keeper, *, out: bool
+    ) -> Job:
         """Both sides work at the same time, as far as the whole takes less than the sum of both."""
         both = max(0.0, costs.client + costs.server - costs.seconds)
         both = min(both, costs.client, costs.server)
         idle = max(0.0, costs.seconds - costs.client - costs.server)
         client = self.compute_on(machine, costs.client - both)
-        server = self._serve(costs.server - both)
+        server = self._serve(costs.server - both, keeper)
         job = chain(client, server, pause(self, idle))
         if both:
-            job = chain(together(self.compute_on(machine, both), self._serve(both)), job)
-        bytes_per_s = self.site.bytes_per_s
-        if machine == 0 or bytes_per_s is None:
+            at_once = self.compute_on(machine, both), self._serve(both, keeper)
+            job = chain(together(*at_once), job)
+        bytes_per_s, there = self.site.bytes_per_s, keeper.machine
+        if machine == there or bytes_per_s is None:
             return job
         trips = 2 if nbytes > RECORD_BYTES else 1  # Redis is asked twice for a longer one
-        ways = ((0, "out"), (machine, "in")) if out else ((machine, "out"), (0, "in"))
+        ways = ((there, "out"), (machine, "in")) if out else ((machine, "out"), (there, "in"))
         travel = together(*(self._port(way).job(nbytes / bytes_per_s) for way in ways))
         packets = self.compute_on(0, self.site.packet_work * nbytes)
         return chain(pause(self, trips * self.site.round_trip), together(job, travel, packets))
 
     def _transfer(self) -> float:
-        """How long a worker's fetch occupies the master's link, if that is long enough to wait for."""
+        """How long a worker's fetch occupies the master's link, if that is long enough to wait for.
+
+        With several servers each worker's own link is the limit, and the product finds no gain in waiting.
+        """
         rate = self.site.bytes_per_s
-        seconds = 0.0 if rate is None else self.calibration.center_bytes / rate
+        shared = rate is not None and len(self.servers) <= 1
+        seconds = self.calibration.center_bytes / rate if rate is not None and shared else 0.0
         return seconds if seconds >= LEAST_S else 0.0
 
     def _port(self, way: tuple[int, str]) -> Shared:
@@ -209,25 +275,86 @@ class TimedCluster(SimulatedCluster):
         )
 
     def _send_train(self, command: Train) -> None:
+        if command.team is not None:
+            return self._send_to_team(command, command.team)
         worker = self._workers.get(command.worker)
         if worker is None or worker.incarnation != command.incarnation:
             return
         machine, costs = self.site.machine_of(command.worker), self.calibration
-        far = costs.far_load if self.site.link is not None else None
-        own = costs.load if far is None else far
-        own += costs.pull if command.moving_rate is not None else 0.0
+        own = self._load() + (costs.pull if command.moving_rate is not None else 0.0)
         train = chain(self.compute_on(machine, own), self._steps(worker, command, machine))
         if command.worker in self.overlap:
             train = self._engines[command.worker].job(train)
         chain(
             pause(self, self._pace.start(self.now) - self.now),
             self._message(0, machine),
-            self.read(self.workers_store, machine, costs.center_bytes),
+            self._fetch(machine),
             train,
             self.compute_on(machine, costs.seal),
-            self.write(self.workers_store, machine, costs.payload_bytes),
+            self._publish(machine),
             self._message(machine, 0),
         )(lambda: self._finish_turn(worker, command))
+
+    def _load(self) -> float:
+        """Of a worker, from a fetched center to the first step."""
+        far = self.calibration.far_load if self.site.link is not None else None
+        return self.calibration.load if far is None else far
+
+    def _fetch(self, machine: int) -> Job:
+        """A worker reads a center, all ranges side by side."""
+        share = self.calibration.center_bytes / len(self._keepers)
+        ranges = (self.read(self.workers_store, machine, share, one) for one in self._keepers)
+        return _side_by_side(ranges)
+
+    def _publish(self, machine: int) -> Job:
+        """A worker writes a payload, all ranges side by side."""
+        share = self.calibration.payload_bytes / len(self._keepers)
+        ranges = (self.write(self.workers_store, machine, share, one) for one in self._keepers)
+        return _side_by_side(ranges)
+
+    def _actor_call_work(self, machine: int) -> Job:
+        """One end of a message between master and server, which are Ray's on one machine, too."""
+        return self.compute_on(machine, 0.375 * self.calibration.far_message)
+
+    def _way(self, server: Keeper) -> Job:
+        far = 0.5 * self.site.round_trip if server.machine else 0.0
+        return pause(self, 0.25 * self.calibration.far_message + far)
+
+    def _in_server(self, server: Keeper, work: Job) -> Job:
+        call = self._actor_call_work(server.machine)
+        return server.process.job(chain(call, work, call))
+
+    def _send_to_team(self, command: Train, team: Team) -> None:
+        """Members wait for each other and for the leader, who fetches; only the leader publishes."""
+        first = command.ticket - team.workers.index(command.worker)
+        commands = self._teams.setdefault(first, {})
+        commands[command.worker] = command
+        if len(commands) < len(team.members):
+            return
+        del self._teams[first]
+        machine, costs = self.site.machine_of(team.leader), self.calibration
+        timed = TimedTeam(len(commands), lambda seconds: self.compute_on(machine, seconds), costs)
+        began = self.now
+
+        def steps() -> list[Job]:
+            return [self._steps(self._workers[worker], one, machine) for worker, one in commands.items()]  # fmt: skip
+
+        def summed() -> None:
+            answers = train_together(team, self._workers, commands, {})
+            for worker, answer in answers.items():
+                assert isinstance(answer, Trained)
+                told = replace(answer, timings={"team": self.now - began})
+                seal = self.compute_on(machine, costs.seal)
+                leads = worker == team.leader
+                last = chain(seal, self._publish(machine)) if leads else pause(self, 0.0)
+                chain(last, self._message(machine, 0))(partial(self.post, told))
+
+        arrivals = [self._message(0, machine) for _ in commands]
+        arrivals[0] = chain(
+            pause(self, self._pace.start(self.now) - self.now), arrivals[0], self._fetch(machine)
+        )
+        rounds = timed.rounds(team.rounds, steps, self._load())
+        chain(together(*arrivals), rounds)(summed)
 
     def _steps(self, worker: Worker, command: Train, machine: int) -> Job:
         one = self.calibration.step_seconds(worker.engine.samples_per_step)
@@ -245,9 +372,20 @@ class TimedCluster(SimulatedCluster):
                 self._computing += self.now - began
                 then()
 
-            self.compute_on(machine, seconds)(done)
+            self._computed(machine, seconds)(done)
 
         return chain(pause(self, late), begin) if late else begin
+
+    def _computed(self, machine: int, seconds: float) -> Job:
+        """Steps that last so long when nothing else computes on this machine."""
+        costs = self.calibration
+        if costs.offloaded:
+            return pause(self, seconds)
+        if costs.threads == 1:
+            return self.compute_on(machine, seconds)
+        # Its threads have slowed each other down where it was measured.
+        each = seconds / self._cores(machine).slowed(costs.threads)
+        return together(*(self.compute_on(machine, each) for _ in range(costs.threads)))
 
     def _draw(self) -> float:
         """A step's time relative to the mean, drawn from the measured distribution."""
@@ -261,31 +399,6 @@ class TimedCluster(SimulatedCluster):
         self.post(worker.turn(command))
 
 
-class TimedCenter(Center):
-    """A `Center` whose work takes the master's time."""
-
-    def __init__(self, vector: Vector, layout: Layout, cluster: TimedCluster) -> None:
-        super().__init__(cluster.run, vector, layout, cluster.store)
-        self._cluster = cluster
-
-    def receive(self, event: Trained, rule: MergeRule) -> Refused | None:
-        cluster = self._cluster
-        check = cluster.compute_on(0, cluster.calibration.check)
-        cluster.work(chain(cluster.take_payload(), check))
-        return super().receive(event, rule)
-
-    def merge(self, action: Merge, iteration_before: int) -> Merge:
-        cluster = self._cluster
-        cluster.work(cluster.compute_on(0, cluster.calibration.merge * len(action.parts)))
-        return super().merge(action, iteration_before)
-
-    def tidy(self) -> None:
-        if self._over:
-            self._cluster.work(self._cluster.compute_on(0, self._cluster.masters_store.small))
-        super().tidy()
-
-    def publish(self) -> None:
-        cluster = self._cluster
-        publish = cluster.compute_on(0, cluster.calibration.publish)
-        cluster.work(chain(publish, cluster.put_center()))
-        super().publish()
+def _side_by_side(jobs: Iterator[Job]) -> Job:
+    first, *others = jobs
+    return together(first, *others) if others else first

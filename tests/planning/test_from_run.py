@@ -11,7 +11,13 @@ import yaml
 
 from speedo.errors import ConfigError
 from speedo.planning.calibrate_from_run import check_run, from_run, with_run
-from speedo.planning.calibration import HANDLE_S, StepTime, read_calibration, write_calibration
+from speedo.planning.calibration import (
+    HANDLE_S,
+    MEETING_S,
+    StepTime,
+    read_calibration,
+    write_calibration,
+)
 from speedo.planning.predict import predict
 from speedo.planning.site import Site
 from tests.planning.times import calibration, passage
@@ -188,3 +194,54 @@ def test_a_file_that_is_no_calibration_is_refused(tmp_path: Path, text: str) -> 
     (tmp_path / "told.json").write_text(text)
     with pytest.raises(ConfigError, match="holds no calibration of this version"):
         read_calibration(tmp_path / "told.json")
+
+
+def write_team_run(folder: Path, members: int = 3, rounds: int = 10) -> Path:
+    """As `write_run`, of a team: rounds of 40 ms, and 6 ms in which the slowest member met and summed.
+
+    The leader, worker 1, fetches for 2 ms and publishes for 3 ms; the others wait for it, and for slower ones.
+    """
+    write_run(folder, mode="sync", workers=members, split_batch=False)
+    lines = []
+    for turn in range(20):
+        time = 3.0 + turn * (0.005 + rounds * 0.046 + 0.010)
+        for worker in range(members):
+            waited = 0.001 * abs(worker - 1)
+            own = {
+                "fetch": 0.002, "compute": rounds * (0.040 - waited), "team": rounds * (0.006 + waited),
+                "publish": 0.003 if worker == 1 else 0.0,
+            }  # fmt: skip
+            lines.append(
+                {
+                    "time": round(time, 6), "event": "result", "decision": "merged", "worker": worker,
+                    "samples": rounds * 64, "loss": 1.0, "losses": [1.0] * rounds, "timings": own,
+                }
+            )  # fmt: skip
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def test_a_run_of_a_team_tells_steps_the_leaders_exchanges_and_meetings(tmp_path: Path) -> None:
+    told = from_run(write_team_run(tmp_path / "run"), cores=4)
+    assert told.batch_size == 64
+    assert told.step_seconds(64) == pytest.approx((0.040 + 2 * 0.039) / 3)
+    assert told.far.read.seconds == pytest.approx(0.002)
+    assert told.far.write.seconds == pytest.approx(0.003)
+    # 10 ms are left as in a run without a team; 0.8 ms of the 6 ms were the sum, the rest two meetings with two others.
+    assert told.message == pytest.approx((0.010 - 0.0016 - 0.005 - HANDLE_S) / 2)
+    assert told.meeting == pytest.approx((0.006 - 0.0008) / 4)
+    assert "from the turns of" in told.origin["teams"]
+    alone = from_run(write_run(tmp_path / "alone"), cores=4)
+    assert alone.meeting == MEETING_S
+    assert alone.origin["teams"].startswith("assumed: 0.03 ms")
+
+
+def test_beside_a_measured_net_a_team_tells_its_meetings(tmp_path: Path) -> None:
+    measured = calibration(nbytes=NBYTES, load=0.001, merge=0.002, near=passage(0.001))
+    told = with_run(write_team_run(tmp_path / "run"), measured)
+    assert told.meeting == pytest.approx((0.006 - 0.001 - 0.002) / 4)
+
+
+def test_a_run_with_threads_has_steps_of_as_many(tmp_path: Path) -> None:
+    assert from_run(write_run(tmp_path / "two", threads="2"), cores=4).threads == 2
+    assert from_run(write_run(tmp_path / "one"), cores=4).threads == 1

@@ -112,6 +112,93 @@ def test_a_table_names_the_best_and_what_limits_it(file: Path) -> None:
     assert "compute: made up" in lines
 
 
+def test_servers_and_given_steps_are_told_and_planned_with(file: Path) -> None:
+    words = (
+        "--from",
+        file,
+        "--workers",
+        "4",
+        "--link",
+        "1gbit",
+        "--mode",
+        "async",
+        "--local-steps",
+        "1",
+    )
+    given = typed(*words, "--step-time", "10ms", "--servers", "auto")
+    assert given.exit_code == 0, given.output
+    lines = given.stdout.splitlines()
+    assert lines[0] == "made up, batch 10, 12.5 MB of parameters; one worker alone: 1,000 images/s"
+    assert lines[1].endswith(
+        "round trip 0.2 ms; a server of the center on each machine with workers"
+    )
+    assert "server busy" in given.stdout
+    assert (
+        "compute: given: 10 ms for a step of the whole batch, always the same, on no core"
+        in given.stdout
+    )
+    two = typed(*words, "--threads", "2:1.6", "--servers", "2")
+    assert "one plain Caffe with 2 threads: 160 images/s" in two.stdout
+    assert "; the center on 2 servers" in two.stdout
+
+
+def test_workers_of_a_host_are_a_team_unless_it_is_off(file: Path) -> None:
+    words = (
+        "--from",
+        file,
+        "--workers",
+        "4",
+        "--cores",
+        "4",
+        "--mode",
+        "sync",
+        "--whole-batch",
+        "--json",
+    )
+    speeds = [
+        json.loads(typed(*words, "--local-steps", "1", *more).stdout)["best"]["images_per_s"]
+        for more in ((), ("--team", "host"), ("--team", "off"))
+    ]
+    assert speeds[0] == speeds[1] > 1.3 * speeds[2]
+
+
+@pytest.mark.caffe
+@pytest.mark.redis
+def test_with_a_given_step_a_net_needs_no_records(tmp_path: Path) -> None:
+    """Weights for images of 6 x 6, which the prototxt crops: 6 x 1 x 3 x 3 + 6 and 4 x 24 + 4."""
+    net = net_text(train="nowhere").replace(
+        "transform_param { scale", "transform_param { crop_size: 6 force_gray: true scale"
+    )
+    solver = write_solver(tmp_path, net)
+    kept = tmp_path / "kept.json"
+    result = typed(solver, "--step-time", "80ms", "--workers", "1", "--save", kept, "--json")
+    assert result.exit_code == 0, result.output
+    told = read_calibration(kept)
+    assert told.nbytes == 4 * (60 + 100)
+    assert (told.batch_size, told.step_seconds(8), told.offloaded) == (8, 0.08, True)
+    assert told.far.read.seconds > 0
+    net = net_text(train="nowhere")
+    unknown = typed(write_solver(tmp_path, net), "--step-time", "80ms")
+    assert unknown.exit_code == 2
+    assert "without them the size of the net is not known" in unknown.stderr
+
+
+@pytest.mark.caffe
+@pytest.mark.redis
+def test_steps_are_measured_with_the_threads_that_are_asked_for(
+    solver: Path, tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept.json"
+    result = typed(
+        solver, "--threads", "2", "--workers", "1", "--mode", "async", "--seconds", "0.1", "--save", kept
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "one plain Caffe with 2 threads" in result.stdout
+    assert read_calibration(kept).threads == 2
+    again = typed("--from", kept, "--threads", "2", "--workers", "1", "--mode", "async")
+    assert again.exit_code == 0, again.output
+
+
 def test_the_same_seed_prints_the_same(file: Path) -> None:
     words = (
         "--from",
@@ -150,6 +237,13 @@ def test_a_run_is_enough_to_plan_with(tmp_path: Path) -> None:
         (("--compress", "topk:0.1", "--mode", "easgd"), "use bfloat16 or int8"),
         (("a/solver.prototxt",), "leave SOLVER out, or --from"),
         (("--from", "nowhere"), "--from nowhere is not there; give a run directory"),
+        (("--servers", "many"), "--servers 'many' is no number from 0 to 10000"),
+        (
+            ("--threads", "2"),
+            "the steps were measured with 1: give SOLVER, or how much faster they are",
+        ),
+        (("--threads", "2:1.8", "--step-time", "80ms"), "leave --threads out"),
+        (("--step-time", "0ms"), "--step-time '0ms' is no time above 0; use 80ms"),
     ],
 )
 def test_a_mistake_is_one_sentence_with_its_remedy(

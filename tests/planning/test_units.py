@@ -2,7 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from speedo.cli.units import parse_link, parse_steps, parse_time, parse_workers
+from speedo.cli.units import (
+    parse_link,
+    parse_servers,
+    parse_step_time,
+    parse_steps,
+    parse_threads,
+    parse_time,
+    parse_workers,
+)
 from speedo.errors import ConfigError
 from speedo.planning.site import rate
 
@@ -76,6 +84,36 @@ def test_local_steps_are_a_list() -> None:
 def test_what_is_no_list_of_steps_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="is no list of numbers from 1 to 10000; use 1,10"):
         parse_steps(text)
+
+
+def test_servers_are_a_number_or_one_on_every_host() -> None:
+    assert (parse_servers("0"), parse_servers("4"), parse_servers("auto")) == (0, 4, "auto")
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.5", "all", "10001"])
+def test_what_is_no_number_of_servers_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"use 4, or auto for one on every host"):
+        parse_servers(text)
+
+
+def test_threads_may_come_with_what_they_gain() -> None:
+    assert parse_threads("4") == (4, None)
+    assert parse_threads("4:3.1") == (4, 3.1)
+    assert parse_threads("4:0.9") == (4, 0.9)
+
+
+@pytest.mark.parametrize("text", ["", "0", "auto", "4:", "4:0", "4:4.1", "2000", "4:x", "-1"])
+def test_what_is_no_number_of_threads_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"use 4, or 4:3\.1 if 4 threads are 3\.1 times as fast"):
+        parse_threads(text)
+
+
+def test_a_step_takes_some_time() -> None:
+    assert parse_step_time("80ms") == pytest.approx(0.080)
+    assert parse_step_time("1.5s") == pytest.approx(1.5)
+    for text in ("0ms", "80", "fast", "4000s"):
+        with pytest.raises(ConfigError, match="--step-time"):
+            parse_step_time(text)
 
 
 def test_a_rate_is_told_as_people_write_it() -> None:

@@ -21,7 +21,7 @@ def calibration(**fields: Any) -> Calibration:
         "far": FREE,
         "near": FREE,
         **dict.fromkeys(("load", "pull", "seal", "check", "merge", "publish", "handle"), 0.0),
-        **dict.fromkeys(("message", "far_message"), 0.0),
+        **dict.fromkeys(("message", "far_message", "meeting"), 0.0),
     }
     given = {**usual, **fields}
     whole = dict.fromkeys(("payload_bytes", "center_bytes"), given["nbytes"])

@@ -1,0 +1,91 @@
+"""The center whose work takes time: the master's own, or that of servers which the master asks."""
+
+from __future__ import annotations
+
+from speedo.master.center import Center
+from speedo.messages import Drop, Merge, Refused, Trained
+from speedo.planning.shared_resources import chain
+from speedo.planning.timed_cluster import TimedCluster
+from speedo.sgd_modes.rules import MergeRule
+from speedo.vectors.vector import Layout, Vector
+
+
+class TimedCenter(Center):
+    """A `Center` whose work takes the master's time."""
+
+    def __init__(self, vector: Vector, layout: Layout, cluster: TimedCluster) -> None:
+        super().__init__(cluster.run, vector, layout, cluster.store)
+        self._cluster = cluster
+
+    def receive(self, event: Trained, rule: MergeRule) -> Refused | None:
+        cluster = self._cluster
+        check = cluster.compute_on(0, cluster.calibration.check)
+        cluster.work(chain(cluster.take_payload(), check))
+        return super().receive(event, rule)
+
+    def merge(self, action: Merge, iteration_before: int) -> Merge:
+        cluster = self._cluster
+        cluster.work(cluster.compute_on(0, cluster.calibration.merge * payloads_of(action)))
+        return super().merge(action, iteration_before)
+
+    def tidy(self) -> None:
+        if self._over:
+            self._cluster.work(self._cluster.compute_on(0, self._cluster.masters_store.small))
+        super().tidy()
+
+    def publish(self) -> None:
+        cluster = self._cluster
+        publish = cluster.compute_on(0, cluster.calibration.publish)
+        cluster.work(chain(publish, cluster.put_center()))
+        super().publish()
+
+
+class TimedServedCenter(Center):
+    """A `Center` that servers keep, an equal range each: the master asks them, and waits for all answers."""
+
+    def __init__(self, vector: Vector, layout: Layout, cluster: TimedCluster) -> None:
+        super().__init__(cluster.run, vector, layout, cluster.store)
+        self._cluster = cluster
+        self._clears = False  # whether servers keep payloads that nobody needs any more
+
+    def receive(self, event: Trained, rule: MergeRule) -> Refused | None:
+        cluster = self._cluster
+        check = cluster.calibration.check / len(cluster.servers)
+        cluster.work(
+            cluster.ask(
+                lambda server: chain(
+                    cluster.take_payload(server), cluster.compute_on(server.machine, check)
+                )
+            )
+        )
+        return super().receive(event, rule)
+
+    def merge(self, action: Merge, iteration_before: int) -> Merge:
+        """Merging and publishing are one request."""
+        cluster, costs, self._clears = self._cluster, self._cluster.calibration, True
+        own = (costs.merge * payloads_of(action) + costs.publish) / len(cluster.servers)
+        cluster.work(
+            cluster.ask(
+                lambda server: chain(
+                    cluster.compute_on(server.machine, own), cluster.put_center(server)
+                )
+            )
+        )
+        return super().merge(action, iteration_before)
+
+    def drop(self, action: Drop) -> None:
+        self._clears = True
+        super().drop(action)
+
+    def tidy(self) -> None:
+        """After a merge or a drop the master tells the servers what to delete."""
+        cluster = self._cluster
+        if self._clears:
+            self._clears, small = False, cluster.masters_store.small
+            cluster.work(cluster.tell(lambda server: cluster.compute_on(server.machine, small)))
+        super().tidy()
+
+
+def payloads_of(action: Merge) -> int:
+    """A team sends one for all its members."""
+    return sum(part.summed_by is None for part in action.parts)
