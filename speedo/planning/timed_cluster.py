@@ -74,8 +74,10 @@ class TimedCluster(SimulatedCluster):
         self._machines: dict[int, Shared] = {}
         self._ports: dict[tuple[int, str], Shared] = {}
         self._master = Keeper(0, Queue(self), Queue(self))
-        self.servers = tuple(Keeper(machine, Queue(self), Queue(self)) for machine in servers)
-        self._keepers = self.servers or (self._master,)
+        self.priced_servers = tuple(
+            Keeper(machine, Queue(self), Queue(self)) for machine in servers
+        )
+        self._keepers = self.priced_servers or (self._master,)
         self._pace = Pace(self._transfer(), known=True)
         self._master_busy = 0.0
         self._computing = 0.0
@@ -160,7 +162,7 @@ class TimedCluster(SimulatedCluster):
         return together(
             *(
                 chain(master.job(own), self._way(one), self._in_server(one, work(one)), self._way(one), master.job(own))
-                for one in self.servers
+                for one in self.priced_servers
             )
         )  # fmt: skip
 
@@ -170,7 +172,7 @@ class TimedCluster(SimulatedCluster):
         return chain(
             *(
                 chain(own, aside(chain(self._way(one), self._in_server(one, work(one)))))
-                for one in self.servers
+                for one in self.priced_servers
             )
         )
 
@@ -188,8 +190,8 @@ class TimedCluster(SimulatedCluster):
             "store": max(keeper.redis.busy() for keeper in self._keepers),
             "master": self._master_busy,
         }
-        if self.servers:
-            found["server"] = max(server.process.busy() for server in self.servers)
+        if self.priced_servers:
+            found["server"] = max(server.process.busy() for server in self.priced_servers)
         return found
 
     # ------------------------------------------------------------ inside
@@ -254,7 +256,7 @@ class TimedCluster(SimulatedCluster):
         With several servers each worker's own link is the limit, and the product finds no gain in waiting.
         """
         rate = self.site.bytes_per_s
-        shared = rate is not None and len(self.servers) <= 1
+        shared = rate is not None and len(self.priced_servers) <= 1
         seconds = self.calibration.center_bytes / rate if rate is not None and shared else 0.0
         return seconds if seconds >= LEAST_S else 0.0
 
