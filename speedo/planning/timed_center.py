@@ -50,7 +50,7 @@ class TimedServedCenter(Center):
 
     def receive(self, event: Trained, rule: MergeRule) -> Refused | None:
         cluster = self._cluster
-        check = cluster.calibration.check / len(cluster.servers)
+        check = cluster.calibration.check / len(cluster.priced_servers)
         cluster.work(
             cluster.ask(
                 lambda server: chain(
@@ -63,7 +63,7 @@ class TimedServedCenter(Center):
     def merge(self, action: Merge, iteration_before: int) -> Merge:
         """Merging and publishing are one request."""
         cluster, costs, self._clears = self._cluster, self._cluster.calibration, True
-        own = (costs.merge * payloads_of(action) + costs.publish) / len(cluster.servers)
+        own = (costs.merge * payloads_of(action) + costs.publish) / len(cluster.priced_servers)
         cluster.work(
             cluster.ask(
                 lambda server: chain(
