@@ -5,8 +5,8 @@ parameters; the times of the real model come from a calibration. While the maste
 reaches it meanwhile waits.
 
 Each server has a Redis, a process that does one thing after another, and an equal range of the center, on the machine
-of a worker. All ranges of a model travel at the same time. The master waits for no server; its sends and receipts take it
-time.
+of a worker. All ranges of a model travel at the same time. The master waits for no server; what it sends and receives
+takes it time.
 """
 
 from __future__ import annotations
