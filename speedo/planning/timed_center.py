@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from speedo.master.center import Center
 from speedo.messages import Drop, Merge, Refused, Trained
-from speedo.planning.shared_resources import chain
-from speedo.planning.timed_cluster import TimedCluster
+from speedo.planning.shared_resources import Job, chain
+from speedo.planning.timed_cluster import Keeper, TimedCluster
 from speedo.sgd_modes.rules import MergeRule
 from speedo.vectors.vector import Layout, Vector
 
@@ -41,7 +41,7 @@ class TimedCenter(Center):
 
 
 class TimedServedCenter(Center):
-    """A `Center` that servers keep, an equal range each: the master asks them, and waits for all answers."""
+    """A `Center` that servers keep, an equal range each: the master asks them, and waits for no answer."""
 
     def __init__(self, vector: Vector, layout: Layout, cluster: TimedCluster) -> None:
         super().__init__(cluster.run, vector, layout, cluster.store)
@@ -49,28 +49,20 @@ class TimedServedCenter(Center):
         self._clears = False  # whether servers keep payloads that nobody needs any more
 
     def receive(self, event: Trained, rule: MergeRule) -> Refused | None:
-        cluster = self._cluster
-        check = cluster.calibration.check / len(cluster.priced_servers)
-        cluster.work(
-            cluster.ask(
-                lambda server: chain(
-                    cluster.take_payload(server), cluster.compute_on(server.machine, check)
-                )
-            )
-        )
+        """The servers took the payload in before the master heard of the result."""
+        self._cluster.work(self._cluster.hear())
         return super().receive(event, rule)
 
     def merge(self, action: Merge, iteration_before: int) -> Merge:
-        """Merging and publishing are one request."""
+        """Merging and publishing are one request; the answers are taken with those to a later one."""
         cluster, costs, self._clears = self._cluster, self._cluster.calibration, True
         own = (costs.merge * payloads_of(action) + costs.publish) / len(cluster.priced_servers)
-        cluster.work(
-            cluster.ask(
-                lambda server: chain(
-                    cluster.compute_on(server.machine, own), cluster.put_center(server)
-                )
-            )
-        )
+
+        def work(server: Keeper) -> Job:
+            return chain(cluster.compute_on(server.machine, own), cluster.put_center(server))
+
+        cluster.work(cluster.ask(work, lambda: cluster.published(action.version)))
+        cluster.work(cluster.hear())
         return super().merge(action, iteration_before)
 
     def drop(self, action: Drop) -> None:
@@ -82,7 +74,7 @@ class TimedServedCenter(Center):
         cluster = self._cluster
         if self._clears:
             self._clears, small = False, cluster.masters_store.small
-            cluster.work(cluster.tell(lambda server: cluster.compute_on(server.machine, small)))
+            cluster.work(cluster.ask(lambda server: cluster.compute_on(server.machine, small)))
         super().tidy()
 
 

@@ -5,7 +5,8 @@ parameters; the times of the real model come from a calibration. While the maste
 reaches it meanwhile waits.
 
 Each server has a Redis, a process that does one thing after another, and an equal range of the center, on the machine
-of a worker. All ranges of a model travel at the same time.
+of a worker. All ranges of a model travel at the same time. The master waits for no server; what it sends and receives
+takes it time.
 """
 
 from __future__ import annotations
@@ -79,6 +80,9 @@ class TimedCluster(SimulatedCluster):
         )
         self._keepers = self.priced_servers or (self._master,)
         self._pace = Pace(self._transfer(), known=True)
+        self._version = 0  # the newest that all servers have
+        self._waiting: list[tuple[int, Then]] = []
+        self._sent: set[int] = set()  # tickets of payloads that no server was asked to take in
         self._master_busy = 0.0
         self._computing = 0.0
 
@@ -97,6 +101,10 @@ class TimedCluster(SimulatedCluster):
             self._go_on()
         event = self._inbox.popleft()
         if isinstance(event, Trained):
+            if self.priced_servers and event.ticket in self._sent:
+                self._sent.discard(event.ticket)
+                self.work(self.ask(self._take_in, partial(self._inbox.append, event)))
+                return self.next_event(limit - self.now)
             self.work(self._handle(0.5))
         return event
 
@@ -156,25 +164,32 @@ class TimedCluster(SimulatedCluster):
             )
         )
 
-    def ask(self, work: Callable[[Keeper], Job]) -> Job:
-        """The master asks all servers at once; over once it has taken the last answer. It does one thing at a time."""
-        master, own = self._master.process, self._actor_call_work(0)
-        return together(
-            *(
-                chain(master.job(own), self._way(one), self._in_server(one, work(one)), self._way(one), master.job(own))
-                for one in self.priced_servers
-            )
-        )  # fmt: skip
+    def ask(self, work: Callable[[Keeper], Job], then: Then = lambda: None) -> Job:
+        """The master asks all servers, one after another, and waits for none; `then` once all have answered."""
+        own, left = self._actor_call_work(0), len(self.priced_servers)
 
-    def tell(self, work: Callable[[Keeper], Job]) -> Job:
-        """The master tells all servers, and waits for none."""
-        own = self._actor_call_work(0)
-        return chain(
-            *(
-                chain(own, aside(chain(self._way(one), self._in_server(one, work(one)))))
-                for one in self.priced_servers
-            )
-        )
+        def one_is_done() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                then()
+
+        def asked(one: Keeper) -> Job:
+            answer = chain(self._way(one), self._in_server(one, work(one)), self._way(one))
+            return chain(own, aside(lambda _: answer(one_is_done)))
+
+        return chain(*(asked(one) for one in self.priced_servers))
+
+    def hear(self) -> Job:
+        """The master takes the answers of all servers, which have come."""
+        return chain(*(self._actor_call_work(0) for _ in self.priced_servers))
+
+    def published(self, version: int) -> None:
+        """All servers have this version now."""
+        self._version = version
+        waiting, self._waiting = self._waiting, []
+        for needed, then in waiting:
+            self._until(needed)(then)
 
     # ------------------------------------------------------------ what was busy, in seconds up to now
 
@@ -290,6 +305,7 @@ class TimedCluster(SimulatedCluster):
         chain(
             pause(self, self._pace.start(self.now) - self.now),
             self._message(0, machine),
+            self._until(command.version),
             self._fetch(machine),
             train,
             self.compute_on(machine, costs.seal),
@@ -301,6 +317,22 @@ class TimedCluster(SimulatedCluster):
         """Of a worker, from a fetched center to the first step."""
         far = self.calibration.far_load if self.site.link is not None else None
         return self.calibration.load if far is None else far
+
+    def _until(self, version: int) -> Job:
+        """Until all servers have this version; the master publishes before it sends commands."""
+
+        def begin(then: Then) -> None:
+            if not self.priced_servers or version <= self._version:
+                then()
+            else:
+                self._waiting.append((version, then))
+
+        return begin
+
+    def _take_in(self, server: Keeper) -> Job:
+        """A server reads its range of a payload, and checks it."""
+        check = self.calibration.check / len(self.priced_servers)
+        return chain(self.take_payload(server), self.compute_on(server.machine, check))
 
     def _fetch(self, machine: int) -> Job:
         """A worker reads a center, all ranges side by side."""
@@ -348,12 +380,17 @@ class TimedCluster(SimulatedCluster):
                 told = replace(answer, timings={"team": self.now - began})
                 seal = self.compute_on(machine, costs.seal)
                 leads = worker == team.leader
+                if leads:
+                    self._sent.add(answer.ticket)
                 last = chain(seal, self._publish(machine)) if leads else pause(self, 0.0)
                 chain(last, self._message(machine, 0))(partial(self.post, told))
 
         arrivals = [self._message(0, machine) for _ in commands]
         arrivals[0] = chain(
-            pause(self, self._pace.start(self.now) - self.now), arrivals[0], self._fetch(machine)
+            pause(self, self._pace.start(self.now) - self.now),
+            arrivals[0],
+            self._until(command.version),
+            self._fetch(machine),
         )
         rounds = timed.rounds(team.rounds, steps, self._load())
         chain(together(*arrivals), rounds)(summed)
@@ -398,6 +435,7 @@ class TimedCluster(SimulatedCluster):
         return shape[low] + (place - low) * (shape[high] - shape[low])
 
     def _finish_turn(self, worker: Worker, command: Train) -> None:
+        self._sent.add(command.ticket)
         self.post(worker.turn(command))
 
 
