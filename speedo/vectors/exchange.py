@@ -25,8 +25,10 @@ from speedo.vectors.vector import HEADER_BYTES, Kind, Layout, Vector, as_bytes, 
 
 PAYLOAD_EXPIRY_S: Final = 900.0  # a payload that no master fetched leaves the store by itself
 PATIENCE_S: Final = 10.0  # a server that is replaced takes less, as a rule
-FIRST_PAUSE_S: Final = 0.001
-LONGEST_PAUSE_S: Final = 0.05
+# Between two looks for a center that is about to be merged; a server that is being replaced takes seconds.
+SOON_S: Final = 0.2
+SHORT_PAUSE_S: Final = 0.002
+LONG_PAUSE_S: Final = 0.05
 Answer = TypeVar("Answer")
 
 
@@ -176,15 +178,15 @@ class _Lane:
 
     def fetch_by(self, end: float, version: int, into: Vector) -> None:
         """As `fetch`, again and again until `end`, a time of the monotonic clock, while the version is missing."""
-        pause = FIRST_PAUSE_S
+        began = time.monotonic()
         while True:
             try:
                 return self.fetch(version, into)
             except MissingKeyError:
-                if time.monotonic() + pause > end:
+                now = time.monotonic()
+                if now >= end:
                     raise
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_S)
+            time.sleep(SHORT_PAUSE_S if now < began + SOON_S else LONG_PAUSE_S)
 
     def fetch(self, version: int, into: Vector) -> None:
         key = self._center_key(self._run, version)

@@ -71,6 +71,19 @@ def test_two_workers_and_overlapping_turns_end_with_all_their_work(
     assert re.findall(r"rediss?://[^ ]*@", kept) == []
 
 
+@pytest.mark.parametrize(
+    "mode", [("partial",), ("weed-out",), ("hybrid", "--phase", "sync:10", "--phase", "easgd:10")]
+)
+def test_every_mode_ends_with_all_its_work(
+    speedo: Commands, problem: Path, tmp_path: Path, mode: tuple[str, ...]
+) -> None:
+    process = speedo.start(
+        *train(problem, "run", "2", "--workers", "2", "--max-iter", "40", "--mode", *mode)
+    )
+    result, _ = outcome(process, tmp_path / "run")
+    assert (result["complete"], result["iteration"]) == (True, 40)
+
+
 def test_status_shows_the_servers_of_a_team(
     speedo: Commands, problem: Path, tmp_path: Path
 ) -> None:

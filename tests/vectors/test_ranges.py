@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from itertools import pairwise
 
 import numpy as np
@@ -96,3 +97,17 @@ def test_a_range_in_the_place_of_another_is_refused() -> None:
         way.publish_center(1, 0, into)
     with exchange([stores[1], stores[0], stores[2]]) as way, pytest.raises(PayloadError):
         way.fetch_center(1, into)
+
+
+def test_a_center_that_is_about_to_be_merged_is_waited_for() -> None:
+    stores = [MemoryStore() for _ in range(3)]
+    vector, into = np.ones(100, np.float32), np.zeros(100, np.float32)
+    patient = Exchange("run", LAYOUT, [Stores(store) for store in stores], patience_s=10.0)
+    with exchange(stores) as way, patient:
+        timer = threading.Timer(0.1, way.publish_center, (1, 0, vector))
+        timer.start()
+        patient.fetch_center(1, into)
+        timer.join()
+        with pytest.raises(MissingKeyError):
+            way.fetch_center(2, into)
+    assert into.tolist() == vector.tolist()
