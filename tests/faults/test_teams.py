@@ -1,4 +1,4 @@
-"""Rows 20 to 22: members of a team that are killed, hang, or compute nonsense in the middle of a stretch."""
+"""Rows 21 to 23: members of a team that are killed, hang, or compute nonsense in the middle of a stretch."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ def killed(speedo: Commands, solver: Path, victim: int, finding: Finding) -> Non
     assert all(f"worker {victim}" in line["reason"] for line in lost)
 
 
-@row(20, "member of a team killed in a stretch", ("sync",), usual="sync")
+@row(21, "member of a team killed in a stretch", ("sync",), usual="sync")
 def test_a_member_killed_in_a_stretch(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:
     killed(speedo, problem, 1, finding)
 
 
-@row(20, "leader of a team killed in a stretch", ("sync",))
+@row(21, "leader of a team killed in a stretch", ("sync",))
 def test_the_leader_killed_in_a_stretch(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:
     killed(speedo, problem, 0, finding)
 
 
-@row(21, "member of a team hangs (SIGSTOP)", ("sync",), usual="sync")
+@row(22, "member of a team hangs (SIGSTOP)", ("sync",), usual="sync")
 def test_a_member_that_hangs_is_replaced(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:
@@ -69,7 +69,7 @@ def test_a_member_that_hangs_is_replaced(
     assert "no result for" in left["cause"]
 
 
-@row(22, "member of a team sends numbers that are not finite", ("sync",), usual="sync")
+@row(23, "member of a team sends numbers that are not finite", ("sync",), usual="sync")
 def test_a_member_that_is_not_finite_is_set_aside_alone(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:
