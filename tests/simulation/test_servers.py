@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from speedo.errors import StoreError
-from speedo.master.driver import Observer
 from speedo.master.plan import Plan
 from speedo.master.range_server import (
     Answer,
@@ -23,7 +22,7 @@ from speedo.master.range_server import (
     TakeIn,
 )
 from speedo.master.served_center import LocalServers, ServedCenter, Servers
-from speedo.messages import Action, Drop, Event, Merge, Refused, Trained
+from speedo.messages import Drop, Merge, Refused, Trained
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.base import Strategy
 from speedo.sgd_modes.rules import AddDelta, AverageDeltas, Elastic
@@ -32,6 +31,7 @@ from speedo.simulation.simulator import Faults, Simulation, World, simulate
 from speedo.storage.memory_store import MemoryStore
 from speedo.vectors.codecs import Compression
 from tests.support import schedules
+from tests.support.seen import Seen
 
 MODES: dict[str, Callable[[], Strategy]] = {
     "add": lambda: Asynchronous(AddDelta(), 1),
@@ -39,29 +39,6 @@ MODES: dict[str, Callable[[], Strategy]] = {
     "elastic": lambda: Asynchronous(Elastic(0.3), 2),
 }
 SIZE = 70  # 5 multiples of 16, the last not full
-
-
-class Seen:
-    """What the driver saw and did."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.actions: list[Action] = []
-
-    def follow(self, trace: Observer) -> Seen:
-        self.next = trace
-        return self
-
-    def saw(self, event: Event, now: float) -> None:
-        self.next.saw(event, now)
-        self.events.append(event)
-
-    def did(self, action: Action, now: float) -> None:
-        self.next.did(action, now)
-        self.actions.append(action)
-
-    def all(self, kind: type[Any]) -> list[Any]:
-        return [action for action in self.actions if isinstance(action, kind)]
 
 
 def run(mode: str, servers: int, workers: int = 1, **options: Any) -> tuple[Simulation, Seen]:

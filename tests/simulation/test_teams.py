@@ -8,13 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from speedo.master.driver import Observer
 from speedo.master.plan import Plan, rounds_of
 from speedo.messages import (
-    Action,
     Drop,
     Evaluate,
-    Event,
     Joined,
     Merge,
     Refused,
@@ -25,31 +22,9 @@ from speedo.messages import (
 from speedo.sgd_modes.rules import AverageDeltas
 from speedo.sgd_modes.synchronous import Synchronous
 from speedo.simulation.simulator import Faults, SimulatedCluster, Simulation, World, simulate
+from tests.support.seen import Seen
 
 WORLD = World(step_s=0.01)
-
-
-class Seen:
-    """What the driver saw and did; `next` is the trace."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.actions: list[Action] = []
-
-    def follow(self, trace: Observer) -> Seen:
-        self.next = trace
-        return self
-
-    def saw(self, event: Event, now: float) -> None:
-        self.next.saw(event, now)
-        self.events.append(event)
-
-    def did(self, action: Action, now: float) -> None:
-        self.next.did(action, now)
-        self.actions.append(action)
-
-    def all(self, kind: type[Any]) -> list[Any]:
-        return [action for action in self.actions if isinstance(action, kind)]
 
 
 def plan(workers: int, **options: Any) -> Plan:
