@@ -101,8 +101,8 @@ class MasterActor:
             servers=self._servers,
         )
         if self._servers is not None:
-            self._servers.use(training.layout)
             assert isinstance(training.center, ServedCenter)
+            self._servers.use(training.layout, training.center.solver)
             self._cluster.expect = training.center.expect
         self._host_manager = HostManager(
             self._cluster,

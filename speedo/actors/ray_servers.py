@@ -14,6 +14,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from speedo.actors.ray_cluster import death_cause
 from speedo.actors.server_orders import ServerOrder, places_of
+from speedo.engines.solver_update import Recipe
 from speedo.errors import ClusterError, SpeedoError, StoreError, TrainingStopped
 from speedo.master.range_server import Answer, Probe, Request, ServerLost
 from speedo.master.slots import Assignment, ServerAddress
@@ -125,6 +126,7 @@ class RayServers:
         self._settings, self._wanted, self._start_s = settings, wanted, start_s
         self._moved, self._trouble = moved, trouble
         self._layout: Layout | None = None
+        self._solver: Recipe | None = None
         self._hosts: dict[str, int] = {}
         self._heard: dict[str, float] = {}
         self._servers: list[_Server] = []
@@ -135,9 +137,9 @@ class RayServers:
     def __len__(self) -> int:
         return max(len(self._servers), 1)
 
-    def use(self, layout: Layout) -> None:
-        """What is to be divided; before any host is heard."""
-        self._layout = layout
+    def use(self, layout: Layout, solver: Recipe | None = None) -> None:
+        """What is to be divided, and the solver whose update servers apply; before any host is heard."""
+        self._layout, self._solver = layout, solver
 
     # ------------------------------------------------------------ hosts
 
@@ -168,7 +170,7 @@ class RayServers:
             if not self._servers:
                 return None
             return tuple(
-                ServerOrder(index, one.incarnation, one.range.layout)
+                ServerOrder(index, one.incarnation, one.range, self._solver)
                 for index, one in enumerate(self._servers)
                 if one.host == host
             )

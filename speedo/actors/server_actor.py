@@ -6,16 +6,17 @@ import faulthandler
 import os
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from speedo import failpoints
+from speedo.actors.server_orders import ServerOrder
 from speedo.engines.native_failures import capture_stderr
 from speedo.master.range_server import Answer, RangeServer, Request, ServerLost
 from speedo.master.slots import ServerAddress
 from speedo.run.open_store import log_trouble, server_store
 from speedo.run.settings import RunSettings
-from speedo.vectors.vector import Layout
 
 
 class ServerActor:
@@ -24,25 +25,25 @@ class ServerActor:
     def start(
         self,
         settings: RunSettings,
-        index: int,
-        layout: Layout,
+        order: ServerOrder,
         address: ServerAddress,
         log: Path,
         master: Any,
     ) -> int:
         """Connect with its store, of whose troubles `master` is told; returns the process id."""
         capture_stderr(log)
-        failpoints.i_am_worker(index)
+        failpoints.i_am_worker(order.index)
         faulthandler.enable()
-        self._index, self._master = index, master
+        self._index, self._master = order.index, master
         store = server_store(address, settings, self._trouble)
         self._server = RangeServer(
             settings.keyspace,
-            layout,
+            order.range.layout,
             store,
             settings.epoch,
             settings.compression,
             time.monotonic,
+            None if order.solver is None else partial(order.solver.update_of, order.range.place),
         )
         return os.getpid()
 

@@ -153,9 +153,7 @@ class ServerHost:
         log = self._logs / f"server-{order.index}.log"
         address = ServerAddress(redis.url, redis.ca_pem, this_machine(), redis.socket_path)
         server.actor = spawn(ServerActor)
-        starting = server.actor.start.remote(
-            self._settings, order.index, order.layout, address, log, self._master
-        )
+        starting = server.actor.start.remote(self._settings, order, address, log, self._master)
         number = started(starting, log, f"server {order.index}", timeout_s=START_S)
         with suppress(psutil.NoSuchProcess):
             server.process = psutil.Process(number)

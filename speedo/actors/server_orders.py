@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from speedo.vectors.vector import Layout
+from speedo.engines.solver_update import Recipe
+from speedo.vectors.ranges import Range
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOrder:
-    """Have server `index` run here, for the range of this layout. A higher `incarnation` is for a new process."""
+    """Have server `index` run here, for this range. A higher `incarnation` is for a new process.
+
+    `solver` is there if servers apply its update.
+    """
 
     index: int
     incarnation: int
-    layout: Layout
+    range: Range
+    solver: Recipe | None = None
 
 
 def places_of(wanted: str, hosts: Mapping[str, int]) -> list[str]:

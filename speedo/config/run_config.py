@@ -328,13 +328,6 @@ class RunConfig(_Run):
                 f"compress is {self.compress}, but elastic averaging sends weights, and a fraction of them is "
                 "not a model; use bfloat16 or int8"
             )
-        if self.serves and (
-            self.server_gradient or any(phase.server_gradient for phase in self.phases)
-        ):
-            found.append(
-                f"servers is {self.servers} together with server_gradient, whose update is made from the whole "
-                "gradient; leave one of the two out"
-            )
         if self.redis_tls and self.redis is not None:
             found.append(
                 "redis_tls is for the Redis that SpeeDO starts, but redis names your own; "

@@ -15,6 +15,8 @@ from typing import Any, Final
 import numpy as np
 
 from speedo.engines.base import Schedule
+from speedo.engines.solver_history import history_from, solverstate_in
+from speedo.engines.solverstate import read_solverstate, write_solverstate
 from speedo.engines.update_rules import RULES, SolverFields, float32
 from speedo.errors import EngineError
 from speedo.vectors.vector import Layout, Vector
@@ -78,8 +80,8 @@ class SolverUpdate:
     """The update of one range of the vector, with its part of the solver's history.
 
     `place` is the range, by default the whole vector; arrays that are given have its length. `history` has Caffe's
-    vectors in Caffe's order and begins with zeros. `updates` counts the solver's own updates, by which Adam corrects
-    its bias. BatchNorm's statistics have neither update nor history.
+    vectors in Caffe's order and begins with zeros; they lie end to end in `flat`. `updates` counts the solver's own
+    updates, by which Adam corrects its bias. BatchNorm's statistics have neither update nor history.
 
     Where gradients are clipped, it is by the norm of the whole vector. So each `update` takes the sum of what
     `squared_norm` gave for every range.
@@ -101,7 +103,8 @@ class SolverUpdate:
         self._rule = RULES[fields.type](fields)
         self._segments = tuple(_segments(layout, blobs, start, stop))
         self._scratch = [np.empty(min(BLOCK, self._size), np.float32) for _ in range(3)]
-        self.history = tuple(np.zeros(self._size, np.float32) for _ in range(self._rule.vectors))
+        self.flat = np.zeros(self._rule.vectors * self._size, np.float32)
+        self.history = tuple(self.flat.reshape(self._rule.vectors, self._size))
         self.updates = 0
 
     def restore(self, history: Sequence[Vector], updates: int) -> None:
@@ -188,6 +191,49 @@ class SolverUpdate:
         for vector in vectors:
             if vector.shape != (self._size,):
                 raise ValueError(f"a vector of {vector.size} values for a range of {self._size}")
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The history of the whole vector: Caffe's vectors end to end. `updates` is how many the solver has made."""
+
+    flat: Vector
+    updates: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What the update of any range is made from, and sent as; see `SolverUpdate`."""
+
+    fields: SolverFields
+    layout: Layout
+    blobs: tuple[Multipliers, ...]
+    schedule: Schedule
+
+    @property
+    def vectors(self) -> int:
+        """How many vectors of the parameters' length the history has."""
+        return RULES[self.fields.type].vectors
+
+    def update_of(self, place: slice | None = None) -> SolverUpdate:
+        """The update of one range, with a history of zeros."""
+        return SolverUpdate(self.fields, self.layout, self.blobs, self.schedule, place)
+
+    def no_history(self) -> History:
+        """The history before the first update."""
+        return History(np.zeros(self.vectors * self.layout.size, np.float32), 0)
+
+    def read_history(self, state: bytes) -> History:
+        """The history in what `Engine.history` or `write_history` gave; `EngineError` if it is not of this solver."""
+        content = solverstate_in(self.fields.type, self.layout, state)
+        vectors, updates = read_solverstate(self.layout, self.vectors, content)
+        return History(np.concatenate(vectors), updates)
+
+    def write_history(self, history: History) -> bytes:
+        """The history as `Engine.history` would give it."""
+        vectors = list(history.flat.reshape(self.vectors, self.layout.size))
+        content = write_solverstate(self.layout, vectors, history.updates)
+        return history_from(self.fields.type, self.layout, content)
 
 
 def _factors(fields: SolverFields, squared_norm: float | None) -> tuple[float, ...]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from speedo.errors import MissingKeyError, PayloadError
 from speedo.failpoints import reached
-from speedo.messages import Drop, Merge, Refused, Trained
+from speedo.messages import Drop, Merge, Part, Refused, Trained
 from speedo.sgd_modes.rules import Contribution, MergeRule
 from speedo.storage import keys
 from speedo.storage.base import Store
@@ -279,20 +279,9 @@ class Center:
     def merge(self, action: Merge, iteration_before: int) -> Merge:
         """Carry out a merge and publish the version that it makes; the same action with its timings."""
         reached(f"{self.role}-merging")
-        own_parts = [part for part in action.parts if part.summed_by is None]
-        if self.keeps_payloads:  # what a server lost with its store is left out
-            own_parts = [part for part in own_parts if (part.worker, part.ticket) in self._payloads]
+        own_parts = self._own_parts(action)
+        contributions = self.contributions(action)
         taken = [self._payloads.pop((part.worker, part.ticket)) for part in own_parts]
-        leads = {part.worker: part.ticket for part in own_parts}
-        samples = Counter[int]()  # by ticket of the payload that has them
-        for part in action.parts:
-            samples[part.ticket if part.summed_by is None else leads[part.summed_by]] += (
-                part.samples
-            )
-        contributions = [
-            Contribution(held.vector, samples[part.ticket])
-            for held, part in zip(taken, own_parts, strict=True)
-        ]
         began = self.clock()
         if taken:
             taken[0].rule.merge(self.vector, contributions, action.rate, iteration_before)
@@ -319,6 +308,27 @@ class Center:
             action.parts,
             timings,
         )
+
+    def contributions(self, action: Merge) -> list[Contribution]:
+        """The payloads of this merge, which are held, with the samples that each stands for."""
+        own_parts = self._own_parts(action)
+        leads = {part.worker: part.ticket for part in own_parts}
+        samples = Counter[int]()  # by ticket of the payload that has them
+        for part in action.parts:
+            ticket = part.ticket if part.summed_by is None else leads.get(part.summed_by)
+            if ticket is not None:  # else the team's payload is lost
+                samples[ticket] += part.samples
+        return [
+            Contribution(self._payloads[part.worker, part.ticket].vector, samples[part.ticket])
+            for part in own_parts
+        ]
+
+    def _own_parts(self, action: Merge) -> list[Part]:
+        """The parts with a payload; what a server lost with its store is left out."""
+        own = [part for part in action.parts if part.summed_by is None]
+        if self.keeps_payloads:
+            own = [part for part in own if (part.worker, part.ticket) in self._payloads]
+        return own
 
     def drop(self, action: Drop) -> None:
         """Forget a result that is not merged; a late one may repeat one that is held and still counts."""

@@ -6,12 +6,14 @@ that loads its range from their store, and the request under way is made once mo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from speedo.errors import MissingKeyError, PayloadError
+from speedo.engines.solver_update import SolverUpdate
+from speedo.errors import MissingKeyError, PayloadError, TrainingStopped
 from speedo.master.center import Center
+from speedo.master.range_update import RangeUpdate
 from speedo.messages import Merge, Refused, Trained
 from speedo.sgd_modes.rules import MergeRule
 from speedo.storage import keys
@@ -43,11 +45,29 @@ class TakeIn:
 
 
 @dataclass(frozen=True, slots=True)
+class Prepare:
+    """Make the mean gradient of this merge, for a solver that clips. Answer: its squared norm in this range."""
+
+    action: Merge
+
+
+@dataclass(frozen=True, slots=True)
 class Combine:
-    """Merge payloads that are held, and publish. Answer: None."""
+    """Merge payloads that are held, and publish. Answer: `Combined`.
+
+    `squared_norm` is that of the mean gradient over all ranges, after `Prepare`.
+    """
 
     action: Merge
     iteration_before: int
+    squared_norm: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Combined:
+    """The seconds that a server's part of a merge took, by the names in the log; none if it was made before."""
+
+    seconds: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +97,16 @@ class ServerLost:
 
 
 NOT_LOADED: Final = ServerLost("it has been started again", fresh=True)
-Request = Load | TakeIn | Combine | Clear | Restore | Probe
-Answer = int | float | Refused | None
+Request = Load | TakeIn | Prepare | Combine | Clear | Restore | Probe
+Answer = int | float | Combined | Refused | None
 
 
 @dataclass
 class RangeServer:
-    """`layout` is that of the range, `store` the server's own; see `speedo.master.center.Center` for the rest."""
+    """`layout` is that of the range, `store` the server's own; see `speedo.master.center.Center` for the rest.
+
+    `solver` makes the solver's update of the range, without history, for a run whose servers apply gradients.
+    """
 
     run: str
     layout: Layout
@@ -91,8 +114,10 @@ class RangeServer:
     epoch: int = 0
     compression: Compression = NO_COMPRESSION
     clock: Callable[[], float] = lambda: 0.0
+    solver: Callable[[], SolverUpdate] | None = None
 
     _center: Center | None = field(default=None, init=False)
+    _update: RangeUpdate | None = field(default=None, init=False)
 
     def do(self, request: Request) -> Answer | ServerLost:
         """Carry it out; before it has loaded its range the answer is `NOT_LOADED`. Raises `StoreError`."""
@@ -103,14 +128,19 @@ class RangeServer:
             return NOT_LOADED
         match request:
             case TakeIn():
-                return center.take_in(request.event, request.rule)
+                rule = request.rule
+                if self._update is not None and rule.payload is Kind.GRADIENT:
+                    rule = self._update
+                return center.take_in(request.event, rule)
+            case Prepare():
+                if self._update is None:
+                    return 0.0
+                contributions = center.contributions(request.action)
+                return self._update.prepare(request.action.version, contributions)
             case Combine():
-                if center.version < request.action.version:
-                    center.hold(
-                        request.action.version
-                    )  # until the master says that nobody reads it
-                    center.merge(request.action, request.iteration_before)
-                return None
+                if center.version >= request.action.version:
+                    return Combined({})
+                return self._combine(center, request)
             case Clear():
                 for version in request.versions:
                     center.release(version)
@@ -120,10 +150,27 @@ class RangeServer:
                 return None
             case Restore():
                 center.restore()
+                if self._update is not None:
+                    self._update.restore()
                 return None
             case Probe():
                 center.probe()
                 return int(getattr(self.store, "outages", 0))
+
+    def _combine(self, center: Center, request: Combine) -> Combined:
+        version = request.action.version
+        center.hold(version)  # until the master says that nobody reads it
+        if self._update is not None:
+            self._update.begin(version, request.squared_norm)
+        try:
+            done = center.merge(request.action, request.iteration_before)
+        except TrainingStopped:
+            self._center = None  # what is not finite is never published
+            raise
+        if self._update is not None:
+            self._update.keep(version)
+        one = next(iter(done.timings), {})
+        return Combined({name: one[name] for name in ("merge", "publish_center") if name in one})
 
     def _at(self, version: int) -> Center:
         return Center(
@@ -145,6 +192,10 @@ class RangeServer:
         tails = [key.removeprefix(stem) for key in self.store.keys(stem)]
         versions = sorted({int(tail.partition(":")[0]) for tail in tails}, reverse=True)
         center = self._at(0)
+        update = None
+        if self.solver is not None:
+            solver = self.solver()
+            update = RangeUpdate(self.run, self.layout, self.store, solver, self.epoch)
         found: int | None = None
         for version in versions:
             if version > request.newest or found is not None:
@@ -154,7 +205,7 @@ class RangeServer:
                 header = fetch_vector(self.store, key, self.layout, Kind.CENTER, center.vector)
             except (MissingKeyError, PayloadError):
                 continue
-            if header.version == version:
+            if header.version == version and (update is None or update.load(version)):
                 found = version
         if found is None:
             return None
@@ -162,8 +213,10 @@ class RangeServer:
         center.publish()  # in every form
         center.hold(found)
         for version in versions:
-            if version != found:
+            if version < found or version > request.newest:
                 center.adopt(version, keep=version in request.keep)
-        center.tidy()
-        self._center = center
+        center.tidy()  # a newer one, that lacks its history or is damaged, is made once more
+        if update is not None:
+            update.tidy()
+        self._center, self._update = center, update
         return found

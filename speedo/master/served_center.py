@@ -6,6 +6,9 @@ server has confirmed. With that a server that was replaced is brought to where t
 
 Nobody waits for a merge: who is told to fetch the version that it makes looks for it until every server has published
 it. A payload that one server refuses is forgotten by all.
+
+Where servers apply the solver's own update, each has the history of its range. Gradients are clipped by the norm of the
+whole: only then the master asks for the parts of that norm first, and waits for them.
 """
 
 from __future__ import annotations
@@ -13,18 +16,20 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
+from speedo.engines.solver_update import History, Recipe
 from speedo.errors import MissingKeyError, StoreError
 from speedo.master.center import NormGate
 from speedo.master.range_server import (
     Answer,
     Clear,
     Combine,
+    Combined,
     Load,
+    Prepare,
     Probe,
-    RangeServer,
     Request,
     Restore,
     ServerLost,
@@ -34,7 +39,7 @@ from speedo.messages import Drop, Merge, Refused, Trained
 from speedo.sgd_modes.rules import MergeRule
 from speedo.vectors.codecs import NO_COMPRESSION, Compression
 from speedo.vectors.exchange import Exchange, Stores
-from speedo.vectors.vector import Layout, Vector
+from speedo.vectors.vector import Kind, Layout, Vector
 
 MOST_ORDERED: Final = 16  # merges that are not confirmed yet
 
@@ -91,11 +96,21 @@ class _Ordered:
     renewed: set[int] = field(default_factory=set)
 
 
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """All that servers had at one version."""
+
+    version: int
+    vector: Vector
+    history: History | None
+
+
 @dataclass
 class ServedCenter:
     """Implements `speedo.master.center.RunCenter`. `first` is the center to begin with; `note` takes lines for people.
 
-    `fence` raises `FencedError` once another master has taken the run over.
+    `fence` raises `FencedError` once another master has taken the run over. With a `solver` the servers apply its
+    update to what gradients are sent, from `first_history` on, or from none.
     """
 
     run: str
@@ -110,6 +125,9 @@ class ServedCenter:
     rule: Callable[[], MergeRule] | None = (
         None  # by which the next results are expected to be merged
     )
+    solver: Recipe | None = None
+    first_history: History | None = None
+    clock: Callable[[], float] = lambda: 0.0
     outages: int = 0  # that servers told of, and replacements
     _gate: NormGate = field(default_factory=NormGate)
     _held: dict[tuple[int, int], TakeIn] = field(default_factory=dict)
@@ -124,9 +142,14 @@ class ServedCenter:
     _gone: StoreError | None = None  # what ended the wait for a server that never came
     _to_keep: threading.Event = field(default_factory=threading.Event)
     _kept: threading.Event = field(default_factory=threading.Event)
+    _received: dict[tuple[int, int], float] = field(default_factory=dict)  # seconds
+    _combined: dict[str, float] = field(default_factory=dict)  # seconds of the last confirmed merge
 
     def __post_init__(self) -> None:
-        self._whole = (self.version, self.first)  # the newest center that the master has seen whole
+        history = self.first_history
+        if self.solver is not None and history is None:
+            history = self.solver.no_history()
+        self._whole = _Whole(self.version, self.first, history)  # the newest that the master has
 
     @property
     def payload_bytes(self) -> int:
@@ -141,20 +164,33 @@ class ServedCenter:
     @property
     def vector(self) -> Vector:
         """See `RunCenter.vector`."""
+        return self._newest().vector
+
+    def history(self) -> bytes:
+        """The solver's history of the present version, as an engine would give it; empty without a solver."""
+        whole = self._newest()
+        if self.solver is None or whole.history is None:
+            return b""
+        return self.solver.write_history(whole.history)
+
+    def _newest(self) -> _Whole:
         self._confirm(0)
-        if self._whole[0] != self.version:
-            whole = self.layout.zeros()
+        if self._whole.version != self.version:
             try:
-                self._fetch(whole)
+                self._whole = self._fetched()
             except MissingKeyError:
                 self.restore()
-                self._fetch(whole)
-            self._whole = (self.version, whole)
-        return self._whole[1]
+                self._whole = self._fetched()
+        return self._whole
 
-    def _fetch(self, into: Vector) -> None:
+    def _fetched(self) -> _Whole:
+        vector, history = self.layout.zeros(), None
         with self._exchange() as exchange:
-            exchange.fetch_center(self.version, into)
+            exchange.fetch_center(self.version, vector)
+            if self.solver is not None:
+                flat = self.solver.no_history().flat
+                history = History(flat, exchange.fetch_history(self.version, flat))
+        return _Whole(self.version, vector, history)
 
     # ------------------------------------------------------------ what the driver asks for
 
@@ -162,7 +198,7 @@ class ServedCenter:
         """Hand the first center out, once all servers are there."""
         self.fence()
         self.servers.ready()
-        self._spread(self.first)
+        self._spread(self._whole)
         for index, version in enumerate(self._ask(Load(self.version))):
             if version != self.version:
                 raise StoreError(f"server {index} did not find the center that it was given")
@@ -179,7 +215,7 @@ class ServedCenter:
 
     def receive(self, event: Trained, rule: MergeRule) -> Refused | None:
         """See `RunCenter.receive`."""
-        who = event.worker, event.ticket
+        who, began = (event.worker, event.ticket), self.clock()
         request = TakeIn(event, rule)
         early, replaced, pending = self._early.pop(who, (None, 0, None))
         asked = pending if early == request and replaced == self._replaced else None
@@ -197,6 +233,7 @@ class ServedCenter:
             self._over.append(who)
             return refused
         self._held[who] = request
+        self._received[who] = self.clock() - began
         return None
 
     def merge(self, action: Merge, iteration_before: int) -> Merge:
@@ -204,15 +241,27 @@ class ServedCenter:
         self.fence()
         self._confirm(MOST_ORDERED - 1)
         own = [(part.worker, part.ticket) for part in action.parts if part.summed_by is None]
+        request = Combine(action, iteration_before, self._norm_of(action, own))
         taken = [self._held.pop(who) for who in own]
-        request = Combine(action, iteration_before)
         self._ordered.append(_Ordered(request, taken, self.servers.ask(request)))
         previous, self.version = self.version, action.version
         self._published.add(self.version)
         self._over += own
         self._retire(previous)
         self._confirm(MOST_ORDERED)
-        return action
+        waited = {ticket: self._received.pop((worker, ticket), 0.0) for worker, ticket in own}
+        timings = tuple(
+            {"receive": waited.get(part.ticket, 0.0), **self._combined} for part in action.parts
+        )
+        return replace(action, timings=timings)
+
+    def _norm_of(self, action: Merge, own: Sequence[tuple[int, int]]) -> float | None:
+        """The squared norm of the mean gradient over all ranges; None if no solver clips it, or one has it whole."""
+        clips = self.solver is not None and self.solver.fields.clips and len(self.servers) > 1
+        if not clips or all(self._held[who].rule.payload is not Kind.GRADIENT for who in own):
+            return None
+        answers = self._ask(Prepare(action))
+        return sum(answer for answer in answers if isinstance(answer, (int, float)))
 
     def drop(self, action: Drop) -> None:
         """Forget a result that is not merged; a late one may repeat one that is held and still counts."""
@@ -220,6 +269,7 @@ class ServedCenter:
         self._early.pop(who, None)
         if action.decision == "discarded" or who not in self._held:
             self._held.pop(who, None)
+            self._received.pop(who, None)
             self._over.append(who)
 
     def keep_whole(self, patience_s: float) -> bool:
@@ -307,6 +357,16 @@ class ServedCenter:
                 self._renew(index, loss)
             if not lost:
                 self._ordered.popleft()
+                self._note_seconds(first.pending.answers())
+
+    def _note_seconds(self, answers: Iterable[Answer | ServerLost]) -> None:
+        """Of the slowest server in each part of a merge."""
+        found: dict[str, float] = {}
+        for answer in answers:
+            if isinstance(answer, Combined):
+                for name, seconds in answer.seconds.items():
+                    found[name] = max(found.get(name, 0.0), seconds)
+        self._combined = found or self._combined
 
     def _renew(self, index: int, loss: ServerLost) -> None:
         """Have another server in the place of this one, unless it is there, and bring it to where the others are."""
@@ -336,13 +396,15 @@ class ServedCenter:
 
     def _go_back(self, index: int) -> None:
         """Nobody has the range of this server: all begin again from the newest center that the master has whole."""
-        version, vector = self._whole
+        version = self._whole.version
+        what = "the center" if self.solver is None else "the center and the solver's history"
+        goes = "goes" if self.solver is None else "go"
         self.note(
-            f"warning: server {index} has lost its range with its store: the center goes back to what it was at "
+            f"warning: server {index} has lost its range with its store: {what} {goes} back to what it was at "
             f"version {version}, and {self.version - version} merges are lost"
         )
-        self._spread(vector)
-        self._whole = (self.version, vector)
+        self._spread(self._whole)
+        self._whole = replace(self._whole, version=self.version)
         self._ordered.clear()
         for other in range(len(self.servers)):
             self.servers.ask_one(other, Load(self.version, tuple(self._published)))
@@ -367,60 +429,12 @@ class ServedCenter:
                     f"{answer.reason}"
                 )
 
-    def _spread(self, vector: Vector) -> None:
+    def _spread(self, whole: _Whole) -> None:
+        history = whole.history
         with self._exchange() as exchange:
-            exchange.publish_center(self.version, self.epoch, vector)
+            if history is not None:
+                exchange.publish_history(self.version, self.epoch, history.flat, history.updates)
+            exchange.publish_center(self.version, self.epoch, whole.vector)
 
     def _exchange(self) -> Exchange:
         return Exchange(self.run, self.layout, self.servers.stores())
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """Implements `Pending` where nothing is pending."""
-
-    found: Sequence[Answer | ServerLost]
-
-    def done(self) -> bool:
-        """See `Pending.done`."""
-        return True
-
-    def when_done(self, then: Callable[[], None]) -> None:
-        """See `Pending.when_done`."""
-        then()
-
-    def answers(self) -> Sequence[Answer | ServerLost]:
-        """See `Pending.answers`."""
-        return self.found
-
-
-class LocalServers:
-    """Implements `Servers` by servers of this process, for tests and the simulator."""
-
-    def __init__(self, servers: Sequence[RangeServer]) -> None:
-        self.servers = list(servers)
-
-    def __len__(self) -> int:
-        return len(self.servers)
-
-    def ready(self) -> None:
-        """See `Servers.ready`."""
-
-    def ask(self, request: Request) -> Pending:
-        """See `Servers.ask`."""
-        return Answered([self.ask_one(index, request) for index in range(len(self.servers))])
-
-    def ask_one(self, index: int, request: Request) -> Answer | ServerLost:
-        """See `Servers.ask_one`."""
-        return self.servers[index].do(request)
-
-    def replace(self, index: int, cause: str) -> None:
-        """See `Servers.replace`."""
-        old = self.servers[index]
-        self.servers[index] = RangeServer(
-            old.run, old.layout, old.store, old.epoch, old.compression, old.clock
-        )
-
-    def stores(self) -> list[Stores]:
-        """See `Servers.stores`."""
-        return [Stores(server.store) for server in self.servers]

@@ -14,6 +14,8 @@ import numpy as np
 
 from speedo.config.run_config import RunConfig
 from speedo.engines.pycaffe import PycaffeEngine
+from speedo.engines.solver_update import Recipe, multipliers
+from speedo.engines.update_rules import SolverFields
 from speedo.errors import CheckpointError, TrainingStopped
 from speedo.master.center import Center, RunCenter, squared_norm
 from speedo.master.checkpoint_writer import CheckpointWriter
@@ -33,9 +35,11 @@ from speedo.run_dir.directory import CHECKPOINTS, CONFIG, METRICS, write_config
 from speedo.run_dir.fence import Fence
 from speedo.run_dir.metrics_log import MetricsLog
 from speedo.sgd_modes.registry import Update, make_strategy, needs_update
+from speedo.sgd_modes.rules import by_servers
 from speedo.solver import SolverSpec, solver_for_server
+from speedo.solver.proto import caffe_proto, parse_text
 from speedo.storage.base import Store
-from speedo.vectors.vector import Vector
+from speedo.vectors.vector import Layout, Vector
 
 TICKETS_OF_AN_EPOCH = 1_000_000_000  # a resumed run gives out no ticket that the log has already
 
@@ -88,6 +92,8 @@ def build_training(
             compression=settings.compression,
         )
     else:
+        solver = _recipe(spec, engine.layout) if needs_update(config) else None
+        former = resume.master_history if resume is not None else b""
         center = ServedCenter(
             settings.keyspace,
             first,
@@ -98,13 +104,22 @@ def build_training(
             fence=fence.check,
             compression=settings.compression,
             note=board.notice,
+            solver=solver,
+            first_history=solver.read_history(former) if solver is not None and former else None,
+            clock=time.monotonic,
         )
     log = _run_log(run_dir, board, resumed=settings.epoch > 0)
     files = ModelFiles(run_dir, spec, engine, center, fence.require, board.notice)
-    coordinator = _coordinator(config, settings, resume, _solver_update(engine))
+    coordinator = _coordinator(
+        config, settings, resume, _solver_update(engine) if servers is None else by_servers
+    )
     if isinstance(center, ServedCenter):
         center.rule = lambda: coordinator.strategy.rule
     if resume is not None:
+        if needs_update(config) and not resume.master_history:
+            board.notice(
+                "warning: the checkpoint has no history of the update by gradients: it begins at 0"
+            )
         board.resume(resume.counters)
         log.resume(settings.epoch, resume.counters, time.monotonic())
     seconds_before = resume.counters.seconds if resume else 0.0
@@ -121,7 +136,7 @@ def build_training(
             config.checkpoint_interval,
             settings.epoch,
             seconds_before,
-            engine.history if needs_update(config) else bytes,
+            _history_of(center, engine) if needs_update(config) else bytes,
             lambda: board.dropped,
         )
     watch = DivergenceWatch(config.mode, config.workers, coordinator.strategy.rule.payload)
@@ -179,7 +194,7 @@ def _first_center(
             "the checkpoint is of another net: its parameter blobs differ from those of "
             f"{spec.path}; resume with the net that the run was begun with"
         )
-    if resume.master_history:
+    if resume.master_history:  # checked here, also where servers go on with it
         engine.load_history(resume.master_history)
     return resume.center
 
@@ -230,6 +245,18 @@ def _solver_update(engine: PycaffeEngine) -> Update:
         np.copyto(center, updated)
 
     return update
+
+
+def _recipe(spec: SolverSpec, layout: Layout) -> Recipe:
+    """What servers make the solver's update of their ranges from."""
+    parameter = parse_text(spec.text, caffe_proto().SolverParameter())
+    own = multipliers(parameter.train_net_param, layout)
+    return Recipe(SolverFields.from_solver(parameter), layout, own, spec.lr_policy)
+
+
+def _history_of(center: RunCenter, engine: PycaffeEngine) -> Callable[[], bytes]:
+    """Who has the history of the solver whose update makes the center."""
+    return center.history if isinstance(center, ServedCenter) else engine.history
 
 
 def _run_log(run_dir: Path, board: StatusBoard, *, resumed: bool) -> MetricsLog:

@@ -26,7 +26,9 @@ def headline(prepared: Prepared) -> list[str]:
     if prepared.records:
         epochs = f" = {spec.max_iter * spec.batch / prepared.records:.2f} epochs of {prepared.records:,} records"
     rate = f"learning rate {spec.lr_policy.rate(0):g} ({spec.lr_policy.policy})"
-    update = "" if not config.server_gradient else " applied by the master"
+    update = ""
+    if config.server_gradient:
+        update = f" applied by the {'servers' if config.serves else 'master'}"
     return [
         (
             f"{spec.net_name or spec.path.stem}: mode {config.mode}, {config.workers} workers, "

@@ -22,7 +22,7 @@ from speedo.run.datasets import make_dataset, preparable_dataset
 from speedo.run.settings import RunSettings
 from speedo.run_dir.directory import check_run_dir, create_run_dir
 from speedo.run_dir.resume import Resumed, find_run
-from speedo.sgd_modes.registry import needs_update, with_whole_gradient
+from speedo.sgd_modes.registry import with_whole_gradient
 from speedo.solver import (
     Draws,
     SolverOverrides,
@@ -103,12 +103,6 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
     convert_databases(spec, note)
     if not spec.update_is_linear:
         config = with_whole_gradient(config)
-    if config.serves and needs_update(config):
-        raise ConfigError(
-            f"servers is {config.servers}, but the update of this run is made from the whole gradient "
-            "(server_gradient, or in sync a solver that clips or adapts its rate); leave --servers out, or give "
-            "--delta-scale 1"
-        )
     records = count_records(spec)
     if resumed is not None:
         _check_there_is_more(resumed, spec)

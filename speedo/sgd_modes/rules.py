@@ -122,6 +122,12 @@ def _add_mean(center: Vector, contributions: Sequence[Contribution], rate: float
             center[block] += part
 
 
+def mean_into(out: Vector, contributions: Sequence[Contribution]) -> None:
+    """out = sum_w (samples_w / samples) vector_w."""
+    out.fill(0.0)
+    _add_mean(out, contributions, 1.0)
+
+
 @dataclass(frozen=True)
 class AddDelta:
     """Downpour's rule: center += scale * delta (Dean et al. 2012, section 4.1, with a scale).
@@ -237,7 +243,8 @@ class ServerGradient:
     """Workers send raw gradients; the master applies the solver's own update once.
 
     `update(gradient, center, iteration)` changes the center in place by one step of the solver: clipping,
-    weight decay, momentum, learning rate of that iteration. Workers keep no momentum.
+    weight decay, momentum, learning rate of that iteration. Workers keep no momentum. `by_servers` where servers
+    have the center: each has an update of its own (`speedo.master.range_update`).
     """
 
     payload: ClassVar[Kind] = Kind.GRADIENT
@@ -252,6 +259,11 @@ class ServerGradient:
     def merge(
         self, center: Vector, contributions: Sequence[Contribution], rate: float, iteration: int
     ) -> None:
-        gradient = np.zeros_like(center)
-        _add_mean(gradient, contributions, 1.0)
+        gradient = np.empty_like(center)
+        mean_into(gradient, contributions)
         self.update(gradient, center, iteration)
+
+
+def by_servers(gradient: Vector, center: Vector, iteration: int) -> None:
+    """The `update` of a run whose servers make it, each of its range: so the master has none."""
+    raise AssertionError("the servers of this run make the solver's update")

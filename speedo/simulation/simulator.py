@@ -14,13 +14,15 @@ from functools import partial
 from typing import Final
 
 from speedo.engines.quadratic import QuadraticEngine
+from speedo.engines.solver_update import Recipe
 from speedo.errors import MissingKeyError, PayloadError, TeamBrokenError, TrainingStopped
 from speedo.master.center import Center, RunCenter
 from speedo.master.coordinator import Coordinator
 from speedo.master.driver import Driver, Limits, Observer, Outcome
+from speedo.master.local_servers import LocalServers
 from speedo.master.plan import Plan
 from speedo.master.range_server import RangeServer
-from speedo.master.served_center import LocalServers, ServedCenter, Servers
+from speedo.master.served_center import ServedCenter, Servers
 from speedo.messages import Command, Event, Joined, Left, Refused, Team, Tested, Train, Trained
 from speedo.sgd_modes.base import Strategy
 from speedo.simulation.simulated_team import train_together
@@ -31,7 +33,7 @@ from speedo.transport.channel import refusal
 from speedo.vectors.codecs import NO_COMPRESSION, Compression
 from speedo.vectors.exchange import Stores
 from speedo.vectors.ranges import ranges_of
-from speedo.vectors.vector import Header, checksum
+from speedo.vectors.vector import Header, Layout, checksum
 from speedo.worker.overlapping_turns import OverlappingWorker
 from speedo.worker.turn import Worker
 
@@ -382,13 +384,15 @@ def simulate(
     servers: int = 0,
     serve: Callable[[Sequence[RangeServer]], Servers] = LocalServers,
     notes: Callable[[str], None] = lambda _: None,
+    solver: Callable[[Layout], Recipe] | None = None,
 ) -> Simulation:
     """Run `plan` on simulated workers, `plan.workers` of them unless `joins` says otherwise.
 
     `samples_per_step` is each worker's batch: the plan's by default. `script` may add joins and deaths. The workers in
     `overlap` are given their next turns ahead; `places` says where a worker can meet others, as a team. With `servers`
     each of so many has a range of the center; `serve` makes the way to them, and `notes` is
-    told of those that are lost. Raises `TrainingStopped` for a run that makes no progress.
+    told of those that are lost. With a `solver`, made for the simulated layout, servers apply its update to gradients.
+    Raises `TrainingStopped` for a run that makes no progress.
     """
     world = world or World()
     store = MemoryStore(clock=lambda: cluster.now)
@@ -401,6 +405,7 @@ def simulate(
 
     first = engine(0)
     ranges = ranges_of(first.layout, servers) if servers else ()
+    recipe = solver(first.layout) if solver is not None else None
     stores = [MemoryStore(clock=lambda: cluster.now) for _ in ranges]
     cluster = SimulatedCluster(world, store, "simulated", engine, seed, overlap, stores)
     cluster.places = places or cluster.places
@@ -415,7 +420,13 @@ def simulate(
     center: RunCenter
     if servers:
         those = [
-            RangeServer("simulated", one.layout, own, compression=world.compression)
+            RangeServer(
+                "simulated",
+                one.layout,
+                own,
+                compression=world.compression,
+                solver=partial(recipe.update_of, one.place) if recipe else None,
+            )
             for one, own in zip(ranges, stores, strict=True)
         ]
         center = ServedCenter(
@@ -425,6 +436,7 @@ def simulate(
             serve(those),
             compression=world.compression,
             note=notes,
+            solver=recipe,
         )
     else:
         center = Center("simulated", vector, first.layout, store, compression=world.compression)

@@ -27,6 +27,16 @@ def rounded(run: str, version: int) -> str:
     return f"speedo:{run}:center:{version}:rounded"
 
 
+def history(run: str, version: int) -> str:
+    """A server's part of the solver's history, beside its center of this version."""
+    return f"speedo:{run}:history:{version}"
+
+
+def histories(run: str) -> str:
+    """The prefix of a server's history of all versions."""
+    return f"speedo:{run}:history:"
+
+
 def payload(run: str, worker: int, ticket: int) -> str:
     """The payload of one worker for one ticket: a delta, weights or a gradient."""
     return f"speedo:{run}:payload:{worker}:{ticket}"

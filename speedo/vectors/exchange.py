@@ -20,7 +20,13 @@ from speedo.storage import keys
 from speedo.storage.base import Store
 from speedo.vectors.codecs import NO_COMPRESSION, Compression, make_codec
 from speedo.vectors.ranges import Range, ranges_of
-from speedo.vectors.transfer import Seen, fetch_vector, look_at_vector
+from speedo.vectors.transfer import (
+    Seen,
+    fetch_range_history,
+    fetch_vector,
+    look_at_vector,
+    put_range_history,
+)
 from speedo.vectors.vector import HEADER_BYTES, Kind, Layout, Vector, as_bytes, header_for
 
 PAYLOAD_EXPIRY_S: Final = 900.0  # a payload that no master fetched leaves the store by itself
@@ -121,6 +127,23 @@ class Exchange:
         """Put a center into every store, exactly. Raises `StoreError`."""
         self._each(lambda lane, _: lane.publish_center(version, epoch, vector[lane.range.place]))
 
+    def publish_history(self, version: int, epoch: int, flat: Vector, updates: int) -> None:
+        """Put a solver's history, its vectors end to end, beside the center of this version. Raises `StoreError`."""
+        vectors = flat.reshape(-1, self._layout.size)
+        self._each(
+            lambda lane, _: lane.publish_history(
+                version, epoch, np.ascontiguousarray(vectors[:, lane.range.place]), updates
+            )
+        )
+
+    def fetch_history(self, version: int, into: Vector) -> int:
+        """Fill `into` with the history beside this version; returns the updates. Raises as `fetch_center` does.
+
+        A range that lost a payload has made fewer updates than the others: the most count.
+        """
+        vectors = into.reshape(-1, self._layout.size)
+        return max(self._each(lambda lane, _: lane.fetch_history(version, vectors)))
+
     @staticmethod
     def sizes(layout: Layout, count: int, compression: Compression) -> tuple[int, int]:
         """Bytes of a payload and of a center as workers send and fetch them, over `count` ranges."""
@@ -214,6 +237,18 @@ class _Lane:
         layout = self.range.layout
         header = header_for(body, layout, Kind.CENTER, version=version, epoch=epoch)
         self.outlet.write(keys.center(self._run, version), header.pack(), body)
+
+    def publish_history(self, version: int, epoch: int, vectors: Vector, updates: int) -> None:
+        flat = vectors.reshape(-1)
+        put_range_history(self.outlet, self._run, self.range.layout, version, epoch, flat, updates)
+
+    def fetch_history(self, version: int, vectors: Vector) -> int:
+        own = np.empty((len(vectors), self.range.layout.size), np.float32)
+        updates = fetch_range_history(
+            self._store, self._run, self.range.layout, version, own.reshape(-1)
+        )
+        vectors[:, self.range.place] = own
+        return updates
 
 
 def _require(key: str, version: int, found: int) -> None:

@@ -53,3 +53,8 @@ def _pieces(layout: Layout, place: slice) -> Layout:
             name = f"{layout.digest:016x}/{blob.name}[{start}:{stop}]"
             found.append(Blob(name, (stop - start,), blob.statistic))
     return Layout(tuple(found))
+
+
+def history_layout(layout: Layout, vectors: int) -> Layout:
+    """The layout of a solver's history of this range: so many vectors of its length, end to end."""
+    return Layout((Blob(f"{layout.digest:016x}/history", (vectors, layout.size)),))

@@ -14,15 +14,18 @@ from speedo.errors import PayloadError
 from speedo.storage import keys
 from speedo.storage.base import Store
 from speedo.vectors.codecs import Codec, make_codec
+from speedo.vectors.ranges import history_layout
 from speedo.vectors.vector import (
     Header,
     Kind,
     Layout,
     RunningChecksum,
     Vector,
+    as_bytes,
     check_body,
     check_header,
     check_sum,
+    header_for,
 )
 
 HISTORY_EXPIRY_S: Final = 900.0  # a history that nobody fetched leaves the store by itself
@@ -77,6 +80,24 @@ def look_at_vector(store: Store, key: str, layout: Layout, kind: Kind, codec: Co
         view.check()
         raise PayloadError(f"{key}: {error}", error.fault) from None
     return Seen(header, np.frombuffer(view.body, np.float32), view.check)
+
+
+def put_range_history(
+    store: Store, run: str, layout: Layout, version: int, epoch: int, flat: Vector, updates: int
+) -> None:
+    """Write the history of a range beside its center of this version: its vectors, end to end. Raises `StoreError`."""
+    body, own = as_bytes(flat), history_layout(layout, flat.size // layout.size)
+    header = header_for(body, own, Kind.HISTORY, version=version, epoch=epoch, ticket=updates)
+    store.write(keys.history(run, version), header.pack(), body)
+
+
+def fetch_range_history(store: Store, run: str, layout: Layout, version: int, into: Vector) -> int:
+    """Read a history of a range into `into`; returns the updates. Raises what `fetch_vector` raises."""
+    key, own = keys.history(run, version), history_layout(layout, into.size // layout.size)
+    header = fetch_vector(store, key, own, Kind.HISTORY, into)
+    if header.version != version:
+        raise PayloadError(f"{key} holds version {header.version}")
+    return header.ticket
 
 
 def put_history(store: Store, run: str, worker: int, version: int, history: bytes) -> None:

@@ -37,6 +37,7 @@ class Kind(enum.IntEnum):
     DELTA = 2
     WEIGHTS = 3
     GRADIENT = 4
+    HISTORY = 5
 
 
 class DType(enum.IntEnum):

@@ -75,9 +75,6 @@ def test_nothing_given_is_a_synchronous_run_of_two_workers() -> None:
          "two out")),
         ({"servers": "many"}, "servers is 'many'; use 0 to 64, or auto"),
         ({"servers": 65}, "servers is '65'; use 0 to 64, or auto"),
-        ({"servers": 2, "server_gradient": True},
-         ("servers is 2 together with server_gradient, whose update is made from the whole gradient; leave one of the "
-          "two out")),
         ({"overlap": "near"}, "overlap is 'near'; use one of 'far', 'all' or 'none'"),
         ({"mode": "partial", "max_advance": 0},
          "max_advance is 0: every worker would wait forever; use 1 or more"),

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from speedo.errors import StoreError
+from speedo.master.local_servers import LocalServers
 from speedo.master.plan import Plan
 from speedo.master.range_server import (
     Answer,
@@ -21,7 +22,7 @@ from speedo.master.range_server import (
     ServerLost,
     TakeIn,
 )
-from speedo.master.served_center import LocalServers, ServedCenter, Servers
+from speedo.master.served_center import ServedCenter, Servers
 from speedo.messages import Drop, Merge, Refused, Trained
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.base import Strategy

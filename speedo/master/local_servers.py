@@ -1,0 +1,60 @@
+"""Servers of this process, for tests and the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from speedo.master.range_server import Answer, RangeServer, Request, ServerLost
+from speedo.vectors.exchange import Stores
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """Implements `speedo.master.served_center.Pending` where nothing is pending."""
+
+    found: Sequence[Answer | ServerLost]
+
+    def done(self) -> bool:
+        """See `Pending.done`."""
+        return True
+
+    def when_done(self, then: Callable[[], None]) -> None:
+        """See `Pending.when_done`."""
+        then()
+
+    def answers(self) -> Sequence[Answer | ServerLost]:
+        """See `Pending.answers`."""
+        return self.found
+
+
+class LocalServers:
+    """Implements `speedo.master.served_center.Servers` by servers of this process."""
+
+    def __init__(self, servers: Sequence[RangeServer]) -> None:
+        self.servers = list(servers)
+
+    def __len__(self) -> int:
+        return len(self.servers)
+
+    def ready(self) -> None:
+        """See `Servers.ready`."""
+
+    def ask(self, request: Request) -> Answered:
+        """See `Servers.ask`."""
+        return Answered([self.ask_one(index, request) for index in range(len(self.servers))])
+
+    def ask_one(self, index: int, request: Request) -> Answer | ServerLost:
+        """See `Servers.ask_one`."""
+        return self.servers[index].do(request)
+
+    def replace(self, index: int, cause: str) -> None:
+        """See `Servers.replace`."""
+        old = self.servers[index]
+        self.servers[index] = RangeServer(
+            old.run, old.layout, old.store, old.epoch, old.compression, old.clock, old.solver
+        )
+
+    def stores(self) -> list[Stores]:
+        """See `Servers.stores`."""
+        return [Stores(server.store) for server in self.servers]

@@ -1,0 +1,119 @@
+"""The solver's own update of the range that one server keeps, where workers send gradients (`--server-gradient`).
+
+The history lies in the server's store beside the center of its version, so a server that is replaced goes on with it.
+It is written after the center, for which workers wait; only a version that has both is one to go on from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from speedo.engines.solver_update import SolverUpdate
+from speedo.errors import MissingKeyError, PayloadError, TrainingStopped
+from speedo.master.center import squared_norm
+from speedo.sgd_modes.rules import Contribution, mean_into
+from speedo.storage import keys
+from speedo.storage.base import Store
+from speedo.vectors.transfer import fetch_range_history, put_range_history
+from speedo.vectors.vector import Kind, Layout, Vector
+
+
+@dataclass(eq=False)
+class RangeUpdate:
+    """Implements `MergeRule` for one range, with its history; `layout` is the range's.
+
+    Clipping needs the norm of the whole mean gradient: `prepare` gives the range's part of it, and `begin` takes the
+    sum over all ranges before `merge`. Without it a range that is the whole vector uses its own.
+    """
+
+    payload: ClassVar[Kind] = Kind.GRADIENT
+    run: str
+    layout: Layout
+    store: Store
+    solver: SolverUpdate
+    epoch: int = 0
+    _gradient: Vector = field(init=False)
+    _prepared: int | None = None  # the version whose mean gradient is in `_gradient`
+    _next: int | None = None
+    _norm: float | None = None
+    _version: int | None = None  # whose history the store has
+
+    def __post_init__(self) -> None:
+        self._gradient = self.layout.zeros()
+
+    def rate(self, workers: int) -> float:
+        """See `MergeRule.rate`."""
+        return 1.0
+
+    def prepare(self, version: int, contributions: Sequence[Contribution]) -> float:
+        """The squared norm of the mean gradient that makes this version; 0 if all that it is made of is lost."""
+        if not contributions:
+            return 0.0
+        mean_into(self._gradient, contributions)
+        self._prepared = version
+        return self.solver.squared_norm(self._gradient)
+
+    def begin(self, version: int, squared_norm: float | None) -> None:
+        """The next merge makes this version, with a mean gradient of this squared norm over all ranges."""
+        self._next, self._norm = version, squared_norm
+
+    def merge(
+        self, center: Vector, contributions: Sequence[Contribution], rate: float, iteration: int
+    ) -> None:
+        """See `MergeRule.merge`. Raises `TrainingStopped`, with the center spoilt, if that is not finite then."""
+        if self._prepared is None or self._prepared != self._next:
+            mean_into(self._gradient, contributions)
+        self._prepared = None
+        self.solver.update(center, self._gradient, iteration, self._norm)
+        if not np.isfinite(squared_norm(center)):
+            raise TrainingStopped(
+                f"the solver's update at iteration {iteration} is not finite: training has diverged; lower --lr"
+            )
+
+    # ------------------------------------------------------------ the history in the store
+
+    def load(self, version: int) -> bool:
+        """Take over the history beside this version; whether there was one, undamaged."""
+        try:
+            self.solver.updates = fetch_range_history(
+                self.store, self.run, self.layout, version, self.solver.flat
+            )
+        except (MissingKeyError, PayloadError):
+            return False
+        self._version = version
+        return True
+
+    def keep(self, version: int) -> None:
+        """Write the history beside this version; the former one goes."""
+        put_range_history(
+            self.store,
+            self.run,
+            self.layout,
+            version,
+            self.epoch,
+            self.solver.flat,
+            self.solver.updates,
+        )
+        former, self._version = self._version, version
+        if former is not None and former != version:
+            self.store.delete(keys.history(self.run, former))
+
+    def restore(self) -> None:
+        """Write the history again if the store has lost it."""
+        if self._version is None:
+            return
+        try:
+            self.store.read_head(keys.history(self.run, self._version))
+        except MissingKeyError:
+            self.keep(self._version)
+
+    def tidy(self) -> None:
+        """Delete every history but the one that was loaded."""
+        own = None if self._version is None else keys.history(self.run, self._version)
+        old = [key for key in self.store.keys(keys.histories(self.run)) if key != own]
+        if old:
+            self.store.delete(*old)
