@@ -397,11 +397,12 @@ class ServedCenter:
     def _go_back(self, index: int) -> None:
         """Nobody has the range of this server: all begin again from the newest center that the master has whole."""
         version = self._whole.version
-        what = "the center" if self.solver is None else "the center and the solver's history"
-        goes = "goes" if self.solver is None else "go"
+        what = "the center goes back to what it was"
+        if self.solver is not None:
+            what = "the center and the solver's history go back to what they were"
         self.note(
-            f"warning: server {index} has lost its range with its store: {what} {goes} back to what it was at "
-            f"version {version}, and {self.version - version} merges are lost"
+            f"warning: server {index} has lost its range with its store: {what} at version {version}, and "
+            f"{self.version - version} merges are lost"
         )
         self._spread(self._whole)
         self._whole = replace(self._whole, version=self.version)

@@ -6,11 +6,14 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
+from speedo.engines.solver_update import Multipliers, Recipe
+from speedo.engines.update_rules import RULES, SolverFields
 from speedo.errors import StoreError
 from speedo.master.local_servers import LocalServers
 from speedo.master.plan import Plan
@@ -26,11 +29,20 @@ from speedo.master.served_center import ServedCenter, Servers
 from speedo.messages import Drop, Merge, Refused, Trained
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.base import Strategy
-from speedo.sgd_modes.rules import AddDelta, AverageDeltas, Elastic
+from speedo.sgd_modes.rules import (
+    AddDelta,
+    AverageDeltas,
+    Elastic,
+    ServerGradient,
+    by_servers,
+)
 from speedo.sgd_modes.synchronous import Synchronous
 from speedo.simulation.simulator import Faults, Simulation, World, simulate
+from speedo.solver.lr_policies import LrPolicy
 from speedo.storage.memory_store import MemoryStore
 from speedo.vectors.codecs import Compression
+from speedo.vectors.transfer import put_range_history
+from speedo.vectors.vector import Blob, Layout
 from tests.support import schedules
 from tests.support.seen import Seen
 
@@ -38,6 +50,13 @@ MODES: dict[str, Callable[[], Strategy]] = {
     "add": lambda: Asynchronous(AddDelta(), 1),
     "average": lambda: Synchronous(AverageDeltas(), 1),
     "elastic": lambda: Asynchronous(Elastic(0.3), 2),
+    "adam": lambda: Synchronous(ServerGradient(by_servers), 1),
+    "clipped": lambda: Asynchronous(ServerGradient(by_servers), 1),
+}
+# Gradients have norms of 0.1 to 9 here: both sides of the bound are met.
+SOLVERS = {
+    "adam": SolverFields("Adam", momentum=0.9, weight_decay=0.01, clip_gradients=1.5),
+    "clipped": SolverFields("SGD", momentum=0.5, weight_decay=0.01, l1=True, clip_gradients=1.5),
 }
 SIZE = 70  # 5 multiples of 16, the last not full
 
@@ -50,8 +69,17 @@ def run(mode: str, servers: int, workers: int = 1, **options: Any) -> tuple[Simu
         compression=options.pop("compression", Compression()),
     )
     plan = Plan(4, options.pop("iterations", 60), workers, test_interval=20)
+    fields = options.pop("solver", SOLVERS.get(mode))
+    strategy = MODES[mode]()
+    if fields is not None:
+        options["solver"] = partial(recipe, fields)
+        if not servers:  # the master has the whole
+            whole = recipe(fields, Layout((Blob("w/0", (SIZE,)),))).update_of()
+            strategy.rule = ServerGradient(
+                lambda gradient, center, iteration: whole.update(center, gradient, iteration)
+            )
     found = simulate(
-        MODES[mode](),
+        strategy,
         plan,
         world=world,
         size=SIZE,
@@ -64,9 +92,46 @@ def run(mode: str, servers: int, workers: int = 1, **options: Any) -> tuple[Simu
     return found, seen
 
 
+def recipe(fields: SolverFields, layout: Layout) -> Recipe:
+    own = (Multipliers(lr=2.0, decay=0.5),) * len(layout.blobs)
+    return Recipe(fields, layout, own, LrPolicy("inv", 0.02, gamma=0.01, power=0.75))
+
+
+@pytest.mark.parametrize("clip", [-1.0, 1.5])
+@pytest.mark.parametrize("l1", [False, True])
+@pytest.mark.parametrize("kind", RULES)
+def test_every_solver_makes_the_same_update_to_the_bit_over_any_number_of_servers(
+    kind: str, l1: bool, clip: float
+) -> None:
+    fields = SolverFields(kind, momentum=0.5, weight_decay=0.01, l1=l1, clip_gradients=clip)
+    for workers in (1, 3):
+        alone, _ = run("adam", 0, workers, solver=fields, iterations=30)
+        assert alone.outcome.complete
+        for servers in (1, 2, 3):
+            served, _ = run("adam", servers, workers, solver=fields, iterations=30)
+            assert served.center.vector.tobytes() == alone.center.vector.tobytes()
+
+
+@pytest.mark.parametrize("mode", SOLVERS)
+def test_the_gradients_of_these_runs_are_clipped_at_times(mode: str) -> None:
+    clipped, _ = run(mode, 2, 2)
+    free, _ = run(mode, 2, 2, solver=replace(SOLVERS[mode], clip_gradients=-1.0))
+    tight, _ = run(mode, 2, 2, solver=replace(SOLVERS[mode], clip_gradients=0.1))
+    found = [one.center.vector.tobytes() for one in (clipped, free, tight)]
+    assert len(set(found)) == 3
+
+
 @pytest.mark.parametrize(
     ("mode", "overlap"),
-    [("add", False), ("add", True), ("average", False), ("elastic", False), ("elastic", True)],
+    [
+        ("add", False),
+        ("add", True),
+        ("average", False),
+        ("elastic", False),
+        ("elastic", True),
+        ("adam", False),
+        ("clipped", False),
+    ],
 )
 def test_any_number_of_servers_makes_the_same_model_to_the_bit(mode: str, overlap: bool) -> None:
     options: dict[str, Any] = {"overlap": {0, 1, 2}} if overlap else {}
@@ -264,6 +329,80 @@ def test_a_server_lost_with_its_store_takes_all_back_to_the_last_whole_center() 
         "server 1 is back, with version 3",
     ]
     assert seen.all(Merge)[-1].version == 30
+
+
+def test_a_solver_goes_back_with_its_history_and_the_log_says_so() -> None:
+    notes: list[str] = []
+    found, _ = run(
+        "adam",
+        3,
+        2,
+        serve=lambda servers: Killed(servers, done=False, empty=True),
+        notes=notes.append,
+    )
+    assert found.outcome.complete
+    assert notes[1] == (
+        "warning: server 1 has lost its range with its store: the center and the solver's history go back to what "
+        "they were at version 0, and 3 merges are lost"
+    )
+    center = found.center
+    assert isinstance(center, ServedCenter)
+    history = center._newest().history
+    assert history is not None
+    assert history.updates == found.outcome.version - 3
+
+
+class Halfway(LocalServers):
+    """Server 1 dies in its third merge, when its center is published and its history is not."""
+
+    merges, lost = 0, False
+
+    def ask_one(self, index: int, request: Request) -> Answer | ServerLost:
+        if self.lost and index == 1:
+            return ServerLost("killed")
+        answer = super().ask_one(index, request)
+        if index == 1 and isinstance(request, Combine):
+            self.merges += 1
+            if self.merges == 3:
+                update, version = self.servers[1]._update, request.action.version
+                assert update is not None
+                store = self.servers[1].store
+                assert store.keys("speedo:simulated:history:") == [
+                    f"speedo:simulated:history:{version}"
+                ]
+                store.delete(f"speedo:simulated:history:{version}")
+                put_range_history(store, "simulated", update.layout, version - 1, 0, *self.former)
+                self.lost = True
+                return ServerLost("killed")
+            self.former = (self.servers[1]._update.solver.flat.copy(), self.merges)
+        return answer
+
+    def replace(self, index: int, cause: str) -> None:
+        super().replace(index, cause)
+        self.lost = False
+
+
+def test_a_center_without_its_history_is_made_once_more() -> None:
+    sound, _ = run("adam", 3, 2)
+    found, _ = run("adam", 3, 2, serve=Halfway)
+    assert found.center.vector.tobytes() == sound.center.vector.tobytes()
+
+
+def test_the_history_of_all_ranges_is_what_the_master_alone_has() -> None:
+    fields = SOLVERS["adam"]
+    alone, _ = run("adam", 1, 1)
+    served, _ = run("adam", 3, 1)
+    histories = []
+    for one in (alone, served):
+        center = one.center
+        assert isinstance(center, ServedCenter)
+        made = recipe(fields, center.layout)
+        history = made.read_history(center.history())
+        assert history.updates == 60
+        assert history.flat.any()
+        assert made.write_history(history) == center.history()
+        histories.append(history.flat.tobytes())
+    assert histories[0] == histories[1]
 
 
 def test_a_payload_that_one_server_refuses_is_refused_by_all() -> None:
