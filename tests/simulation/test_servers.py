@@ -53,7 +53,6 @@ MODES: dict[str, Callable[[], Strategy]] = {
     "adam": lambda: Synchronous(ServerGradient(by_servers), 1),
     "clipped": lambda: Asynchronous(ServerGradient(by_servers), 1),
 }
-# Gradients have norms of 0.1 to 9 here: both sides of the bound are met.
 SOLVERS = {
     "adam": SolverFields("Adam", momentum=0.9, weight_decay=0.01, clip_gradients=1.5),
     "clipped": SolverFields("SGD", momentum=0.5, weight_decay=0.01, l1=True, clip_gradients=1.5),
@@ -256,14 +255,18 @@ def test_runs_with_faults_of_workers_and_servers_end_with_every_result_on_record
     assert merged + dropped == told
 
 
-def test_the_stores_of_servers_are_left_tidy() -> None:
-    found, _, servers = unreliable("add", 5, workers=3)
+@pytest.mark.parametrize("mode", ["add", "adam"])
+def test_the_stores_of_servers_are_left_tidy(mode: str) -> None:
+    found, _, servers = unreliable(mode, 5, workers=3)
     assert servers.deaths > 0
     found.center.probe()  # one that died of the last request of all is replaced at the next
     for stores in found.cluster.servers:
         left = stores.incoming.keys("")
         centers = [key for key in left if ":center:" in key]
         assert centers == [f"speedo:simulated:center:{found.center.version}"]
+        histories = [key for key in left if ":history:" in key]
+        last = [f"speedo:simulated:history:{found.center.version}"]
+        assert histories == (last if mode == "adam" else [])
         payloads = [key for key in left if ":payload:" in key]
         assert (
             len(payloads) <= 3 + servers.deaths

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 SIZE = 4  # parameters of the net
 HEADER_BYTES = 60
-GRADIENT_LR = 0.05  # of the update that the schedules give to `server_gradient`
+# Of the update that the schedules give to `server_gradient`: SGD, whose gradient has this norm at most.
+GRADIENT_LR = 0.05
+GRADIENT_MOMENTUM = 0.5
+GRADIENT_CLIP = 1.0
 
 
 def kind_of(options: Mapping[str, Any]) -> str:
@@ -42,16 +45,22 @@ def rate_of(options: Mapping[str, Any], members: int) -> float:
 
 def merge_into(
     center: np.ndarray,
+    history: np.ndarray,
     kind: str,
     vectors: Sequence[np.ndarray],
     samples: Sequence[int],
     rate: float,
 ) -> None:
-    """One merge of payloads of this kind, in place, in float32."""
+    """One merge of payloads of this kind, in place, in float32; `history` is the solver's momentum."""
     shares = [np.float32(rate * count / sum(samples)) for count in samples]
     mean = np.sum([vector * share for vector, share in zip(vectors, shares, strict=True)], axis=0)
     if kind == "GRADIENT":
-        center -= np.float32(GRADIENT_LR) * mean
+        norm = np.sqrt(np.float32(np.sum(mean.astype(np.float64) ** 2)))
+        if norm > GRADIENT_CLIP:
+            mean = mean * (np.float32(GRADIENT_CLIP) / norm)
+        history *= np.float32(GRADIENT_MOMENTUM)
+        history += np.float32(GRADIENT_LR) * mean
+        center -= history
     elif kind == "DELTA":
         center += mean
     else:
@@ -92,6 +101,8 @@ class Replica:
     def __init__(self, books: Checker) -> None:
         self.books = books
         self.center = np.zeros(SIZE, np.float32)  # where the quadratic begins
+        self.history = np.zeros(SIZE, np.float32)
+        self.rounded = 1  # parts of the largest merge that the history has seen
         self.payloads: dict[tuple[int, int], np.ndarray] = {}
 
     def watch(self, store: MemoryStore, run: str) -> None:
@@ -126,11 +137,14 @@ class Replica:
         """The same merge here: the published center must equal it."""
         vectors = [self.payloads.pop((part.worker, part.ticket)) for part in merge.parts]
         samples = [part.samples for part in merge.parts]
-        merge_into(self.center, kind, vectors, samples, merge.rate)
+        merge_into(self.center, self.history, kind, vectors, samples, merge.rate)
+        if kind == "GRADIENT":
+            self.rounded = max(self.rounded, len(vectors))
+        parts = self.rounded if kind == "GRADIENT" else len(vectors)
         require = self.books.require
         require(merge.version in self.published(), "not published", merge)
         found = np.empty_like(self.center)
         self.store.read(keys.center(self.run, merge.version), memoryview(found).cast("B"))
         require(bool(np.isfinite(found).all()), "the center is not finite", merge)
-        require(equal(found, self.center, len(vectors)), "not its replay", merge, found)
+        require(equal(found, self.center, parts), "not its replay", merge, found)
         self.center = found

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from speedo.config.run_config import make_config
+from speedo.engines.solver_update import Multipliers, Recipe
+from speedo.engines.update_rules import SolverFields
 from speedo.master.driver import Limits
 from speedo.master.local_servers import LocalServers
 from speedo.master.plan import Plan
@@ -24,10 +24,17 @@ from speedo.messages import Event, Left, StopAsked
 from speedo.sgd_modes.registry import make_strategy
 from speedo.simulation.simulator import Faults, SimulatedCluster, World, simulate
 from speedo.simulation.trace import Trace
+from speedo.solver.lr_policies import LrPolicy
 from speedo.vectors.codecs import NO_COMPRESSION, Compression
-from speedo.vectors.vector import Vector
+from speedo.vectors.vector import Blob, Layout, Vector
 from tests.support.checker import Checker
-from tests.support.replica import GRADIENT_LR, SIZE, kind_of
+from tests.support.replica import (
+    GRADIENT_CLIP,
+    GRADIENT_LR,
+    GRADIENT_MOMENTUM,
+    SIZE,
+    kind_of,
+)
 from tests.support.rules_of_a_run import Rules
 
 MODES = ("sync", "async", "partial", "weed-out", "easgd", "hybrid")
@@ -192,8 +199,10 @@ def run(
                 case "stop":
                     cluster.at(time, lambda: StopAsked("somebody wants it to end"))
 
+    whole = solver_of(Layout((Blob("w/0", (SIZE,)),))).update_of()
+
     def update(gradient: Vector, center: Vector, iteration: int) -> None:
-        center -= np.float32(GRADIENT_LR) * gradient
+        whole.update(center, gradient, iteration)
 
     simulation = simulate(
         make_strategy(make_config(schedule.options), plan.batch, update),
@@ -216,11 +225,19 @@ def run(
         overlap=schedule.overlap,
         servers=schedule.servers,
         serve=serve,
+        solver=solver_of,
     )
     if schedule.servers:  # one that died of the last request of all is replaced at the next
         simulation.center.probe()
     checker.ended(simulation)
     return checker
+
+
+def solver_of(layout: Layout) -> Recipe:
+    """The solver of all schedules with `server_gradient`."""
+    fields = SolverFields(momentum=GRADIENT_MOMENTUM, clip_gradients=GRADIENT_CLIP)
+    own = (Multipliers(),) * len(layout.blobs)
+    return Recipe(fields, layout, own, LrPolicy("fixed", GRADIENT_LR))
 
 
 def _replace(cluster: SimulatedCluster, worker: int) -> Event | None:
