@@ -5,13 +5,27 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from speedo.config.run_config import make_config
 from speedo.engines.pycaffe import PycaffeEngine
+from speedo.master.center import RunCenter
 from speedo.master.driver import Cluster
-from speedo.messages import Command, Evaluate, Event, Joined, SaveState, Tested, Train
+from speedo.master.local_servers import LocalServers
+from speedo.master.range_server import RangeServer
+from speedo.master.served_center import ServedCenter
+from speedo.messages import (
+    Command,
+    Evaluate,
+    Event,
+    Joined,
+    SaveState,
+    StateSaved,
+    Tested,
+    Train,
+)
 from speedo.run.build import build_training
 from speedo.run.caffe_snapshot import read_snapshot
 from speedo.run.prepare import run_settings
@@ -21,9 +35,29 @@ from speedo.simulation.simulated_team import train_together
 from speedo.solver import read_solver, solver_for_tester, solver_for_worker
 from speedo.storage import keys
 from speedo.storage.base import Store
+from speedo.storage.memory_store import MemoryStore
+from speedo.vectors.exchange import Stores
+from speedo.vectors.ranges import ranges_of
 from speedo.vectors.transfer import fetch_vector
 from speedo.vectors.vector import Kind, Vector
 from speedo.worker.turn import Worker
+
+
+class ServersHere(LocalServers):
+    """Servers of this process, made once the net is known; each has a store of its own."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(())
+        self.count = count
+        self.places: list[Stores] = []
+
+    def use(self, center: RunCenter) -> None:
+        assert isinstance(center, ServedCenter)
+        for one in ranges_of(center.layout, self.count):
+            store, solver = MemoryStore(), center.solver
+            update = None if solver is None else partial(solver.update_of, one.place)
+            self.servers.append(RangeServer(center.run, one.layout, store, solver=update))
+            self.places.append(Stores(store))
 
 
 class LocalCluster(Cluster):
@@ -37,8 +71,12 @@ class LocalCluster(Cluster):
         self.tester: tuple[PycaffeEngine, Store, str] | None = None
 
     def send(self, command: Command) -> None:
-        assert not isinstance(command, SaveState)
-        if isinstance(command, Train) and command.team is not None:
+        if isinstance(command, SaveState):
+            problem = "workers here keep theirs"
+            self.events.append(
+                StateSaved(command.worker, command.incarnation, command.version, problem=problem)
+            )
+        elif isinstance(command, Train) and command.team is not None:
             self.commands[command.worker] = command
             if len(self.commands) == len(command.team.members):
                 answers = train_together(command.team, self.workers, self.commands, {})
@@ -67,11 +105,13 @@ class LocalCluster(Cluster):
 def train_here(
     solver: Path, store: Store, run_dir: Path, *, data_root: Path | None = None, **options: Any
 ) -> tuple[RunResult, Vector, Vector]:
-    """The result, and the center before and after training."""
+    """The result, and the center before and after training. Checkpoints are written if the run is `checkpointed`."""
+    former, checkpointed = options.pop("checkpoint", None), options.pop("checkpointed", False)
     config = make_config(options)
     spec = read_solver(solver, data_root=data_root)
     settings = run_settings(config, spec, "here")
     cluster = LocalCluster()
+    servers = ServersHere(int(config.servers)) if config.serves else None
     training = build_training(
         config,
         settings,
@@ -79,8 +119,12 @@ def train_here(
         store,
         cluster,
         None,
-        resume=read_snapshot(config.resume) if config.resume is not None else None,
+        resume=read_snapshot(config.resume) if config.resume is not None else former,
+        open_store=(lambda: store) if checkpointed else None,
+        servers=servers,
     )
+    if servers is not None:
+        servers.use(training.center)
     for _ in range(config.workers):
         place = training.roster.assign()
         text = solver_for_worker(
@@ -93,7 +137,7 @@ def train_here(
             engine.load_history(training.histories[place.worker])
         cluster.workers[place.worker] = Worker(
             settings.keyspace, place.worker, place.incarnation, engine, store, time.monotonic,
-            compression=settings.compression,
+            compression=settings.compression, servers=servers.places if servers else (),
         )  # fmt: skip
         meets = "here" if settings.teams else ""
         joined = Joined(place.worker, place.incarnation, engine.samples_per_step, meets=meets)
