@@ -9,9 +9,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
+from speedo.run_dir.checkpoint_file import latest
 from tests.support.commands import Commands, interrupt, wait_for_line
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
@@ -103,11 +105,41 @@ def test_status_shows_the_servers_of_a_team(
     assert "Traceback" not in errors
 
 
-@pytest.mark.parametrize("point", ["server-merging", "server-merged", "server-published"])
-def test_a_server_that_is_killed_in_a_merge_is_replaced_and_no_bit_changes(
-    speedo: Commands, problem: Path, tmp_path: Path, point: str
+def clipping(problem: Path) -> Path:
+    """The same problem, with gradients that are clipped."""
+    problem.write_text(problem.read_text() + "clip_gradients: 0.1\n")
+    return problem
+
+
+@pytest.mark.slow
+def test_lenet_with_the_solvers_update_on_servers_is_that_of_the_master(
+    speedo: Commands, tmp_path: Path
 ) -> None:
-    options = ("--workers", "2", "--max-iter", "30", "--team", "off")
+    centers = []
+    options = ("--workers", "1", "--max-iter", "30", "--server-gradient")
+    for servers in ("0", "2"):
+        process = speedo.start(*train(None, f"run{servers}", servers, *options))
+        outcome(process, tmp_path / f"run{servers}")
+        _, kept, _ = latest(tmp_path / f"run{servers}" / "checkpoints")
+        assert kept.master_history
+        centers.append(kept.center.astype(float))
+    assert np.linalg.norm(centers[0] - centers[1]) < 1e-6 * np.linalg.norm(centers[0])
+
+
+@pytest.mark.parametrize(
+    ("point", "extra"),
+    [
+        ("server-merging", ()),
+        ("server-merged", ()),
+        ("server-published", ()),
+        ("server-published", ("--server-gradient",)),  # before its history is there
+    ],
+)
+def test_a_server_that_is_killed_in_a_merge_is_replaced_and_no_bit_changes(
+    speedo: Commands, problem: Path, tmp_path: Path, point: str, extra: tuple[str, ...]
+) -> None:
+    options = ("--workers", "2", "--max-iter", "30", "--team", "off", *extra)
+    problem = clipping(problem) if extra else problem
     process = speedo.start(
         *train(problem, "run", "2", *options),
         environment={
@@ -167,10 +199,13 @@ def test_a_server_and_its_redis_that_are_killed_together_cost_what_no_checkpoint
     )
 
 
+@pytest.mark.parametrize(("extra", "other"), [((), "0"), (("--server-gradient",), "1")])
 def test_a_run_with_servers_is_resumed_with_another_number(
-    speedo: Commands, problem: Path, tmp_path: Path
+    speedo: Commands, problem: Path, tmp_path: Path, extra: tuple[str, ...], other: str
 ) -> None:
-    options = ("--workers", "2", "--team", "off")
+    """With gradients too the history is whole: the bits are those of a run without interruption on one server."""
+    problem = clipping(problem) if extra else problem
+    options = ("--workers", "2", "--team", "off", *extra)
     first = speedo.start(*train(problem, "run", "2", "--max-iter", "20", *options))
     outcome(first, tmp_path / "run")
     again = speedo.start(
@@ -179,7 +214,7 @@ def test_a_run_with_servers_is_resumed_with_another_number(
     )  # fmt: skip
     result, _ = outcome(again, tmp_path / "run")
     assert (result["complete"], result["iteration"]) == (True, 40)
-    whole = speedo.start(*train(problem, "whole", "0", "--max-iter", "40", *options))
+    whole = speedo.start(*train(problem, "whole", other, "--max-iter", "40", *options))
     outcome(whole, tmp_path / "whole")
     models = [(tmp_path / one / "model.caffemodel").read_bytes() for one in ("run", "whole")]
     assert models[0] == models[1]

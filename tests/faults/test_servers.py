@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.rows import Finding, row
+from tests.faults.rows import MODES, Finding, row
 from tests.faults.running import HANG_S, Run
 from tests.support.commands import Commands
 from tests.support.network import Host, network
@@ -32,10 +32,22 @@ def resumed_with_others(run: Run) -> None:
 def test_a_server_that_is_killed_in_a_merge_is_replaced(
     speedo: Commands, problem: Path, mode: str, finding: Finding, tmp_path: Path
 ) -> None:
-    points = ("server-merging", "server-merged", "server-published")
-    for point in points:
+    killed_in_merges(speedo, problem, mode, finding, tmp_path)
+
+
+@row(20, "the same where servers apply the solver's update", MODES[:-1])
+def test_a_server_with_the_solvers_history_is_replaced(
+    speedo: Commands, problem: Path, mode: str, finding: Finding, tmp_path: Path
+) -> None:
+    killed_in_merges(speedo, problem, mode, finding, tmp_path, "--server-gradient")
+
+
+def killed_in_merges(
+    speedo: Commands, problem: Path, mode: str, finding: Finding, tmp_path: Path, *options: str
+) -> None:
+    for point in ("server-merging", "server-merged", "server-published"):
         run = Run(
-            speedo, problem, mode, *SERVERS, name=point,
+            speedo, problem, mode, *SERVERS, *options, name=point,
             environment={
                 "SPEEDO_FAILPOINT": f"{point}:1@15",
                 "SPEEDO_FAILPOINT_DONE": str(tmp_path / f"{point}-done"),

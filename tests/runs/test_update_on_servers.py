@@ -56,6 +56,8 @@ def test_one_to_three_servers_make_the_update_of_the_master(
     difference = np.linalg.norm(served[0].astype(float) - alone) / np.linalg.norm(alone)
     print(f"{kind} {decay}: {difference:.2e}")
     assert difference < BOUND
+    _, free = train(solver(data, kind, regularization_type=f'"{decay}"'), tmp_path / "free", 1)
+    assert not np.array_equal(free, served[0])  # some gradients were clipped
     assert np.linalg.norm(alone - before) > 1e-3 * np.linalg.norm(alone)
 
 
