@@ -30,7 +30,7 @@ class ModeOptions(BaseModel):
     delta_scale: Annotated[float | None, Option(
         "Factor on every merged delta.", Interval("(0, 10]", "use a factor above 0, usually at most 1"))] = None
     server_gradient: Annotated[bool | None, Option(
-        "Workers send raw gradients; the master applies the solver's update.",
+        "Workers send raw gradients; the master, or each server for its range, applies the solver's update.",
         usual="in sync with one local step, for solvers other than SGD and Nesterov, and with clip_gradients",
         source="only so the step is that of one solver")] = None
     # fmt: on

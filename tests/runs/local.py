@@ -56,7 +56,9 @@ class ServersHere(LocalServers):
         for one in ranges_of(center.layout, self.count):
             store, solver = MemoryStore(), center.solver
             update = None if solver is None else partial(solver.update_of, one.place)
-            self.servers.append(RangeServer(center.run, one.layout, store, solver=update))
+            self.servers.append(
+                RangeServer(center.run, one.layout, store, clock=time.monotonic, solver=update)
+            )
             self.places.append(Stores(store))
 
 
@@ -103,9 +105,18 @@ class LocalCluster(Cluster):
 
 
 def train_here(
-    solver: Path, store: Store, run_dir: Path, *, data_root: Path | None = None, **options: Any
+    solver: Path,
+    store: Store,
+    run_dir: Path,
+    *,
+    data_root: Path | None = None,
+    notices: list[str] | None = None,
+    **options: Any,
 ) -> tuple[RunResult, Vector, Vector]:
-    """The result, and the center before and after training. Checkpoints are written if the run is `checkpointed`."""
+    """The result, and the center before and after training. Checkpoints are written if the run is `checkpointed`.
+
+    `checkpoint` is one to go on from; `notices` takes the run's lines for people.
+    """
     former, checkpointed = options.pop("checkpoint", None), options.pop("checkpointed", False)
     config = make_config(options)
     spec = read_solver(solver, data_root=data_root)
@@ -148,6 +159,8 @@ def train_here(
     before = training.center.vector.copy()
     result = training.run()
     after = training.center.vector.copy()
+    if notices is not None:
+        notices.extend(training.status().notices)
     for worker in cluster.workers.values():
         worker.engine.close()
     training.close()

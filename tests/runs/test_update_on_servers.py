@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from speedo.run_dir.checkpoint_file import Checkpoint, latest
-from speedo.run_dir.directory import CHECKPOINTS
+from speedo.run_dir.directory import CHECKPOINTS, METRICS
 from speedo.storage.memory_store import MemoryStore
 from speedo.vectors.vector import Vector
 from tests.runs.local import train_here
@@ -80,5 +81,20 @@ def test_a_checkpoint_has_the_history_for_any_number_of_servers(
     ]
     assert np.linalg.norm(found[0] - found[1]) <= BOUND * np.linalg.norm(found[0])
     without = Checkpoint(kept.counters, kept.center)
-    _, other = train(text, tmp_path / "without", 1, checkpoint=without)
+    told: list[str] = []
+    _, other = train(text, tmp_path / "without", 1, checkpoint=without, notices=told)
+    assert told == [
+        "warning: the checkpoint has no history of the update by gradients: it begins at 0"
+    ]
     assert np.linalg.norm(found[0] - other) > 100 * BOUND * np.linalg.norm(other)
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_the_log_tells_how_long_servers_took(data: Path, tmp_path: Path, gradient: bool) -> None:
+    train(solver(data, "SGD", 10), tmp_path / "run", 2, server_gradient=gradient, team="off")
+    lines = [json.loads(line) for line in (tmp_path / "run" / METRICS).open()]
+    timings = [line["timings"] for line in lines if line.get("decision") == "merged"]
+    assert len(timings) == 10
+    for one in timings[1:]:  # the first merge is not confirmed when its line is written
+        masters = [one[name] for name in ("receive", "merge", "publish_center")]
+        assert all(0 < seconds < one["compute"] + 1 for seconds in masters)

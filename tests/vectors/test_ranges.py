@@ -54,6 +54,18 @@ def exchange(stores: list[MemoryStore]) -> Exchange:
     return Exchange("run", LAYOUT, [Stores(store) for store in stores])
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_history_goes_out_in_ranges_and_comes_back_whole_for_its_version_only(count: int) -> None:
+    stores = [MemoryStore() for _ in range(count)]
+    flat, found = np.arange(200, dtype=np.float32), np.zeros(200, np.float32)
+    with exchange(stores) as way:
+        way.publish_history(7, 0, flat, 5)
+        assert way.fetch_history(7, found) == 5
+        np.testing.assert_array_equal(found, flat)
+        with pytest.raises(MissingKeyError):
+            way.fetch_history(8, found)
+
+
 def test_a_vector_goes_out_in_ranges_and_comes_back_whole() -> None:
     stores = [MemoryStore() for _ in range(3)]
     vector = np.arange(100, dtype=np.float32)
