@@ -127,3 +127,14 @@ def test_an_update_that_is_not_finite_is_never_published() -> None:
     assert served.store.keys("speedo:run:center:") == ["speedo:run:center:0"]
     assert served.server.do(Restore()) is NOT_LOADED
     assert served.server.do(TakeIn(event, RULE)) is NOT_LOADED
+
+
+def test_a_teams_payload_that_was_lost_with_the_store_is_left_out_of_the_merge() -> None:
+    served = Served()
+    served.server.do(Load(0))
+    parts = (Part(0, 0, 1, 4, 0, 1.0), Part(1, 0, 2, 4, 0, 1.0, summed_by=0))
+    action = Merge(1, 1, 8, 1.0, parts)
+    assert served.server.do(Prepare(action)) == 0.0
+    assert isinstance(served.server.do(Combine(action, 0)), Combined)
+    served.version = 1
+    assert served.center().tolist() == [0.0] * 4
