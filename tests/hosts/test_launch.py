@@ -1,0 +1,306 @@
+"""`speedo launch` against four hosts with a real sshd each: they train, are named if they cannot, and end with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from tests.support.nets import write_data
+from tests.support.network import network
+from tests.support.sabotaged_net import write_problem
+from tests.support.ssh_hosts import VENV, Site, running, site
+
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
+WAIT_S = 150
+NAMED_S = 20.0
+ENDLESS = ("--max-iter", "1000000", "--test-interval", "0")
+SHORT = ("--max-iter", "20", "--test-interval", "0")
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with network(5) as members, site(members, tmp_path_factory.mktemp("site") / "site") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_problem(tmp_path_factory.mktemp("small") / "problem")
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays(hosts: Site) -> Iterator[None]:
+    yield
+    assert hosts.nothing_left_within(30) == []
+
+
+def addresses(hosts: Site) -> list[str]:
+    return [one.address for one in hosts.hosts]
+
+
+def as_yaml(hosts: Site, folder: Path) -> list[str]:
+    first, second, third, fourth = addresses(hosts)
+    values = {
+        "master": first,
+        "virtualenv": str(VENV),
+        "username": "root",
+        "env": ["OF_THE_USER=17"],
+        "servers": [fourth],
+        "workers": [
+            {"host": first, "threads": 1, "bind": "none"},
+            {"host": second, "workers": 1, "env": ["OF_THE_HOST=18"]},
+            third,
+        ],
+    }
+    (folder / "cluster.yaml").write_text(yaml.safe_dump(values))
+    return ["cluster.yaml"]
+
+
+def as_words(hosts: Site, folder: Path) -> list[str]:
+    return ["-H", ",".join(f"{one}:1" for one in addresses(hosts)), "--virtualenv", str(VENV)]
+
+
+def as_poseidons(hosts: Site, folder: Path) -> list[str]:
+    first, *others = addresses(hosts)
+    values = {
+        "master_node": first,
+        "worker_nodes": others,
+        "virtualenv": str(VENV),
+        "username": "root",
+        "pem_file": str(hosts.home / ".ssh" / "id_ed25519"),
+    }
+    (folder / "config.json").write_text(json.dumps(values, indent=2))
+    return ["config.json"]
+
+
+def as_rank_file(hosts: Site, folder: Path) -> list[str]:
+    ranks = [f"rank {rank}={one} slot=0:0" for rank, one in enumerate(addresses(hosts))]
+    (folder / "hosts.rankfile").write_text("\n".join([*ranks, ""]))
+    return ["hosts.rankfile", "--virtualenv", str(VENV)]
+
+
+def the_folder(cwd: Path) -> Path:
+    (found,) = (cwd / "runs").iterdir()
+    return found / "hosts"
+
+
+def until_it_trains(process: subprocess.Popen[str]) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        print(line, end="")
+        if re.match(r"iteration [1-9]", line):
+            return
+    pytest.fail("it ended without an iteration")
+
+
+def test_a_yaml_file_with_a_server_of_its_own_trains_and_the_logs_of_every_host_come_back(
+    hosts: Site, small: Path, tmp_path: Path
+) -> None:
+    process = hosts.launch([*as_yaml(hosts, tmp_path), str(small), *SHORT], tmp_path)
+    out, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0, errors
+    assert "after 20 iterations" in out
+    assert Path(out.splitlines()[-1]).is_relative_to(hosts.hosts[0].home), (
+        "the model is on the master's host"
+    )
+    folder = the_folder(tmp_path)
+    assert sorted(path.name for path in folder.iterdir()) == addresses(hosts)
+    first, second, third, fourth = (folder / one for one in addresses(hosts))
+    assert json.loads((first / "master" / "result.json").read_text())["workers"] == 3
+    assert "iteration 20/20" in (first / "master.log").read_text()
+    for place in (first, second, third):
+        assert "joined the master" in (place / "worker.log").read_text()
+        assert list((place / "worker" / "logs" / "stay-1").glob("worker-*.log"))
+    assert "joined the master" in (fourth / "server.log").read_text()
+    assert not (second / "master.log").exists()
+
+
+def test_ctrl_c_stops_the_master_that_tests_and_exports_and_a_host_that_failed_has_its_logs_here(
+    hosts: Site, small: Path, tmp_path: Path
+) -> None:
+    process = hosts.launch([*as_poseidons(hosts, tmp_path), str(small), *ENDLESS], tmp_path)
+    until_it_trains(process)
+    lost = hosts.hosts[3]
+    command = next(one for one in running(lost.host) if "worker" in one.cmdline())
+    token = command.environ()["SPEEDO_TOKEN"]
+    seen = [word for one in psutil.process_iter() for word in words_of(one)]
+    assert any("launch-host" in word for word in seen)
+    assert not [word for word in seen if token in word], "the token is in a command line"
+    command.kill()
+    assert process.stderr is not None
+    while f"{lost.address}: worker ended with status -9" not in process.stderr.readline():
+        assert process.poll() is None
+    os.killpg(process.pid, signal.SIGINT)
+    out, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 130, errors
+    assert "model.caffemodel" in out
+    assert hosts.nothing_left_within(10) == []
+    logs = the_folder(tmp_path) / lost.address
+    assert "joined the master" in (logs / "worker.log").read_text()
+    assert list((logs / "worker").rglob("host.log"))
+
+
+def words_of(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def test_a_killed_launcher_leaves_no_process_on_any_host(
+    hosts: Site, small: Path, tmp_path: Path
+) -> None:
+    process = hosts.launch([*as_words(hosts, tmp_path), str(small), *ENDLESS], tmp_path)
+    until_it_trains(process)
+    assert len(hosts.left()) > 12
+    process.kill()  # not its children: they have to notice
+    assert hosts.nothing_left_within(30) == []
+
+
+def test_a_rank_file_trains_with_the_master_on_this_machine_and_its_own_run_directory(
+    hosts: Site, small: Path, tmp_path: Path
+) -> None:
+    words = [*as_rank_file(hosts, tmp_path), str(small), *SHORT, "--master", "localhost"]
+    process = hosts.launch([*words, "--run-dir", "here"], tmp_path)
+    out, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0, errors
+    assert out.splitlines()[-1] == str(tmp_path / "here" / "model.caffemodel")
+    result = json.loads((tmp_path / "here" / "result.json").read_text())
+    assert (result["workers"], result["mode"]) == (4, "sync")
+    made = sorted(path.name for path in (tmp_path / "here" / "hosts").iterdir())
+    assert made == [*addresses(hosts), "localhost"]
+
+
+def refused(hosts: Site, values: object, words: list[str], cwd: Path) -> str:
+    """What a launch says that cannot begin; it is over in time and has left nothing."""
+    (cwd / "cluster.yaml").write_text(yaml.safe_dump(values))
+    began = time.monotonic()
+    process = hosts.launch(["cluster.yaml", *words], cwd)
+    _, errors = process.communicate(timeout=WAIT_S)
+    took = time.monotonic() - began
+    assert process.returncode == 1, errors
+    assert took < NAMED_S, f"{took:.1f} s\n{errors}"
+    assert hosts.nothing_left_within(5) == []
+    assert not (cwd / "runs").exists()
+    return errors
+
+
+def test_each_host_that_ssh_cannot_reach_is_named_with_its_cause_in_time(
+    hosts: Site, small: Path, tmp_path: Path
+) -> None:
+    lost, locked, changed, unknown = hosts.hosts
+    strange = [
+        hosts.add(one.host, name, port=2222)
+        for one, name in ((locked, "locked"), (changed, "changed"), (unknown, "unknown"))
+    ]
+    hosts.welcome(strange[0], key=False)
+    hosts.welcome(strange[1], known=False)
+    hosts.welcome(strange[2], known=False)
+    with (hosts.home / ".ssh" / "known_hosts").open("a") as file:
+        file.write(strange[0].host_key.replace(locked.address, changed.address))
+    for one in strange:
+        one.start()
+    values = {
+        "master": "localhost",
+        "virtualenv": str(VENV),
+        "ssh_port": 2222,
+        "workers": [
+            "10.79.0.99",
+            *({"host": one.address} for one in (locked, changed, unknown)),
+            {"host": lost.address, "ssh_port": 22, "virtualenv": "~/nowhere"},
+        ],
+    }
+    said = refused(hosts, values, [str(small)], tmp_path)
+    causes: dict[str, str] = {
+        "10.79.0.99": "it cannot be reached",
+        locked.address: "it refuses the key",
+        changed.address: "it has another host key than known_hosts says",
+        unknown.address: "its host key is not known here",
+        lost.address: "SpeeDO is not in ~/nowhere there",
+    }
+    lines = {line.split(": ")[1]: line for line in said.splitlines()}
+    assert set(lines) == set(causes), said
+    for address, cause in causes.items():
+        assert cause in lines[address], said
+
+
+def test_a_host_without_pycaffe_and_one_with_other_data_are_named_in_time(
+    hosts: Site, small: Path, tmp_path: Path
+) -> None:
+    first, bare, other, good = hosts.hosts
+    without = hosts.add(bare.host, "bare", port=2223)
+    with_less = hosts.add(other.host, "other", port=2223)
+    for one in (without, with_less):
+        hosts.welcome(one)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "less").mkdir()
+    write_data(tmp_path / "less", train=100, test=40)
+    (caffe,) = VENV.glob("lib/python3*/site-packages/caffe")
+    without.start((tmp_path / "empty", caffe))
+    with_less.start((tmp_path / "less" / "train", small.parent / "train"))
+    values = {
+        "master": first.address,
+        "virtualenv": str(VENV),
+        "workers": [
+            {"host": without.address, "ssh_port": 2223},
+            {"host": with_less.address, "ssh_port": 2223},
+            good.address,
+        ],
+    }
+    said = refused(hosts, values, [str(small)], tmp_path)
+    lines = [line.removeprefix("speedo: ") for line in said.splitlines()]
+    assert any(line.startswith(f"{bare.address}: pycaffe: ") for line in lines), said
+    assert any(
+        line.startswith(f"{other.address}: data: ")
+        and "100 training records, but the master has 256" in line
+        for line in lines
+    ), said
+    assert {line.split(": ")[0] for line in lines} == {bare.address, other.address}, said
+
+
+@pytest.mark.slow
+def test_hosts_whose_launcher_is_cut_off_end_all_by_themselves(
+    hosts: Site, small: Path, tmp_path: Path
+) -> None:
+    """Nobody closes a connection then: silence alone must do, within a minute."""
+    process = hosts.launch([*as_words(hosts, tmp_path), str(small), *ENDLESS], tmp_path)
+    until_it_trains(process)
+    hosts.launcher.pull_the_cable()
+    try:
+        _, errors = process.communicate(timeout=WAIT_S)
+        assert process.returncode == 1, errors
+        assert "the connection to the master's host 10.79.0.2 was lost" in errors
+        deadline = time.monotonic() + 150
+        while left := [one for one in hosts.left() if "sshd" not in one]:
+            assert time.monotonic() < deadline, left
+            time.sleep(1.0)
+    finally:
+        hosts.launcher.plug_in_again()
+        for one in hosts.hosts:  # sshd itself waits for TCP, as its administrator has told it
+            for process_there in running(one.host):
+                process_there.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [as_yaml, as_words, as_poseidons, as_rank_file])
+def test_each_form_of_a_cluster_trains_lenet_to_its_accuracy_in_one_epoch(
+    hosts: Site, tmp_path: Path, form: Callable[[Site, Path], list[str]]
+) -> None:
+    """Sequential Caffe reaches 0.849 there. Each host makes the data in its own home."""
+    process = hosts.launch([*form(hosts, tmp_path), "--max-iter", "938"], tmp_path)
+    out, errors = process.communicate(timeout=280)
+    assert process.returncode == 0, errors
+    found = re.match(r"test accuracy (0\.\d+) after 938 iterations", out)
+    assert found is not None, out
+    print(form.__name__, out, errors.splitlines()[-1])
+    assert float(found[1]) >= 0.84
