@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import IO, Any, Final
 
+from speedo.errors import MachineError
 from speedo.launch.cluster import Access
 from speedo.launch.protocol import order, read_event
 from speedo.launch.ssh import cause, host_command
@@ -40,13 +41,19 @@ class Connection:
         self.errors: list[str] = []
         self._orders: queue.Queue[bytes | None] = queue.Queue()
         # In a session of its own: Ctrl-C at the terminal is the launcher's to answer.
-        self._process = subprocess.Popen(
-            host_command(name, access, ssh_config),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+        command = host_command(name, access, ssh_config)
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise MachineError(
+                f"{command[0]} cannot be started ({error.strerror}): apt-get install openssh-client"
+            ) from None
         self._errors = self._thread(self._read_errors)
         self._thread(self._read_events)
         self._thread(self._write)

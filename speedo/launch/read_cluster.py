@@ -34,7 +34,7 @@ POSEIDON: Final = {
 }
 _RANK: Final = re.compile(r"rank\s+[0-9]")
 _LINE: Final = re.compile(
-    r"(\S+?)(?::([0-9]{1,9})|\s+slots\s*=\s*([0-9]{1,9}))?(?:\s+max[-_]slots\s*=\s*[0-9]+)?"
+    r"([^\s:=]+)(?::([0-9]{1,9})|\s+slots\s*=\s*([0-9]{1,9}))?(?:\s+max[-_]slots\s*=\s*[0-9]+)?"
 )
 _MODELS: Final = {"workers": WorkerHost, "servers": Host, "master": Host}
 Where = Callable[[Sequence[Any]], str]
@@ -89,7 +89,7 @@ def _listed(
 def _add(hosts: dict[str, int], text: str) -> list[str]:
     found = _LINE.fullmatch(text)
     count = int(found[2] or found[3] or 1) if found is not None else 0
-    if found is None or count == 0 or "=" in found[1]:
+    if found is None or count == 0:
         return [f"{said(text)} is no host: use HOST, HOST:WORKERS or HOST slots=WORKERS"]
     hosts[found[1]] = hosts.get(found[1], 0) + count
     return []

@@ -8,13 +8,14 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 import yaml
 
+from tests.support.cluster_forms import as_poseidons, as_rank_file, as_words, as_yaml
 from tests.support.nets import write_data
 from tests.support.network import network
 from tests.support.sabotaged_net import write_problem
@@ -44,51 +45,6 @@ def nothing_stays(hosts: Site) -> Iterator[None]:
     assert hosts.nothing_left_within(30) == []
 
 
-def addresses(hosts: Site) -> list[str]:
-    return [one.address for one in hosts.hosts]
-
-
-def as_yaml(hosts: Site, folder: Path) -> list[str]:
-    first, second, third, fourth = addresses(hosts)
-    values = {
-        "master": first,
-        "virtualenv": str(VENV),
-        "username": "root",
-        "env": ["OF_THE_USER=17"],
-        "servers": [fourth],
-        "workers": [
-            {"host": first, "threads": 1, "bind": "none"},
-            {"host": second, "workers": 1, "env": ["OF_THE_HOST=18"]},
-            third,
-        ],
-    }
-    (folder / "cluster.yaml").write_text(yaml.safe_dump(values))
-    return ["cluster.yaml"]
-
-
-def as_words(hosts: Site, folder: Path) -> list[str]:
-    return ["-H", ",".join(f"{one}:1" for one in addresses(hosts)), "--virtualenv", str(VENV)]
-
-
-def as_poseidons(hosts: Site, folder: Path) -> list[str]:
-    first, *others = addresses(hosts)
-    values = {
-        "master_node": first,
-        "worker_nodes": others,
-        "virtualenv": str(VENV),
-        "username": "root",
-        "pem_file": str(hosts.home / ".ssh" / "id_ed25519"),
-    }
-    (folder / "config.json").write_text(json.dumps(values, indent=2))
-    return ["config.json"]
-
-
-def as_rank_file(hosts: Site, folder: Path) -> list[str]:
-    ranks = [f"rank {rank}={one} slot=0:0" for rank, one in enumerate(addresses(hosts))]
-    (folder / "hosts.rankfile").write_text("\n".join([*ranks, ""]))
-    return ["hosts.rankfile", "--virtualenv", str(VENV)]
-
-
 def the_folder(cwd: Path) -> Path:
     (found,) = (cwd / "runs").iterdir()
     return found / "hosts"
@@ -114,8 +70,8 @@ def test_a_yaml_file_with_a_server_of_its_own_trains_and_the_logs_of_every_host_
         "the model is on the master's host"
     )
     folder = the_folder(tmp_path)
-    assert sorted(path.name for path in folder.iterdir()) == addresses(hosts)
-    first, second, third, fourth = (folder / one for one in addresses(hosts))
+    assert sorted(path.name for path in folder.iterdir()) == hosts.addresses
+    first, second, third, fourth = (folder / one for one in hosts.addresses)
     assert json.loads((first / "master" / "result.json").read_text())["workers"] == 3
     assert "iteration 20/20" in (first / "master.log").read_text()
     for place in (first, second, third):
@@ -178,7 +134,7 @@ def test_a_rank_file_trains_with_the_master_on_this_machine_and_its_own_run_dire
     result = json.loads((tmp_path / "here" / "result.json").read_text())
     assert (result["workers"], result["mode"]) == (4, "sync")
     made = sorted(path.name for path in (tmp_path / "here" / "hosts").iterdir())
-    assert made == [*addresses(hosts), "localhost"]
+    assert made == [*hosts.addresses, "localhost"]
 
 
 def refused(hosts: Site, values: object, words: list[str], cwd: Path) -> str:
@@ -266,41 +222,3 @@ def test_a_host_without_pycaffe_and_one_with_other_data_are_named_in_time(
         for line in lines
     ), said
     assert {line.split(": ")[0] for line in lines} == {bare.address, other.address}, said
-
-
-@pytest.mark.slow
-def test_hosts_whose_launcher_is_cut_off_end_all_by_themselves(
-    hosts: Site, small: Path, tmp_path: Path
-) -> None:
-    """Nobody closes a connection then: silence alone must do, within a minute."""
-    process = hosts.launch([*as_words(hosts, tmp_path), str(small), *ENDLESS], tmp_path)
-    until_it_trains(process)
-    hosts.launcher.pull_the_cable()
-    try:
-        _, errors = process.communicate(timeout=WAIT_S)
-        assert process.returncode == 1, errors
-        assert "the connection to the master's host 10.79.0.2 was lost" in errors
-        deadline = time.monotonic() + 150
-        while left := [one for one in hosts.left() if "sshd" not in one]:
-            assert time.monotonic() < deadline, left
-            time.sleep(1.0)
-    finally:
-        hosts.launcher.plug_in_again()
-        for one in hosts.hosts:  # sshd itself waits for TCP, as its administrator has told it
-            for process_there in running(one.host):
-                process_there.kill()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", [as_yaml, as_words, as_poseidons, as_rank_file])
-def test_each_form_of_a_cluster_trains_lenet_to_its_accuracy_in_one_epoch(
-    hosts: Site, tmp_path: Path, form: Callable[[Site, Path], list[str]]
-) -> None:
-    """Sequential Caffe reaches 0.849 there. Each host makes the data in its own home."""
-    process = hosts.launch([*form(hosts, tmp_path), "--max-iter", "938"], tmp_path)
-    out, errors = process.communicate(timeout=280)
-    assert process.returncode == 0, errors
-    found = re.match(r"test accuracy (0\.\d+) after 938 iterations", out)
-    assert found is not None, out
-    print(form.__name__, out, errors.splitlines()[-1])
-    assert float(found[1]) >= 0.84

@@ -145,6 +145,10 @@ class Site:
             self.welcome(one)
             one.start()
 
+    @property
+    def addresses(self) -> list[str]:
+        return [one.address for one in self.hosts]
+
     def add(self, host: Host, name: str, port: int = 22) -> SshHost:
         """Another sshd, not started, that knows nobody."""
         (self.folder / name).mkdir()
