@@ -8,7 +8,8 @@ import queue
 import re
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -92,7 +93,7 @@ class Launcher:
             signal.SIGTSTP, signal.SIG_IGN
         )  # hosts would take a stopped launcher for lost
         hard = True
-        with self._picture, stop_signals() as self._stopped:
+        with self._master_heard(), self._picture, stop_signals() as self._stopped:
             try:
                 for name, way in ways.items():
                     connection = Connection(name, way, cluster.ssh_config, self._events)
@@ -104,6 +105,13 @@ class Launcher:
                 return status
             finally:
                 self._end(hard)
+
+    @contextmanager
+    def _master_heard(self) -> Iterator[None]:
+        """What the master prints to standard output follows the picture."""
+        yield
+        for line in self._remotes[self._plan.cluster.leader].commands[MASTER].out:
+            self._said(line)
 
     # ---------------------------------------------------------------- before training
 
@@ -236,8 +244,6 @@ class Launcher:
                 )
             if not self._began and not told:
                 self._refuse(self._failed_before_training())
-        for line in master.out:
-            self._said(line)
         return master.status if master.status >= 0 else 128 - master.status
 
     def _failed_before_training(self) -> dict[str, str]:
@@ -292,7 +298,7 @@ class Launcher:
         }
         if role in (WORKER, SERVER):
             values["log_option"] = "--logs"
-        elif role == MASTER:
+        elif role == MASTER and not self._plan.leads_here:
             values["collect"] = [f"{self._plan.there_dir}/{part}" for part in LEFT]
         remote.commands[role] = Command()
         remote.connection.send(start=role, **values)

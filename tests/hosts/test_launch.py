@@ -137,6 +137,20 @@ def test_a_rank_file_trains_with_the_master_on_this_machine_and_its_own_run_dire
     assert made == [*hosts.addresses, "localhost"]
 
 
+def test_ctrl_c_while_the_hosts_are_examined_ends_at_once(
+    hosts: Site, small: Path, tmp_path: Path
+) -> None:
+    process = hosts.launch([*as_words(hosts, tmp_path), str(small)], tmp_path)
+    deadline = time.monotonic() + 30
+    while not any("doctor" in one for one in hosts.left()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors.strip()) == (130, "speedo: stopped by Ctrl-C")
+    assert hosts.nothing_left_within(10) == []
+
+
 def refused(hosts: Site, values: object, words: list[str], cwd: Path) -> str:
     """What a launch says that cannot begin; it is over in time and has left nothing."""
     (cwd / "cluster.yaml").write_text(yaml.safe_dump(values))

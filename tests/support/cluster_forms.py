@@ -29,7 +29,9 @@ def as_yaml(hosts: Site, folder: Path) -> list[str]:
 
 
 def as_words(hosts: Site, folder: Path) -> list[str]:
-    return ["-H", ",".join(f"{one}:1" for one in hosts.addresses), "--virtualenv", str(VENV)]
+    """By the names that only the user's ~/.ssh/config knows."""
+    names = [one.folder.name for one in hosts.hosts]
+    return ["-H", ",".join(f"{one}:1" for one in names), "--virtualenv", str(VENV)]
 
 
 def as_poseidons(hosts: Site, folder: Path) -> list[str]:
@@ -48,4 +50,5 @@ def as_poseidons(hosts: Site, folder: Path) -> list[str]:
 def as_rank_file(hosts: Site, folder: Path) -> list[str]:
     ranks = [f"rank {rank}={one} slot=0:0" for rank, one in enumerate(hosts.addresses)]
     (folder / "hosts.rankfile").write_text("\n".join([*ranks, ""]))
-    return ["hosts.rankfile", "--virtualenv", str(VENV)]
+    (folder / "ssh_config").write_text("Host *\n    IdentityFile ~/.ssh/id_ed25519\n")
+    return ["hosts.rankfile", "--ssh-config", "ssh_config", "--virtualenv", str(VENV)]

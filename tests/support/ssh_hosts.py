@@ -144,6 +144,8 @@ class Site:
         for one in self.hosts:
             self.welcome(one)
             one.start()
+        aliases = [f"Host {one.folder.name}\n    HostName {one.address}\n" for one in self.hosts]
+        (self.home / ".ssh" / "config").write_text("".join(aliases))
 
     @property
     def addresses(self) -> list[str]:
