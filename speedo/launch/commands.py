@@ -54,7 +54,8 @@ class Plan:
     def local_dir(self) -> Path:
         """The folder here that gets `hosts/`."""
         if self.leads_here and not self.resume:
-            return Path(self.there_dir)
+            directory = self.cluster.access()[self.cluster.leader].directory
+            return Path(directory or ".").expanduser() / self.there_dir
         return Path("runs") / f"{self.stamp}-launch-{self.mark}"
 
     def address(self, host: str) -> str:

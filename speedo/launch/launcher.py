@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from speedo.actors.signals import stop_signals
 from speedo.actors.token import TOKEN_VARIABLE, new_token
-from speedo.errors import ClusterError, MachineError, SpeedoError
+from speedo.errors import ClusterError, ConfigError, MachineError, SpeedoError
 from speedo.launch.cluster import is_here, variables
 from speedo.launch.commands import (
     DOCTOR,
@@ -35,7 +35,10 @@ from speedo.launch.protocol import BEAT_S
 from speedo.version import VERSION
 
 LOOK_S: Final = 0.2
-HELLO_S: Final = 15.0  # to connect and start Python there; ssh itself gives up after `CONNECT_S`
+HELLO_S: Final = (
+    15.0  # for the others to answer, if one cannot be reached; ssh gives up after `CONNECT_S`
+)
+SILENT_S: Final = 40.0  # to start Python there
 EXAMINE_S: Final = 120.0
 NAMED_S: Final = 16.0  # after the start: if a host has failed by then, nobody waits for the others
 FAREWELL_S: Final = 20.0  # for workers to leave after their master
@@ -54,6 +57,13 @@ class Command:
     last_error: str = ""
     status: int | None = None
     filed: bool = False
+
+    @property
+    def end(self) -> str:
+        """How it ended badly, in words."""
+        if self.status is not None and self.status < 0:
+            return f"was killed by {signal.Signals(-self.status).name}"
+        return f"ended with status {self.status}: {self.last_error.removeprefix('speedo: ')}"
 
 
 @dataclass(slots=True)
@@ -79,6 +89,7 @@ class Launcher:
         self._address = ""
         self._began = False  # whether the run has made its first iteration
         self._stopped: list[str] = []
+        self._ending = False
         self._next_beat = 0.0
         self._start = time.monotonic()
 
@@ -86,6 +97,10 @@ class Launcher:
         """The status of the master. Raises `MachineError` with every host that cannot take part."""
         cluster = self._plan.cluster
         ways = cluster.access()
+        if (self._plan.local_dir / HOSTS).exists():
+            raise ConfigError(
+                f"{self._plan.local_dir / HOSTS} has logs of another launch; give another --run-dir, or move it away"
+            )
         environments = {name: variables(way.env, os.environ) for name, way in ways.items()}
         for name in ways:
             self._picture.host(name, in_words(self._plan, name))
@@ -118,18 +133,30 @@ class Launcher:
     def _greet(self) -> None:
         """Every host has answered, with our version."""
         remotes = self._remotes.values()
-        self._wait(lambda: all(one.hello or one.closed is not None for one in remotes), HELLO_S)
+
+        def over() -> bool:
+            late = time.monotonic() - self._start > HELLO_S
+            return all(one.hello or one.closed is not None for one in remotes) or (
+                late and self._lost()
+            )
+
+        self._wait(over, SILENT_S)
+        python = (self._remotes[self._plan.cluster.leader].hello or {}).get("python")
         problems = {}
         for name, remote in self._remotes.items():
             if remote.closed is not None:
                 problems[name] = remote.closed
             elif remote.hello is None:
                 problems[name] = (
-                    f"no answer within {HELLO_S:.0f} s: try `ssh {name} true`, and see whether its login shell waits"
+                    "it does not answer: try `ssh HOST true`, and see whether its login shell waits for something"
                 )
             elif remote.hello["speedo"] != VERSION:
                 problems[name] = (
                     f"it has SpeeDO {remote.hello['speedo']}, this machine {VERSION}: install the same version"
+                )
+            elif python not in (None, remote.hello["python"]):
+                problems[name] = (
+                    f"it has Python {remote.hello['python']}, the master's host {python}: use the same everywhere"
                 )
         self._refuse(problems)
         self._address = self._master_address()
@@ -256,8 +283,7 @@ class Launcher:
                 if remote.closed is not None and command.status is None:
                     found[name] = f"the connection was lost: {remote.closed}"
                 elif command.status:
-                    why = command.last_error.removeprefix("speedo: ")
-                    found[name] = f"`speedo {role}` ended with status {command.status}: {why}"
+                    found[name] = f"`speedo {role}` {command.end}"
         return found
 
     def _let_go(self, seconds: float) -> None:
@@ -379,16 +405,15 @@ class Launcher:
         elif status == 0:
             self._picture.state(name, "ended")
         else:
-            why = command.last_error.removeprefix("speedo: ")
-            self._picture.state(
-                name, f"{role} ended with status {status}: {why}", told=role != MASTER
-            )
+            told = role != MASTER and not self._ending
+            self._picture.state(name, f"{role} {command.end}", told=told)
 
     def _all_ended(self, remote: Remote) -> bool:
         return all(command.status is not None for command in remote.commands.values())
 
     def _end(self, hard: bool) -> None:
         """Every command on every host ends, then every ssh."""
+        self._ending = True
         for remote in self._remotes.values():
             if hard:
                 remote.connection.send(hard=True)
@@ -416,6 +441,4 @@ def _failures(command: Command) -> list[str]:
         ]
     except (IndexError, ValueError, KeyError, TypeError):
         found = []
-    return [one.replace("\n", " ") for one in found] or [
-        f"`speedo doctor` ended with status {command.status}: {command.last_error.removeprefix('speedo: ')}"
-    ]
+    return [one.replace("\n", " ") for one in found] or [f"`speedo doctor` {command.end}"]

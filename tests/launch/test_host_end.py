@@ -106,6 +106,7 @@ def test_files_that_a_command_leaves_are_sent_with_their_paths(end: End, tmp_pat
     assert sent[0].read_bytes() == b"\xff" * 100_000
 
 
+@pytest.mark.ray
 def test_the_end_of_the_input_ends_the_command(end: End, tmp_path: Path) -> None:
     child = end.wait_for_a_master(tmp_path)
     assert end.process.stdin is not None
@@ -114,6 +115,7 @@ def test_the_end_of_the_input_ends_the_command(end: End, tmp_path: Path) -> None
     assert end.process.wait(20) == 0
 
 
+@pytest.mark.ray
 def test_a_command_that_ignores_sigterm_is_ended_at_once_after_hard(
     end: End, tmp_path: Path
 ) -> None:
@@ -125,6 +127,7 @@ def test_a_command_that_ignores_sigterm_is_ended_at_once_after_hard(
     assert gone_within(child, 10)
 
 
+@pytest.mark.ray
 def test_a_killed_end_takes_its_command_with_it(end: End, tmp_path: Path) -> None:
     child = end.wait_for_a_master(tmp_path)
     os.kill(end.process.pid, signal.SIGKILL)

@@ -240,3 +240,15 @@ def test_a_mistake_is_told_before_any_host_is_asked(words: list[str], said: str)
     done = run(*words)
     assert done.exit_code == 2
     assert said in done.stderr
+
+
+def test_a_folder_with_the_logs_of_another_launch_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here" / "old" / "hosts").mkdir(parents=True)
+    done = run("-H", "localhost", "--directory", "here", "--run-dir", "old")
+    assert (done.exit_code, done.stderr) == (
+        2,
+        "speedo: here/old/hosts has logs of another launch; give another --run-dir, or move it away\n",
+    )
