@@ -36,7 +36,7 @@ class Connection:
         self, name: str, access: Access, ssh_config: str | None, events: queue.Queue[Happened]
     ) -> None:
         self.name, self.access = name, access
-        self.closed = False
+        self.greeted = False
         self._events = events
         self.errors: list[str] = []
         self._orders: queue.Queue[bytes | None] = queue.Queue()
@@ -99,8 +99,11 @@ class Connection:
         for line in iter(lambda: pipe.readline(MOST_LINE), b""):
             values = read_event(line)
             if values is not None:
+                self.greeted = True
                 self._events.put(Happened(self.name, values))
         status = self._process.wait()
         self._errors.join(1.0)
         why = cause(self.name, self.access, status, self.errors)
+        if self.greeted:
+            why = self.errors[-1] if self.errors else f"ssh ended with status {status}"
         self._events.put(Happened(self.name, {"closed": status, "why": why}))

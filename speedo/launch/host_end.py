@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -36,6 +36,7 @@ MOST_LOG_BYTES: Final = 16 << 20  # of one file: its end
 MOST_FILES: Final = 500
 WAITING_LINES: Final = 5000
 SEND_S: Final = 30.0
+LOGS: Final = "logs"
 
 
 class HostEnd:
@@ -89,10 +90,22 @@ class HostEnd:
                 self._out.put(event(line=str(error), of=name, stream="err"))
                 self._out.put(event(ended=name, status=1))
                 self._out.put(event(filed=name))
+        elif "fetch" in values:
+            self._fetch(str(values["fetch"]), values)
         elif "stop" in values and (command := self._commands.get(str(values["stop"]))) is not None:
             command.send(signal.Signals[values["signal"]])
         elif "hard" in values:
             self._hard = True
+
+    def _fetch(self, name: str, values: Mapping[str, Any]) -> None:
+        """Send what a command of an earlier connection has left, and remove its folder."""
+        folder = Path(values["folder"]) if values["folder"] else None
+        roots = [_directory(values) / one for one in values.get("collect", ())]
+        if folder is not None:
+            roots.append(folder / LOGS)
+        if _send_files(name, roots, self._out) and folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        self._out.put(event(filed=name))
 
     def _end_all(self) -> None:
         for command in self._commands.values():
@@ -107,14 +120,14 @@ class _Command:
 
     def __init__(self, name: str, values: Mapping[str, Any], out: _Out) -> None:
         self._name, self._out = name, out
-        directory = Path(values.get("directory") or "~").expanduser()
+        directory = _directory(values)
         self._collect = [directory / one for one in values.get("collect", ())]
         self._folder: Path | None = None
         words = list(values["argv"])
         if "log_option" in values:
             self._folder = make_private_folder("speedo-launch-")
-            words += [values["log_option"], str(self._folder / "logs")]
-            self._collect.append(self._folder / "logs")
+            words += [values["log_option"], str(self._folder / LOGS)]
+            self._collect.append(self._folder / LOGS)
         # The kernel's own way to end it if this process is killed; it is part of util-linux.
         with_us = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
         with tempfile.TemporaryFile() as source:
@@ -129,6 +142,7 @@ class _Command:
                 stderr=subprocess.PIPE,
                 start_new_session=True,
             )
+        out.put(event(started=name, folder=str(self._folder or "")))
         self._readers = [
             self._thread(self._read, self._process.stdout, "out"),
             self._thread(self._read, self._process.stderr, "err"),
@@ -163,39 +177,41 @@ class _Command:
         for reader in self._readers:
             reader.join(DRAIN_S)  # a process that it left may hold the pipe
         self._out.put(event(ended=self._name, status=status))
-        sent = self._send_files()
+        sent = _send_files(self._name, self._collect, self._out)
         self._out.put(event(filed=self._name))
         if self._folder is not None and sent:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _send_files(self) -> bool:
-        count = 0
-        for root in self._collect:
-            for path in sorted(root.rglob("*")) if root.is_dir() else [root]:
-                if not path.is_file() or path.is_symlink():
-                    continue
-                name = path.relative_to(root.parent)
-                count += 1
-                if count > MOST_FILES or not self._send_file(path, name):
-                    return False
-        return True
 
-    def _send_file(self, path: Path, name: Path) -> bool:
-        try:
-            with path.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                file.seek(max(size - MOST_LOG_BYTES, 0))
-                left = MOST_LOG_BYTES
-                while True:
-                    part = file.read(min(CHUNK, left))
-                    left -= len(part)
-                    data = base64.b64encode(part).decode()
-                    if not self._out.put(event(file=str(name), of=self._name, data=data)):
-                        return False
-                    if not part or not left:
-                        return True
-        except OSError:
-            return True
+def _send_files(name: str, roots: Sequence[Path], out: _Out) -> bool:
+    """Send each file, and those below each folder, as belonging to this command; False if not all could be sent."""
+    count = 0
+    for root in roots:
+        for path in sorted(root.rglob("*")) if root.is_dir() else [root]:
+            if not path.is_file() or path.is_symlink():
+                continue
+            count += 1
+            if count > MOST_FILES or not _send_file(name, path, path.relative_to(root.parent), out):
+                return False
+    return True
+
+
+def _send_file(name: str, path: Path, called: Path, out: _Out) -> bool:
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(size - MOST_LOG_BYTES, 0))
+            left = MOST_LOG_BYTES
+            while True:
+                part = file.read(min(CHUNK, left))
+                left -= len(part)
+                data = base64.b64encode(part).decode()
+                if not out.put(event(file=str(called), of=name, data=data)):
+                    return False
+                if not part or not left:
+                    return True
+    except OSError:
+        return True
 
 
 class _Out:
@@ -233,6 +249,10 @@ class _Out:
                     line = line[os.write(self._descriptor, line) :]
             except OSError:
                 self._dead = True
+
+
+def _directory(values: Mapping[str, Any]) -> Path:
+    return Path(values.get("directory") or "~").expanduser()
 
 
 def serve_host() -> None:

@@ -39,6 +39,10 @@ class HostFiles:
             return
         self._append(f"{values['of']}/{name}", base64.b64decode(values["data"]))
 
+    def begin_again(self) -> None:
+        """Logs come a second time, from their beginning."""
+        self._begun = {name for name in self._begun if "/" not in name}
+
     def text(self, name: str, lines: list[str]) -> None:
         """A small file of its own, if there is anything to put in."""
         if lines:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import re
@@ -10,7 +9,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +30,7 @@ from speedo.launch.connection import Connection, Happened
 from speedo.launch.host_files import HOSTS, HostFiles
 from speedo.launch.picture import PROGRESS, Picture
 from speedo.launch.protocol import BEAT_S
+from speedo.launch.remote import Command, Remote, failures
 from speedo.version import VERSION
 
 LOOK_S: Final = 0.2
@@ -42,39 +41,12 @@ SILENT_S: Final = 40.0  # to start Python there
 EXAMINE_S: Final = 120.0
 NAMED_S: Final = 16.0  # after the start: if a host has failed by then, nobody waits for the others
 FAREWELL_S: Final = 20.0  # for workers to leave after their master
+FETCH_S: Final = 25.0  # for the logs of a host whose connection was lost
 END_S: Final = 75.0  # for commands that were told to end; the hosts force it before
 HARD_END_S: Final = 8.0
 _HOW_TO_JOIN: Final = re.compile(r"; on each node,.*")  # which is done already
 _SIGNALS: Final = {"Ctrl-C": "SIGINT", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP"}
 _STATUS: Final = {"SIGTERM": 143, "SIGHUP": 129}
-
-
-@dataclass(slots=True)
-class Command:
-    """A command on a host, as far as it is known here."""
-
-    out: list[str] = field(default_factory=list)
-    last_error: str = ""
-    status: int | None = None
-    filed: bool = False
-
-    @property
-    def end(self) -> str:
-        """How it ended badly, in words."""
-        if self.status is not None and self.status < 0:
-            return f"was killed by {signal.Signals(-self.status).name}"
-        return f"ended with status {self.status}: {self.last_error.removeprefix('speedo: ')}"
-
-
-@dataclass(slots=True)
-class Remote:
-    """A host: its connection, its greeting, its commands. `closed` is why there is no connection any more."""
-
-    connection: Connection
-    hello: Mapping[str, Any] | None = None
-    closed: str | None = None
-    commands: dict[str, Command] = field(default_factory=dict)
-    files: HostFiles | None = None
 
 
 class Launcher:
@@ -204,7 +176,7 @@ class Launcher:
         for name, remote in self._remotes.items():
             command = remote.commands[DOCTOR]
             if command.status:
-                problems[name] = "\n".join(_failures(command))
+                problems[name] = "\n".join(failures(command))
             elif remote.closed is not None:
                 problems[name] = f"the connection was lost while it was examined: {remote.closed}"
         if not problems:
@@ -294,11 +266,34 @@ class Launcher:
                 if command.status is None:
                     remote.connection.send(stop=role, signal="SIGTERM")
         self._wait(self._all_filed, END_S, interruptible=False)
+        self._fetch_from_lost()
         for name, remote in self._remotes.items():
             if remote.files is not None:
                 remote.files.text("ssh.log", remote.connection.errors)
                 if remote.files.problem:
                     self._picture.note(f"warning: logs of {name}: {remote.files.problem}")
+
+    def _fetch_from_lost(self) -> None:
+        """Connect once more to hosts whose connection was lost, for the logs of what ran there."""
+        self._ending = True
+        lost = [one for one in self._remotes.values() if one.closed is not None and one.files]
+        for remote in lost:
+            old = remote.connection
+            if remote.files is not None:
+                remote.files.text("ssh.log", old.errors)
+                remote.files.begin_again()
+            remote.hello = remote.closed = None
+            config = self._plan.cluster.ssh_config
+            remote.connection = Connection(old.name, old.access, config, self._events)
+            for role, command in remote.commands.items():
+                if not command.filed:
+                    wanted = {key: command.order.get(key) for key in ("directory", "collect")}
+                    wanted["collect"] = wanted["collect"] or ()
+                    remote.connection.send(fetch=role, folder=command.folder, **wanted)
+        self._wait(self._all_filed, FETCH_S if lost else 0, interruptible=False)
+        for remote in lost:
+            if remote.closed is not None:
+                self._picture.note(f"warning: logs of {remote.connection.name}: {remote.closed}")
 
     def _all_filed(self) -> bool:
         return all(
@@ -326,7 +321,7 @@ class Launcher:
             values["log_option"] = "--logs"
         elif role == MASTER and not self._plan.leads_here:
             values["collect"] = [f"{self._plan.there_dir}/{part}" for part in LEFT]
-        remote.commands[role] = Command()
+        remote.commands[role] = Command(order=values)
         remote.connection.send(start=role, **values)
         self._picture.state(name, f"{role} is starting" if role != DOCTOR else "being examined")
 
@@ -365,6 +360,8 @@ class Launcher:
             self._picture.state(name, "connected")
         elif "line" in values:
             self._take_line(name, remote, values)
+        elif "started" in values:
+            remote.commands[str(values["started"])].folder = str(values["folder"])
         elif "ended" in values:
             self._take_end(name, remote, str(values["ended"]), int(values["status"]))
         elif "file" in values and remote.files is not None:
@@ -374,7 +371,7 @@ class Launcher:
         elif "closed" in values:
             remote.closed = str(values["why"])
             if remote.files is not None and not self._all_ended(remote):
-                self._picture.state(name, f"lost: {remote.closed}", told=True)
+                self._picture.state(name, f"lost: {remote.closed}", told=not self._ending)
 
     def _take_line(self, name: str, remote: Remote, values: Mapping[str, Any]) -> None:
         role, text = str(values["of"]), str(values["line"])
@@ -428,17 +425,3 @@ class Launcher:
             for remote in self._remotes.values():
                 if remote.closed is None:
                     remote.connection.kill()
-
-
-def _failures(command: Command) -> list[str]:
-    """What a doctor found, a line each; what it said if it found no words."""
-    try:
-        checks = json.loads(command.out[-1])["checks"]
-        found = [
-            f"{one['name']}: {one['text']}{'; ' if one['remedy'] else ''}{one['remedy']}"
-            for one in checks
-            if one["level"] == "fail"
-        ]
-    except (IndexError, ValueError, KeyError, TypeError):
-        found = []
-    return [one.replace("\n", " ") for one in found] or [f"`speedo doctor` {command.end}"]

@@ -96,6 +96,11 @@ def test_ctrl_c_stops_the_master_that_tests_and_exports_and_a_host_that_failed_h
     assert process.stderr is not None
     while f"{lost.address}: worker was killed by SIGKILL" not in process.stderr.readline():
         assert process.poll() is None
+    for one in running(hosts.hosts[2].host):
+        if one.name() == "sshd":
+            one.kill()
+    while f"{hosts.hosts[2].address}: lost: " not in process.stderr.readline():
+        assert process.poll() is None
     os.killpg(process.pid, signal.SIGINT)
     out, errors = process.communicate(timeout=WAIT_S)
     assert process.returncode == 130, errors
@@ -104,6 +109,8 @@ def test_ctrl_c_stops_the_master_that_tests_and_exports_and_a_host_that_failed_h
     logs = the_folder(tmp_path) / lost.address
     assert "joined the master" in (logs / "worker.log").read_text()
     assert list((logs / "worker").rglob("host.log"))
+    cut = tmp_path / "runs" / logs.parents[1].name / "hosts" / hosts.hosts[2].address
+    assert list((cut / "worker").rglob("host.log")), "its ssh was killed, its logs were fetched"
 
 
 def words_of(process: psutil.Process) -> list[str]:
