@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -36,7 +37,7 @@ PermitRootLogin prohibit-password
 StrictModes no
 PidFile none
 PrintMotd no
-SetEnv PYTHONPATH={root} SPEEDO_CACHE={cache} SPEEDO_RUNTIME_DIR={folder}/runtime
+SetEnv PYTHONPATH={root} SPEEDO_CACHE={cache} SPEEDO_RUNTIME_DIR={folder}/runtime TMPDIR={temporary}
 """
 
 
@@ -47,6 +48,7 @@ class SshHost:
         self.host, self.folder, self.port = host, folder, port
         self.address = host.address
         self.home = make_home(folder)
+        self.temporary = tempfile.mkdtemp(prefix="sh-")  # a short name, for Ray's sockets
         self._sshd: subprocess.Popen[bytes] | None = None
         new_key(folder / "host_key")
 
@@ -64,7 +66,12 @@ class SshHost:
         cache = os.environ.get("SPEEDO_CACHE", str(self.folder / "cache"))
         config.write_text(
             CONFIG.format(
-                port=self.port, address=self.address, folder=self.folder, root=ROOT, cache=cache
+                port=self.port,
+                address=self.address,
+                folder=self.folder,
+                root=ROOT,
+                cache=cache,
+                temporary=self.temporary,
             )
         )
         os.makedirs("/run/sshd", exist_ok=True)  # where sshd confines its unprivileged part
@@ -84,6 +91,7 @@ class SshHost:
         if self._sshd is not None:
             self._sshd.send_signal(signal.SIGKILL)
             self._sshd.wait()
+        shutil.rmtree(self.temporary, ignore_errors=True)
 
 
 def running(host: Host) -> list[psutil.Process]:
