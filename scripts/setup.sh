@@ -8,8 +8,8 @@
 #   make setup SPEEDO_CAFFE_MIRROR=URI      fetch that archive from this Debian mirror
 #
 # Where things go: .venv and build/ here, downloads and the built wheel in ~/.cache/speedo (SPEEDO_CACHE).
-# Nothing is written to /etc/apt, and Debian's redis service is neither started nor enabled: speedo starts
-# a private one where it needs one.
+# Nothing is written to /etc/apt, and Debian's services of redis and ssh are neither started nor enabled when they
+# are installed: speedo starts a private redis where it needs one, and its tests their own sshd.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -135,11 +135,12 @@ has_headers() { [ -f "$("$base_python" -c 'import sysconfig; print(sysconfig.get
 
 # install_packages NAME...: as they are; Debian starts and enables a service that it installs, which is prevented.
 install_packages() {
-  local policy=/usr/sbin/policy-rc.d ours='# put here by speedo setup while it installs packages' redis=''
-  [[ " $* " == *' redis-server '* ]] && redis=1
+  local policy=/usr/sbin/policy-rc.d ours='# put here by speedo setup while it installs packages' service services=()
+  [[ " $* " == *' redis-server '* ]] && services+=(redis-server)
+  [[ " $* " == *' openssh-server '* ]] && services+=(ssh)
   as_root apt-get -o DPkg::Lock::Timeout=300 update ||
     echo 'the package lists could not all be fetched; going on with those that are there'
-  if [ -n "$redis" ]; then
+  if ((${#services[@]})); then
     if [ ! -e "$policy" ] || grep -q "^$ours" "$policy"; then
       # shellcheck disable=SC2064
       trap "as_root rm -f $policy" EXIT
@@ -149,11 +150,11 @@ install_packages() {
   fi
   as_root env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 \
     install --yes --no-install-recommends "$@"
-  if [ -n "$redis" ]; then
-    as_root systemctl disable redis-server.service || true
-    as_root update-rc.d redis-server disable || true
-    as_root service redis-server stop || true
-  fi
+  for service in "${services[@]}"; do
+    as_root systemctl disable "$service.service" || true
+    as_root update-rc.d "$service" disable || true
+    as_root service "$service" stop || true
+  done
 }
 
 # --- .venv ---------------------------------------------------------------------------------------

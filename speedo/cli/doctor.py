@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +12,12 @@ import click
 from speedo.bounds import said, whole_number
 from speedo.cli.run_options import PATH, checked_threads, cores_options, options_named, token_option
 from speedo.config.run_config import DEFAULT_PORT, LARGEST_WORKERS
-from speedo.errors import ConfigError
+from speedo.errors import ConfigError, SpeedoError
 from speedo.system.cores import USUAL, Bind
 from speedo.system.workplace import check_names, check_workplace
 
 if TYPE_CHECKING:
-    from speedo.doctor import Finding
+    from speedo.doctor import Finding, Request
 
 
 @click.command(short_help="Check this machine before a run, and say what to do.")
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 @cores_options
 @options_named("cpu")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--facts", is_flag=True, hidden=True, help="Print the solver's facts first, as JSON.")
+@click.option("--facts-stdin", is_flag=True, hidden=True, help="Read them from standard input.")
 def doctor(
     solver: Path | None,
     address: str | None,
@@ -54,6 +57,8 @@ def doctor(
     threads: str | None,
     bind: Bind | None,
     as_json: bool,
+    facts: bool,
+    facts_stdin: bool,
     **options: Any,
 ) -> None:
     """Check this machine before a run, and say what to do.
@@ -88,8 +93,11 @@ def doctor(
         workers,
         threads=checked_threads(threads),
         bind=bind or USUAL.bind,
+        facts=json.load(sys.stdin).get("facts", {}) if facts_stdin else None,
         **given,
     )
+    if facts:
+        _print_facts(request)
     findings = examine(request)
     failed = [one for one in findings if one.level == "fail"]
     warned = [one for one in findings if one.level == "warn"]
@@ -114,6 +122,18 @@ def with_port(address: str) -> str:
             f"--master {said(address)} is not HOST or HOST:PORT; for example --master 10.0.0.5:{DEFAULT_PORT}"
         )
     return f"{host}:{number}"
+
+
+def _print_facts(request: Request) -> None:
+    """A line with the facts, if the solver can be read; if not, the findings say why."""
+    try:
+        from speedo.doctor.facts import facts_of
+
+        found = facts_of(request)
+    except (SpeedoError, ImportError):
+        return
+    click.echo(json.dumps({"facts": found}))
+    sys.stdout.flush()
 
 
 def _print(findings: list[Finding]) -> None:

@@ -15,6 +15,7 @@ import click
 from speedo.cli.control import scale, status, stop
 from speedo.cli.data import data
 from speedo.cli.doctor import doctor, with_port
+from speedo.cli.launch import launch, launch_host
 from speedo.cli.plan import plan
 from speedo.cli.run_options import (
     FILE,
@@ -22,6 +23,7 @@ from speedo.cli.run_options import (
     WorkerCommand,
     checked_threads,
     host_options,
+    logs_option,
     master_options,
     options_named,
     run_options,
@@ -109,6 +111,7 @@ def main() -> None:
     On one machine:   speedo train SOLVER --mode easgd --workers 4
     On several:       speedo master SOLVER --mode easgd --workers 3 --host ADDRESS
                       speedo worker --master ADDRESS     (on each other machine)
+                      speedo launch CLUSTER.yaml SOLVER  (all of it over ssh)
 
     SOLVER is an ordinary solver.prototxt. Left out, it is $SPEEDO_SOLVER, or else the bundled LeNet on
     Fashion-MNIST. Modes: sync, async, partial (bounded staleness), weed-out, easgd (elastic averaging),
@@ -173,6 +176,7 @@ def master(token_file: Path | None, **options: Any) -> None:
 @host_options
 @options_named("data_root")
 @token_option
+@logs_option
 def worker(
     address: str,
     workers: int,
@@ -181,6 +185,7 @@ def worker(
     bind: Bind | None,
     data_root: Path | None,
     token_file: Path | None,
+    logs: Path | None,
 ) -> None:
     """Join a master with one or more workers until its run ends."""
     from speedo.actors.join.worker_command import serve_worker
@@ -199,6 +204,7 @@ def worker(
             token_file=token_file,
             threads=threads,
             bind=bind,
+            logs=logs,
         )
     click.echo(f"the run is over at iteration {status.iteration}")
 
@@ -218,7 +224,8 @@ def worker(
 @click.option(
     "--token-file", type=FILE, help="The shared secret.  [default: ~/.config/speedo/token]"
 )  # fmt: skip
-def server(address: str, timeout: float, token_file: Path | None) -> None:
+@logs_option
+def server(address: str, timeout: float, token_file: Path | None, logs: Path | None) -> None:
     """Join a master that was started with --servers, serve a range of its center, and leave when its run ends."""
     from speedo.actors.join.worker_command import serve_worker
     from speedo.doctor import Request, require
@@ -226,12 +233,18 @@ def server(address: str, timeout: float, token_file: Path | None) -> None:
     require(Request(master=with_port(address)))
     with Progress(ErrorConsole()) as watch:
         status = serve_worker(
-            with_port(address), 0, watch, timeout_s=timeout, data_root=None, token_file=token_file
+            with_port(address),
+            0,
+            watch,
+            timeout_s=timeout,
+            data_root=None,
+            token_file=token_file,
+            logs=logs,
         )
     click.echo(f"the run is over at iteration {status.iteration}")
 
 
-for command in (data, status, stop, scale, doctor, plan, topology):
+for command in (launch, launch_host, data, status, stop, scale, doctor, plan, topology):
     main.add_command(command)
 
 

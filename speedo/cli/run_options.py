@@ -105,6 +105,13 @@ token_option = click.option(
     "--token-file", type=FILE, help="The shared secret.  [default: ~/.config/speedo/token]"
 )
 
+logs_option = click.option(
+    "--logs",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Keep this host's logs there.  [default: a temporary folder, removed after a run that ended well]",
+)
+
 
 def _cores_options(usual: str = "") -> Decorate:
     """Threads and binding, for a command of one host; `usual` is their default there, if it is not that of a run."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from speedo.config.run_config import DEFAULT_PORT
 from speedo.system.cores import Bind
@@ -16,7 +16,8 @@ Level = Literal["ok", "warn", "fail"]
 class Request:
     """A node to examine: as the worker of the master at host:port, or alone or as a master's if `master` is None.
 
-    `host` and `port` are where a master here would listen.
+    `host` and `port` are where a master here would listen. `facts` are the master's (`speedo.doctor.facts`), for a node
+    that is examined before its master runs; empty if they are not known.
     """
 
     solver: Path | None = None
@@ -31,6 +32,7 @@ class Request:
     bind: Bind = "none"
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
+    facts: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,8 +40,8 @@ def token(request: Request) -> tuple[list[Finding], str | None]:
 
 def examine_master(request: Request, secret: str | None) -> tuple[list[Finding], dict[str, Any]]:
     """The master's facts, and whether this node could join it; without a master, no findings."""
-    if request.master is None:
-        return [], {}
+    if request.master is None or request.facts is not None:
+        return [], request.facts or {}
     if secret is None:
         return [warn("master", "not asked, because there is no token", "fix the token first")], {}
     try:

@@ -19,6 +19,7 @@ from speedo.cli.main import main
 from speedo.cli.original_options import NAMES
 from speedo.config.formats import parse_phase
 from speedo.config.run_config import RunConfig, make_config
+from speedo.launch.read_cluster import read_cluster
 from speedo.monitor.status import Status, WorkerStatus
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,7 +110,7 @@ def test_a_command_in_a_block_parses_and_passes_the_checks_of_the_configuration(
 def check(command: click.Command, words: list[str]) -> None:
     """Parse the words as the command does, and make the configuration of a run of them."""
     with command.make_context(command.name, words) as context:
-        if command.name not in ("train", "master"):
+        if command.name not in ("train", "master", "launch"):
             return
         fields = RunConfig.model_fields
         given = {name: value for name, value in context.params.items() if name in fields}
@@ -178,11 +179,14 @@ def test_options_exist(page: Path) -> None:
 
 
 @each_page
-def test_yaml_examples_are_configurations(page: Path, tmp_path: Path) -> None:
+def test_yaml_examples_are_configurations_or_clusters(page: Path, tmp_path: Path) -> None:
     for number, body in enumerate(blocks(page.read_text(encoding="utf-8"), "yaml")):
         file = tmp_path / f"{number}.yaml"
         file.write_text(body)
-        make_config({}, file=file)
+        if re.search("^workers:$", body, re.MULTILINE):
+            read_cluster(file, {})
+        else:
+            make_config({}, file=file)
 
 
 @every_page

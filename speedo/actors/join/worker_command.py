@@ -32,9 +32,10 @@ from speedo.actors.ray_node import session
 from speedo.actors.signals import stop_signals
 from speedo.actors.token import load_token
 from speedo.data import default_data_root
-from speedo.errors import ClusterError, EngineError
+from speedo.errors import ClusterError, ConfigError, EngineError
 from speedo.monitor.console import Watch
 from speedo.monitor.status import Status
+from speedo.run_dir.directory import make_own_folders
 from speedo.system.background_process import start_in_background
 from speedo.system.cores import Bind
 from speedo.system.private_folders import make_private_folder
@@ -55,16 +56,19 @@ def serve_worker(
     token_file: Path | None,
     threads: str | None = None,
     bind: Bind | None = None,
+    logs: Path | None = None,
 ) -> Status:
     """Join the master at `address` with `count` workers and take part until the run ends. Raises `SpeedoError`.
 
     With a count of 0 this host only serves a range of the center. `threads` and `bind` replace the master's for this
     host's workers. If the master is lost, waits up to `timeout_s` seconds for it, each time, and joins again.
+    `logs` is a folder that keeps the logs; without it they go with a run that ended well.
     """
     if ignored := session.ignored_settings():
         watch.note(ignored)
     check_names({"the data root": data_root})
-    logs = make_private_folder("speedo-worker-")
+    kept = logs is not None
+    logs = make_private_folder("speedo-worker-") if logs is None else _made(logs)
     root = (data_root or default_data_root()).absolute()
     name = f"{socket.gethostname()}:{secrets.token_hex(2)}"
     stays = crashes = 0
@@ -92,7 +96,8 @@ def serve_worker(
         began = time.monotonic()
         ending = _stay(request, watch)
         if isinstance(ending, Over):
-            shutil.rmtree(logs, ignore_errors=True)
+            if not kept:
+                shutil.rmtree(logs, ignore_errors=True)
             return ending.status
         if isinstance(ending, Failed):
             raise ending.error or RuntimeError(ending.bug)
@@ -110,6 +115,16 @@ def serve_worker(
                 f"see {request.logs}"
             )
         watch.note(f"this host's session in the cluster failed: {ending}; it joins again")
+
+
+def _made(logs: Path) -> Path:
+    try:
+        make_own_folders(logs)
+    except OSError as error:
+        raise ConfigError(
+            f"the folder of logs {logs} cannot be made: {error.strerror}; give another with --logs"
+        ) from None
+    return logs.absolute()
 
 
 def _stay(request: Request, watch: Watch) -> Over | Lost | Failed | str:

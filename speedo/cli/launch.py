@@ -1,0 +1,207 @@
+"""`speedo launch`: a whole cluster over ssh, and the hidden command that is its end on each host."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from speedo.cli.run_options import (
+    FILE,
+    GroupedCommand,
+    master_options,
+    run_options,
+    under,
+)
+from speedo.config.formats import parse_phase
+from speedo.config.option_table import rows
+from speedo.config.run_config import make_config
+from speedo.errors import ConfigError
+
+CLUSTER: Final = "Cluster"
+_OWN: Final = {  # of the cluster, or with a place in the plan
+    "workers": "the cluster says how many workers each host has: leave --workers out",
+    "token_file": "a launch makes a token for its run: leave --token-file out",
+}
+_PLACED: Final = ("solver", "host", "port", "run_dir", "resume", "data_root", "workers")
+_EXAMINED: Final = ("redis", "run_dir", "cpu", "threads", "bind")
+
+
+@click.command(cls=GroupedCommand, short_help="Train on many hosts, started over ssh.")
+@click.argument("cluster", required=False, type=click.Path(path_type=Path))
+@under(
+    CLUSTER,
+    "-H",
+    "--hosts",
+    metavar="A:2,B:4",
+    help="Hosts with their workers, instead of CLUSTER.",
+)
+@under(
+    CLUSTER,
+    "--hostfile",
+    type=FILE,
+    help="One host a line instead of CLUSTER, as in `node1 slots=4` (mpirun) or node1:4 (horovodrun).",
+)
+@under(
+    CLUSTER,
+    "--master",
+    metavar="HOST",
+    help="Host of the master; localhost is this one.  [default: the file's, or else the first]",
+)
+@under(CLUSTER, "--username", metavar="NAME", help="Login name.  [default: ssh's]")
+@under(CLUSTER, "--ssh-key", metavar="FILE", help="Private key.  [default: ssh's]")
+@under(CLUSTER, "--ssh-port", type=int, metavar="N", help="Port of sshd.  [default: ssh's]")
+@under(CLUSTER, "--ssh-config", metavar="FILE", help="Instead of ~/.ssh/config, as ssh -F.")
+@under(
+    CLUSTER, "--virtualenv", metavar="DIR",
+    help="Where SpeeDO is installed on the hosts.  [default: `speedo` on the PATH of the login]",
+)  # fmt: skip
+@under(
+    CLUSTER,
+    "--directory",
+    metavar="DIR",
+    help="Working directory on the hosts.  [default: the login's]",
+)
+@under(
+    CLUSTER, "--env", multiple=True, metavar="NAME[=VALUE]",
+    help="Hand this variable on to the hosts; may be repeated.",
+)  # fmt: skip
+@under(CLUSTER, "--dry-run", is_flag=True, help="Print each command and run none.")
+@run_options
+@master_options
+def launch(
+    cluster: Path | None,
+    hosts: str | None,
+    hostfile: Path | None,
+    dry_run: bool,
+    token_file: Path | None,
+    **options: Any,
+) -> None:
+    """Train on the hosts of CLUSTER: one command starts master, servers and workers over ssh, and ends them.
+
+    CLUSTER is a YAML file, a rank file of mpirun, or Poseidon's JSON; or give -H or --hostfile. SOLVER and all
+    other paths of a run are paths on the master's host. The options below `Cluster` override the file; all others
+    are those of `speedo master`.
+
+    \b
+    speedo launch cluster.yaml my/solver.prototxt --mode easgd
+    speedo launch -H node1:2,node2:4 --virtualenv ~/speedo/.venv my/solver.prototxt
+    speedo launch --hostfile hosts --master localhost --dry-run
+
+    Uses the ssh of this machine with your keys, known_hosts and ssh_config, and asks for no password. Each host is
+    examined first as by `speedo doctor`. The logs of all hosts come to RUN_DIR/hosts/HOST. Ctrl-C stops the master,
+    which tests and exports; a second one ends all at once. If this command is killed, everything ends on every
+    host.
+
+    Exit status: the master's; 1 if a host cannot take part.
+    """
+    from speedo.launch.commands import Plan
+    from speedo.launch.commands import dry_run as told
+    from speedo.launch.launcher import Launcher
+    from speedo.launch.picture import Picture
+    from speedo.monitor.console import ErrorConsole
+
+    access = {
+        name: options.pop(name)
+        for name in (
+            "master",
+            "username",
+            "ssh_key",
+            "ssh_port",
+            "ssh_config",
+            "virtualenv",
+            "directory",
+            "env",
+        )
+    }
+    solver = options.pop("solver")
+    if hosts is not None or hostfile is not None:
+        if solver is not None:
+            raise ConfigError(
+                f"{cluster} and {solver}: with -H or --hostfile give only a solver, no CLUSTER"
+            )
+        cluster, solver = None, cluster
+    given = dict(options)
+    problems = [
+        text for name, text in _OWN.items() if {**given, "token_file": token_file}[name] is not None
+    ]
+    if (cluster is not None) + (hosts is not None) + (hostfile is not None) != 1:
+        problems.append("give a cluster file, or -H, or --hostfile, and only one of them")
+    if problems:
+        raise ConfigError(problems)
+    found = _cluster(cluster, hosts, hostfile, access)
+    _check_options(given, found.count)
+    words = tuple(_words(given))
+    plan = Plan(
+        found,
+        None if solver is None else str(solver),
+        words,
+        given["host"],
+        given["port"],
+        _text(given["run_dir"]),
+        _text(given["resume"]),
+        _text(given["data_root"]),
+        tuple(_words({name: given[name] for name in _EXAMINED if name in given}, placed=())),
+    )
+    if dry_run:
+        for line in told(plan):
+            click.echo(line)
+        return
+    status = Launcher(plan, Picture(ErrorConsole()), click.echo).run()
+    if status:
+        sys.exit(status)
+
+
+@click.command(hidden=True)
+def launch_host() -> None:
+    """The end of `speedo launch` on a host: obeys its standard input, and ends with it."""
+    from speedo.launch.host_end import serve_host
+
+    serve_host()
+
+
+def _cluster(
+    file: Path | None, hosts: str | None, hostfile: Path | None, access: Mapping[str, Any]
+) -> Any:
+    from speedo.launch import read_cluster
+
+    if file is not None:
+        return read_cluster.read_cluster(file, access)
+    if hostfile is not None:
+        return read_cluster.read_host_file(hostfile, access)
+    return read_cluster.cluster_of(str(hosts), access)
+
+
+def _check_options(given: Mapping[str, Any], workers: int) -> None:
+    """Raises `ConfigError` for options that the master would refuse; its own file is read on its host."""
+    if given["config_file"] is not None:
+        return
+    options = {name: value for name, value in given.items() if name != "config_file"}
+    options["phases"] = [parse_phase(text) for text in given["phases"]] or None
+    make_config({**options, "workers": workers})
+
+
+def _words(given: Mapping[str, Any], placed: tuple[str, ...] = _PLACED) -> list[str]:
+    """Options as words of a command line, in the order of the table."""
+    words = []
+    for row in rows():
+        value = given.get("phases" if row.name == "phases" else row.name)
+        if row.name in placed or value is None or value == () or (row.is_switch and not value):
+            continue
+        on, _, off = row.flags.partition("/")
+        flag = on.split()[0].rstrip(",")
+        if row.kind is bool:
+            words.append(flag if value else off)
+        else:
+            for one in value if isinstance(value, tuple) else (value,):
+                words += [flag, str(one)]
+    if given.get("config_file") is not None:
+        words += ["--config", str(given["config_file"])]
+    return words
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)

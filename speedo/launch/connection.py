@@ -1,0 +1,109 @@
+"""A connection to a host: ssh as a child process, its orders and events, by threads that never block the launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import IO, Any, Final
+
+from speedo.errors import MachineError
+from speedo.launch.cluster import Access
+from speedo.launch.protocol import order, read_event
+from speedo.launch.ssh import cause, host_command
+
+KEPT_ERRORS: Final = 200
+MOST_LINE: Final = 64 << 20  # the solver of a large net is one line
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """Something on a host: the event that it sent, or `closed` with the cause."""
+
+    host: str
+    values: Mapping[str, Any]
+
+
+class Connection:
+    """A host whose events come into the queue; the last one is `closed`."""
+
+    def __init__(
+        self, name: str, access: Access, ssh_config: str | None, events: queue.Queue[Happened]
+    ) -> None:
+        self.name, self.access = name, access
+        self.greeted = False
+        self._events = events
+        self.errors: list[str] = []
+        self._orders: queue.Queue[bytes | None] = queue.Queue()
+        # In a session of its own: Ctrl-C at the terminal is the launcher's to answer.
+        command = host_command(name, access, ssh_config)
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise MachineError(
+                f"{command[0]} cannot be started ({error.strerror}): apt-get install openssh-client"
+            ) from None
+        self._errors = self._thread(self._read_errors)
+        self._thread(self._read_events)
+        self._thread(self._write)
+
+    def send(self, **values: Any) -> None:
+        """Send an order; what a lost host does not get is lost with it."""
+        self._orders.put(order(**values))
+
+    def close(self) -> None:
+        """End all that runs there."""
+        self._orders.put(None)
+
+    def kill(self) -> None:
+        """End ssh itself; the host notices."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _thread(self, target: Any) -> threading.Thread:
+        thread = threading.Thread(target=target, name=f"{self.name} {target.__name__}", daemon=True)
+        thread.start()
+        return thread
+
+    def _write(self) -> None:
+        pipe: IO[bytes] | None = self._process.stdin
+        assert pipe is not None
+        with contextlib.suppress(OSError):
+            while (line := self._orders.get()) is not None:
+                pipe.write(line)
+                pipe.flush()
+        with contextlib.suppress(OSError):
+            pipe.close()
+
+    def _read_errors(self) -> None:
+        assert self._process.stderr is not None
+        for line in iter(lambda: self._process.stderr.readline(MOST_LINE), b""):  # type: ignore[union-attr]
+            text = line.rstrip(b"\r\n").decode(errors="backslashreplace")
+            self.errors.append(text)
+            del self.errors[:-KEPT_ERRORS]
+
+    def _read_events(self) -> None:
+        pipe = self._process.stdout
+        assert pipe is not None
+        for line in iter(lambda: pipe.readline(MOST_LINE), b""):
+            values = read_event(line)
+            if values is not None:
+                self.greeted = True
+                self._events.put(Happened(self.name, values))
+        status = self._process.wait()
+        self._errors.join(1.0)
+        why = cause(self.name, self.access, status, self.errors)
+        if self.greeted:
+            why = self.errors[-1] if self.errors else f"ssh ended with status {status}"
+        self._events.put(Happened(self.name, {"closed": status, "why": why}))

@@ -1,0 +1,245 @@
+"""`speedo launch` against four hosts with a real sshd each: they train, are named if they cannot, and end with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from tests.support.cluster_forms import as_poseidons, as_rank_file, as_words, as_yaml
+from tests.support.nets import write_data
+from tests.support.network import network
+from tests.support.sabotaged_net import write_problem
+from tests.support.ssh_hosts import VENV, Site, SshHost, running, site
+
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
+WAIT_S = 150
+NAMED_S = 20.0
+ENDLESS = ("--max-iter", "1000000", "--test-interval", "0")
+SHORT = ("--max-iter", "20", "--test-interval", "0")
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with network(5) as members, site(members, tmp_path_factory.mktemp("site") / "site") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_problem(tmp_path_factory.mktemp("small") / "problem")
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays(hosts: Site) -> Iterator[None]:
+    yield
+    assert hosts.nothing_left_within(30) == []
+
+
+def the_folder(cwd: Path) -> Path:
+    (found,) = (cwd / "runs").iterdir()
+    return found / "hosts"
+
+
+def until_it_trains(process: subprocess.Popen[str]) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        print(line, end="")
+        if re.match(r"iteration [1-9]", line):
+            return
+    pytest.fail("it ended without an iteration")
+
+
+def test_a_yaml_file_with_a_server_of_its_own_trains_and_the_logs_of_every_host_come_back(
+    hosts: Site, small: Path, tmp_path: Path
+) -> None:
+    process = hosts.launch([*as_yaml(hosts, tmp_path), str(small), *SHORT], tmp_path)
+    out, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0, errors
+    assert "after 20 iterations" in out
+    assert Path(out.splitlines()[-1]).is_relative_to(hosts.hosts[0].home), (
+        "the model is on the master's host"
+    )
+    folder = the_folder(tmp_path)
+    assert sorted(path.name for path in folder.iterdir()) == hosts.addresses
+    first, second, third, fourth = (folder / one for one in hosts.addresses)
+    assert json.loads((first / "master" / "result.json").read_text())["workers"] == 3
+    assert "iteration 20/20" in (first / "master.log").read_text()
+    for place in (first, second, third):
+        assert "joined the master" in (place / "worker.log").read_text()
+        assert list((place / "worker" / "logs" / "stay-1").glob("worker-*.log"))
+    assert "joined the master" in (fourth / "server.log").read_text()
+    assert not (second / "master.log").exists()
+
+
+def test_ctrl_c_stops_the_master_that_tests_and_exports_and_a_host_that_failed_has_its_logs_here(
+    hosts: Site, small: Path, tmp_path: Path
+) -> None:
+    process = hosts.launch([*as_poseidons(hosts, tmp_path), str(small), *ENDLESS], tmp_path)
+    until_it_trains(process)
+    lost = hosts.hosts[3]
+    command = next(one for one in running(lost.host) if "worker" in one.cmdline())
+    token = command.environ()["SPEEDO_TOKEN"]
+    seen = [word for one in psutil.process_iter() for word in words_of(one)]
+    assert any("launch-host" in word for word in seen)
+    assert not [word for word in seen if token in word], "the token is in a command line"
+    command.kill()
+    assert process.stderr is not None
+    while f"{lost.address}: worker was killed by SIGKILL" not in process.stderr.readline():
+        assert process.poll() is None
+    for one in running(hosts.hosts[2].host):
+        if one.name() == "sshd":
+            one.kill()
+    while f"{hosts.hosts[2].address}: lost: " not in process.stderr.readline():
+        assert process.poll() is None
+    os.killpg(process.pid, signal.SIGINT)
+    out, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 130, errors
+    assert "model.caffemodel" in out
+    assert hosts.nothing_left_within(10) == []
+    logs = the_folder(tmp_path) / lost.address
+    assert "joined the master" in (logs / "worker.log").read_text()
+    assert list((logs / "worker").rglob("host.log"))
+    cut = tmp_path / "runs" / logs.parents[1].name / "hosts" / hosts.hosts[2].address
+    assert list((cut / "worker").rglob("host.log")), "its ssh was killed, its logs were fetched"
+
+
+def words_of(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def test_a_killed_launcher_leaves_no_process_on_any_host(
+    hosts: Site, small: Path, tmp_path: Path
+) -> None:
+    process = hosts.launch([*as_words(hosts, tmp_path), str(small), *ENDLESS], tmp_path)
+    until_it_trains(process)
+    assert len(hosts.left()) > 12
+    process.kill()  # not its children: they have to notice
+    assert hosts.nothing_left_within(30) == []
+
+
+def test_a_rank_file_trains_with_the_master_on_this_machine_and_its_own_run_directory(
+    hosts: Site, small: Path, tmp_path: Path
+) -> None:
+    words = [*as_rank_file(hosts, tmp_path), str(small), *SHORT, "--master", "localhost"]
+    process = hosts.launch([*words, "--run-dir", "here"], tmp_path)
+    out, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0, errors
+    assert out.splitlines()[-1] == str(tmp_path / "here" / "model.caffemodel")
+    result = json.loads((tmp_path / "here" / "result.json").read_text())
+    assert (result["workers"], result["mode"]) == (4, "sync")
+    made = sorted(path.name for path in (tmp_path / "here" / "hosts").iterdir())
+    assert made == [*hosts.addresses, "localhost"]
+
+
+def test_ctrl_c_while_the_hosts_are_examined_ends_at_once(
+    hosts: Site, small: Path, tmp_path: Path
+) -> None:
+    process = hosts.launch([*as_words(hosts, tmp_path), str(small)], tmp_path)
+    deadline = time.monotonic() + 30
+    while not any("doctor" in one for one in hosts.left()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors.strip()) == (130, "speedo: stopped by Ctrl-C")
+    assert hosts.nothing_left_within(10) == []
+
+
+def refused(hosts: Site, values: object, words: list[str], cwd: Path) -> str:
+    """What a launch says that cannot begin; it is over in time and has left nothing."""
+    (cwd / "cluster.yaml").write_text(yaml.safe_dump(values))
+    began = time.monotonic()
+    process = hosts.launch(["cluster.yaml", *words], cwd)
+    _, errors = process.communicate(timeout=WAIT_S)
+    took = time.monotonic() - began
+    assert process.returncode == 1, errors
+    # All hosts share the cores of this machine; beside many others they take their time.
+    busy = os.getloadavg()[0] / (os.cpu_count() or 1)
+    assert took < NAMED_S * max(1.0, busy / 3), f"{took:.1f} s\n{errors}"
+    assert hosts.nothing_left_within(5) == []
+    assert not (cwd / "runs").exists()
+    return errors
+
+
+def test_each_host_that_ssh_cannot_reach_is_named_with_its_cause_in_time(
+    hosts: Site, small: Path, tmp_path: Path
+) -> None:
+    lost, locked, changed, unknown = hosts.hosts
+    strange = [
+        hosts.add(one.host, name, port=2222)
+        for one, name in ((locked, "locked"), (changed, "changed"), (unknown, "unknown"))
+    ]
+    hosts.welcome(strange[0], key=False)
+    hosts.welcome(strange[1], known=False)
+    hosts.welcome(strange[2], known=False)
+    with (hosts.home / ".ssh" / "known_hosts").open("a") as file:
+        file.write(strange[0].host_key.replace(locked.address, changed.address))
+    for one in strange:
+        one.start()
+    values = {
+        "master": "localhost",
+        "virtualenv": str(VENV),
+        "ssh_port": 2222,
+        "workers": [
+            "10.79.0.99",
+            *({"host": one.address} for one in (locked, changed, unknown)),
+            {"host": lost.address, "ssh_port": 22, "virtualenv": "~/nowhere"},
+        ],
+    }
+    said = refused(hosts, values, [str(small)], tmp_path)
+    causes: dict[str, str] = {
+        "10.79.0.99": "it cannot be reached",
+        locked.address: "it refuses the key",
+        changed.address: "it has another host key than known_hosts says",
+        unknown.address: "its host key is not known here",
+        lost.address: "SpeeDO is not in ~/nowhere there",
+    }
+    lines = {line.split(": ")[1]: line for line in said.splitlines()}
+    assert set(lines) == set(causes), said
+    for address, cause in causes.items():
+        assert cause in lines[address], said
+
+
+def test_a_host_without_pycaffe_is_named_in_time(hosts: Site, small: Path, tmp_path: Path) -> None:
+    first, bare, *_ = hosts.hosts
+    without = hosts.add(bare.host, "bare", port=2223)
+    hosts.welcome(without)
+    (tmp_path / "empty").mkdir()
+    (caffe,) = VENV.glob("lib/python3*/site-packages/caffe")
+    without.start((tmp_path / "empty", caffe))
+    said = refused(hosts, led_by(first, without), [str(small)], tmp_path)
+    assert said.startswith(f"speedo: {bare.address}: pycaffe: pycaffe cannot be imported"), said
+    assert said.count("speedo: ") == 1
+
+
+def test_a_host_with_other_data_is_named_in_time_with_both_counts(
+    hosts: Site, small: Path, tmp_path: Path
+) -> None:
+    first, _, other, _ = hosts.hosts
+    with_less = hosts.add(other.host, "other", port=2223)
+    hosts.welcome(with_less)
+    (tmp_path / "less").mkdir()
+    write_data(tmp_path / "less", train=100, test=40)
+    with_less.start((tmp_path / "less" / "train", small.parent / "train"))
+    said = refused(hosts, led_by(first, with_less), [str(small)], tmp_path)
+    assert said.startswith(f"speedo: {other.address}: data: "), said
+    assert "100 training records, but the master has 256" in said
+    assert said.count("speedo: ") == 1
+
+
+def led_by(first: SshHost, second: SshHost) -> dict[str, object]:
+    workers = [first.address, {"host": second.address, "ssh_port": second.port}]
+    return {"master": first.address, "virtualenv": str(VENV), "workers": workers}

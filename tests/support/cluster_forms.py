@@ -1,0 +1,54 @@
+"""The hosts of a site as `speedo launch` reads them: our YAML, -H, Poseidon's JSON, a rank file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import yaml
+
+from tests.support.ssh_hosts import VENV, Site
+
+
+def as_yaml(hosts: Site, folder: Path) -> list[str]:
+    first, second, third, fourth = hosts.addresses
+    values = {
+        "master": first,
+        "virtualenv": str(VENV),
+        "username": "root",
+        "env": ["OF_THE_USER=17"],
+        "servers": [fourth],
+        "workers": [
+            {"host": first, "threads": 1, "bind": "none"},
+            {"host": second, "workers": 1, "env": ["OF_THE_HOST=18"]},
+            third,
+        ],
+    }
+    (folder / "cluster.yaml").write_text(yaml.safe_dump(values))
+    return ["cluster.yaml"]
+
+
+def as_words(hosts: Site, folder: Path) -> list[str]:
+    """By the names that only the user's ~/.ssh/config knows."""
+    names = [one.folder.name for one in hosts.hosts]
+    return ["-H", ",".join(f"{one}:1" for one in names), "--virtualenv", str(VENV)]
+
+
+def as_poseidons(hosts: Site, folder: Path) -> list[str]:
+    first, *others = hosts.addresses
+    values = {
+        "master_node": first,
+        "worker_nodes": others,
+        "virtualenv": str(VENV),
+        "username": "root",
+        "pem_file": str(hosts.home / ".ssh" / "id_ed25519"),
+    }
+    (folder / "config.json").write_text(json.dumps(values, indent=2))
+    return ["config.json"]
+
+
+def as_rank_file(hosts: Site, folder: Path) -> list[str]:
+    ranks = [f"rank {rank}={one} slot=0:0" for rank, one in enumerate(hosts.addresses)]
+    (folder / "hosts.rankfile").write_text("\n".join([*ranks, ""]))
+    (folder / "ssh_config").write_text("Host *\n    IdentityFile ~/.ssh/id_ed25519\n")
+    return ["hosts.rankfile", "--ssh-config", "ssh_config", "--virtualenv", str(VENV)]
