@@ -20,7 +20,7 @@ MOST_PARTS: Final = 10_000
 SHOWN_LABELS: Final = 20
 SHOWN_SHAPES: Final = 5
 FORMS: Final = ("leveldb", "datums", "images", "hdf5")
-SOURCE: Final = click.Path(path_type=Path, exists=True)
+SOURCE: Final = click.Path(path_type=Path)
 database_option = click.option(
     "--database", default="train_lmdb", show_default=True, help="Name of the database in DIR."
 )

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from speedo.bounds import LARGEST_INT32
 from speedo.data.base import PROGRESS_RECORDS, Progress
 from speedo.data.database import BATCH_BYTES, Record, record_key
-from speedo.data.files import read_file
+from speedo.data.files import open_file, read_file
 from speedo.data.wire import DatumProto
 from speedo.errors import DataError
 
@@ -32,8 +32,8 @@ def hdf5_files(path: Path, root: Path | None) -> list[Path]:
 
 
 def is_hdf5(path: Path) -> bool:
-    """Whether the file begins as HDF5 files do."""
-    with open(path, "rb") as stream:
+    """Whether the file begins as HDF5 files do. Raises `DataError` if it cannot be read."""
+    with open_file(path) as stream:
         return stream.read(len(SIGNATURE)) == SIGNATURE
 
 
