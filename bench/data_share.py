@@ -48,7 +48,7 @@ def accuracy(hosts: list[Host], folder: Path, name: str, roots: list[Path], *opt
         subprocess.Popen(
             [*host.inside, sys.executable, "-m", "speedo", *arguments],
             env=environment,
-            cwd=folder,
+            cwd=folder / "elsewhere",  # relative paths are searched here before the data root
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -72,6 +72,7 @@ def main() -> int:
     found: dict[str, list[float]] = {"shard": [], "own": []}
     with tempfile.TemporaryDirectory(prefix="speedo-bench-") as name, network(3) as hosts:
         folder = Path(name)
+        (folder / "elsewhere").mkdir()
         speedo("data", "fashion-mnist", str(folder / "fashion-mnist"))
         for seed in asked.seeds:
             whole, halves = folder / f"whole-{seed}", folder / f"halves-{seed}"

@@ -199,7 +199,7 @@ class MasterActor:
         self._training.board.expect(place.worker, outlook)
         self._cluster.lost(now_at.worker, now_at.incarnation, cause)
 
-    def enlist(self, host: str, count: int, cores: int, holding: Holding) -> int:
+    def enlist(self, host: str, count: int, cores: int, holding: Holding | None = None) -> int:
         """Register a host that is about to start workers; returns how often it restarts one that died.
 
         Raises `ClusterError` if it has other records than the run needs.
