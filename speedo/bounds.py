@@ -1,4 +1,4 @@
-"""The declaration of an option, and the bounds of numbers: Caffe's 32-bit fields, its float, times."""
+"""The declaration of an option, the bounds of numbers (Caffe's 32-bit fields, its float, times), and `DataShare`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 LARGEST_INT32: Final = (
     2**31 - 1
@@ -17,6 +17,11 @@ LARGEST_COUNT: Final = (
     1_000_000  # of steps in a turn, restarts in a row: beyond it a slip is likelier than a wish
 )
 LARGEST_SECONDS: Final = 1_000_000.0  # twelve days; poll and select take no more than 2^31 ms
+
+DataShare = Literal["shard", "own", "offset", "same"]
+"""`shard`: worker k of n reads every n-th record, from the k-th on. `own`: the same, but of the records on its host,
+among the workers of that host. `offset`: every worker reads all records, worker k of n from k/n of them on. `same`:
+every worker reads all records, from the first on."""
 
 _WHOLE: Final = re.compile(r"\s*[0-9]{1,18}\s*")
 

@@ -19,6 +19,7 @@ from speedo.master.restarts import spread
 from speedo.master.sharding import Resharding, sharding_for
 from speedo.master.slots import Assignment, Roster
 from speedo.monitor.status import StatusBoard
+from speedo.solver.holding import Holding
 from speedo.transport.channel import first_line
 
 SILENT_S: Final = (
@@ -63,9 +64,14 @@ class HostManager:
         self._round = 0
         self._lock = threading.Lock()
 
-    def enlist(self, host: str, count: int, cores: int) -> int:
-        """Register a host that will run this many workers; returns how often it restarts one that died."""
+    def enlist(self, host: str, count: int, cores: int, holding: Holding | None = None) -> int:
+        """Register a host that will run this many workers; returns how often it restarts one that died.
+
+        Raises `ClusterError` if its records cannot be those of the run.
+        """
         with self._lock:
+            if count and holding is not None:
+                self._take_records(host, count, holding)
             self._hosts[host] = _Host(count, max(cores, 1), time.monotonic(), count > 0)
             self._tell_wanted()
         return self._restarts
@@ -74,6 +80,8 @@ class HostManager:
         """Unregister a host."""
         with self._lock:
             self._hosts.pop(host, None)
+            self._roster.discharge(host)
+            self._count_own_records()
             self._tell_wanted()
 
     def scale(self, workers: int) -> str:
@@ -120,9 +128,26 @@ class HostManager:
     def samples(self) -> int:
         """The sample at which a new reader of a shard begins: in a running run, in the present pass over the data."""
         board = self._board
-        return board.samples % board.records if board.started and board.records else board.samples
+        if board.started and board.records and self._roster.share == "shard":
+            return board.samples % board.records
+        return board.samples  # of another way of sharing the roster knows the passes
 
     # ------------------------------------------------------------ inside
+
+    def _take_records(self, host: str, count: int, holding: Holding) -> None:
+        here, there, share = self._board.records, holding.records, self._roster.share
+        if share != "own" and None not in (here, there) and here != there:
+            raise ClusterError(
+                f"host {host} has {there:,} training records, but the master {here:,}, and with --data-share {share} "
+                "all need the same: copy the master's data to this host, or start the master with --data-share own"
+            )
+        self._roster.enlist(host, count, holding)
+        self._count_own_records()
+
+    def _count_own_records(self) -> None:
+        """In `own` an epoch is as many samples as the hosts have records together."""
+        if self._roster.share == "own" and not self._board.over:
+            self._board.records = self._roster.records()
 
     def _there(self, now: float) -> dict[str, _Host]:
         return {name: host for name, host in self._hosts.items() if host.heard > now - SILENT_S}
@@ -142,9 +167,11 @@ class HostManager:
             return
         live = self._cluster.live()
         slots = frozenset(worker for worker, _ in live)
-        if not self._resharding.due(slots, roster.sharding, now):
+        if not self._resharding.due(slots, roster.present(slots), now):
             return
-        sharding = sharding_for(slots, self._batch_size, split=self._split, records=board.records)
+        sharding = sharding_for(
+            slots, self._batch_size, split=self._split, records=board.records, share=roster.share
+        )
         if sharding is None:
             return
         for former, place in roster.reshard(sharding, live, self.samples()):

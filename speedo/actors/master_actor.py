@@ -31,6 +31,7 @@ from speedo.run.result import RunResult
 from speedo.run.settings import RunSettings
 from speedo.run_dir.checkpoint_file import Checkpoint, read_checkpoint
 from speedo.run_dir.directory import LOGS
+from speedo.solver.holding import Holding
 
 NAME = "master"
 KEEP_S = 4.0  # a host that leaves waits so long for the center to be fetched
@@ -170,7 +171,7 @@ class MasterActor:
 
         Raises `ClusterError` while a server is missing.
         """
-        place = self._training.roster.assign(self._host_manager.samples())
+        place = self._training.roster.assign(self._host_manager.samples(), host)
         try:
             place = self._admitted(place)
         except (StoreError, ClusterError):
@@ -198,11 +199,15 @@ class MasterActor:
         self._training.board.expect(place.worker, outlook)
         self._cluster.lost(now_at.worker, now_at.incarnation, cause)
 
-    def enlist(self, host: str, count: int, cores: int) -> int:
-        """Register a host that is about to start workers; returns how often it restarts one that died."""
+    def enlist(self, host: str, count: int, cores: int, holding: Holding | None = None) -> int:
+        """Register a host that is about to start workers; returns how often it restarts one that died.
+
+        Raises `ClusterError` if it has other records than the run needs.
+        """
+        restarts = self._host_manager.enlist(host, count, cores, holding)
         if self._servers is not None:
             self._servers.enlist(host, count)
-        return self._host_manager.enlist(host, count, cores)
+        return restarts
 
     def attend(self, host: str, alive: tuple[tuple[int, int], ...]) -> Orders:
         """Takes the host's workers as (slot, incarnation); returns the host's orders."""

@@ -144,10 +144,11 @@ class WorkerActor:
 
         settings = self._settings
         spec = settings.spec.on_node(self._data_root)
+        rank, count = place.shard.reads
         text = solver_for_worker(
             spec,
-            rank=place.rank,
-            count=place.count,
+            rank=rank,
+            count=count,
             batch_size=place.batch_size,
             seed=settings.seed + 1 + place.worker,
             scratch=self._scratch,
@@ -157,8 +158,8 @@ class WorkerActor:
         engine = PycaffeEngine(
             text,
             lr_policy=spec.lr_policy,
-            rank=place.rank,
-            count=place.count,
+            rank=rank,
+            count=count,
             folder=spec.folder,
             python_layers=spec.python_layers,
             scratch=self._scratch,

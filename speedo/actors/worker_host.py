@@ -19,7 +19,9 @@ from speedo.actors.worker_actor import Ready
 from speedo.actors.worker_process import WorkerProcess, warm
 from speedo.errors import ClusterError, SpeedoError
 from speedo.master.slots import Assignment
+from speedo.run.open_store import this_machine as network_of_machine
 from speedo.run.settings import RunSettings
+from speedo.solver.holding import Holding, holding_of
 from speedo.system.cores import share_of, this_machine, threads_of
 from speedo.transport.channel import first_line
 
@@ -75,8 +77,9 @@ class WorkerHost:
         """
         self._count = count
         cores = len(os.sched_getaffinity(0))
-        self._restarts = self._patiently(self._master.enlist.remote(self._name, count, cores))
         try:
+            enlist = self._master.enlist.remote(self._name, count, cores, self._holding(count))
+            self._restarts = self._patiently(enlist)
             if count:
                 self._wait_for_servers()
             for _ in range(count):
@@ -94,6 +97,12 @@ class WorkerHost:
             self._leave(self._processes, "it did not start")
             raise
         self._watcher.start()
+
+    def _holding(self, count: int) -> Holding:
+        """The training records on this node, for a host with workers."""
+        if not count:
+            return Holding()
+        return holding_of(self._settings.spec.on_node(self._folders[2]), network_of_machine())
 
     def _wait_for_servers(self) -> None:
         """Until the center has its servers: before that a worker could connect with nobody."""

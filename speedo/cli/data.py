@@ -38,6 +38,9 @@ def data() -> None:
     \b
     speedo data fashion-mnist ~/data/fashion-mnist
     speedo data images train.txt ~/data/mine --size 256x256 --shuffle
+    speedo data convert train_leveldb ~/data/mine
+    speedo data check ~/data/mine
+    speedo data split ~/data/mine/train_lmdb parts --parts 2
 
     A dataset that is complete is not built again, unless --force is given. A solver finds a dataset by its
     `source`: as a path from its own folder, from the working directory or from --data-root.
@@ -55,7 +58,7 @@ def fashion_mnist(folder: Path, source: Path | None, force: bool) -> None:
     """
     from speedo.data import prepare_fashion_mnist
 
-    _make(prepare_fashion_mnist, folder, source=source, force=force)
+    make(prepare_fashion_mnist, folder, source=source, force=force)
 
 
 @data.command()
@@ -69,7 +72,7 @@ def mnist(folder: Path, source: Path | None, force: bool) -> None:
     """
     from speedo.data import prepare_mnist
 
-    _make(prepare_mnist, folder, source=source, force=force)
+    make(prepare_mnist, folder, source=source, force=force)
 
 
 @data.command()
@@ -84,7 +87,7 @@ def cifar10(folder: Path, source: Path | None, force: bool, seed: int) -> None:
     """
     from speedo.data import prepare_cifar10
 
-    _make(prepare_cifar10, folder, source=source, seed=seed, force=force)
+    make(prepare_cifar10, folder, source=source, seed=seed, force=force)
 
 
 @data.command()
@@ -113,15 +116,15 @@ def images(list_file: Path, folder: Path, size: str | None, **options: Any) -> N
     """
     from speedo.data import prepare_images
 
-    _make(partial(prepare_images, list_file), folder, size=_size(size), **options)
+    make(partial(prepare_images, list_file), folder, size=size_of(size), **options)
 
 
-def _make(prepare: Callable[..., Prepared], folder: Path, **options: Any) -> None:
+def make(prepare: Callable[..., Prepared], folder: Path, **options: Any) -> None:
     """Let `prepare` make the dataset in `folder`, and say what came out."""
     check_workplace()
     # What Caffe is to read must have a name that it takes.
     check_names({"the folder": folder, "the source": options.get("source")})
-    with _bar() as progress:
+    with bar() as progress:
         prepared = prepare(folder, progress=progress, **options)
     counts = ", ".join(f"{name}: {count:,} records" for name, count in prepared.counts.items())
     click.echo(f"{prepared.folder}: {counts}" + ("" if prepared.built else " (was complete)"))
@@ -131,7 +134,8 @@ def _make(prepare: Callable[..., Prepared], folder: Path, **options: Any) -> Non
             click.echo(f"  {line}", err=True)
 
 
-def _size(text: str | None) -> tuple[int, int] | None:
+def size_of(text: str | None) -> tuple[int, int] | None:
+    """Height and width, as in 256x256."""
     if text is None:
         return None
     height, cross, width = text.lower().partition("x")
@@ -145,7 +149,8 @@ def _size(text: str | None) -> tuple[int, int] | None:
 
 
 @contextmanager
-def _bar() -> Iterator[Any]:
+def bar() -> Iterator[Any]:
+    """Shows progress on a terminal; gives the function to report it."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -158,7 +163,7 @@ def _bar() -> Iterator[Any]:
 
         def progress(done: int, total: int, what: str) -> None:
             if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total)
-            bars.update(tasks[what], completed=done, total=total)
+                tasks[what] = bars.add_task(what, total=total or None)
+            bars.update(tasks[what], completed=done, total=total or None)
 
         yield progress

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
+from speedo.cli import databases
 from speedo.cli.control import scale, status, stop
 from speedo.cli.data import data
 from speedo.cli.doctor import doctor, with_port
@@ -243,6 +244,9 @@ def server(address: str, timeout: float, token_file: Path | None, logs: Path | N
         )
     click.echo(f"the run is over at iteration {status.iteration}")
 
+
+for command in (databases.split, databases.check, databases.convert):
+    data.add_command(command)
 
 for command in (launch, launch_host, data, status, stop, scale, doctor, plan, topology):
     main.add_command(command)

@@ -40,7 +40,7 @@ _NO_MORE: Final = {
     "--keyName": "each run has its own name in Redis; leave it out",
     "--suffix": "each worker has its own keys; leave it out",
     "--baseDir": "use --run-dir DIR",
-    "--start": "workers split the records automatically; leave it out",
+    "--start": "workers divide the records; --data-share offset begins at k/n of them; leave it out",
     "--sleepAfterFinish": "leave it out",
 }
 _ACTOR: Final = re.compile(r"akka\.tcp://[^@/]+@([^/]+)(/.*)?")

@@ -19,6 +19,7 @@ from speedo.bounds import (
     LARGEST_COUNT,
     LARGEST_INT32,
     LARGEST_SEED,
+    DataShare,
     Float32,
     Interval,
     Option,
@@ -201,6 +202,10 @@ class RunConfig(_Run):
         metavar="MODULE[,MODULE...]")] = None
     data_root: Annotated[Path | None, Option(
         "Last folder searched for relative data paths.", _path, group=RUN, metavar="DIR")] = None
+    data_share: Annotated[DataShare, Option(
+        "How workers share the records. shard: worker k of n reads every n-th; own: the same among the workers of one "
+        "host, of the records on that host; offset: every worker reads all, worker k of n from k/n of them on; same: "
+        "every worker reads all.", source="each record is read once an epoch, as by one Caffe", group=RUN)] = "shard"
     redis: Annotated[str | None, Option(
         "URL of your own Redis; its password may be in SPEEDO_REDIS_PASSWORD.", usual="one is started", group=RUN,
         metavar="URL")] = None

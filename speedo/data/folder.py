@@ -15,11 +15,11 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import lmdb
 
-from speedo.data.base import MANIFEST, MEAN_FILE, Prepared
+from speedo.data.base import COMMAND, MANIFEST, MEAN_FILE, Prepared
 from speedo.data.lock import LOCK_WAIT_SECONDS, locked
 from speedo.data.manifest import Database, Manifest, Mean, read_manifest, write_manifest
 from speedo.errors import DataError
@@ -28,6 +28,7 @@ from speedo.system.files import sync_folder
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 Options = Mapping[str, Any]
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,47 @@ def prepare_folder(
                 staging.chmod(0o777 & ~_umask())
                 built = build(staging)
                 return _publish(staging, folder, request, built).prepared(folder, built=True)
+            finally:
+                shutil.rmtree(staging, ignore_errors=True)
+
+
+def replace_folder(
+    folder: Path,
+    dataset: str,
+    build: Callable[[Path], Result],
+    *,
+    force: bool = False,
+    wait_seconds: float = LOCK_WAIT_SECONDS,
+) -> Result:
+    """Let `build` make a new folder in a staging folder, which then gets its name as a whole; returns its answer.
+
+    Raises DataError: the folder is there and not empty, unless it holds the same kind of `dataset` and `force` is
+    given; and as `prepare_folder`.
+    """
+    folder = Path(os.path.expanduser(folder)).absolute()
+    with errors_named(folder, "as the argument"):
+        _refuse_file(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with locked(folder, wait_seconds):
+            there = folder.exists() and any(folder.iterdir())
+            former = read_manifest(folder) if there else None
+            if there and (former is None or former.dataset != dataset):
+                raise DataError(
+                    f"{folder} is there, and was not made by `{COMMAND} {dataset}`: use another folder"
+                )
+            if there and not force:
+                raise DataError(f"{folder} is there: use another folder, or --force to replace it")
+            _sweep(folder)
+            staging = Path(tempfile.mkdtemp(prefix=_staging_prefix(folder), dir=folder.parent))
+            try:
+                new = staging / "new"
+                new.mkdir()
+                result = build(new)
+                if there:
+                    folder.rename(staging / "old")
+                new.rename(folder)
+                sync_folder(folder.parent)
+                return result
             finally:
                 shutil.rmtree(staging, ignore_errors=True)
 

@@ -81,7 +81,7 @@ def prepare_images(
     adds it to the same folder. Raises DataError naming list and line of every kind of fault;
     `skip_bad` leaves such lines out and counts them. See also `prepare_folder`.
     """
-    _check_database(database)
+    check_database(database)
     content = read_file(list_file, _MOST_LIST_BYTES)
     base = (root or list_file.parent).absolute()
     with_mean = database == TRAIN_DATABASE if mean is None else mean
@@ -226,7 +226,8 @@ def _read_lines(content: bytes, faults: _Faults) -> list[Line]:
     return lines
 
 
-def _check_database(name: str) -> None:
+def check_database(name: str) -> None:
+    """Raise DataError for what cannot name a database in a dataset's folder."""
     if name in ("", MANIFEST, MEAN_FILE) or "/" in name or name.startswith("."):
         raise DataError(
             f"{name!r} cannot name a database: use a plain name such as {TRAIN_DATABASE}"

@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from speedo.data.database import DATA_FILE, Record, write_database
+from speedo.data.base import PROGRESS_RECORDS, Progress, silent
+from speedo.data.database import DATA_FILE, Record, Written, write_database
 from speedo.data.folder import errors_named
 from speedo.data.lock import LOCK_WAIT_SECONDS, locked
 from speedo.data.roots import CACHE_VARIABLE, cache_root
@@ -55,7 +56,7 @@ def converted(database: Path, note: Callable[[str], None] = lambda line: None) -
             f"{database} is not a LevelDB: correct source or backend, or create it again"
         )
     place = cache_root() / "leveldb"
-    state = _state(database)
+    state = state_of(database)
     path_digest = hashlib.sha256(os.fsencode(database)).hexdigest()[:12]
     digest = hashlib.sha256(json.dumps([str(database), state]).encode()).hexdigest()[:16]
     folder = place / f"{database.name}-{path_digest}-{digest}"
@@ -76,7 +77,7 @@ def converted(database: Path, note: Callable[[str], None] = lambda line: None) -
             staging = Path(tempfile.mkdtemp(prefix=f".partial-{path_digest}-", dir=place))
             try:
                 count = _convert(database, staging)
-                if _state(database) != state:
+                if state_of(database) != state:
                     raise DataError(
                         f"{database} changed while it was converted: wait until it is complete, then start again"
                     )
@@ -91,7 +92,7 @@ def converted(database: Path, note: Callable[[str], None] = lambda line: None) -
     return folder
 
 
-def _state(database: Path) -> list[tuple[str, int, int, int]]:
+def state_of(database: Path) -> list[tuple[str, int, int, int]]:
     """Name, size, time and inode of every file that holds records or lists the files that do."""
     state = []
     try:
@@ -149,7 +150,17 @@ def _check_room(place: Path, database: Path, size: int) -> None:
 
 def _convert(database: Path, staging: Path) -> int:
     """Write `staging/lmdb` with the records, in their order and under their keys; their number."""
-    links = staging / "links"
+    written = write_copy(database, staging / "lmdb", staging / "links")
+    if not written.records:
+        raise DataError(f"{database} holds no record: {_REMEDY}")
+    return written.records
+
+
+def write_copy(database: Path, folder: Path, links: Path, progress: Progress = silent) -> Written:
+    """Write all records of a LevelDB into a new LMDB `folder`, in their order and under their keys.
+
+    Keys that LMDB would not take are numbered, all of them. `links` is a new folder for LevelDB to write in.
+    """
     links.mkdir()
     for file in database.iterdir():
         if file.suffix in _TABLES:
@@ -157,14 +168,18 @@ def _convert(database: Path, staging: Path) -> int:
             (links / file.with_suffix(".sst").name).symlink_to(file)
         elif _holds_records(file):  # which LevelDB goes on writing
             shutil.copyfile(file, links / file.name)
+
+    def records(*, numbered: bool) -> Iterator[Record]:
+        for done, record in enumerate(_records(database, links, numbered=numbered), 1):
+            if done % PROGRESS_RECORDS == 0:
+                progress(done, 0, "reading records")  # LevelDB does not say how many there are
+            yield record
+
     try:
-        written = write_database(staging / "lmdb", _records(database, links, numbered=False))
+        return write_database(folder, records(numbered=False))
     except _LongKeyError:
-        shutil.rmtree(staging / "lmdb")
-        written = write_database(staging / "lmdb", _records(database, links, numbered=True))
-    if not written.records:
-        raise DataError(f"{database} holds no record: {_REMEDY}")
-    return written.records
+        shutil.rmtree(folder)
+        return write_database(folder, records(numbered=True))
 
 
 def _records(database: Path, links: Path, *, numbered: bool) -> Iterator[Record]:

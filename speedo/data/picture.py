@@ -19,7 +19,7 @@ from speedo.errors import DataError
 # Formats that every OpenCV decodes the same way; the bytes of such files are kept where they fit.
 _KEPT_FORMATS: Final = frozenset({"JPEG", "PNG"})
 # Not all that Pillow knows: for some, such as EPS, it runs a program on the file.
-_FORMATS: Final = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "JPEG2000", "TGA")
+FORMATS: Final = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "JPEG2000", "TGA")
 _JPEG_QUALITY: Final = 95
 MOST_BYTES: Final = 512 << 20  # of one image; what it unpacks to, Pillow bounds itself
 
@@ -64,7 +64,7 @@ def decode(path: Path, form: Form) -> Picture:
     content = read_file(path, MOST_BYTES)
     mode = "L" if form.gray else "RGB"
     try:
-        with Image.open(io.BytesIO(content), formats=_FORMATS) as opened:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
             source_format = opened.format
             image = opened.convert(mode)
             unchanged = opened.mode == mode

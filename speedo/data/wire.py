@@ -23,6 +23,7 @@ _MESSAGES: Final[dict[str, dict[str, tuple[int, _Field.Type.ValueType]]]] = {
         "width": (3, _Field.TYPE_INT32),
         "data": (4, _Field.TYPE_BYTES),
         "label": (5, _Field.TYPE_INT32),
+        "float_data": (6, _Field.TYPE_FLOAT),
         "encoded": (7, _Field.TYPE_BOOL),
     },
     "BlobProto": {
@@ -36,7 +37,7 @@ _MESSAGES: Final[dict[str, dict[str, tuple[int, _Field.Type.ValueType]]]] = {
 
 
 def _message_classes() -> dict[str, Any]:
-    """A message class for each entry of `_MESSAGES`; its floats are a packed list."""
+    """A message class for each entry of `_MESSAGES`; its floats are a list, packed where Caffe packs it."""
     file = FileDescriptorProto(name="speedo/datum.proto", package="speedo", syntax="proto2")
     for name, table in _MESSAGES.items():
         message = file.message_type.add(name=name)
@@ -45,7 +46,7 @@ def _message_classes() -> dict[str, Any]:
             added.label = _Field.LABEL_OPTIONAL
             if kind == _Field.TYPE_FLOAT:
                 added.label = _Field.LABEL_REPEATED
-                added.options.packed = True
+                added.options.packed = name == "BlobProto"
     pool = DescriptorPool()
     pool.Add(file)
     return {

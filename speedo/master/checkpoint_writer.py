@@ -42,7 +42,8 @@ class CheckpointWriter:
     0 means only at the end.
 
     `open_store` makes a connection for the writing thread; `fence` raises `FencedError` if another master has
-    taken the run over; `server_history` is the master's own solver history, `dropped` counts results by fate.
+    taken the run over; `server_history` is the master's own solver history, `dropped` counts results by fate;
+    `data_of` gives `WorkerState.share` and `WorkerState.data` of a slot.
     """
 
     folder: Path
@@ -57,6 +58,7 @@ class CheckpointWriter:
     seconds_before: float = 0.0
     server_history: Callable[[], bytes] = lambda: b""
     dropped: Callable[[], Mapping[str, int]] = dict
+    data_of: Callable[[int], tuple[str, str]] = lambda slot: ("shard", "")
     _gathering: _Gathering | None = None
     _writing: list[tuple[Counters, Future[tuple[int, str]]]] = field(default_factory=list)
     _next: float | None = None
@@ -105,9 +107,8 @@ class CheckpointWriter:
             if event.problem:
                 gathering.problems.append(_without(event.worker, event.problem))
             elif (event.worker, event.incarnation) in gathering.awaited:
-                gathering.saved[event.worker] = WorkerState(
-                    event.rank, event.count, event.batch_size, event.batches
-                )
+                shard = (event.rank, event.count, event.batch_size, event.batches)
+                gathering.saved[event.worker] = WorkerState(*shard, *self.data_of(event.worker))
         gathering.awaited.discard((event.worker, event.incarnation))
 
     def finished(self, now: float) -> list[Checkpointed]:

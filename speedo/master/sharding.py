@@ -1,39 +1,65 @@
 """Decides which worker reads which shard of the records, and when to redistribute them. Pure: no I/O, no clock.
 
 Shard `rank` of `count` holds every record whose number modulo `count` is `rank` (Caffe: layers/data_layer.cpp,
-Skip). So the shards of one sharding hold each record exactly once.
+Skip). So the shards of one sharding hold each record exactly once. Other ways of sharing are `DataShare`'s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from speedo.bounds import DataShare
 from speedo.solver import split_batch
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Share `rank` of `count` of the records, read `batch_size` at a time."""
+    """Share `rank` of `count` of the records, read `batch_size` at a time; what that means, `share` says."""
 
     rank: int
     count: int
     batch_size: int
+    share: DataShare = "shard"
+
+    @property
+    def reads(self) -> tuple[int, int]:
+        """Rank and count for Caffe, which knows no other way than `shard`."""
+        return (self.rank, self.count) if self.share in ("shard", "own") else (0, 1)
+
+    def batches_to_skip(self, passed: int, records: int | None) -> int:
+        """Batches before the first one of a new reader, where the others have read `passed` batches of theirs.
+
+        The source has `records`. In its second pass and later a reader goes to the same place of its first pass.
+        """
+        count = self.reads[1]
+        first = self.rank * (records or 0) // self.count if self.share == "offset" else 0
+        at = first // self.batch_size + passed
+        share = (records or 0) // count
+        if self.share == "shard" or at * self.batch_size < share or not share:
+            return at
+        return at * self.batch_size % share // self.batch_size
 
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """A shard for each of `workers`: `workers[k]` reads shard `k`, `batch_sizes[k]` records at a time."""
+    """A shard for each of `workers`: `workers[k]` reads shard `k`, `batch_sizes[k]` records at a time.
+
+    With `own` only the batch sizes are meant; whose host has which records, `own_shards` is told.
+    """
 
     workers: tuple[int, ...]
     batch_sizes: tuple[int, ...]
+    share: DataShare = "shard"
 
     @property
     def count(self) -> int:
         return len(self.batch_sizes)
 
     def shard(self, rank: int) -> Shard:
-        return Shard(rank, self.count, self.batch_sizes[rank])
+        if self.share == "same":
+            return Shard(0, 1, self.batch_sizes[rank], self.share)
+        return Shard(rank, self.count, self.batch_sizes[rank], self.share)
 
     def own(self) -> Mapping[int, Shard]:
         """The shard of each worker that this sharding was made for."""
@@ -53,8 +79,22 @@ class Sharding:
         return samples // (sum(self.batch_sizes) * iter_size) * iter_size
 
 
+def own_shards(sharding: Sharding, groups: Mapping[int, str]) -> Mapping[int, Shard]:
+    """The shard of each worker in `own`: of what its group has, among the workers of the group, by their slots."""
+    shards = {}
+    for worker, shard in sharding.own().items():
+        group = [other for other in sorted(sharding.workers) if groups[other] == groups[worker]]
+        shards[worker] = replace(shard, rank=group.index(worker), count=len(group))
+    return shards
+
+
 def sharding_for(
-    workers: Iterable[int], batch_size: int, *, split: bool, records: int | None
+    workers: Iterable[int],
+    batch_size: int,
+    *,
+    split: bool,
+    records: int | None,
+    share: DataShare = "shard",
 ) -> Sharding | None:
     """One shard for each of the workers; None if the batch or the data has fewer records than there are workers.
 
@@ -62,11 +102,12 @@ def sharding_for(
     sequential Caffe reads.
     """
     slots = tuple(sorted(workers))
-    most = min(batch_size if split else len(slots), len(slots) if records is None else records)
+    enough = records is None or share != "shard"
+    most = min(batch_size if split else len(slots), len(slots) if enough else records or 0)
     if not slots or len(slots) > most:
         return None
     sizes = split_batch(batch_size, len(slots)) if split else (batch_size,) * len(slots)
-    return Sharding(slots, sizes)
+    return Sharding(slots, sizes, share)
 
 
 @dataclass(slots=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from speedo.master.sharding import Shard, Sharding
+from speedo.bounds import DataShare
+from speedo.master.sharding import Shard, Sharding, own_shards
 from speedo.run_dir.checkpoint_file import WorkerState
+from speedo.solver.holding import Holding
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +29,10 @@ class ServerAddress:
 class Assignment:
     """A worker's place: its slot, how often that slot was assigned, its shard and its batch.
 
-    It reads shard `rank` of `count`, and skips `skip` batches of it before its first turn. `history` is the
-    version of the checkpoint whose solver history it restores, if any. `redis_url` is for this worker alone, and holds
-    its password; so do the URLs of `servers`, those that have the center, in the order of their ranges.
+    It reads shard `rank` of `count` in the way of `share`, and skips `skip` batches of it before its first turn.
+    `history` is the version of the checkpoint whose solver history it restores, if any. `redis_url` is for this worker
+    alone, and holds its password; so do the URLs of `servers`, those that have the center, in the order of their
+    ranges.
     """
 
     worker: int
@@ -41,10 +44,11 @@ class Assignment:
     history: int | None = None
     redis_url: str = field(default="", repr=False, compare=False)
     servers: tuple[ServerAddress, ...] = field(default=(), repr=False, compare=False)
+    share: DataShare = "shard"
 
     @property
     def shard(self) -> Shard:
-        return Shard(self.rank, self.count, self.batch_size)
+        return Shard(self.rank, self.count, self.batch_size, self.share)
 
 
 class Roster:
@@ -52,7 +56,8 @@ class Roster:
 
     At first there is a shard for each of the expected workers. `samples`, where it is an argument, is what the run has
     merged: a new reader of a shard continues where the run is. `resumed` gives the data positions of the slots in the
-    checkpoint of `version`; the first worker in such a slot continues exactly there.
+    checkpoint of `version`; the first worker in such a slot continues exactly there. `records` are those that all
+    hosts have; in `own` each host has its own, which `enlist` says.
     """
 
     def __init__(
@@ -62,22 +67,62 @@ class Roster:
         *,
         resumed: Mapping[int, WorkerState] | None = None,
         version: int = 0,
+        share: DataShare = "shard",
+        records: int | None = None,
     ) -> None:
-        self.sharding = Sharding(tuple(range(len(batch_sizes))), batch_sizes)
+        self.sharding = Sharding(tuple(range(len(batch_sizes))), batch_sizes, share)
         self._iter_size = iter_size
         self._incarnations: dict[int, int] = {}
         self._held: dict[int, Assignment] = {}
         self._moved: dict[tuple[int, int], Assignment] = {}
         self._resumed = dict(resumed or {})
         self._version = version
+        self._everywhere = Holding(records)
+        self._hosts: dict[str, Holding] = {}
+        self._shards_of: dict[str, int] = {}  # by group, in `own`
+        self._data: dict[int, Holding] = {}
         self._lock = threading.Lock()
 
-    def assign(self, samples: int = 0) -> Assignment:
-        """Assign the lowest free slot to one more worker; beyond the expected number shards are shared."""
+    @property
+    def share(self) -> DataShare:
+        return self.sharding.share
+
+    def enlist(self, host: str, count: int, holding: Holding) -> None:
+        """Register the records of a host that will run this many workers."""
         with self._lock:
-            worker = next(slot for slot in range(len(self._held) + 1) if slot not in self._held)
+            held = {self._data[worker].group for worker in self._held if worker in self._data}
+            if (
+                holding.group not in held
+            ):  # otherwise its shards stay until the data is redistributed
+                self._shards_of[holding.group] = max(count, 1)
+            self._hosts[host] = holding
+
+    def discharge(self, host: str) -> None:
+        """Unregister a host."""
+        with self._lock:
+            self._hosts.pop(host, None)
+
+    def records(self) -> int | None:
+        """The records that the hosts have together, each one's own; None where one is not known."""
+        with self._lock:
+            groups = {one.group: one.records for one in self._hosts.values()}
+        known = [count for count in groups.values() if count is not None]
+        return sum(known) if known and len(known) == len(groups) else None
+
+    def assign(self, samples: int = 0, host: str = "") -> Assignment:
+        """Assign the lowest free slot to one more worker; beyond the expected number shards are shared.
+
+        In `own` a resumed run gives a host first the slots that had read its records.
+        """
+        with self._lock:
+            holding = self._hosts.get(host, Holding())
+            worker = self._free_slot(holding)
             others = [place.shard for place in self._held.values()]
-            return self._place(worker, self.sharding.shard_for(worker, others), samples)
+            shard = self.sharding.shard_for(worker, others)
+            if self.share == "own":
+                shard = self._own_shard(shard, holding)
+            self._data[worker] = holding if self.share == "own" else self._everywhere
+            return self._place(worker, shard, samples)
 
     def release(self, worker: int, incarnation: int) -> None:
         """Free the slot, unless it was assigned again."""
@@ -98,6 +143,24 @@ class Roster:
                 key = (worker, self._moved[key].incarnation)
             return place if place is not None and place.incarnation == key[1] else None
 
+    def data_of(self, worker: int) -> tuple[str, str]:
+        """How the worker in this slot shares the records, and the digest of those that it alone has."""
+        with self._lock:
+            return self.share, self._data.get(worker, Holding()).digest
+
+    def present(self, live: frozenset[int]) -> Sharding:
+        """The sharding that these workers follow; it is nobody's if in `own` one has come to another host."""
+        with self._lock:
+            sharding = self.sharding
+            if self.share == "own" and live == frozenset(sharding.workers):
+                due = own_shards(sharding, self._groups())
+                if any(
+                    worker not in self._held or self._held[worker].shard != due[worker]
+                    for worker in live
+                ):
+                    return replace(sharding, workers=())
+            return sharding
+
     def reshard(
         self, sharding: Sharding, live: Iterable[tuple[int, int]], samples: int = 0
     ) -> list[tuple[Assignment, Assignment]]:
@@ -108,6 +171,10 @@ class Roster:
         with self._lock:
             self.sharding = sharding
             own, moved = sharding.own(), []
+            if self.share == "own":
+                own = own_shards(sharding, self._groups())
+                for worker, shard in own.items():
+                    self._shards_of[self._groups()[worker]] = shard.count
             for worker, incarnation in live:
                 former = self._held.get(worker)
                 if former is None or former.incarnation != incarnation or worker not in own:
@@ -121,14 +188,57 @@ class Roster:
     def _holds(self, worker: int, incarnation: int) -> bool:
         return worker in self._held and self._held[worker].incarnation == incarnation
 
+    def _groups(self) -> dict[int, str]:
+        """The group of every slot that was assigned; the others have none."""
+        groups = dict.fromkeys(self.sharding.workers, "")
+        return groups | {worker: one.group for worker, one in self._data.items()}
+
+    def _free_slot(self, holding: Holding) -> int:
+        lowest = next(slot for slot in range(len(self._held) + 1) if slot not in self._held)
+        if self.share != "own" or not self._resumed:
+            return lowest
+        free = [slot for slot in self.sharding.workers if slot not in self._held]
+        had = [slot for slot in free if _data_in(self._resumed.get(slot)) == holding.digest]
+        new = [slot for slot in free if slot not in self._resumed]
+        return next(iter([*had, *new]), lowest)
+
+    def _own_shard(self, shard: Shard, holding: Holding) -> Shard:
+        """That of the group's shards which fewest of its workers read."""
+        readers = [0] * self._shards_of.get(holding.group, 1)
+        for worker, place in self._held.items():
+            if self._data[worker].group == holding.group:
+                readers[place.rank % len(readers)] += 1
+        return replace(shard, rank=readers.index(min(readers)), count=len(readers))
+
     def _place(self, worker: int, shard: Shard, samples: int) -> Assignment:
         incarnation = self._incarnations[worker] = self._incarnations.get(worker, 0) + 1
-        skip, history = self.sharding.batches_passed(samples, self._iter_size), None
+        holding, history = self._data.get(worker, self._everywhere), None
+        passed = self.sharding.batches_passed(samples, self._iter_size)
+        skip = shard.batches_to_skip(passed, holding.records)
         was = self._resumed.pop(worker, None)
-        if was is not None and Shard(was.rank, was.count, was.batch_size) == shard:
+        if was is not None and not was.share:  # of a snapshot of Caffe's: a history alone
+            skip, history = shard.batches_to_skip(0, holding.records), self._version
+        elif was is not None and was == _state(shard, holding, was.batches):
             skip, history = was.batches, self._version
         place = Assignment(
-            worker, incarnation, shard.rank, shard.count, shard.batch_size, skip, history
+            worker,
+            incarnation,
+            shard.rank,
+            shard.count,
+            shard.batch_size,
+            skip,
+            history,
+            share=shard.share,
         )
         self._held[worker] = place
         return place
+
+
+def _state(shard: Shard, holding: Holding, batches: int) -> WorkerState:
+    return WorkerState(
+        shard.rank, shard.count, shard.batch_size, batches, shard.share, holding.digest
+    )
+
+
+def _data_in(state: WorkerState | None) -> str | None:
+    return None if state is None else state.data

@@ -75,7 +75,8 @@ def build_training(
     if isinstance(resume, CaffeSnapshot):
         resume = resume.as_checkpoint(engine, settings, config.mode)
     fence = Fence(run_dir, settings.epoch, time.monotonic)
-    board = StatusBoard(config.mode, spec.max_iter, spec.batch, records)
+    own = settings.data_share == "own"  # then the hosts say how many records there are
+    board = StatusBoard(config.mode, spec.max_iter, spec.batch, None if own else records)
     first = _first_center(engine, spec, resume, config.weights)
     version = resume.counters.version if resume else 0
     center: RunCenter
@@ -123,6 +124,14 @@ def build_training(
         board.resume(resume.counters)
         log.resume(settings.epoch, resume.counters, time.monotonic())
     seconds_before = resume.counters.seconds if resume else 0.0
+    roster = Roster(
+        settings.batch_sizes,
+        spec.iter_size,
+        resumed=dict(resume.workers) if resume else {},
+        version=coordinator.version,
+        share=settings.data_share,
+        records=records,
+    )
     keeper = None
     if open_store is not None:
         keeper = CheckpointWriter(
@@ -138,6 +147,7 @@ def build_training(
             seconds_before,
             _history_of(center, engine) if needs_update(config) else bytes,
             lambda: board.dropped,
+            roster.data_of,
         )
     watch = DivergenceWatch(config.mode, config.workers, coordinator.strategy.rule.payload)
     driver = Driver(
@@ -152,12 +162,6 @@ def build_training(
         checkpoints=keeper,
         diverged=watch.saw if config.stop_on_divergence else lambda loss, samples: None,
         outages=lambda: center.outages,
-    )
-    roster = Roster(
-        settings.batch_sizes,
-        spec.iter_size,
-        resumed=dict(resume.workers) if resume else {},
-        version=coordinator.version,
     )
     values = config_for_people(config, spec.path, settings.seed)
     try:

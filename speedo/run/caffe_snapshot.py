@@ -57,11 +57,15 @@ class CaffeSnapshot:
             layout=engine.layout.digest,
         )
         sizes = settings.batch_sizes
+        share = "shard" if settings.data_share == "shard" else ""  # a history alone: see `Roster`
         return Checkpoint(
             counters,
             center,
             history,
-            {slot: WorkerState(slot, len(sizes), size, 0) for slot, size in enumerate(sizes)},
+            {
+                slot: WorkerState(slot, len(sizes), size, 0, share)
+                for slot, size in enumerate(sizes)
+            },
             dict.fromkeys(range(len(sizes)), history),
         )
 

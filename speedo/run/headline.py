@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from speedo.engines.net_trial import CaffeFacts
 from speedo.run.prepare import Prepared
 from speedo.sgd_modes.registry import PLAIN, has_rounds, own_options
 from speedo.vectors.codecs import Compression, bytes_of
+
+_SHARES: Final = {
+    "own": "; each host reads its own records",
+    "offset": "; every worker reads all, each from a place of its own",
+    "same": "; every worker reads all, from the first on",
+}
 
 
 def headline(prepared: Prepared) -> list[str]:
@@ -23,8 +31,9 @@ def headline(prepared: Prepared) -> list[str]:
         effective = f"batch {sizes[0] * spec.iter_size} per worker ({share}"
     effective += f" records, iter_size {spec.iter_size})" if spec.iter_size > 1 else " records)"
     epochs = ""
-    if prepared.records:
+    if prepared.records and config.data_share != "own":  # there the hosts say how many there are
         epochs = f" = {spec.max_iter * spec.batch / prepared.records:.2f} epochs of {prepared.records:,} records"
+    epochs += _SHARES.get(config.data_share, "")
     rate = f"learning rate {spec.lr_policy.rate(0):g} ({spec.lr_policy.policy})"
     update = ""
     if config.server_gradient:

@@ -104,6 +104,11 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
     if not spec.update_is_linear:
         config = with_whole_gradient(config)
     records = count_records(spec)
+    if config.data_share == "offset" and records is None:
+        raise ConfigError(
+            "data_share is offset, but the training records of this net cannot be counted; use --data-share shard or "
+            "same"
+        )
     if resumed is not None:
         _check_there_is_more(resumed, spec)
     if isinstance(resumed, Resumed):
@@ -143,6 +148,7 @@ def run_settings(config: RunConfig, spec: SolverSpec, run: str) -> RunSettings:
         cores=CoreOptions(config.threads, config.bind),
         serves=config.serves,
         redis_tls=config.redis_tls,
+        data_share=config.data_share,
     )
 
 

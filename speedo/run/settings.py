@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from speedo.bounds import DataShare
 from speedo.config.run_config import Overlap
 from speedo.solver import SolverSpec
 from speedo.system.cores import USUAL, CoreOptions
@@ -52,6 +53,7 @@ class RunSettings:
     cores: CoreOptions = USUAL
     serves: bool = False
     redis_tls: bool = False
+    data_share: DataShare = "shard"
 
     def started(self, redis_url: str, redis_ca: str, near: Near, epoch: int) -> RunSettings:
         """The settings with what is known once the servers of the run are started."""

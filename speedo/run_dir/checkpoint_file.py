@@ -44,13 +44,18 @@ _STRICT: Final = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """The data position of one worker: it had read `batches` of `batch_size` records from shard `rank` of `count`."""
+    """The data position of one worker: it had read `batches` of `batch_size` records from shard `rank` of `count`.
+
+    `share` is the way in which the records were shared; of one worker's host alone, `data` is their digest.
+    """
 
     __pydantic_config__ = _STRICT
     rank: Count
     count: Annotated[int, Field(ge=1, le=MOST_COUNT)]
     batch_size: Annotated[int, Field(ge=1, le=LARGEST_INT32)]
     batches: Count
+    share: Annotated[str, Field(max_length=32)] = "shard"
+    data: Annotated[str, Field(max_length=64)] = ""
 
 
 @dataclass(frozen=True, slots=True)

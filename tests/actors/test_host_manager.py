@@ -7,17 +7,19 @@ import pytest
 from speedo.actors.host_manager import HostManager
 from speedo.actors.host_orders import End
 from speedo.actors.ray_cluster import RayCluster
+from speedo.bounds import DataShare
 from speedo.errors import ClusterError, ConfigError
 from speedo.master.sharding import Sharding
 from speedo.master.slots import Roster
 from speedo.monitor.status import StatusBoard
+from speedo.solver.holding import Holding
 
 
 class Desk:
     """A supervisor with the real books around it, and no process."""
 
-    def __init__(self) -> None:
-        self.roster = Roster((32, 32))
+    def __init__(self, share: DataShare = "shard") -> None:
+        self.roster = Roster((32, 32), share=share)
         self.board = StatusBoard("async", max_iter=100, batch=64, records=1000)
         self.cluster = RayCluster(self.roster.release)
         self.supervisor = HostManager(
@@ -100,3 +102,27 @@ def test_hosts_that_leave_when_the_run_is_over_do_not_change_what_was_wanted() -
     desk.board.over = True
     desk.supervisor.discharge("a")
     assert desk.board.wanted == 2
+
+
+@pytest.mark.parametrize("share", ["shard", "offset", "same"])
+def test_a_host_with_another_number_of_records_is_refused(share: DataShare) -> None:
+    desk = Desk(share)
+    assert desk.supervisor.enlist("a", 1, 4, Holding(1000, "x", "a")) == 3
+    assert desk.supervisor.enlist("b", 1, 4, Holding(None, "", "b")) == 3  # its workers will say it
+    with pytest.raises(ClusterError, match=rf"500 .* the master 1,000, .* {share} .* own"):
+        desk.supervisor.enlist("c", 1, 4, Holding(500, "y", "c"))
+    assert desk.board.wanted == 2
+
+
+def test_an_epoch_in_own_is_the_sum_over_the_hosts() -> None:
+    desk = Desk("own")
+    desk.board.records = None
+    desk.supervisor.enlist("a", 1, 4, Holding(300, "x", "a"))
+    desk.supervisor.enlist("b", 1, 4, Holding(500, "y", "b"))
+    desk.board.samples = 400
+    assert desk.board.status(0.0).epoch == 0.5
+    desk.supervisor.discharge("b")
+    assert desk.board.records == 300
+    desk.board.over = True
+    desk.supervisor.discharge("a")
+    assert desk.board.records == 300

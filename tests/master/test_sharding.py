@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from speedo.master.sharding import Resharding, Shard, Sharding, sharding_for
 from speedo.master.slots import Roster
+from speedo.run_dir.checkpoint_file import WorkerState
+from speedo.solver.holding import Holding
 
 SLOTS = st.frozensets(st.integers(0, 40), min_size=1, max_size=20)
 # What may happen to a cluster: seconds pass, a worker of this slot comes or goes.
@@ -180,3 +182,103 @@ def test_a_place_is_held_by_one_at_a_time(happenings: list[tuple[float, int, boo
                     assert new.incarnation == present[new.worker] + 1 == former.incarnation + 1
                     present[new.worker] = new.incarnation
         assert all(roster.holds(*one) for one in present.items())
+
+
+# ---------------------------------------------------------------- other ways of sharing
+
+
+def on(machine: str, records: int | None = 100) -> Holding:
+    return Holding(records, f"data of {machine}", machine)
+
+
+def test_in_own_the_workers_of_each_host_divide_its_records_among_themselves() -> None:
+    roster = Roster((22, 21, 21), share="own")
+    roster.enlist("a:1", 2, on("a"))
+    roster.enlist("b:1", 1, on("b"))
+    places = [roster.assign(0, host) for host in ("a:1", "b:1", "a:1")]
+    assert [place.shard for place in places] == [
+        Shard(0, 2, 22, "own"),
+        Shard(0, 1, 21, "own"),
+        Shard(1, 2, 21, "own"),
+    ]
+    assert [place.shard.reads for place in places] == [(0, 2), (0, 1), (1, 2)]
+    assert roster.records() == 200
+    roster.release(0, 1)
+    assert roster.assign(0, "a:1").shard == Shard(0, 2, 22, "own")
+
+
+def test_two_commands_on_one_machine_with_the_same_data_are_one_host_in_own() -> None:
+    roster = Roster((8, 8), share="own")
+    for host in ("a:1", "a:2"):
+        roster.enlist(host, 1, on("a"))
+        roster.assign(0, host)
+    assert roster.records() == 100
+    assert roster.present(frozenset({0, 1})).workers == ()  # both read all: to be redistributed
+    roster.reshard(Sharding((0, 1), (8, 8), "own"), [(0, 1), (1, 1)])
+    assert [roster._held[slot].shard for slot in (0, 1)] == [
+        Shard(0, 2, 8, "own"),
+        Shard(1, 2, 8, "own"),
+    ]
+    assert roster.present(frozenset({0, 1})).workers == (0, 1)
+
+
+def test_a_slot_that_comes_to_another_host_in_own_is_redistributed() -> None:
+    roster = Roster((8, 8), share="own")
+    for host in ("a", "b"):
+        roster.enlist(host, 1, on(host))
+        roster.assign(0, host)
+    assert roster.present(frozenset({0, 1})).workers == (0, 1)
+    roster.release(0, 1)
+    roster.assign(0, "b")
+    assert roster.present(frozenset({0, 1})).workers == ()
+    moved = roster.reshard(Sharding((0, 1), (8, 8), "own"), [(0, 2), (1, 1)])
+    assert [new.shard for _, new in moved] == [Shard(0, 2, 8, "own"), Shard(1, 2, 8, "own")]
+
+
+def test_after_a_resume_in_own_a_host_gets_the_slot_that_has_read_its_records() -> None:
+    states = {
+        slot: WorkerState(0, 1, 8, 5 + slot, "own", f"data of {host}")
+        for slot, host in enumerate("ab")
+    }
+    roster = Roster((8, 8), resumed=states, version=3, share="own")
+    for host in ("b", "a"):
+        roster.enlist(host, 1, on(host))
+    places = [roster.assign(80, host) for host in ("b", "a")]
+    assert [(place.worker, place.skip, place.history) for place in places] == [(1, 6, 3), (0, 5, 3)]
+
+
+def test_a_host_with_other_records_than_before_the_resume_begins_its_own_anew() -> None:
+    states = {0: WorkerState(0, 1, 8, 5, "own", "data of a")}
+    roster = Roster((8,), resumed=states, version=3, share="own")
+    roster.enlist("c", 1, on("c"))
+    assert roster.assign(0, "c").history is None
+
+
+def test_with_offset_worker_k_of_n_begins_at_k_nths_in_whole_batches() -> None:
+    roster = Roster((8, 8, 8), share="offset", records=100)
+    places = [roster.assign() for _ in range(3)]
+    assert [place.shard.reads for place in places] == [(0, 1)] * 3
+    assert [place.skip * 8 for place in places] == [0, 32, 64]  # of 0, 33 and 66
+
+
+@pytest.mark.parametrize(("passed", "skip"), [(0, 6), (5, 11), (6, 12), (7, 0), (20, 0)])
+def test_a_new_reader_goes_to_its_place_in_the_present_pass(passed: int, skip: int) -> None:
+    assert Shard(1, 2, 8, "offset").batches_to_skip(passed, 104) == skip
+
+
+def test_what_a_resume_with_another_way_of_sharing_had_read_does_not_count() -> None:
+    states = {slot: WorkerState(slot, 2, 8, 5) for slot in (0, 1)}
+    roster = Roster((8, 8), resumed=states, version=3, share="offset", records=1000)
+    assert [(place.skip, place.history) for place in (roster.assign(), roster.assign())] == [
+        (0, None),
+        (62, None),
+    ]
+
+
+def test_the_history_of_a_snapshot_of_caffe_is_restored_whatever_the_way_of_sharing() -> None:
+    states = {slot: WorkerState(slot, 2, 8, 0, "") for slot in (0, 1)}
+    roster = Roster((8, 8), resumed=states, version=0, share="offset", records=160)
+    assert [(place.skip, place.history) for place in (roster.assign(80), roster.assign(80))] == [
+        (0, 0),
+        (10, 0),
+    ]

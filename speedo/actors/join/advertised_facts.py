@@ -37,7 +37,7 @@ def published(master: Any, prepared: Prepared) -> Iterator[None]:
         "mode": prepared.config.mode,
         "workers": prepared.config.workers,
         "batch_sizes": prepared.settings.batch_sizes[:1],
-        "records": prepared.records,
+        "records": None if prepared.config.data_share == "own" else prepared.records,
         "solver": spec.text,
         "folder": str(spec.folder),
         "net_files": spec.net_files,

@@ -1,0 +1,203 @@
+"""`speedo data split`, `check` and `convert`: databases that are there already."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from speedo.cli.data import FOLDER, SEED, bar, make, size_of
+from speedo.system.workplace import check_names, check_workplace
+
+if TYPE_CHECKING:
+    from speedo.data import Checked
+
+MOST_PARTS: Final = 10_000
+SHOWN_LABELS: Final = 20
+SHOWN_SHAPES: Final = 5
+FORMS: Final = ("leveldb", "datums", "images", "hdf5")
+SOURCE: Final = click.Path(path_type=Path)
+database_option = click.option(
+    "--database", default="train_lmdb", show_default=True, help="Name of the database in DIR."
+)
+
+
+@click.command()
+@click.argument("database", type=SOURCE, metavar="DATABASE")
+@click.argument("folder", type=FOLDER, metavar="DIR")
+@click.option(
+    "--parts",
+    type=click.IntRange(1, MOST_PARTS),
+    required=True,
+    metavar="N",
+    help="How many parts.",
+)
+@click.option(
+    "--order",
+    type=click.Choice(["interleaved", "blocks"]),
+    default="interleaved",
+    show_default=True,
+    help="interleaved: part k gets every N-th record, from the k-th on; blocks: the k-th of N stretches.",
+)
+@click.option("--shuffle", is_flag=True, help="Permute the records before they are dealt out.")
+@click.option("--seed", type=SEED, default=1, show_default=True, help="Seed of --shuffle.")
+@click.option(
+    "--as",
+    "name",
+    metavar="PATH",
+    help="Path of the database in each part.  [default: the name of DATABASE]",
+)
+@click.option("--force", is_flag=True, help="Replace a DIR that was made by this command.")
+def split(database: Path, folder: Path, parts: int, **options: Any) -> None:
+    """Split an LMDB or LevelDB into N parts, one for each host.
+
+    \b
+    speedo data split ~/data/fashion-mnist/train_lmdb parts --parts 2 --as fashion-mnist/train_lmdb
+    scp -r parts/part-0 first:data; scp -r parts/part-1 second:data
+    speedo master --data-share own ...
+    speedo worker --data-root ~/data ...     on each host
+
+    Each record is in exactly one part. Without --shuffle a part keeps the order and the keys of the records. Every
+    part has a dataset.json with its count and checksum, which `speedo data check` compares; DIR has one for all.
+    """
+    from speedo.data import split as split_database
+
+    _check(database, folder)
+    with bar() as progress:
+        made = split_database(database, folder, parts, progress=progress, **options)
+    for name, count in made.counts.items():
+        click.echo(f"{made.folder / name}: {count:,} records")
+
+
+@click.command()
+@click.argument("databases", type=SOURCE, metavar="DATABASE...", nargs=-1, required=True)
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+def check(databases: tuple[Path, ...], as_json: bool) -> None:
+    """Read every record of LMDBs and LevelDBs: counts, shapes, labels, and records that Caffe cannot use.
+
+    \b
+    speedo data check ~/data/fashion-mnist
+    speedo data check train_lmdb test_lmdb --json
+
+    A folder with a dataset.json stands for all databases in it. Records that are no Datum, are shorter than their
+    shape, or hold an image that cannot be decoded are named by key. A database that a dataset.json describes is
+    compared with its count and checksum.
+
+    Exit status: 0 if all is well, 1 if a record or a database is bad.
+    """
+    from speedo.data import check as check_databases
+
+    check_workplace()
+    found: list[Checked] = []
+    with bar() as progress:
+        for database in databases:
+            found += check_databases(database, progress=progress)
+    if as_json:
+        click.echo(json.dumps([_as_plain(one) for one in found], indent=2))
+    else:
+        for one in found:
+            _show(one)
+    if not all(one.good for one in found):
+        sys.exit(1)
+
+
+@click.command()
+@click.argument("source", type=SOURCE, metavar="SOURCE")
+@click.argument("folder", type=FOLDER, metavar="DIR")
+@database_option
+@click.option(
+    "--form", type=click.Choice(FORMS), help="What SOURCE is.  [default: found out by its content]"
+)
+@click.option(
+    "--root", type=FOLDER, help="Folder of relative names in a list.  [default: the list's folder]"
+)
+@click.option(
+    "--data-name", default="data", show_default=True, help="hdf5: name of the dataset of values."
+)
+@click.option(
+    "--label-name", default="label", show_default=True, help="hdf5: name of the dataset of labels."
+)
+@click.option("--size", metavar="HxW", help="images: resize to height x width.")
+@click.option("--gray", is_flag=True, help="images: one channel instead of three.")
+@click.option("--encoded", is_flag=True, help="images: keep them compressed.")
+@click.option("--shuffle", is_flag=True, help="images: shuffle the records.")
+@click.option("--seed", type=SEED, default=1, show_default=True, help="Seed of --shuffle.")
+@click.option("--skip-bad", is_flag=True, help="images: skip bad lines, and report them.")
+@click.option("--force", is_flag=True, help="Convert again, and replace the database.")
+def convert(source: Path, folder: Path, size: str | None, **options: Any) -> None:
+    """Convert records in another form to an LMDB: the same records, labels and order.
+
+    \b
+    speedo data convert train_leveldb ~/data/mine
+    speedo data convert train.h5.txt ~/data/mine --label-name labels
+    speedo data convert val.txt ~/data/mine --database test_lmdb --size 256x256
+
+    \b
+    leveldb  a LevelDB of Caffe; the keys stay
+    datums   a file of Datum messages, each after its length (a varint), or a folder of files with one or
+             several each, in the order of their names, 2 before 10
+    images   a list of `path label`, as Caffe's convert_imageset takes; see `speedo data images`
+    hdf5     an HDF5 file, or a list of such files as the source of an HDF5Data layer; numbers other than bytes
+             become float32
+
+    The database gets its name when it is complete. One that is there is kept, and with another source or other
+    options refused, unless --force is given.
+    """
+    from speedo.data import convert as convert_source
+
+    _check(source, folder)
+    make(partial(convert_source, source), folder, size=size_of(size), **options)
+
+
+def _check(source: Path, folder: Path) -> None:
+    check_workplace()
+    check_names({"the source": source, "the folder": folder})
+
+
+def _show(found: Checked) -> None:
+    from speedo.data.survey import text_of
+
+    survey = found.survey
+    click.echo(f"{found.database}: {survey.records:,} records")
+    for shape, count in survey.shapes.most_common(SHOWN_SHAPES):
+        click.echo(f"  {count:,} of shape {text_of(shape)}")
+    if (more := len(survey.shapes) - SHOWN_SHAPES) > 0:
+        click.echo(f"  and {more:,} other shapes")
+    if survey.encoded:
+        click.echo(f"  {survey.encoded:,} encoded images")
+    counts = sorted(survey.labels.items())
+    if len(counts) <= SHOWN_LABELS:
+        click.echo("  labels " + ", ".join(f"{label}: {count:,}" for label, count in counts))
+    else:
+        (fewest, few), (most, many) = min(counts, key=_count), max(counts, key=_count)
+        click.echo(
+            f"  {len(counts):,} labels, {counts[0][0]} to {counts[-1][0]}; fewest records {few:,} (label {fewest}), "
+            f"most {many:,} (label {most})"
+        )
+    for problem in (*found.problems, *(f"the record {fault}" for fault in survey.faults)):
+        click.echo(f"  bad: {problem}")
+    if (more := survey.faulty - len(survey.faults)) > 0:
+        click.echo(f"  bad: {more:,} more records")
+
+
+def _count(entry: tuple[int, int]) -> int:
+    return entry[1]
+
+
+def _as_plain(found: Checked) -> dict[str, Any]:
+    survey = found.survey
+    return {
+        "database": str(found.database),
+        "records": survey.records,
+        "shapes": [[*shape, count] for shape, count in survey.shapes.most_common()],
+        "labels": {str(label): count for label, count in sorted(survey.labels.items())},
+        "encoded": survey.encoded,
+        "sha256": found.sha256,
+        "problems": found.problems,
+        "faulty": survey.faulty,
+        "faults": survey.faults,
+    }

@@ -1,0 +1,64 @@
+"""Two workers of one machine read exactly the records that --data-share says: at first, after a resume, after a scale.
+
+Eight records, whose labels are their numbers; two at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import Commands
+from tests.support.labelled import WAIT_S, cycles, read, wait_to_read, write_problem
+
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
+EVERYTHING = (0, 1, 2, 3, 4, 5, 6, 7)
+FOURTHS = [(0, 4), (1, 5), (2, 6), (3, 7)]
+# Of two workers: where each begins, and how far apart its records are. Then the sets that four of them read.
+SHARES = {
+    "shard": ((0, 1), 2, FOURTHS),
+    "own": ((0, 1), 2, FOURTHS),
+    "offset": ((0, 4), 1, [EVERYTHING] * 4),
+    "same": ((0, 0), 1, [EVERYTHING] * 4),
+}
+
+
+def train(*options: str) -> tuple[str, ...]:
+    return ("train", "--mode", "sync", "--whole-batch", "--reshard-after", "1", *options)
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_workers_of_one_host_read_what_their_share_says(
+    share: str, speedo: Commands, tmp_path: Path
+) -> None:
+    solver = write_problem(tmp_path / "problem")
+    starts, step, sets = SHARES[share]
+    options = ("--data-share", share, "--max-iter", "2", "--run-dir", "run", str(solver))
+    first = speedo.start(*train(*options))
+    _, errors = first.communicate(timeout=WAIT_S)
+    assert first.returncode == 0, errors
+    assert sorted(read(solver)) == cycles(starts, step, 2)
+
+    moment = time.time_ns()
+    resumed = speedo.start(*train("--resume", "run", "--max-iter", "1000000"))
+    seen = wait_to_read(solver, 2, 8, moment)
+    assert seen == cycles([start + 2 * step for start in starts], step, 8)
+
+    moment = time.time_ns()
+    scaled = speedo.start("scale", "4")
+    _, errors = scaled.communicate(timeout=WAIT_S)
+    assert scaled.returncode == 0, errors
+    if share == "same":  # nobody's share changes
+        assert [set(seen) for seen in wait_to_read(solver, 2, 8, moment)] == [{*EVERYTHING}] * 2
+    else:
+        # The two new workers join with the shards of two; then all four are built anew.
+        wait_to_read(solver, 6, 8, moment)
+        seen = wait_to_read(solver, 4, 8, moment)
+        assert sorted(tuple(sorted({*one})) for one in seen) == sets
+        if share == "offset":
+            assert sorted(one[0] for one in seen) == [0, 2, 4, 6]
+    resumed.terminate()
+    _, errors = resumed.communicate(timeout=WAIT_S)
+    assert resumed.returncode == 143, errors
