@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.runs.local import model_made_here
 from tests.support.commands import Commands, interrupt, wait_for_line
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
@@ -121,10 +122,8 @@ def test_a_server_that_is_killed_in_a_merge_is_replaced_and_no_bit_changes(
     assert "server 1 is back, with version " in errors
     assert (result["complete"], result["version"]) == (True, 30)
     assert result["dropped"] == {}
-    sound, _ = outcome(speedo.start(*train(problem, "sound", "2", *options)), tmp_path / "sound")
-    assert sound["version"] == 30
-    models = [(tmp_path / one / "model.caffemodel").read_bytes() for one in ("run", "sound")]
-    assert models[0] == models[1]
+    sound = model_made_here(problem, tmp_path / "sound", workers=2, team="off", max_iter=30, seed=5)
+    assert (tmp_path / "run" / "model.caffemodel").read_bytes() == sound
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
@@ -179,7 +178,5 @@ def test_a_run_with_servers_is_resumed_with_another_number(
     )  # fmt: skip
     result, _ = outcome(again, tmp_path / "run")
     assert (result["complete"], result["iteration"]) == (True, 40)
-    whole = speedo.start(*train(problem, "whole", "0", "--max-iter", "40", *options))
-    outcome(whole, tmp_path / "whole")
-    models = [(tmp_path / one / "model.caffemodel").read_bytes() for one in ("run", "whole")]
-    assert models[0] == models[1]
+    whole = model_made_here(problem, tmp_path / "whole", workers=2, team="off", max_iter=40, seed=5)
+    assert (tmp_path / "run" / "model.caffemodel").read_bytes() == whole

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.runs.local import model_made_here
 from tests.support.commands import Commands, wait_for_line
 from tests.support.network import Host, ip, limit
 
@@ -108,31 +109,25 @@ def test_workers_that_share_a_cable_fetch_one_after_another_and_make_the_same_mo
         _, errors = process.communicate(timeout=WAIT_S)
         assert process.returncode == 0, errors
     assert "fetch one after another" in (tmp_path / "run" / "logs" / "master.log").read_text()
-    here = speedo.start(
-        "train", str(problem), "--mode", "sync", "--workers", "2", "--max-iter", "50", "--test-interval", "0",
-        "--seed", "1", "--run-dir", "here",
-    )  # fmt: skip
-    _, errors = here.communicate(timeout=WAIT_S)
-    assert here.returncode == 0, errors
-    models = [(tmp_path / run / "model.caffemodel").read_bytes() for run in ("run", "here")]
-    assert models[0] == models[1]
+    here = model_made_here(problem, tmp_path / "here", workers=2, max_iter=50, seed=1)
+    assert (tmp_path / "run" / "model.caffemodel").read_bytes() == here
 
 
 @pytest.mark.slow
-def test_three_hosts_train_lenet_to_its_accuracy_in_one_epoch(
+def test_three_hosts_train_lenet_to_its_accuracy_in_a_third_of_an_epoch(
     speedo: Commands, hosts: list[Host], tmp_path: Path
 ) -> None:
-    """Sequential Caffe reaches 0.849 there."""
+    """The same run within one process reaches 0.808 there."""
     chief, *others = hosts
-    started = [speedo.start(*master(chief, "run", 938), inside=chief.inside)]
+    started = [speedo.start(*master(chief, "run", 300), "--seed", "1", inside=chief.inside)]
     started += [speedo.start(*worker(chief), inside=host.inside) for host in others]
     for process in started:
         _, errors = process.communicate(timeout=280)
         assert process.returncode == 0, errors
         assert "Traceback" not in errors
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert (result["mode"], result["workers"], result["iteration"]) == ("sync", 2, 938)
-    assert result["accuracy"] >= 0.84
+    assert (result["mode"], result["workers"], result["iteration"]) == ("sync", 2, 300)
+    assert result["accuracy"] >= 0.79
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     merged = [line["worker"] for line in lines if line.get("decision") == "merged"]
-    assert (merged.count(0), merged.count(1)) == (938, 938)
+    assert (merged.count(0), merged.count(1)) == (300, 300)
