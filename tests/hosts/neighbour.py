@@ -1,8 +1,8 @@
 """Another user of the machine, who takes all that can be had: `python -m tests.hosts.neighbour PLACE...`.
 
-Walks the places and what runs over and over until its standard input is closed, and tries on each thing that is there what an attacker
-would: list, read, overwrite, put another in its place, connect. Prints a line of JSON: what succeeded, with the path.
-The places themselves may be listed, as /tmp may be; and everybody sees the arguments of every process.
+Walks the places and what runs over and over until its standard input is closed, and tries on each thing that is there
+what an attacker would: list, read, overwrite, put another in its place, connect. Prints a line of JSON: what succeeded,
+with the path. The places themselves may be listed, as /tmp may be; and everybody sees the arguments of every process.
 """
 
 from __future__ import annotations
