@@ -2,7 +2,8 @@
 
 That kills (SIGKILL) the process of worker 1 when it reaches `worker-pushed` for the third time; without `:1` any
 process that reaches it. It happens once in a run if `SPEEDO_FAILPOINT_DONE` names a file, which is created then.
-Without the variable a call of `reached` costs one comparison.
+Several points are separated by spaces; the second's file has `.1` behind the name, and so on. Without the variable a
+call of `reached` costs one comparison.
 """
 
 from __future__ import annotations
@@ -25,9 +26,41 @@ POINTS: Final = (
     "tester-starting",  # the run goes on beside it
     "master-checkpointing",  # a part of the checkpoint is on the disk
 )
-_name, _, _times = os.environ.get("SPEEDO_FAILPOINT", "").partition("@")
-_name, _, _slot = _name.partition(":")
-_left = int(_times or 1)
+
+
+class _Point:
+    def __init__(self, text: str, mark: str) -> None:
+        self.name, _, times = text.partition("@")
+        self.name, _, self.slot = self.name.partition(":")
+        self.left = int(times or 1)
+        self.mark = mark
+
+    def is_due(self, point: str) -> bool:
+        if point != self.name or (self.slot and self.slot != _my_slot):
+            return False
+        self.left -= 1
+        return self.left <= 0 and self._is_first()
+
+    def _is_first(self) -> bool:
+        if not self.mark:
+            return True
+        try:
+            os.close(os.open(self.mark, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
+
+
+def _points() -> list[_Point]:
+    done = os.environ.get("SPEEDO_FAILPOINT_DONE", "")
+    texts = os.environ.get("SPEEDO_FAILPOINT", "").split()
+    return [
+        _Point(text, f"{done}.{number}" if done and number else done)
+        for number, text in enumerate(texts)
+    ]
+
+
+_armed = _points()
 _my_slot = ""
 
 
@@ -39,21 +72,5 @@ def i_am_worker(slot: int) -> None:
 
 def reached(point: str) -> None:
     """Marks a point of the program; the process may be killed here."""
-    global _left
-    if point != _name or (_slot and _slot != _my_slot):
-        return
-    _left -= 1
-    if _left > 0 or not _is_first():
-        return
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _is_first() -> bool:
-    mark = os.environ.get("SPEEDO_FAILPOINT_DONE")
-    if not mark:
-        return True
-    try:
-        os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        return False
-    return True
+    if _armed and any(one.is_due(point) for one in _armed):
+        os.kill(os.getpid(), signal.SIGKILL)

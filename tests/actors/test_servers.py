@@ -13,7 +13,10 @@ import numpy as np
 import psutil
 import pytest
 
+from speedo.data.roots import default_data_root
+from speedo.run.prepare import chosen_solver
 from speedo.run_dir.checkpoint_file import latest
+from tests.runs.local import model_made_here
 from tests.support.commands import Commands, interrupt, wait_for_line
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
@@ -48,15 +51,14 @@ def started_last(speedo: Commands, word: str, count: int) -> list[psutil.Process
 
 @pytest.mark.slow
 def test_lenet_over_servers_is_the_same_to_the_bit(speedo: Commands, tmp_path: Path) -> None:
-    models = []
-    for servers in ("0", "2"):
-        process = speedo.start(
-            *train(None, f"run{servers}", servers, "--workers", "1", "--max-iter", "30")
-        )
-        result, _ = outcome(process, tmp_path / f"run{servers}")
-        assert result["complete"]
-        models.append((tmp_path / f"run{servers}" / "model.caffemodel").read_bytes())
-    assert models[0] == models[1]
+    process = speedo.start(*train(None, "run", "2", "--workers", "1", "--max-iter", "30"))
+    result, _ = outcome(process, tmp_path / "run")
+    assert result["complete"]
+    alone = model_made_here(
+        chosen_solver(None), tmp_path / "alone", data_root=default_data_root().absolute(),
+        workers=1, max_iter=30, seed=5,
+    )  # fmt: skip
+    assert (tmp_path / "run" / "model.caffemodel").read_bytes() == alone
 
 
 @pytest.mark.parametrize("mode", ["async", "easgd"])
@@ -153,10 +155,8 @@ def test_a_server_that_is_killed_in_a_merge_is_replaced_and_no_bit_changes(
     assert "server 1 is back, with version " in errors
     assert (result["complete"], result["version"]) == (True, 30)
     assert result["dropped"] == {}
-    sound, _ = outcome(speedo.start(*train(problem, "sound", "2", *options)), tmp_path / "sound")
-    assert sound["version"] == 30
-    models = [(tmp_path / one / "model.caffemodel").read_bytes() for one in ("run", "sound")]
-    assert models[0] == models[1]
+    sound = model_made_here(problem, tmp_path / "sound", workers=2, team="off", max_iter=30, seed=5)
+    assert (tmp_path / "run" / "model.caffemodel").read_bytes() == sound
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
@@ -214,7 +214,15 @@ def test_a_run_with_servers_is_resumed_with_another_number(
     )  # fmt: skip
     result, _ = outcome(again, tmp_path / "run")
     assert (result["complete"], result["iteration"]) == (True, 40)
-    whole = speedo.start(*train(problem, "whole", other, "--max-iter", "40", *options))
-    outcome(whole, tmp_path / "whole")
-    models = [(tmp_path / one / "model.caffemodel").read_bytes() for one in ("run", "whole")]
-    assert models[0] == models[1]
+    more = {"server_gradient": True} if extra else {}
+    whole = model_made_here(
+        problem,
+        tmp_path / "whole",
+        workers=2,
+        team="off",
+        max_iter=40,
+        seed=5,
+        servers=other,
+        **more,
+    )
+    assert (tmp_path / "run" / "model.caffemodel").read_bytes() == whole

@@ -16,6 +16,7 @@ from tests.support.commands import Commands, free_port
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 INTERVAL_S = 0.5
+MERGES = 400  # of two workers that rest 10 ms a turn: 2 s at least, and four checkpoints
 RESUMED_S = 60.0
 POINTS = ("master-merging", "master-merged", "master-published", "master-checkpointing")
 OFTEN = ("--checkpoint-interval", str(INTERVAL_S))
@@ -64,7 +65,7 @@ def killed_at(
     def failing(number: int) -> dict[str, str]:
         if number == len(points):
             return {}
-        times = 3 if points[number] == "master-checkpointing" else 1500
+        times = 3 if points[number] == "master-checkpointing" else MERGES
         return {"SPEEDO_FAILPOINT": f"{points[number]}@{times}"}
 
     run = Run(speedo, solver, mode, *OFTEN, environment=failing(0))

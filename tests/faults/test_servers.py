@@ -45,19 +45,23 @@ def test_a_server_with_the_solvers_history_is_replaced(
 def killed_in_merges(
     speedo: Commands, problem: Path, mode: str, finding: Finding, tmp_path: Path, *options: str
 ) -> None:
-    for point in ("server-merging", "server-merged", "server-published"):
-        run = Run(
-            speedo, problem, mode, *SERVERS, *options, name=point,
-            environment={
-                "SPEEDO_FAILPOINT": f"{point}:1@15",
-                "SPEEDO_FAILPOINT_DONE": str(tmp_path / f"{point}-done"),
-            },
-        )  # fmt: skip
-        run.wait_for((tmp_path / f"{point}-done").exists)
+    """One after the other in one run: the server that replaces it is killed at the next point."""
+    points = ("server-merging", "server-merged", "server-published")
+    done = [tmp_path / name for name in ("done", "done.1", "done.2")]
+    run = Run(
+        speedo, problem, mode, *SERVERS, *options,
+        environment={
+            "SPEEDO_FAILPOINT": " ".join(f"{point}:1@15" for point in points),
+            "SPEEDO_FAILPOINT_DONE": str(done[0]),
+        },
+    )  # fmt: skip
+    for number, mark in enumerate(done, start=1):
+        run.wait_for(mark.exists)
         finding.recovered(run.recovery(time.monotonic()))
-        run.goes_on(20)
-        assert "is lost: " in run.log()
-        run.stop_and_check()
+        run.wait_for(lambda number=number: run.log().count("is lost: ") >= number)
+    run.goes_on(20)
+    assert run.log().count("server 1 is lost: ") == len(points)
+    run.stop_and_check()
 
 
 @row(20, "the Redis of every server killed; they come back empty; resumed with others")

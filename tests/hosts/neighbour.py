@@ -1,8 +1,8 @@
-"""Another user of the machine, who takes all that can be had: `python -m tests.hosts.neighbour SECONDS PLACE...`.
+"""Another user of the machine, who takes all that can be had: `python -m tests.hosts.neighbour PLACE...`.
 
-Walks the places and what runs over and over for some seconds, and tries on each thing that is there what an attacker
-would: list, read, overwrite, put another in its place, connect. Prints a line of JSON: what succeeded, with the path.
-The places themselves may be listed, as /tmp may be; and everybody sees the arguments of every process.
+Walks the places and what runs over and over until its standard input is closed, and tries on each thing that is there
+what an attacker would: list, read, overwrite, put another in its place, connect. Prints a line of JSON: what succeeded,
+with the path. The places themselves may be listed, as /tmp may be; and everybody sees the arguments of every process.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import socket
 import stat
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -102,23 +102,21 @@ def _open_up(path: Path) -> None:
                 raise OSError("nothing is told")
 
 
-def rounds(seconds: float) -> Iterator[int]:
-    deadline = time.monotonic() + seconds
+def rounds() -> Iterator[int]:
     number = 0
-    while time.monotonic() < deadline:
+    while not select.select([sys.stdin], [], [], 0.01)[0]:
         yield number
         number += 1
 
 
 def main() -> None:
     neighbour = Neighbour()
-    for number in rounds(float(sys.argv[1])):
-        for place in sys.argv[2:]:
+    for number in rounds():
+        for place in sys.argv[1:]:
             neighbour.walk(place, is_place=True)
         if number % 10 == 0:
             neighbour.look_at_processes()
             neighbour.connect()
-        time.sleep(0.01)
     print(json.dumps({"taken": sorted(neighbour.taken), "seen": sorted(neighbour.seen)}))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.runs.local import model_made_here
 from tests.support.commands import Commands, wait_for_line
 from tests.support.network import Host, ip, limit
 
@@ -108,14 +109,8 @@ def test_workers_that_share_a_cable_fetch_one_after_another_and_make_the_same_mo
         _, errors = process.communicate(timeout=WAIT_S)
         assert process.returncode == 0, errors
     assert "fetch one after another" in (tmp_path / "run" / "logs" / "master.log").read_text()
-    here = speedo.start(
-        "train", str(problem), "--mode", "sync", "--workers", "2", "--max-iter", "50", "--test-interval", "0",
-        "--seed", "1", "--run-dir", "here",
-    )  # fmt: skip
-    _, errors = here.communicate(timeout=WAIT_S)
-    assert here.returncode == 0, errors
-    models = [(tmp_path / run / "model.caffemodel").read_bytes() for run in ("run", "here")]
-    assert models[0] == models[1]
+    here = model_made_here(problem, tmp_path / "here", workers=2, max_iter=50, seed=1)
+    assert (tmp_path / "run" / "model.caffemodel").read_bytes() == here
 
 
 @pytest.mark.slow

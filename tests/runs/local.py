@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -32,7 +33,7 @@ from speedo.run.prepare import run_settings
 from speedo.run.result import RunResult
 from speedo.run_dir.directory import create_run_dir
 from speedo.simulation.simulated_team import train_together
-from speedo.solver import read_solver, solver_for_tester, solver_for_worker
+from speedo.solver import SolverOverrides, read_solver, solver_for_tester, solver_for_worker
 from speedo.storage import keys
 from speedo.storage.base import Store
 from speedo.storage.memory_store import MemoryStore
@@ -41,6 +42,8 @@ from speedo.vectors.ranges import ranges_of
 from speedo.vectors.transfer import fetch_vector
 from speedo.vectors.vector import Kind, Vector
 from speedo.worker.turn import Worker
+
+NO_OVERRIDES = SolverOverrides()
 
 
 class ServersHere(LocalServers):
@@ -111,6 +114,7 @@ def train_here(
     *,
     data_root: Path | None = None,
     notices: list[str] | None = None,
+    overrides: SolverOverrides = NO_OVERRIDES,
     **options: Any,
 ) -> tuple[RunResult, Vector, Vector]:
     """The result, and the center before and after training. Checkpoints are written if the run is `checkpointed`.
@@ -119,7 +123,7 @@ def train_here(
     """
     former, checkpointed = options.pop("checkpoint", None), options.pop("checkpointed", False)
     config = make_config(options)
-    spec = read_solver(solver, data_root=data_root)
+    spec = read_solver(solver, overrides=overrides, data_root=data_root)
     settings = run_settings(config, spec, "here")
     cluster = LocalCluster()
     servers = ServersHere(int(config.servers)) if config.serves else None
@@ -142,7 +146,11 @@ def train_here(
             spec, rank=place.rank, count=config.workers, batch_size=place.batch_size
         )
         engine = PycaffeEngine(
-            text, lr_policy=spec.lr_policy, rank=place.rank, count=config.workers
+            text,
+            lr_policy=spec.lr_policy,
+            rank=place.rank,
+            count=config.workers,
+            folder=spec.folder,
         )
         if place.history is not None:
             engine.load_history(training.histories[place.worker])
@@ -154,7 +162,9 @@ def train_here(
         joined = Joined(place.worker, place.incarnation, engine.samples_per_step, meets=meets)
         cluster.events.append(joined)
     if spec.has_test:
-        tester = PycaffeEngine(solver_for_tester(spec), lr_policy=spec.lr_policy)
+        tester = PycaffeEngine(
+            solver_for_tester(spec), lr_policy=spec.lr_policy, folder=spec.folder
+        )
         cluster.tester = (tester, store, settings.keyspace)
     before = training.center.vector.copy()
     result = training.run()
@@ -165,3 +175,16 @@ def train_here(
         worker.engine.close()
     training.close()
     return result, before, after
+
+
+def model_made_here(
+    solver: Path, folder: Path, *, max_iter: int, seed: int, **options: Any
+) -> bytes:
+    """The `.caffemodel` of a run in this process, for comparison with that of a run on Ray."""
+    sys.modules.pop(
+        "saboteur", None
+    )  # of a former problem: a layer must come from this solver's folder
+    overrides = SolverOverrides(max_iter=max_iter, seed=seed, test_interval=None)
+    result, _, _ = train_here(solver, MemoryStore(), folder, overrides=overrides, **options)
+    assert result.complete, result.reason
+    return Path(result.model).read_bytes()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,6 +39,8 @@ class Commands:
         self.folder = folder
         self.mark = uuid.uuid4().hex
         self.token_file = folder / "token"
+        # What a killed command leaves goes with the test. Sockets lie there: pytest's own names are too long.
+        self.temporary = Path(tempfile.mkdtemp(prefix="st-", dir="/tmp"))
         self._started: list[subprocess.Popen[str]] = []
 
     def start(
@@ -56,6 +60,7 @@ class Commands:
             env={
                 **os.environ,
                 MARK: self.mark,
+                "TMPDIR": str(self.temporary),
                 "SPEEDO_TOKEN_FILE": str(self.token_file),
                 "SPEEDO_RUNTIME_DIR": str(self.folder / "runtime"),
                 "SPEEDO_CACHE": os.environ.get("SPEEDO_CACHE", str(self.folder / "cache")),
@@ -138,6 +143,7 @@ def commands(folder: Path) -> Iterator[Commands]:
         assert not left, [" ".join(process.cmdline()).strip()[:200] for process in left]
     finally:
         made.stop_all()
+        shutil.rmtree(made.temporary, ignore_errors=True)
 
 
 def still_open(addresses: set[tuple[str, int]]) -> list[tuple[str, int]]:
