@@ -1,0 +1,77 @@
+"""Makes this process a driver of a Ray cluster that exists already, with the user's own settings of Ray."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from speedo.errors import ClusterError
+
+AUTO: Final = "auto"
+ADDRESS: Final = "RAY_ADDRESS"
+TOKEN: Final = "; a cluster with a token: RAY_AUTH_MODE=token, and its token in RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
+
+
+def address_of(given: str) -> str:
+    """The address for Ray of what `--ray` was given. Raises `ClusterError`."""
+    if given != AUTO:
+        return given
+    named = os.environ.get(ADDRESS, "")
+    if "://" in named:
+        raise ClusterError(
+            f"{ADDRESS} is {named!r}, which only Ray's clients understand: run this command on a machine of the "
+            "cluster with --ray auto and without it, or by `ray job submit`"
+        )
+    return named or AUTO
+
+
+@contextmanager
+def connected(given: str, note: Callable[[str], None]) -> Iterator[str]:
+    """Yields the address by which the cluster knows this machine. Raises `ClusterError`."""
+    address = address_of(given)
+    # Else Ray warns that a later version will do as this says.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray
+
+    if ray.is_initialized():
+        raise ClusterError("Ray already runs in this process: call ray.shutdown() before a run")
+    try:
+        ray.init(
+            address=address,
+            namespace=f"speedo-{secrets.token_hex(6)}",
+            log_to_driver=False,
+            logging_level=logging.CRITICAL,
+        )
+    except Exception as error:  # of many kinds, among them gRPC's
+        raise ClusterError(_why_not(given, address, error)) from None
+    try:
+        nodes = len([node for node in ray.nodes() if node["Alive"]])
+        note(
+            f"on the Ray cluster of {nodes} node{'s' if nodes > 1 else ''} at "
+            f"{ray.get_runtime_context().gcs_address}, Ray {ray.__version__}"
+        )
+        yield ray.util.get_node_ip_address()
+    finally:
+        ray.shutdown()
+
+
+def _why_not(given: str, address: str, error: Exception) -> str:
+    text = " ".join(str(error).split())
+    if address == AUTO and isinstance(error, ConnectionError):
+        return (
+            f"no Ray cluster was found on this machine: give --ray HOST:PORT or {ADDRESS}, or start a node here "
+            "with `ray start`"
+        )
+    if "version mismatch" in text.lower():
+        return f"the Ray cluster at {given} has another version: {text}"
+    if "token" in text.lower() or "unauthenticated" in text.lower():
+        return f"the Ray cluster at {given} refuses this command: {text}{TOKEN}"
+    hint = f"; is this machine a node of that cluster? Python here is {sys.executable}"
+    return (
+        f"the Ray cluster at {given} cannot be joined: {text or type(error).__name__}{hint}{TOKEN}"
+    )
