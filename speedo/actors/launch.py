@@ -52,7 +52,7 @@ ANSWER_S: Final = 60.0
 def train(config: RunConfig, watch: Watch) -> RunResult:
     """Train on this machine with `config.workers` workers. Raises `SpeedoError`."""
     with ExitStack() as stack:
-        head = session.head(new_token(), config.host, None)
+        head = session.head(new_token(), config.host, None, watch.note)
         servers = _start(prepare(config, watch.note), watch, stack, head, None)
         prepared, settings, scratch = servers.prepared, servers.settings, servers.scratch
         from speedo.actors.control_answers import under_control
@@ -86,7 +86,7 @@ def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> Ru
     token = load_token(token_file, create=True)
     require_free_port(config.host, config.port)
     with ExitStack() as stack:
-        head = session.head(token, config.host, config.port)
+        head = session.head(token, config.host, config.port, watch.note)
         servers = _start(prepare(config, watch.note), watch, stack, head, config.port)
         prepared = servers.prepared
         from speedo.actors.control_answers import under_control

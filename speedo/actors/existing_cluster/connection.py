@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import secrets
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Final
+from contextlib import contextmanager, redirect_stdout
+from typing import Final, TextIO
 
 from speedo.errors import ClusterError
 
@@ -55,9 +57,25 @@ def connected(given: str, note: Callable[[str], None]) -> Iterator[str]:
             f"on the Ray cluster of {nodes} node{'s' if nodes > 1 else ''} at "
             f"{ray.get_runtime_context().gcs_address}, Ray {ray.__version__}"
         )
-        yield ray.util.get_node_ip_address()
+        with redirect_stdout(_WithoutRay(sys.stdout)):
+            yield ray.util.get_node_ip_address()
     finally:
         ray.shutdown()
+
+
+class _WithoutRay(io.TextIOBase):
+    """A stream less what Ray's own threads print: each death of a worker, which we report with its cause."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        if threading.current_thread().name.startswith("ray_"):
+            return len(text)
+        return self._stream.write(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
 
 
 def _why_not(given: str, address: str, error: Exception) -> str:
