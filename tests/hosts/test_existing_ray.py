@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,13 +27,17 @@ print(*[one["state"] for one in placement_group_table().values()], len(ray.nodes
 
 
 def start(
-    speedo: Commands, cluster: UsersCluster, *options: str, address: str = "auto"
+    speedo: Commands,
+    cluster: UsersCluster,
+    *options: str,
+    address: str = "auto",
+    others: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[str]:
     """A run on the cluster, started on the host that has its head."""
     return speedo.start(
         *("train", "--ray", address, "--timeout", "90", "--test-interval", "0", *options),
         inside=cluster.hosts[0].inside,
-        environment={**cluster.environment, "RAY_ADDRESS": cluster.address},
+        environment={**cluster.environment, "RAY_ADDRESS": cluster.address, **(others or {})},
     )
 
 
@@ -128,6 +132,11 @@ def test_a_run_survives_the_death_of_a_node_and_uses_one_that_is_added(
 ) -> None:
     with two_nodes(tmp_path) as cluster, commands(tmp_path) as speedo:
         trains_and_leaves_nothing(speedo, cluster, problem)
+        stranger = start(
+            speedo, cluster, "--run-dir", "none", str(problem), others={"RAY_AUTH_TOKEN": "0" * 64}
+        )
+        assert "refuses this command's token" in ended(stranger, 1)
+        assert not (tmp_path / "none").exists()
         _, _, other, spare = cluster.hosts
         # Five are wanted where four fit.
         run = start(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import Final, TextIO
 
+from speedo.actors.existing_cluster.probe import why_not
 from speedo.errors import ClusterError
 
 AUTO: Final = "auto"
@@ -42,6 +43,8 @@ def connected(given: str, note: Callable[[str], None]) -> Iterator[str]:
 
     if ray.is_initialized():
         raise ClusterError("Ray already runs in this process: call ray.shutdown() before a run")
+    if problem := why_not(address):
+        raise ClusterError(_refusal(given, problem))
     try:
         ray.init(
             address=address,
@@ -50,7 +53,7 @@ def connected(given: str, note: Callable[[str], None]) -> Iterator[str]:
             logging_level=logging.CRITICAL,
         )
     except Exception as error:  # of many kinds, among them gRPC's
-        raise ClusterError(_why_not(given, address, error)) from None
+        raise ClusterError(_refusal(given, " ".join(str(error).split()))) from None
     try:
         nodes = len([node for node in ray.nodes() if node["Alive"]])
         note(
@@ -60,7 +63,8 @@ def connected(given: str, note: Callable[[str], None]) -> Iterator[str]:
         with redirect_stdout(_WithoutRay(sys.stdout)):
             yield ray.util.get_node_ip_address()
     finally:
-        ray.shutdown()
+        with redirect_stdout(io.StringIO()):  # Ray's last words, of the same kind
+            ray.shutdown()
 
 
 class _WithoutRay(io.TextIOBase):
@@ -78,18 +82,21 @@ class _WithoutRay(io.TextIOBase):
         self._stream.flush()
 
 
-def _why_not(given: str, address: str, error: Exception) -> str:
-    text = " ".join(str(error).split())
-    if address == AUTO and isinstance(error, ConnectionError):
+def _refusal(given: str, words: str) -> str:
+    """What Ray said, as a sentence with the remedy."""
+    lower = words.lower()
+    if given == AUTO and "could not find any running ray instance" in lower:
         return (
             f"no Ray cluster was found on this machine: give --ray HOST:PORT or {ADDRESS}, or start a node here "
             "with `ray start`"
         )
-    if "version mismatch" in text.lower():
-        return f"the Ray cluster at {given} has another version: {text}"
-    if "token" in text.lower() or "unauthenticated" in text.lower():
-        return f"the Ray cluster at {given} refuses this command: {text}{TOKEN}"
-    hint = f"; is this machine a node of that cluster? Python here is {sys.executable}"
+    if "version mismatch" in lower:
+        return f"the Ray cluster at {given} has another version: {words}"
+    if "authtoken" in lower or "unauthenticated" in lower or "authentication" in lower:
+        return f"the Ray cluster at {given} refuses this command's token: set {TOKEN}"
+    if "failed to connect to gcs" in lower:
+        return f"no Ray cluster answers at {given}: correct --ray, or start its head"
     return (
-        f"the Ray cluster at {given} cannot be joined: {text or type(error).__name__}{hint}{TOKEN}"
+        f"the Ray cluster at {given} cannot be joined: {words}; this machine must be a node of it, or the command a "
+        "job (`ray job submit`)"
     )

@@ -6,7 +6,6 @@ it listens there, with the token.
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -61,7 +60,7 @@ def public_node(
     with kept(folder), log.open("wb") as words:
         command = start_in_background(
             [
-                *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *options),
+                *(sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--block", *options),
                 *(f"--node-ip-address={address}", "--num-cpus=1", "--disable-usage-stats"),
                 f"--object-store-memory={OBJECT_STORE_BYTES}",
             ],
@@ -69,7 +68,6 @@ def public_node(
             stdin=subprocess.DEVNULL,
             stdout=words,
             stderr=words,
-            env=_on_our_path(),
         )
         try:
             _wait(command, log)
@@ -98,11 +96,6 @@ def _wait(command: subprocess.Popen[bytes], log: Path) -> None:
             last = " ".join(log.read_text(errors="replace").split())[-500:]
             raise ClusterError(f"no Ray node could be started here: {last}")
         time.sleep(LOOK_S)
-
-
-def _on_our_path() -> dict[str, str]:
-    """Actors of this node import what this process imports."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 def _free_port(address: str) -> int:
