@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import Commands, commands
+from tests.support.commands import KEEPERS, Commands, commands
 from tests.support.network import Host, ip, network
 from tests.support.ray_cluster import UsersCluster, oldest_ray, users_cluster
 
@@ -22,7 +22,7 @@ GROUPS = """
 import ray
 ray.init(address="{}", logging_level="ERROR")
 from ray.util.placement_group import placement_group_table
-print(*[one["state"] for one in placement_group_table().values()], len(ray.nodes()))
+print(*[one["state"] for one in placement_group_table().values()], sum(one["Alive"] for one in ray.nodes()))
 """
 
 
@@ -69,16 +69,16 @@ def wait_until(there: Callable[[], bool], seconds: float) -> None:
 
 
 def ours_at(host: Host) -> list[str]:
-    """The commands of SpeeDO that run on a host: Redis, keepers and actors that are no idle processes of Ray."""
+    """What of SpeeDO runs on a host: its actors, Redis, and the shells that tidy up; no idle process of Ray."""
     found = []
     for process in ip("netns", "pids", host.name).split():
-        words = Path("/proc", process, "cmdline")
         try:
-            text = words.read_bytes().replace(b"\0", b" ").decode()
+            words = Path("/proc", process, "cmdline").read_bytes().decode().split("\0")
         except OSError:
             continue
-        if any(one in text for one in ("redis", "speedo-", "WorkerActor", "NodeKeeper", "Master")):
-            found.append(text[:100])
+        actor = "Actor" in words[0] or "NodeKeeper" in words[0]
+        if actor or "redis-server" in words[0] or KEEPERS & set(words):
+            found.append(" ".join(words)[:100])
     return found
 
 
@@ -118,12 +118,13 @@ def trains_and_leaves_nothing(speedo: Commands, cluster: UsersCluster, problem: 
 
 
 def leaves_nothing(cluster: UsersCluster) -> None:
-    """No process of a run is left, no place is held, and all nodes live."""
+    """No process and no file of a run is left, no place is held, and all nodes live."""
     nodes = [host for host in cluster.hosts if host.name in cluster.nodes]
     assert gone_within(30, *nodes) == []
     *states, count = cluster.run(GROUPS.format(cluster.address)).split()
     assert set(states) == {"REMOVED"}
     assert int(count) == len(nodes)
+    wait_until(lambda: not list(cluster.temporary.glob("speedo-*")), 15)
 
 
 @pytest.mark.timeout(400)

@@ -32,6 +32,11 @@ class UsersCluster:
     _commands: dict[str, tuple[list[str], dict[str, str]]] = field(default_factory=dict)
 
     @property
+    def temporary(self) -> Path:
+        """The temporary folder of all its programs; Ray's own files are elsewhere."""
+        return self.folder / "t"
+
+    @property
     def address(self) -> str:
         return f"{self.hosts[0].address}:{PORT}"
 
@@ -48,7 +53,7 @@ class UsersCluster:
         """Start this host's node."""
         head = host is self.hosts[0]
         where = (
-            ("--head", f"--port={PORT}", f"--temp-dir={self.folder}")
+            ("--head", f"--port={PORT}", f"--temp-dir={self.folder}/r")
             if head
             else (f"--address={self.address}",)
         )
@@ -124,9 +129,11 @@ def users_cluster(hosts: list[Host], *first: Path) -> Iterator[UsersCluster]:
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
         "PYTHONPATH": os.pathsep.join(map(str, (*first, ROOT))),
+        "TMPDIR": str(folder / "t"),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
     }
+    (folder / "t").mkdir()
     cluster = UsersCluster(hosts, folder, environment)
     try:
         yield cluster

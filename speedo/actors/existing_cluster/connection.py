@@ -17,7 +17,7 @@ from speedo.errors import ClusterError
 
 AUTO: Final = "auto"
 ADDRESS: Final = "RAY_ADDRESS"
-TOKEN: Final = "; a cluster with a token: RAY_AUTH_MODE=token, and its token in RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
+TOKEN: Final = "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
 
 
 def address_of(given: str) -> str:
