@@ -224,7 +224,9 @@ class Fleet:
         lived = time.monotonic() - keeper.since
         self._deaths[node] = 1 if lived > HEALTHY_S else self._deaths.get(node, 0) + 1
         if self._deaths[node] >= DEATHS or keeper.doing == "examine":
-            self._refuse(node, f"the process that keeps its workers died: {' '.join(text.split())[:1000]}")
+            self._refuse(
+                node, f"the process that keeps its workers died: {' '.join(text.split())[:1000]}"
+            )
 
     def _refuse(self, node: str, why: str) -> None:
         self._refused[node] = why
