@@ -18,6 +18,11 @@ compile() {
 
 compile --output-file requirements.lock "$@" pyproject.toml
 compile --output-file requirements-dev.lock --constraint requirements.lock "$@" pyproject.toml --group dev
+# The oldest Ray that may be there, with what `ray job submit` needs: pyproject.toml has its lower bound.
+oldest="$(sed -nE 's/^ *"ray>=([0-9.]+),<.*/\1/p' pyproject.toml)"
+echo "ray[default]==$oldest.*" >"$work/oldest-ray.in"
+awk '/^[^ ]/ { ray = /^ray==/ } !ray' requirements-dev.lock | sed -E '/--hash/d; s/ *\\$//' >"$work/others.txt"
+compile --output-file requirements-oldest-ray.lock --constraint "$work/others.txt" "$@" "$work/oldest-ray.in"
 compile --output-file requirements-own-caffe.lock --constraint requirements-dev.lock "$@" --group own-caffe
 
 if grep -nE '://[a-z0-9]' requirements*.lock; then

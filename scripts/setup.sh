@@ -41,6 +41,7 @@ main() {
   install_missing_packages
   make_venv
   install_python_packages
+  install_oldest_ray
   install_pycaffe
   install_speedo
   if ! fresh check "$caffe_from"; then
@@ -199,6 +200,26 @@ install_python_packages() {
 install_locked() {
   pip install --no-compile --require-hashes --requirement requirements-dev.lock
   compiled "$venv/lib"
+}
+
+# The oldest Ray that may be there, with its dashboard, in a folder of its own: the tests of a Ray cluster that exists
+# already put it before .venv.
+install_oldest_ray() {
+  local key
+  key="$(hash_of requirements-oldest-ray.lock)"
+  if fresh oldest-ray "$key" && [ -d "$venv/oldest-ray/ray" ]; then
+    line ok 'oldest Ray' "$(sed -nE 's/^ray==([^ ]+).*/\1/p' requirements-oldest-ray.lock)"
+    return
+  fi
+  step 'oldest Ray' install_oldest
+  mark oldest-ray "$key"
+}
+
+install_oldest() {
+  rm -rf "$venv/oldest-ray"
+  pip install --no-compile --no-deps --require-hashes --target "$venv/oldest-ray" \
+    --requirement requirements-oldest-ray.lock
+  compiled "$venv/oldest-ray"
 }
 
 # --- pycaffe -------------------------------------------------------------------------------------

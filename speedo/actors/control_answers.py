@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, Final
 
 import ray
@@ -24,14 +25,20 @@ STOPPED: Final = "stopped by `speedo stop`"
 
 
 @contextmanager
-def under_control(master: Any, known: Mapping[str, Any], watch: Watch) -> Iterator[None]:
+def under_control(
+    master: Any,
+    known: Mapping[str, Any],
+    watch: Watch,
+    scale: Callable[[int], str] | None = None,
+) -> Iterator[None]:
     """Serve `speedo status`, `stop` and `scale` inside the context; if no socket can be opened the run continues.
 
-    `known` is what `speedo status` says of the run before its state.
+    `known` is what `speedo status` says of the run before its state; `scale` changes the number of workers, which
+    otherwise the master does.
     """
     with ExitStack() as stack:
         try:
-            stack.enter_context(ControlServer(known["run"], Control(master, known).answer))
+            stack.enter_context(ControlServer(known["run"], Control(master, known, scale).answer))
         except (SpeedoError, OSError) as error:
             watch.note(
                 f"warning: `speedo status` and `speedo stop` will not find this run: {error}"
@@ -42,8 +49,10 @@ def under_control(master: Any, known: Mapping[str, Any], watch: Watch) -> Iterat
 class Control:
     """Answers the requests of one run; called from several threads."""
 
-    def __init__(self, master: Any, known: Mapping[str, Any]) -> None:
-        self._master, self._known = master, known
+    def __init__(
+        self, master: Any, known: Mapping[str, Any], scale: Callable[[int], str] | None = None
+    ) -> None:
+        self._master, self._known, self._scale = master, known, scale
 
     def answer(self, asked: Asked) -> dict[str, Any]:
         """The answer to one question; raises `SpeedoError` with the reason why there is none."""
@@ -61,8 +70,8 @@ class Control:
                     f"{said(number)} workers are not possible: use a whole number from 1 to {LARGEST_WORKERS}; "
                     "`speedo stop` ends the run"
                 )
-            done = self._ask("scale", number, timeout_s=SCALE_S)
-            return {"run": self._known["run"], "workers": number, "said": done}
+            scale = self._scale or partial(self._ask, "scale", timeout_s=SCALE_S)
+            return {"run": self._known["run"], "workers": number, "said": scale(number)}
         raise ClusterError(
             f"this run, of SpeeDO {VERSION}, does not know this request: "
             "use the same version of SpeeDO for the command"

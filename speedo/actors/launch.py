@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -22,7 +22,7 @@ from speedo.errors import EngineError, SpeedoError, StoreError
 from speedo.monitor.console import Watch
 from speedo.run.headline import exchange, headline
 from speedo.run.open_store import this_machine
-from speedo.run.prepare import Prepared, check_nets, checked_records, prepare
+from speedo.run.prepare import Prepared, check_nets, checked_records, prepare, with_workers
 from speedo.run.result import RunResult
 from speedo.run.scratch import scratch_folder
 from speedo.run.settings import Near, RunSettings
@@ -39,6 +39,7 @@ from speedo.storage.shared_memory.folder import SharedMemory, room_for
 from speedo.version import VERSION
 
 if TYPE_CHECKING:
+    from speedo.actors.existing_cluster.fleet import Fleet
     from speedo.actors.worker_host import WorkerHost
 
 LOOK_S: Final = 0.5  # how often this process looks whether it was told to stop
@@ -51,7 +52,8 @@ ANSWER_S: Final = 60.0
 def train(config: RunConfig, watch: Watch) -> RunResult:
     """Train on this machine with `config.workers` workers. Raises `SpeedoError`."""
     with ExitStack() as stack:
-        servers = _start(config, watch, stack, new_token(), port=None)
+        head = session.head(new_token(), config.host, None, watch.note)
+        servers = _start(prepare(config, watch.note), watch, stack, head, None)
         prepared, settings, scratch = servers.prepared, servers.settings, servers.scratch
         from speedo.actors.control_answers import under_control
         from speedo.actors.server_host import ServerHost
@@ -84,7 +86,8 @@ def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> Ru
     token = load_token(token_file, create=True)
     require_free_port(config.host, config.port)
     with ExitStack() as stack:
-        servers = _start(config, watch, stack, token, port=config.port)
+        head = session.head(token, config.host, config.port, watch.note)
+        servers = _start(prepare(config, watch.note), watch, stack, head, config.port)
         prepared = servers.prepared
         from speedo.actors.control_answers import under_control
         from speedo.actors.join.advertised_facts import published
@@ -102,6 +105,40 @@ def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> Ru
             tester = _start_tester(master, prepared)
             return _follow(master, run, servers, watch, tester)
         finally:
+            _let_go(master)
+
+
+def train_on_ray(config: RunConfig, watch: Watch) -> RunResult:
+    """Train with actors of the Ray cluster `config.ray`, of which this machine is a node. Raises `SpeedoError`."""
+    from speedo.actors.existing_cluster.connection import connected
+    from speedo.actors.existing_cluster.fleet import Fleet
+
+    assert config.ray is not None
+    with ExitStack() as stack:
+        # Redis and the master are reached by the name that the cluster has for this node.
+        here = stack.enter_context(connected(config.ray, watch.note))
+        prepared = prepare(config.model_copy(update={"host": here}), watch.note)
+        fleet = Fleet(prepared, watch.note)
+        stack.callback(fleet.end)
+        try:
+            prepared = with_workers(prepared, fleet.place())
+        except BaseException:
+            if not isinstance(prepared.resumed, Resumed):
+                discard_run_dir(prepared.run_dir)
+            raise
+        servers = _start(prepared, watch, stack, nullcontext(lambda: None), None)
+        from speedo.actors.control_answers import under_control
+
+        master = _spawn_master(servers, takes_hosts=True)
+        stack.callback(_kill, master)  # before its store and its memory go
+        run = _begin_run(master, prepared)
+        stack.enter_context(under_control(master, _known(prepared), watch, fleet.scale))
+        fleet.start(master)
+        try:
+            tester = _start_tester(master, prepared)
+            return _follow(master, run, servers, watch, tester, fleet)
+        finally:
+            fleet.leave("the run is over")
             _let_go(master)
 
 
@@ -123,15 +160,19 @@ class Servers:
 
 
 def _start(
-    config: RunConfig, watch: Watch, stack: ExitStack, token: str, port: int | None
+    prepared: Prepared,
+    watch: Watch,
+    stack: ExitStack,
+    ray: AbstractContextManager[Dead],
+    port: int | None,
 ) -> Servers:
-    """Prepare, then start Redis and Ray while Caffe builds the nets once in a child."""
-    prepared = prepare(config, watch.note)
+    """Start Redis and Ray while Caffe builds the nets once in a child."""
+    config = prepared.config
     stack.enter_context(owned(prepared.run_dir, take_over=config.take_over))
     watch.begin(prepared.run_dir)
     try:
         scratch = stack.enter_context(scratch_folder())
-        if ignored := session.ignored_settings():
+        if config.ray is None and (ignored := session.ignored_settings()):
             watch.note(ignored)
         for line in headline(prepared):
             watch.note(line)
@@ -140,7 +181,7 @@ def _start(
             redis_url, redis_ca, socket = _redis(
                 prepared, watch, stack, redis_port(config.host, port)
             )
-            dead = node.enter_context(session.head(token, config.host, port))
+            dead = node.enter_context(ray)
             facts = checking.result()
             watch.note(exchange(prepared.settings.compression, facts))
             records = RecordWatch(facts.unchecked, checked_records())
@@ -256,7 +297,7 @@ def _follow(
     servers: Servers,
     watch: Watch,
     tester: Any = None,
-    host: WorkerHost | None = None,
+    host: WorkerHost | Fleet | None = None,
 ) -> RunResult:
     """Show progress until the run is over; Ctrl-C or SIGTERM ends it early, and the model is still exported.
 
@@ -337,3 +378,11 @@ def _let_go(master: Any) -> None:
         ray.get(master.clean_store.remote(), timeout=ANSWER_S)
     except (RayError, StoreError):
         return  # master or store are gone: there is nothing left to tidy
+
+
+def _kill(actor: Any) -> None:
+    import ray
+    from ray.exceptions import RayError
+
+    with suppress(RayError):
+        ray.kill(actor)

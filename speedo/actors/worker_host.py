@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -38,7 +38,8 @@ class WorkerHost:
     """Workers of one run on this node; their output goes to files in `logs`, their small files to `scratch`.
 
     Workers that die are restarted after growing pauses. `last_died`, once set, is the cause of the last death when no
-    worker is left and none will be restarted. `note` is told what a slow start waits for.
+    worker is left and none will be restarted. `note` is told what a slow start waits for. `options_of` gives Ray's
+    options for the actor of the worker with this number.
     """
 
     def __init__(
@@ -50,7 +51,9 @@ class WorkerHost:
         scratch: Path,
         data_root: Path | None,
         note: Callable[[str], None] = lambda _: None,
+        options_of: Callable[[int], Mapping[str, Any]] = lambda _: {},
     ) -> None:
+        self._options_of = options_of
         self.last_died: str | None = None
         self._master, self._settings, self._name = master, settings, name
         self._folders, self._note = (logs, scratch, data_root), note
@@ -103,6 +106,19 @@ class WorkerHost:
         if not count:
             return Holding()
         return holding_of(self._settings.spec.on_node(self._folders[2]), network_of_machine())
+
+    def change(self, count: int, leaving: Collection[int]) -> None:
+        """From now on have so many workers; those with the numbers in `leaving` end."""
+        with self._lock:
+            gone = [process for process in self._processes if process.number in leaving]
+            self._leave(gone, "its place in the cluster is gone")
+            cores = len(os.sched_getaffinity(0))
+            ray.get(
+                self._master.enlist.remote(self._name, count, cores, self._holding(count)),
+                timeout=ANSWER_S,
+            )
+            self._asked, self._count = None, count  # orders under way are of before
+            self._fill(count)
 
     def _wait_for_servers(self) -> None:
         """Until the center has its servers: before that a worker could connect with nobody."""
@@ -191,7 +207,11 @@ class WorkerHost:
         """One more, with the lowest number that no other has."""
         taken = {process.number for process in self._processes}
         free = next(number for number in range(len(taken) + 1) if number not in taken)
-        return WorkerProcess(self._restarts, free)
+        return WorkerProcess(self._restarts, free, options=self._options_of(free))
+
+    def _fill(self, count: int) -> None:
+        while len(self._processes) < count:
+            self._processes.append(self._new_process())
 
     def _look_at_start(self, process: WorkerProcess, now: float) -> None:
         try:
@@ -250,8 +270,7 @@ class WorkerHost:
             self._leave([process for process in self._processes if process.given_up], "given up")
             self.last_died = None
         self._count = orders.count
-        while len(self._processes) < orders.count:
-            self._processes.append(self._new_process())
+        self._fill(orders.count)
         spare = len(self._processes) - orders.count
         if spare > 0:
             self._leave(sorted(self._processes, key=_worth)[:spare], "fewer workers are wanted")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -32,11 +33,17 @@ class WorkerProcess:
     """What a host knows of one worker; all times are seconds of one clock, given by the caller.
 
     There is no process before `begin` and after `end`. With `given_up` it is not restarted. `number` says which of the
-    host's it is, from 0 on, whatever its slot: its cores follow from it.
+    host's it is, from 0 on, whatever its slot: its cores follow from it. `options` are Ray's for its actor.
     """
 
-    def __init__(self, restarts: int, number: int = 0, due: float = 0.0) -> None:
-        self.number = number
+    def __init__(
+        self,
+        restarts: int,
+        number: int = 0,
+        due: float = 0.0,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.number, self._options = number, options or {}
         self.restarts = Restarts(restarts)
         self.place: Assignment | None = None
         self.former: int | None = None
@@ -64,7 +71,7 @@ class WorkerProcess:
         self.log = logs / f"worker-{place.worker}.log"
         self._scratch = scratch_of(scratch, place, settings.epoch)
         self._log_begin, self._kills = size_of(self.log), memory_kills()
-        self.actor = actor or _spawn(settings)
+        self.actor = actor or _spawn(settings, self._options)
         self._who = self.actor.process.remote()
         self.starting = self.actor.start.remote(
             settings, place, self.log, self._scratch, data_root, master, share
@@ -120,13 +127,13 @@ class WorkerProcess:
 
 def warm(settings: RunSettings, threads: int = 1) -> Any:
     """A process that loads what any place needs, with this many BLAS threads, for `WorkerProcess.begin`."""
-    actor = _spawn(settings)
+    actor = _spawn(settings, {})
     actor.warm_up.remote(threads)
     return actor
 
 
-def _spawn(settings: RunSettings) -> Any:
-    return spawn(WorkerActor, threads=OVERLAP_THREADS if overlaps(settings) else 1)
+def _spawn(settings: RunSettings, options: Mapping[str, Any]) -> Any:
+    return spawn(WorkerActor, threads=OVERLAP_THREADS if overlaps(settings) else 1, **options)
 
 
 def _process(number: int) -> psutil.Process | None:

@@ -27,6 +27,7 @@ from speedo.cli.run_options import (
     logs_option,
     master_options,
     options_named,
+    ray_options,
     run_options,
     token_option,
 )
@@ -122,8 +123,11 @@ def main() -> None:
 
 @main.command(cls=GroupedCommand, short_help="Train on this machine, with workers on its cores.")
 @run_options
+@ray_options
 def train(**options: Any) -> None:
     """Train on this machine: master, workers and Redis are started and stopped for you.
+
+    With --ray the workers are actors on the nodes of a Ray cluster, of which this machine is one.
 
     SOLVER is a solver.prototxt; left out, it is $SPEEDO_SOLVER, or else the bundled LeNet on Fashion-MNIST.
     The last line of the output is the path of the trained .caffemodel.
@@ -132,7 +136,7 @@ def train(**options: Any) -> None:
     def launch(config: RunConfig, watch: Progress) -> RunResult:
         from speedo.actors import launch as launcher
 
-        return launcher.train(config, watch)
+        return (launcher.train if config.ray is None else launcher.train_on_ray)(config, watch)
 
     _run(launch, options)
 

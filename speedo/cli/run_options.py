@@ -11,7 +11,7 @@ import click
 
 from speedo.cli import original_options
 from speedo.config.option_table import Row, rows
-from speedo.config.run_config import MASTER, MERGING, RUN, SOLVER, THREADS, RunConfig
+from speedo.config.run_config import MASTER, MERGING, RAY, RUN, SOLVER, THREADS, RunConfig
 from speedo.errors import ConfigError
 from speedo.system.cores import USUAL
 
@@ -142,6 +142,7 @@ run_options = _all(
         ),
     ]
 )
+ray_options = _all([options_for(RunConfig, RAY), options_named("redis_tls")])
 master_options = _all(
     [
         options_for(RunConfig, MASTER),

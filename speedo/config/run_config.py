@@ -31,6 +31,7 @@ from speedo.bounds import (
     said,
 )
 from speedo.config.formats import read_options
+from speedo.config.resources import parse_resources
 from speedo.errors import ConfigError
 from speedo.sgd_modes.options import PhaseOptions, RunOptions
 from speedo.sgd_modes.registry import (
@@ -65,6 +66,7 @@ MERGING: Final = "How results are merged"
 SOLVER: Final = "Instead of the solver's values"
 RUN: Final = "The run"
 MASTER: Final = "How workers connect"
+RAY: Final = "On a Ray cluster that exists already"
 
 Overlap = Literal["far", "all", "none"]
 OVERLAP: Final = (
@@ -110,6 +112,26 @@ def _compression(name: str, value: str) -> list[str]:
     except ConfigError as error:
         return list(error.problems)
     return []
+
+
+def _resources(name: str, value: str) -> list[str]:
+    try:
+        parse_resources(value)
+    except ConfigError as error:
+        return list(error.problems)
+    return []
+
+
+def _ray(name: str, value: str) -> list[str]:
+    if "://" in value:
+        remedy = (
+            "use HOST:PORT or auto on a machine of the cluster; from others use `ray job submit`"
+        )
+        return [f"{name} is {said(value)}, which only Ray's clients understand; {remedy}"]
+    host, _, port = value.rpartition(":")
+    if value == "auto" or (host and port.isdecimal() and int(port) <= 65535):
+        return []
+    return [f"{name} is {said(value)}; use HOST:PORT, or auto"]
 
 
 def _servers(name: str, value: str) -> list[str]:
@@ -257,6 +279,16 @@ class RunConfig(_Run):
         "Port that workers connect to.", Whole(1, 65535, note=f", {DEFAULT_PORT} by default"),
         source="the original SpeeDO's", group=MASTER)] = DEFAULT_PORT
     redis_tls: Annotated[bool, Option("Encrypt connections to the Redis that SpeeDO starts.", group=MASTER)] = False
+
+    ray: Annotated[str | None, Option(
+        "Run as actors of this Ray cluster; auto: RAY_ADDRESS, or the cluster that this machine belongs to.", _ray,
+        usual="a private one is started", group=RAY, metavar="HOST:PORT|auto")] = None
+    resources: Annotated[str, Option(
+        "What each worker needs: cpu, gpu, memory (bytes), and resources of the cluster by their names.", _resources,
+        source="a worker computes with one thread", group=RAY, metavar="NAME=AMOUNT[,...]")] = "cpu=1"
+    placement: Annotated[Literal["spread", "pack"], Option(
+        "spread: workers on as many nodes as there are; pack: on as few as have room.",
+        source="nodes share neither caches nor memory", group=RAY)] = "spread"
     # fmt: on
 
     @property

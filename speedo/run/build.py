@@ -211,7 +211,7 @@ def _coordinator(
     plan = Plan(
         batch=spec.batch,
         max_iter=spec.max_iter,
-        workers=config.workers,
+        workers=settings.workers,
         min_workers=config.min_workers,
         test_interval=test_interval,
         test_initialization=spec.test_initialization and test_interval > 0,

@@ -124,6 +124,14 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
     return Prepared(config, settings, run_dir, data_root, records, resumed)
 
 
+def with_workers(prepared: Prepared, workers: int) -> Prepared:
+    """The same run begun with so many workers; its mode stays that of all that are wanted."""
+    spec, config = prepared.spec, prepared.config
+    check_solver(spec, workers=workers, split=config.splits_batch)
+    begun = run_settings(config.model_copy(update={"workers": workers}), spec, prepared.run)
+    return replace(prepared, settings=replace(begun, seed=prepared.settings.seed))
+
+
 def run_settings(config: RunConfig, spec: SolverSpec, run: str) -> RunSettings:
     """The settings that every node needs, as far as they are known before the start.
 

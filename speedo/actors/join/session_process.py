@@ -136,7 +136,9 @@ class Session:
         request = self._request
         with (
             scratch_folder() as scratch,
-            session.member(request.token, request.address, str(request.folder)) as membership,
+            session.member(
+                request.token, request.address, str(request.folder), self.note
+            ) as membership,
         ):
             self._node = membership.process
             monitor.start()

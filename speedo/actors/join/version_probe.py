@@ -27,14 +27,16 @@ def main() -> None:
 
     threading.Thread(target=watch, daemon=True).start()
     import ray
-    from ray._common.usage.usage_lib import get_cluster_metadata
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
-    metadata = get_cluster_metadata(GcsClient(address=sys.argv[1]))
-    answer = {
-        "theirs": {"Ray": metadata["ray_version"], "Python": metadata["python_version"]},
-        "ours": {"Ray": ray.__version__, "Python": platform.python_version()},
-    }
+    from speedo.actors.ray_node.private import find
+
+    ours = {"Ray": ray.__version__, "Python": platform.python_version()}
+    theirs = ours  # a Ray that cannot be asked says so itself when the node joins
+    client, metadata_of = find("GcsClient"), find("get_cluster_metadata")
+    if client is not None and metadata_of is not None:
+        metadata = metadata_of(client(address=sys.argv[1]))
+        theirs = {"Ray": metadata["ray_version"], "Python": metadata["python_version"]}
+    answer = {"theirs": theirs, "ours": ours}
     print(json.dumps(answer), flush=True)
     os._exit(0)
 

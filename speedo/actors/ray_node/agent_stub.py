@@ -12,12 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from ray._private import ray_constants, services
+from speedo.actors.ray_node import private
 
-_AGENTS: Final = (
-    ray_constants.PROCESS_TYPE_DASHBOARD_AGENT,
-    ray_constants.PROCESS_TYPE_RUNTIME_ENV_AGENT,
-)
+_AGENTS: Final = (private.find("dashboard_agent"), private.find("runtime_env_agent"))
 # Called as the agents are: the program's file, then options as --NAME=VALUE. A shell unblocks signals; so it ignores
 # those that are sent to all processes of a run.
 _SCRIPT: Final = """
@@ -45,7 +42,8 @@ def idle_agents(folder: str) -> Iterator[None]:
     """A node that is started inside this context, with its files in `folder`, gets the stubs instead of agents."""
     script = Path(folder) / "agent.sh"
     script.write_text(_SCRIPT)
-    usual: Any = services._build_python_executable_command_memory_profileable
+    usual: Any = private.find("command_of_agents")
+    services: Any = private.find("services")
 
     def command(component: str, *arguments: Any, **options: Any) -> list[str]:
         if component in _AGENTS:

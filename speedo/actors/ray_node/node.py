@@ -11,17 +11,17 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from ray._private import services
-from ray._private.node import Node
-from ray._private.parameter import RayParams
 from ray.job_config import JobConfig
 
+from speedo.actors.ray_node import private
 from speedo.actors.ray_node.agent_stub import idle_agents
 from speedo.actors.ray_node.cleanup import kept
 from speedo.actors.ray_node.folder import OBJECT_STORE_BYTES, RAY_FOLDER, STORE_SOCKET
 from speedo.actors.ray_node.ports import Ports
 from speedo.errors import ClusterError
 from speedo.system.background_process import deaf_children
+
+Node: Any = private.find("Node")
 
 
 class OwnCodeOnly(JobConfig):
@@ -39,7 +39,7 @@ class _PlainNode(Node):
 @contextmanager
 def ray_node(
     address: str, ports: Ports, folder: str, *, master: str | None = None
-) -> Iterator[Node]:
+) -> Iterator[Any]:
     """Run a node at `address` (an IP address of this machine): a head, unless `master` (host:port) is given.
 
     Ray makes its own folder writable for every user, so it is placed in `folder`, which must be private; executables
@@ -52,7 +52,7 @@ def ray_node(
     processes: Any = None if ports.processes is None else ",".join(map(str, ports.processes))
     log_monitor: Any = False
     inner = f"{folder}/{RAY_FOLDER}"
-    settings = RayParams(
+    settings = private.find("RayParams")(
         node_ip_address=address,
         gcs_address=master,
         gcs_server_port=ports.gcs if master is None else None,
@@ -85,7 +85,7 @@ def ray_node(
 @contextmanager
 def _in_own_sessions() -> Iterator[None]:
     """Processes of Ray that are started inside this context get their own sessions: signals to our group miss them."""
-    theirs: Any = services
+    theirs: Any = private.find("services")
     usual = theirs.ConsolePopen
     theirs.ConsolePopen = partial(usual, start_new_session=True)
     try:
@@ -101,6 +101,7 @@ def dead_process(node: Any) -> str | None:
 
 def take_addresses_literally() -> None:
     """Keep Ray from replacing 127.0.0.1 by another address."""
+    services: Any = private.find("services")
     services.resolve_ip_for_localhost = lambda host: host
 
 

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
-from speedo.actors.ray_node import ports
+from speedo.actors.ray_node import ports, private
 from speedo.actors.ray_node.folder import ray_folder
+from speedo.actors.ray_node.public_node import note_on, public_node
 from speedo.errors import ClusterError
 
 NAMESPACE: Final = "speedo"
@@ -89,15 +90,19 @@ def load_ray(token: str) -> None:
     ray = importlib.import_module("ray")
     if ray.is_initialized():
         raise ClusterError("Ray already runs in this process: call ray.shutdown() before a run")
-    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
-
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
+    config, loader = private.find("Config"), private.find("TokenLoader")
+    if config is not None and loader is not None:  # else it reads them when it is imported
+        config.initialize("")
+        loader.instance().reset_cache()
 
 
 @contextmanager
-def head(token: str, host: str, port: int | None) -> Iterator[Callable[[], str | None]]:
+def head(
+    token: str, host: str, port: int | None, note: Callable[[str], None] = lambda _: None
+) -> Iterator[Callable[[], str | None]]:
     """Run a Ray head as children of this process; without `port` on any free one, for this machine alone.
+
+    `note` is told if this Ray lacks something, so that its public command starts the head.
 
     Yields a function that names a process of Ray's that has died. Ray itself notices that only after a minute, and then
     ends this process natively.
@@ -107,9 +112,15 @@ def head(token: str, host: str, port: int | None) -> Iterator[Callable[[], str |
     address = ports.resolved(host)
     with ExitStack() as stack:
         held = stack.enter_context(ports.master_ports(address, port))
+        folder = ray_folder(stack)
+        if lacking := private.lacking():
+            note(note_on(lacking))
+            public = stack.enter_context(public_node(address, held, folder))
+            stack.enter_context(_connected(public.gcs_address, address))
+            yield public.dead
+            return
         from speedo.actors.ray_node.node import dead_process, ray_node
 
-        folder = ray_folder(stack)
         node = stack.enter_context(ray_node(address, held, folder))
         stack.enter_context(_connected(node.gcs_address, address))
         yield partial(dead_process, node)
@@ -128,33 +139,42 @@ class Membership:
 
 
 @contextmanager
-def member(token: str, master: str, folder: str | None = None) -> Iterator[Membership]:
+def member(
+    token: str,
+    master: str,
+    folder: str | None = None,
+    note: Callable[[str], None] = lambda _: None,
+) -> Iterator[Membership]:
     """Join the cluster at `master` (host:port) from this machine; a node is started if there is none here.
 
-    Its files lie in `folder`, or in a temporary one.
+    Its files lie in `folder`, or in a temporary one. `note` is as in `head`.
     """
     load_ray(token)
     host, _, port = master.rpartition(":")
     address = ports.resolved(host.strip("[]"))
     gcs = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
     with ExitStack() as stack:
-        from speedo.actors.ray_node.node import ray_node, sentence
-
         process, block = None, int(port)
         ours = address
         if not ports.is_this_machine(address):
             ours = ports.own_address_towards(address)
             held = stack.enter_context(ports.member_ports(ours, int(port)))
-            node = stack.enter_context(
-                ray_node(ours, held, folder or ray_folder(stack), master=gcs)
-            )
-            process = node.all_processes["raylet"][0].process.pid
+            files = folder or ray_folder(stack)
             block = held.gcs
+            if lacking := private.lacking():
+                note(note_on(lacking))
+                public = stack.enter_context(public_node(ours, held, files, master=gcs))
+                process = public.command.pid
+            else:
+                from speedo.actors.ray_node.node import ray_node
+
+                node = stack.enter_context(ray_node(ours, held, files, master=gcs))
+                process = node.all_processes["raylet"][0].process.pid
         try:
             stack.enter_context(_connected(gcs, ours))
         except (ConnectionError, RuntimeError) as error:
             raise ClusterError(
-                f"the master at {master} cannot be joined: {sentence(error)}"
+                f"the master at {master} cannot be joined: {' '.join(str(error).split())}"
             ) from None
         yield Membership(process, ours, block)
 
@@ -163,21 +183,23 @@ def member(token: str, master: str, folder: str | None = None) -> Iterator[Membe
 def _connected(gcs: str, address: str) -> Iterator[None]:
     """Make this process a driver of the cluster, through the node at `address`."""
     import ray
-    from ray._private import worker
 
-    from speedo.actors.ray_node.node import OwnCodeOnly, take_addresses_literally
+    special: dict[str, Any] = {}
+    if not private.lacking():
+        from speedo.actors.ray_node.node import OwnCodeOnly, take_addresses_literally
 
-    take_addresses_literally()
+        take_addresses_literally()
+        special = {"job_config": OwnCodeOnly(), "_node_ip_address": address}
     ray.init(
         address=gcs,
         namespace=NAMESPACE,
-        job_config=OwnCodeOnly(),
         log_to_driver=False,
         logging_level=logging.CRITICAL,
-        _node_ip_address=address,
+        **special,
     )
     # Ray's own words about dead workers stay off standard output: ours come with the cause.
-    worker.print_to_stdstream = lambda *_, **__: None
+    if (worker := private.find("worker")) is not None:
+        worker.print_to_stdstream = lambda *_, **__: None
     try:
         yield
     finally:
@@ -186,9 +208,8 @@ def _connected(gcs: str, address: str) -> Iterator[None]:
 
 def _require_authentication(host: str) -> None:
     """Raises `ClusterError` if Ray, as it was imported, would serve clients without the token."""
-    from ray._raylet import AuthenticationMode, get_authentication_mode  # type: ignore[attr-defined]
-
-    if get_authentication_mode() != AuthenticationMode.TOKEN:
+    mode, modes = private.find("authentication_mode"), private.find("AuthenticationMode")
+    if mode is not None and modes is not None and mode() != modes.TOKEN:
         raise ClusterError(
             f"Ray would serve {host} without a token, because it was imported with other settings: "
             "start the run in a process of its own"

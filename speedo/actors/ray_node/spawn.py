@@ -8,14 +8,16 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 
-def spawn(kind: type, *arguments: Any, name: str | None = None, threads: int = 1) -> Any:
-    """A handle of a new actor of this class on the node of this process.
+def spawn(
+    kind: type, *arguments: Any, name: str | None = None, threads: int = 1, **options: Any
+) -> Any:
+    """A handle of a new actor of this class on the node of this process, unless Ray's `options` say otherwise.
 
     Ray must not repeat calls: SpeeDO itself guarantees that a result is merged once, and a repeated call could merge it
     twice.
     """
     node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    options = {
+    ours = {
         "num_cpus": 0,
         "max_restarts": 0,
         "max_task_retries": 0,
@@ -24,4 +26,4 @@ def spawn(kind: type, *arguments: Any, name: str | None = None, threads: int = 1
         "name": name,
     }
     actor: Any = ray.remote(kind)
-    return actor.options(**options).remote(*arguments)
+    return actor.options(**{**ours, **options}).remote(*arguments)

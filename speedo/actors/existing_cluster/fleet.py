@@ -1,0 +1,301 @@
+"""The run's workers on the nodes of a Ray cluster: where they have places, and which node keeps them.
+
+Ray places bundles; on each node with some a keeper (`NodeKeeper`) runs a worker in each. This process compares the
+two several times a second, so nodes that come, go or are refused need no ways of their own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from speedo.actors.existing_cluster.keeper import News, NodeKeeper
+from speedo.actors.existing_cluster.seats import Seat, Seats
+from speedo.actors.ray_node.spawn import spawn
+from speedo.config.resources import parse_resources
+from speedo.errors import ClusterError, SpeedoError
+from speedo.run.prepare import Prepared
+from speedo.transport.channel import first_line
+from speedo.version import VERSION
+
+LOOK_S: Final = 0.25
+NEWS_S: Final = 1.0
+EXAMINE_S: Final = 120.0  # a node that makes the bundled dataset takes some seconds
+LEAVE_S: Final = 10.0
+DEATHS: Final = 3  # of keepers of one node, in a row
+HEALTHY_S: Final = 60.0  # a keeper that lived so long was well
+KEEPER_THREADS: Final = 8
+LOGS_OF_HOSTS: Final = "hosts"
+
+
+@dataclass(eq=False)
+class _Keeper:
+    """One node's: what it was last asked, and what it has. `seats` is None before it has begun."""
+
+    name: str
+    handle: Any
+    asked: Any = None
+    doing: str = ""
+    seats: tuple[Seat, ...] | None = None
+    since: float = field(default_factory=time.monotonic)
+    next_news: float = 0.0
+
+
+class Fleet:
+    """Has `prepared.config.workers` workers wherever the cluster has room. `note` is told what people should know.
+
+    `last_died`, once set, says why there is no worker left and none to come.
+    """
+
+    def __init__(self, prepared: Prepared, note: Callable[[str], None]) -> None:
+        config = prepared.config
+        self.last_died: str | None = None
+        self._prepared, self._note = prepared, note
+        self._seats = Seats(parse_resources(config.resources), config.placement)
+        self._wanted = config.workers
+        self._keepers: dict[str, _Keeper] = {}
+        self._refused: dict[str, str] = {}
+        self._deaths: dict[str, int] = {}
+        self._master: Any = None
+        self._said_full = False
+        self._lock = threading.RLock()
+        self._stopping = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="fleet", daemon=True)
+
+    def place(self) -> int:
+        """Examine every node, then place workers on those that can train; returns how many have a place.
+
+        Raises `ClusterError` if no node can, or there is no room.
+        """
+        nodes = [str(node["NodeID"]) for node in ray.nodes() if node["Alive"]]
+        for node in nodes:
+            self._new_keeper(node)
+        deadline = time.monotonic() + EXAMINE_S
+        for node in nodes:
+            keeper = self._keepers[node]
+            if not ray.wait([keeper.asked], timeout=max(0.0, deadline - time.monotonic()))[0]:
+                self._refuse(node, f"its examination took more than {EXAMINE_S:.0f} s")
+            else:
+                self._hear(node, keeper)
+        if not self._keepers:
+            raise ClusterError(
+                f"no node of the Ray cluster can train: {next(iter(self._refused.values()))}"
+            )
+        config = self._prepared.config
+        refused = frozenset(self._refused)
+        count = self._seats.begin(
+            self._wanted, config.min_workers, refused, config.timeout, self._note
+        )
+        on = len({seat.node for seat in self._seats.look()})
+        missing = self._wanted - count
+        text = f"{count} workers on {on} node{'s' if on > 1 else ''}"
+        if missing:
+            text += f"; no room yet for {missing} more, which start once there is"
+        self._note(text)
+        return count
+
+    def start(self, master: Any) -> None:
+        """Have the workers started, and from now on look after them."""
+        self._master = master
+        self._watcher.start()
+
+    def scale(self, workers: int) -> str:
+        """Have so many workers from now on; returns a sentence for people."""
+        with self._lock:
+            self._wanted = workers
+            self._said_full = False
+        return f"{workers} workers wanted, wherever the cluster has room"
+
+    def leave(self, cause: str) -> None:
+        """End all workers, and bring home the logs of far nodes."""
+        self._stopping.set()
+        if self._watcher.ident is not None:
+            self._watcher.join(LEAVE_S)
+        with self._lock:
+            keepers, self._keepers = dict(self._keepers), {}
+        asked = {keeper.handle.leave.remote(cause): keeper for keeper in keepers.values()}
+        if asked:
+            done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=LEAVE_S)
+            for one in done:
+                self._bring_home(asked[one], one)
+        for keeper in keepers.values():
+            ray.kill(keeper.handle)
+
+    def end(self) -> None:
+        """Free all places; the last thing, and after an error, too."""
+        with suppress(RayError):
+            self.leave("the run is over")
+        with suppress(RayError):
+            self._seats.close()
+
+    # ------------------------------------------------------------ the watcher's thread
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(LOOK_S):
+            # Ray's own troubles: the next look may be better, and if the cluster is gone this process ends.
+            with suppress(RayError), self._lock:
+                if not self._stopping.is_set():
+                    self._look(time.monotonic())
+
+    def _look(self, now: float) -> None:
+        taken = self._places()
+        for node in taken.keys() - self._keepers.keys():
+            self._new_keeper(node)
+        for node, keeper in list(self._keepers.items()):
+            if keeper.asked is not None:
+                if not ray.wait([keeper.asked], timeout=0)[0]:
+                    continue
+                self._hear(node, keeper)
+                if node not in self._keepers:
+                    continue
+            self._ask(node, keeper, taken.get(node, ()), now)
+        self._judge(taken)
+
+    def _places(self) -> dict[str, tuple[Seat, ...]]:
+        """The places to be used, by node; more are asked for, or some given back, as wanted."""
+        seats = [seat for seat in self._seats.look() if seat.node not in self._refused]
+        seats.sort(key=lambda seat: not seat.node)  # those without a node go first
+        used, spare = seats[: self._wanted], seats[self._wanted :]
+        self._seats.give_back(spare)
+        self._seats.more(self._wanted - len(used), frozenset(self._refused))
+        found: dict[str, tuple[Seat, ...]] = {}
+        for seat in used:
+            if seat.node:
+                found[seat.node] = (*found.get(seat.node, ()), seat)
+        return found
+
+    def _ask(self, node: str, keeper: _Keeper, seats: tuple[Seat, ...], now: float) -> None:
+        handle = keeper.handle
+        if keeper.seats is None:
+            if seats:
+                keeper.doing, keeper.seats = "begin", seats
+                keeper.asked = handle.begin.remote(self._master, self._seats.needs, seats)
+            else:
+                self._dismiss(node, "it has no place for a worker")
+        elif not seats:
+            self._dismiss(node, "it has no place for a worker any more")
+        elif {seat.key for seat in seats} != {seat.key for seat in keeper.seats}:
+            keeper.doing, keeper.seats = "change", seats
+            keeper.asked = handle.change.remote(seats)
+        elif now >= keeper.next_news:
+            keeper.doing, keeper.next_news = "news", now + NEWS_S
+            keeper.asked = handle.news.remote()
+
+    def _hear(self, node: str, keeper: _Keeper) -> None:
+        """Take the answer of a keeper, or its death."""
+        asked, keeper.asked = keeper.asked, None
+        try:
+            answer = ray.get(asked)
+        except RayTaskError as error:
+            self._refuse(node, first_line(error.cause))
+        except RayActorError as error:
+            self._died(node, keeper, error)
+        else:
+            if isinstance(answer, News):
+                for text in answer.notes:
+                    self._note(f"{keeper.name}: {text}")
+                if answer.last_died is not None:
+                    self._refuse(node, f"every worker there died, the last: {answer.last_died}")
+
+    def _died(self, node: str, keeper: _Keeper, error: RayActorError) -> None:
+        """A keeper is gone, and its workers with it: with its node, or alone."""
+        del self._keepers[node]
+        self._farewell(keeper)
+        text = str(error)
+        if "ModuleNotFoundError" in text or "ImportError" in text:
+            missing = next((line for line in text.splitlines() if "No module named" in line), "")
+            self._refuse(
+                node,
+                f"SpeeDO cannot be imported by the Python of Ray there ({missing.strip() or 'ImportError'}): "
+                "install speedo and pycaffe into it, on every node",
+            )
+            return
+        if not any(one["Alive"] for one in ray.nodes() if one["NodeID"] == node):
+            self._note(f"{keeper.name}: the node is gone")
+            return
+        lived = time.monotonic() - keeper.since
+        self._deaths[node] = 1 if lived > HEALTHY_S else self._deaths.get(node, 0) + 1
+        if self._deaths[node] >= DEATHS or keeper.doing == "examine":
+            self._refuse(
+                node, f"the process that keeps its workers died: {' '.join(text.split())[:1000]}"
+            )
+
+    def _refuse(self, node: str, why: str) -> None:
+        self._refused[node] = why
+        keeper = self._keepers.get(node)
+        self._note(f"node {keeper.name if keeper else _name_of(node)} is not used: {why}")
+        if keeper is not None:
+            self._dismiss(node, why)
+
+    def _dismiss(self, node: str, cause: str) -> None:
+        """A node has no part in the run any more; what it has left is tidied up beside us."""
+        keeper = self._keepers.pop(node)
+
+        def tidy() -> None:
+            with suppress(RayError):
+                asked = keeper.handle.leave.remote(cause)
+                if ray.wait([asked], timeout=LEAVE_S)[0]:
+                    self._bring_home(keeper, asked)
+            with suppress(RayError):
+                ray.kill(keeper.handle)
+
+        threading.Thread(target=tidy, daemon=True).start()
+
+    def _judge(self, taken: dict[str, tuple[Seat, ...]]) -> None:
+        """Whether all is lost, or workers wait for room: said once each time."""
+        if self._refused and not self._keepers and not taken:
+            alive = {str(one["NodeID"]) for one in ray.nodes() if one["Alive"]}
+            if alive <= self._refused.keys():
+                self.last_died = list(self._refused.values())[-1]
+        placed = sum(map(len, taken.values()))
+        if placed < self._wanted and not self._said_full:
+            self._note(
+                f"{placed} of {self._wanted} workers have a place; the others start once the cluster has room"
+            )
+        self._said_full = placed < self._wanted
+
+    # ------------------------------------------------------------ keepers
+
+    def _new_keeper(self, node: str) -> None:
+        root = self._prepared.config.data_root
+        here = NodeAffinitySchedulingStrategy(node, soft=False)
+        name = _name_of(node)
+        handle = spawn(
+            NodeKeeper,
+            name,
+            None if root is None else root.absolute(),
+            self._prepared.run_dir.absolute(),
+            threads=KEEPER_THREADS,
+            scheduling_strategy=here,
+        )
+        config, spec = self._prepared.config, self._prepared.spec
+        asked = handle.examine.remote(VERSION, spec, config.workers, config.splits_batch)
+        self._keepers[node] = _Keeper(name, handle, asked, "examine")
+
+    def _farewell(self, keeper: _Keeper) -> None:
+        if self._master is not None and keeper.seats is not None:
+            self._master.farewell.remote(keeper.name)
+
+    def _bring_home(self, keeper: _Keeper, answer: Any) -> None:
+        with suppress(RayError, SpeedoError, OSError):
+            logs: dict[str, bytes] = ray.get(answer)
+            folder = self._prepared.run_dir / LOGS_OF_HOSTS / keeper.name.replace(":", "-")
+            for name, content in logs.items():
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_bytes(content)
+
+
+def _name_of(node: str) -> str:
+    """A node's name for people: that of its host, and a part of its id."""
+    for one in ray.nodes():
+        if one["NodeID"] == node:
+            return f"{one['NodeManagerHostname']}:{node[:6]}"
+    return node[:6]

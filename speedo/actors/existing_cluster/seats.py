@@ -1,0 +1,142 @@
+"""Places for workers on the nodes of a Ray cluster: bundles of placement groups."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import ray
+from ray.util.placement_group import (
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from speedo.config.resources import Resources
+from speedo.errors import ClusterError
+
+FIRST_S: Final = 2.0  # within which Ray places what fits
+NEXT_S: Final = 0.5
+SLOW_S: Final = 3.0
+# Every node of Ray has this label.
+NODE_LABEL: Final = "ray.io/node-id"
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One bundle of a group; `node` is the id of the node that it is on, empty while it is on none."""
+
+    group: Any
+    index: int
+    node: str = ""
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.group.id.hex(), self.index
+
+    def options(self, needs: Resources) -> dict[str, Any]:
+        """Ray's options for the actor that takes this place."""
+        strategy = PlacementGroupSchedulingStrategy(
+            self.group, placement_group_bundle_index=self.index
+        )
+        return {**needs.options, "scheduling_strategy": strategy}
+
+
+class Seats:
+    """One group for the workers that fit at the beginning, and later one for each further worker.
+
+    Ray itself places a bundle anew whose node has died, and one that waits once there is room.
+    """
+
+    def __init__(self, needs: Resources, placement: Literal["spread", "pack"]) -> None:
+        self.needs, self._strategy = needs, placement.upper()
+        self._groups: list[tuple[Any, int]] = []
+
+    def begin(
+        self,
+        wanted: int,
+        least: int,
+        refused: frozenset[str],
+        patience_s: float,
+        note: Callable[[str], None],
+    ) -> int:
+        """Place as many of `wanted` as fit now, at least `least`, without those nodes; returns how many.
+
+        Raises `ClusterError` if the cluster has not had the room for `least` within `patience_s` seconds.
+        """
+        count, wait_s = wanted, FIRST_S
+        while count > least:
+            group = self._add(count, refused)
+            if group.wait(wait_s):
+                return count
+            self._remove(group)
+            count = max(least, min(count - max(1, count // 4), self._room()))
+            wait_s = NEXT_S
+        group = self._add(least, refused)
+        began = time.monotonic()
+        said = False
+        while not group.wait(1.0):
+            waited = time.monotonic() - began
+            if waited > patience_s:
+                raise ClusterError(f"{self.why_full(least)} within {patience_s:.0f} s")
+            if waited > SLOW_S and not said:
+                note(f"{self.why_full(least)}; waiting up to {patience_s:.0f} s for it")
+                said = True
+        return least
+
+    def more(self, count: int, refused: frozenset[str]) -> None:
+        """Ask for so many more places, each by itself."""
+        for _ in range(count):
+            self._add(1, refused)
+
+    def look(self) -> list[Seat]:
+        """All places, with the node of each; those of the first group first."""
+        found = []
+        for group, count in self._groups:
+            nodes = placement_group_table(group).get("bundles_to_node_id", {})
+            found += [Seat(group, index, nodes.get(index) or "") for index in range(count)]
+        return found
+
+    def give_back(self, seats: list[Seat]) -> None:
+        """Free these places, as far as they are groups of their own: Ray cannot make a group smaller."""
+        gone = {seat.key[0] for seat in seats}
+        for group, count in list(self._groups):
+            if count == 1 and group.id.hex() in gone:
+                self._remove(group)
+
+    def close(self) -> None:
+        """Free all places."""
+        for group, _ in list(self._groups):
+            self._remove(group)
+
+    def why_full(self, count: int) -> str:
+        """That there is no room, with what there is."""
+        there, free = ray.cluster_resources(), ray.available_resources()
+        amounts = ", ".join(
+            f"{name} {free.get(name, 0.0):g} of {there.get(name, 0.0):g}"
+            for name in self.needs.bundle
+        )
+        many = f"{count} workers, each with" if count > 1 else "a worker with"
+        return f"the cluster has no room for {many} {self.needs} (free: {amounts})"
+
+    def _room(self) -> int:
+        """A bound of what is free, as the cluster counted it a moment ago."""
+        free = ray.available_resources()
+        return min(int(free.get(name, 0.0) / amount) for name, amount in self.needs.bundle.items())
+
+    def _add(self, count: int, refused: frozenset[str]) -> Any:
+        without = {NODE_LABEL: f"!in({','.join(sorted(refused))})"}
+        group = placement_group(
+            [self.needs.bundle] * count,
+            strategy=self._strategy,
+            bundle_label_selector=[without] * count if refused else None,
+        )
+        self._groups.append((group, count))
+        return group
+
+    def _remove(self, group: Any) -> None:
+        self._groups = [one for one in self._groups if one[0] is not group]
+        remove_placement_group(group)

@@ -1,0 +1,52 @@
+"""A Ray cluster that is not there, or cannot be used from here, is an error with its remedy."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from speedo.actors.existing_cluster.connection import address_of
+from speedo.errors import ClusterError
+from tests.support.network import ROOT
+
+pytestmark = pytest.mark.ray
+
+
+def test_auto_is_the_address_of_the_environment_or_left_to_ray(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert address_of("auto") == "auto"
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert address_of("auto") == "10.0.0.1:6379"
+    assert address_of("10.0.0.2:6379") == "10.0.0.2:6379"
+    monkeypatch.setenv("RAY_ADDRESS", "http://10.0.0.1:8265")
+    with pytest.raises(ClusterError, match="by `ray job submit`"):
+        address_of("auto")
+
+
+@pytest.mark.slow
+def test_a_cluster_that_does_not_answer_ends_the_command_before_anything_is_made(
+    tmp_path: Path, problem: Path
+) -> None:
+    others = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "speedo", "train", "--ray", "127.0.0.1:1", "--workers", "1", "--run-dir", "run",
+            str(problem),
+        ],
+        cwd=tmp_path,
+        env={**others, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert done.stderr == (
+        "speedo: no Ray cluster answers at 127.0.0.1:1: correct --ray, or start its head\n"
+    )
+    assert not (tmp_path / "run").exists()

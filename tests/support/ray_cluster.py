@@ -1,0 +1,151 @@
+"""A Ray cluster as its users start it: `ray start`, a node on each host, with Ray's token authentication."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.support.network import ROOT, Host, ip
+
+PORT = 6399
+TRIES = 3
+
+
+@dataclass
+class UsersCluster:
+    """Its first host has the head. `environment` is what every program needs that talks with it."""
+
+    hosts: list[Host]
+    folder: Path
+    environment: dict[str, str]
+    nodes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _commands: dict[str, tuple[list[str], dict[str, str]]] = field(default_factory=dict)
+
+    @property
+    def temporary(self) -> Path:
+        """The temporary folder of all its programs; Ray's own files are elsewhere."""
+        return self.folder / "t"
+
+    @property
+    def address(self) -> str:
+        return f"{self.hosts[0].address}:{PORT}"
+
+    def add(
+        self, host: Host, cpus: int, *options: str, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Start this host's node, and wait until it is there."""
+        self.begin(host, cpus, *options, environment=environment)
+        self.wait_for(host)
+
+    def begin(
+        self, host: Host, cpus: int, *options: str, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Start this host's node."""
+        head = host is self.hosts[0]
+        where = (
+            ("--head", f"--port={PORT}", f"--temp-dir={self.folder}/r")
+            if head
+            else (f"--address={self.address}",)
+        )
+        if head and "--include-dashboard" not in str(options):
+            where = (*where, "--include-dashboard=false")
+        self._commands[host.name] = (
+            [
+                *host.inside, sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *where,
+                f"--node-ip-address={host.address}", f"--num-cpus={cpus}", "--disable-usage-stats",
+                f"--object-store-memory={80 << 20}", *options,
+            ],
+            {**self.environment, **(environment or {})},
+        )  # fmt: skip
+        self._start(host)
+
+    def _start(self, host: Host) -> None:
+        command, environment = self._commands[host.name]
+        with open(self.folder / f"{host.address}.log", "wb") as log:
+            self.nodes[host.name] = subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def wait_for(self, host: Host) -> None:
+        """Until its node is part of the cluster. Ray gives a node 30 s for that, which a busy machine may exceed."""
+        deadline, tries = time.monotonic() + 150, 1
+        while b"--block" not in (self.folder / f"{host.address}.log").read_bytes():
+            if self.nodes[host.name].poll() is not None:
+                assert "timed out during startup" in self.said(host), self.said(host)
+                assert tries < TRIES, self.said(host)
+                tries += 1
+                self._end_all(host)
+                self._start(host)
+            assert time.monotonic() < deadline, self.said(host)
+            time.sleep(0.1)
+
+    def said(self, host: Host) -> str:
+        return (self.folder / f"{host.address}.log").read_text(errors="replace")[-2000:]
+
+    def kill(self, host: Host) -> None:
+        """As if the host lost its power."""
+        self._end_all(host)
+        self.nodes[host.name].wait(10)
+
+    def _end_all(self, host: Host) -> None:
+        for process in ip("netns", "pids", host.name).split():
+            with suppress(ProcessLookupError):
+                os.kill(int(process), signal.SIGKILL)
+
+    def run(self, program: str) -> str:
+        """What a driver of the cluster prints on its first host."""
+        done = subprocess.run(
+            [*self.hosts[0].inside, sys.executable, "-c", program],
+            env=self.environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+@contextmanager
+def users_cluster(hosts: list[Host], *first: Path) -> Iterator[UsersCluster]:
+    """No node yet; `first` are folders in which Python looks before all others."""
+    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # sockets have short names
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+        "PYTHONPATH": os.pathsep.join(map(str, (*first, ROOT))),
+        "TMPDIR": str(folder / "t"),
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    }
+    (folder / "t").mkdir()
+    cluster = UsersCluster(hosts, folder, environment)
+    try:
+        yield cluster
+    finally:
+        for host in hosts:
+            if host.name in cluster.nodes:
+                cluster.kill(host)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def oldest_ray() -> Path:
+    """The folder with the oldest Ray that SpeeDO runs with: put it before all others."""
+    folder = Path(os.environ.get("SPEEDO_OLDEST_RAY", f"{sys.prefix}/oldest-ray"))
+    assert (folder / "ray").is_dir(), f"{folder} has no Ray: `make setup` installs it"
+    return folder
