@@ -27,6 +27,7 @@ from speedo.cli.run_options import (
     run_options,
     token_option,
 )
+from speedo.cli.template import template
 from speedo.cli.topology import topology
 from speedo.cli.unforeseen import traceback_kept, unforeseen
 from speedo.config.formats import parse_phase
@@ -231,7 +232,7 @@ def server(address: str, timeout: float, token_file: Path | None) -> None:
     click.echo(f"the run is over at iteration {status.iteration}")
 
 
-for command in (data, status, stop, scale, doctor, plan, topology):
+for command in (data, status, stop, scale, doctor, plan, topology, template):
     main.add_command(command)
 
 
