@@ -1,0 +1,1 @@
+"""Ready files for schedulers and service managers: Slurm, Kubernetes, KubeRay, systemd."""
