@@ -1,0 +1,179 @@
+"""Fetches a file or a folder: each file whole or not at all, with its checksum, and not again if it has not changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from speedo.errors import DataError
+from speedo.remote.uris import Remote, open_remote, store_errors
+from speedo.system.files import read_bytes, written_whole
+
+Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, the file's name
+CHUNK_BYTES: Final = 1 << 20
+SUMS: Final = "SHA256SUMS"  # a file of the store, in the form of sha256sum, that is checked if it is there
+RECORD: Final = ".fetched.json"  # what was fetched here
+MOST_RECORD_BYTES: Final = 64 << 20
+_SUM: Final = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A file that was fetched: its name below the folder, bytes, SHA-256, and how the store tells its versions apart."""
+
+    name: str
+    size: int
+    sha256: str
+    version: str
+
+
+def silent(done: int, total: int, name: str) -> None:
+    """No progress."""
+
+
+def fetch(
+    uri: str, folder: Path, *, sha256: str | None = None, progress: Progress = silent
+) -> list[Fetched]:
+    """Fetch the file or all files below the folder at `uri` into `folder`; what is there unchanged is kept.
+
+    A file must have the `sha256` that is given, or that a file SHA256SUMS in the same folder of the store says. Raises
+    `DataError`, `ConfigError`, and `OSError` of this machine's disk; a file that is not as it must be is not left.
+    """
+    remote = open_remote(uri)
+    with store_errors(uri, "cannot be read"):
+        found = dict(_files(remote))
+    if not found:
+        raise DataError(f"{uri} is an empty folder; name one with files")
+    if sha256 is not None and len(found) > 1:
+        raise DataError(f"{uri} is a folder with {len(found)} files; a checksum is for one file")
+    sums = _published_sums(remote, found)
+    before = _record(folder)
+    total = sum(int(info["size"] or 0) for info in found.values())
+    done, kept = 0, dict[str, Fetched]()
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, info in sorted(found.items()):
+        wanted = (sha256 or sums.get(name, "")).lower()
+        version = _version(info)
+        former = before.get(name)
+        if not _unchanged(folder / name, former, version, wanted):
+            former = _fetch_one(info["remote"], folder / name, name, wanted, version, done, total, progress)
+        assert former is not None
+        kept[name] = former
+        done += former.size
+        progress(done, max(total, done), name)
+        _write_record(folder, {**before, **kept})
+    return [kept[name] for name in sorted(kept)]
+
+
+def _files(remote: Remote) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The name of every file below, and what the store says of it."""
+    info = remote.files.info(remote.path)
+    if info["type"] != "directory":
+        name = PurePosixPath(remote.path).name
+        yield name, {**info, "remote": remote}
+        return
+    root = remote.files._strip_protocol(remote.path).rstrip("/")
+    for path, one in remote.files.find(remote.path, detail=True).items():
+        name = path.removeprefix(root).lstrip("/")
+        parts = PurePosixPath(name).parts
+        if not parts or ".." in parts or name == RECORD or "\0" in name:
+            continue
+        yield name, {**one, "remote": Remote(f"{remote.uri.rstrip('/')}/{name}", remote.files, path)}
+
+
+def _published_sums(remote: Remote, found: dict[str, dict[str, Any]]) -> dict[str, str]:
+    if SUMS not in found or len(found) == 1:
+        return {}
+    with store_errors(f"{remote.uri}/{SUMS}", "cannot be read"):
+        text = found[SUMS]["remote"].files.cat_file(found[SUMS]["remote"].path).decode()
+    lines = [_SUM.fullmatch(line.strip()) for line in text.splitlines() if line.strip()]
+    if None in lines:
+        raise DataError(f"{remote.uri}/{SUMS} is not in the form of sha256sum; write it anew with that")
+    sums = {one[2].removeprefix("./"): one[1] for one in lines if one is not None}
+    missing = sorted(set(sums) - set(found))
+    if missing:
+        raise DataError(f"{remote.uri} lacks {missing[0]}, which its {SUMS} names")
+    return sums
+
+
+def _version(info: dict[str, Any]) -> str:
+    """What changes when the file does, as far as the store tells."""
+    known = ("ETag", "etag", "generation", "md5Hash", "mtime", "LastModified", "modificationTime")
+    return json.dumps([str(info.get("size")), *(str(info[one]) for one in known if info.get(one))])
+
+
+def _unchanged(path: Path, former: Fetched | None, version: str, wanted: str) -> bool:
+    if former is None or former.version != version or (wanted and former.sha256 != wanted):
+        return False
+    with suppress(OSError):
+        return path.stat().st_size == former.size
+    return False
+
+
+def _fetch_one(
+    remote: Remote,
+    target: Path,
+    name: str,
+    wanted: str,
+    version: str,
+    done: int,
+    total: int,
+    progress: Progress,
+) -> Fetched:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    digest, size = hashlib.sha256(), 0
+    try:
+        with part.open("wb") as out:
+            for chunk in _chunks(remote):
+                out.write(chunk)
+                digest.update(chunk)
+                size += len(chunk)
+                progress(done + size, max(total, done + size), name)
+            out.flush()
+            os.fsync(out.fileno())
+        said = json.loads(version)[0]
+        if said not in ("None", str(size)):
+            raise DataError(f"{remote.uri} ended after {size} of {said} bytes; fetch it again")
+        if wanted and digest.hexdigest() != wanted:
+            raise DataError(
+                f"{remote.uri} is damaged or another file: its SHA-256 is {digest.hexdigest()}, wanted is {wanted}"
+            )
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+    return Fetched(name, size, digest.hexdigest(), version)
+
+
+def _chunks(remote: Remote) -> Iterator[bytes]:
+    """The bytes of a file; only what the store raises becomes a `DataError`."""
+    with store_errors(remote.uri, "cannot be read"):
+        stream = remote.files.open(remote.path, "rb", block_size=CHUNK_BYTES, cache_type="readahead")
+    with stream:
+        while True:
+            with store_errors(remote.uri, "cannot be read"):
+                chunk = stream.read(CHUNK_BYTES)
+            if not chunk:
+                return
+            yield chunk
+
+
+def _record(folder: Path) -> dict[str, Fetched]:
+    try:
+        read = json.loads(read_bytes(folder / RECORD, MOST_RECORD_BYTES))
+        return {one["name"]: Fetched(**one) for one in read}
+    except (OSError, ValueError, TypeError, KeyError):
+        return {}
+
+
+def _write_record(folder: Path, files: dict[str, Fetched]) -> None:
+    text = json.dumps([asdict(files[name]) for name in sorted(files)], indent=1)
+    with written_whole(folder / RECORD) as file:
+        file.write(text.encode())

@@ -1,0 +1,121 @@
+"""Which URIs are taken, and the file system behind each; credentials come from where each system keeps them."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from speedo.errors import ConfigError, DataError
+
+# What fsspec calls it, the module behind it, and the extra of ours that installs that.
+SCHEMES: Final = {
+    "s3": ("s3", "s3fs", "s3"),
+    "gs": ("gcs", "gcsfs", "gcs"),
+    "gcs": ("gcs", "gcsfs", "gcs"),
+    "sftp": ("sftp", "paramiko", "sftp"),
+    "hdfs": ("webhdfs", "requests", "hdfs"),
+    "webhdfs": ("webhdfs", "requests", "hdfs"),
+    "http": ("http", "aiohttp", "http"),
+    "https": ("https", "aiohttp", "http"),
+}
+# A `Path` of a URI has one slash after the scheme.
+_URI: Final = re.compile(r"([a-z][a-z0-9+.-]*):/{1,2}(?=[^/])(.*)", re.DOTALL)
+TIMEOUT_S: Final = 20.0  # for one answer of a store
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A file or folder in a store: `files` is fsspec's file system, `path` the path in it."""
+
+    uri: str
+    files: Any
+    path: str
+
+    def below(self, name: str) -> Remote:
+        """The file or folder of this name in this folder."""
+        return Remote(f"{self.uri.rstrip('/')}/{name}", self.files, f"{self.path.rstrip('/')}/{name}")
+
+
+def uri_of(value: str | Path | None) -> str | None:
+    """The URI that this is, in its usual form; None for a path of this machine."""
+    found = _URI.fullmatch(str(value)) if value is not None else None
+    if found is None or found[1] not in SCHEMES:
+        return None
+    return f"{found[1]}://{found[2]}"
+
+
+def problem_with(uri: str) -> str | None:
+    """Why this URI is not taken: words and the remedy."""
+    try:
+        parts = urlsplit(uri)
+        _ = parts.port
+    except ValueError as error:
+        return f"is no URI ({error}); correct it"
+    if parts.password is not None:
+        return (
+            "has a password in it, which everybody could read in the list of processes; leave it out, and use the "
+            "store's own place for credentials"
+        )
+    if not parts.hostname:
+        return "names no host or bucket; give one, as in s3://bucket/folder"
+    return None
+
+
+def open_remote(uri: str) -> Remote:
+    """The store of this URI, not asked yet. Raises `ConfigError` for a URI that is not taken or whose package is missing."""
+    problem = problem_with(uri)
+    if problem is not None:
+        raise ConfigError(f"{uri} {problem}")
+    scheme = urlsplit(uri).scheme
+    protocol, module, extra = SCHEMES[scheme]
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        raise ConfigError(
+            f"{uri} needs the Python package {module}: pip install 'speedo[{extra}]'"
+        ) from None
+    with store_errors(uri, "cannot be opened"):
+        if protocol == "sftp":
+            from speedo.remote.sftp import open_sftp
+
+            return Remote(uri, *open_sftp(uri))
+        from fsspec.core import url_to_fs
+
+        files, path = url_to_fs(
+            uri if protocol in (scheme, "gcs") else uri.replace(scheme, protocol, 1),
+            use_listings_cache=False,
+            skip_instance_cache=True,
+        )
+    return Remote(uri, files, path)
+
+
+@contextmanager
+def store_errors(uri: str, what: str) -> Iterator[None]:
+    """What any store raises becomes a `DataError` with the URI; errors of this machine's own files do not."""
+    try:
+        yield
+    except (DataError, ConfigError, KeyboardInterrupt):
+        raise
+    except FileNotFoundError as error:
+        raise DataError(f"{uri} {what}: nothing is there ({_first_line(error)})") from error
+    except Exception as error:  # every client library has exceptions of its own
+        raise DataError(f"{uri} {what}: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return text[0] if text else type(error).__name__
+
+
+def local_name(uri: str) -> PurePosixPath:
+    """The path below a cache folder under which what this URI names is kept."""
+    digest = hashlib.sha256(uri.rstrip("/").encode()).hexdigest()[:16]
+    last = PurePosixPath(urlsplit(uri).path.rstrip("/")).name
+    return PurePosixPath(digest) / (re.sub(r"[^A-Za-z0-9._-]", "_", last) or "root")
