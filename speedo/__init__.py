@@ -31,10 +31,14 @@ def train(
     from speedo.config.run_config import make_config
     from speedo.doctor import require_for
     from speedo.monitor.console import Quiet
+    from speedo.remote.uris import uri_of
+    from speedo.run.remote_inputs import fetch_run
 
     given = {"mode": mode, "workers": workers, **options}
     if solver is not None:
         given["solver"] = Path(solver)
+    if (uri := uri_of(given.get("resume"))) is not None:
+        given["resume"] = fetch_run(uri, given.pop("run_dir", None), lambda line: None)
     config = make_config(given)
     require_for(config)
     return launch(config, Quiet())

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +20,7 @@ from speedo.config.run_config import RunConfig
 from speedo.engines.record_watch import RecordWatch
 from speedo.errors import EngineError, SpeedoError, StoreError
 from speedo.monitor.console import Watch
+from speedo.remote.run_copy import RunCopy
 from speedo.run.headline import exchange, headline
 from speedo.run.open_store import this_machine
 from speedo.run.prepare import Prepared, check_nets, checked_records, prepare, with_workers
@@ -27,7 +28,7 @@ from speedo.run.result import RunResult
 from speedo.run.scratch import scratch_folder
 from speedo.run.settings import Near, RunSettings
 from speedo.run_dir.checkpoint_file import checkpoints_in
-from speedo.run_dir.directory import CHECKPOINTS, LOGS, discard_run_dir
+from speedo.run_dir.directory import CHECKPOINTS, CONFIG, LOCK, LOGS, discard_run_dir
 from speedo.run_dir.fence import claim, owned
 from speedo.run_dir.resume import Resumed
 from speedo.storage.redis.errors import clients_of
@@ -78,7 +79,7 @@ def train(config: RunConfig, watch: Watch) -> RunResult:
         result = _follow(master, run, servers, watch, tester, host)
         host.stop("the run is over")
         _let_go(master)
-        return result
+        return servers.kept_elsewhere(result)
 
 
 def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> RunResult:
@@ -103,9 +104,10 @@ def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> Ru
         )
         try:
             tester = _start_tester(master, prepared)
-            return _follow(master, run, servers, watch, tester)
+            result = _follow(master, run, servers, watch, tester)
         finally:
             _let_go(master)
+        return servers.kept_elsewhere(result)
 
 
 def train_on_ray(config: RunConfig, watch: Watch) -> RunResult:
@@ -136,10 +138,11 @@ def train_on_ray(config: RunConfig, watch: Watch) -> RunResult:
         fleet.start(master)
         try:
             tester = _start_tester(master, prepared)
-            return _follow(master, run, servers, watch, tester, fleet)
+            result = _follow(master, run, servers, watch, tester, fleet)
         finally:
             fleet.leave("the run is over")
             _let_go(master)
+        return servers.kept_elsewhere(result)
 
 
 # ---------------------------------------------------------------- parts of a run
@@ -157,6 +160,17 @@ class Servers:
     dead: Dead
     scratch: Path
     records: RecordWatch
+    copy: RunCopy | None = None
+
+    def kept_elsewhere(self, result: RunResult) -> RunResult:
+        """The result once the run directory is copied to `--copy-to`; what could not be is one of its problems."""
+        if self.copy is None:
+            return result
+        problem = self.copy.finish(self.prepared.config.timeout)
+        if not problem:
+            return result
+        told = f"{self.copy.uri} lacks a part of the run: {problem}; {result.run_dir} has all of it"
+        return replace(result, problems=(*result.problems, told))
 
 
 def _start(
@@ -194,7 +208,18 @@ def _start(
         raise
     epoch = claim(prepared.run_dir) if isinstance(prepared.resumed, Resumed) else 0
     settings = prepared.settings.started(redis_url, redis_ca, near, epoch)
-    return Servers(prepared, settings, dead, scratch, records)
+    copy = None
+    if config.copy_to is not None:
+        copy = RunCopy(
+            prepared.run_dir,
+            config.copy_to,
+            watch.note,
+            watched=(CHECKPOINTS, CONFIG),
+            skip=(LOCK,),
+        )
+        copy.start()
+        stack.callback(copy.finish, 0.0)
+    return Servers(prepared, settings, dead, scratch, records, copy)
 
 
 def _known(prepared: Prepared, address: str | None = None) -> dict[str, Any]:

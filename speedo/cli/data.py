@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -117,6 +118,30 @@ def images(list_file: Path, folder: Path, size: str | None, **options: Any) -> N
     from speedo.data import prepare_images
 
     make(partial(prepare_images, list_file), folder, size=size_of(size), **options)
+
+
+@data.command("fetch")
+@click.argument("uri")
+@click.argument("folder", type=FOLDER, metavar="DIR")
+@click.option("--sha256", metavar="HEX", help="What the file's SHA-256 must be.")
+def fetch_command(uri: str, folder: Path, sha256: str | None) -> None:
+    """Fetch the file, or all files of the folder, at URI into DIR: s3://, gs://, sftp://, hdfs:// (WebHDFS), https://.
+
+    Files that have not changed are not fetched again. If the folder has a file SHA256SUMS, as sha256sum writes it,
+    every file in it is checked. The output has a line for each file: its SHA-256 and its name.
+    """
+    from speedo.remote.fetch import fetch
+    from speedo.remote.uris import uri_of
+
+    if uri_of(uri) is None:
+        raise click.BadParameter(f"{uri!r} is no URI that is known, as in s3://bucket/folder")
+    if sha256 is not None and not re.fullmatch("[0-9a-fA-F]{64}", sha256):
+        raise click.BadParameter(f"--sha256 {sha256!r}: give 64 hexadecimal digits")
+    check_names({"the folder": folder})
+    with bar() as progress:
+        files = fetch(uri, folder, sha256=sha256, progress=progress)
+    for file in files:
+        click.echo(f"{file.sha256}  {file.name}")
 
 
 def make(prepare: Callable[..., Prepared], folder: Path, **options: Any) -> None:

@@ -38,6 +38,7 @@ from speedo.config.formats import parse_phase
 from speedo.config.run_config import LARGEST_WORKERS, RunConfig, make_config
 from speedo.errors import ConfigError, SpeedoError
 from speedo.monitor.console import ErrorConsole, Progress, unread
+from speedo.remote.uris import uri_of
 from speedo.system.cores import Bind
 from speedo.version import VERSION
 
@@ -277,6 +278,10 @@ def _run(launch: Callable[[RunConfig, Progress], RunResult], options: dict[str, 
     phases = options.pop("phases")
     if phases:
         options["phases"] = [parse_phase(text) for text in phases]
+    if (uri := uri_of(options.get("resume"))) is not None:
+        from speedo.run.remote_inputs import fetch_run
+
+        options["resume"] = fetch_run(uri, options.pop("run_dir"), _complain)
     config = make_config(options, file=file)
     require_for(config)
     with Progress(ErrorConsole()) as watch, traceback_kept(lambda: watch.run_dir):

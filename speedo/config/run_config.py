@@ -33,6 +33,7 @@ from speedo.bounds import (
 from speedo.config.formats import read_options
 from speedo.config.resources import parse_resources
 from speedo.errors import ConfigError
+from speedo.remote.uris import SCHEMES, problem_with, uri_of
 from speedo.sgd_modes.options import PhaseOptions, RunOptions
 from speedo.sgd_modes.registry import (
     HYBRID,
@@ -99,7 +100,27 @@ def _path(name: str, value: Path) -> list[str]:
     return [] if problem is None else [f"{name} names {str(value)!a}, which {problem}"]
 
 
+def _place(name: str, value: Path | str) -> list[str]:
+    """A path, or a URI that is taken."""
+    if (uri := uri_of(value)) is not None:
+        problem = problem_with(uri)
+        return [f"{name} is {uri}, which {problem}"] if problem else []
+    return _path(name, Path(value))
+
+
+def _copy_to(name: str, value: str) -> list[str]:
+    if uri_of(value) is None:
+        return [
+            f"{name} is {value!r}, which is no URI of a store; give one, as in s3://bucket/run (known are "
+            + ", ".join(SCHEMES)
+            + ")"
+        ]
+    return _place(name, value)
+
+
 def _weights(name: str, value: Path) -> list[str]:
+    if uri_of(value) is not None:
+        return _place(name, value)
     found = _path(name, value)
     if "\0" not in str(value) and not os.path.isfile(value):
         found.append(f"{name} names {value}, which is not a file; give a .caffemodel")
@@ -208,10 +229,11 @@ class RunConfig(_Run):
     solver: Annotated[Path | None, Option(
         "The solver.prototxt.", _path, "$SPEEDO_SOLVER, or the bundled LeNet", group=RUN)] = None
     weights: Annotated[Path | None, Option(
-        "Start from this .caffemodel.", _weights, group=RUN, metavar="FILE")] = None
+        "Start from this .caffemodel; a file, or a URI as in s3://bucket/file.", _weights, group=RUN,
+        metavar="FILE|URI")] = None
     resume: Annotated[Path | None, Option(
-        "Resume the run in this directory from its last checkpoint, or start from a .solverstate of Caffe.", _path,
-        group=RUN, metavar="RUN")] = None
+        "Resume the run in this directory from its last checkpoint, or start from a .solverstate of Caffe. A run at a "
+        "URI is fetched first, into --run-dir or runs/NAME.", _place, group=RUN, metavar="RUN|URI")] = None
     take_over: Annotated[bool, Option(
         "With --resume: take the run over from a master that hangs.", group=RUN)] = False
     checkpoint_interval: Annotated[float, Option(
@@ -223,7 +245,11 @@ class RunConfig(_Run):
         "Python layers may also use these modules, besides those in the solver's folder.", _modules, group=RUN,
         metavar="MODULE[,MODULE...]")] = None
     data_root: Annotated[Path | None, Option(
-        "Last folder searched for relative data paths.", _path, group=RUN, metavar="DIR")] = None
+        "Last folder searched for relative data paths. Of a URI, what the solver names is fetched into a cache.",
+        _place, group=RUN, metavar="DIR|URI")] = None
+    copy_to: Annotated[str | None, Option(
+        "Copy the files of the run directory to this URI at each checkpoint and at the end, as in s3://bucket/run.",
+        _copy_to, group=RUN, metavar="URI")] = None
     data_share: Annotated[DataShare, Option(
         "How workers share the records. shard: worker k of n reads every n-th; own: the same among the workers of one "
         "host, of the records on that host; offset: every worker reads all, worker k of n from k/n of them on; same: "

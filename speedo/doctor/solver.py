@@ -15,6 +15,7 @@ from speedo.engines.net_trial import CaffeFacts, check_in_subprocess
 from speedo.errors import SolverError, SpeedoError
 from speedo.run.datasets import preparable_dataset
 from speedo.run.prepare import chosen_solver
+from speedo.run.remote_inputs import located
 from speedo.solver import (
     SolverOverrides,
     SolverSpec,
@@ -73,7 +74,7 @@ def examine_solver(request: Request, facts: dict[str, Any]) -> tuple[list[Findin
 
 
 def _read(request: Request, facts: dict[str, Any]) -> SolverSpec:
-    root = (request.data_root or default_data_root()).absolute()
+    root = (located(request.data_root) or default_data_root()).absolute()
     overrides = SolverOverrides(cpu=request.cpu)
     if request.solver is None and facts:
         with tempfile.TemporaryDirectory(prefix="speedo-doctor-") as folder:

@@ -18,7 +18,9 @@ from speedo.system.files import read_bytes, written_whole
 
 Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, the file's name
 CHUNK_BYTES: Final = 1 << 20
-SUMS: Final = "SHA256SUMS"  # a file of the store, in the form of sha256sum, that is checked if it is there
+SUMS: Final = (
+    "SHA256SUMS"  # a file of the store, in the form of sha256sum, that is checked if it is there
+)
 RECORD: Final = ".fetched.json"  # what was fetched here
 MOST_RECORD_BYTES: Final = 64 << 20
 _SUM: Final = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
@@ -26,7 +28,7 @@ _SUM: Final = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A file that was fetched: its name below the folder, bytes, SHA-256, and how the store tells its versions apart."""
+    """A file that was fetched: its name below the folder, its bytes, and what changes in the store when it does."""
 
     name: str
     size: int
@@ -39,16 +41,26 @@ def silent(done: int, total: int, name: str) -> None:
 
 
 def fetch(
-    uri: str, folder: Path, *, sha256: str | None = None, progress: Progress = silent
+    uri: str,
+    folder: Path,
+    *,
+    name: str | None = None,
+    sha256: str | None = None,
+    progress: Progress = silent,
 ) -> list[Fetched]:
     """Fetch the file or all files below the folder at `uri` into `folder`; what is there unchanged is kept.
+
+    With `name` the file gets that name, and the files of a folder come into a folder of that name.
 
     A file must have the `sha256` that is given, or that a file SHA256SUMS in the same folder of the store says. Raises
     `DataError`, `ConfigError`, and `OSError` of this machine's disk; a file that is not as it must be is not left.
     """
     remote = open_remote(uri)
     with store_errors(uri, "cannot be read"):
-        found = dict(_files(remote))
+        is_folder = remote.files.info(remote.path)["type"] == "directory"
+        found = dict(_files_below(remote) if is_folder else _file(remote, name))
+    if is_folder and name is not None:
+        folder = folder / name
     if not found:
         raise DataError(f"{uri} is an empty folder; name one with files")
     if sha256 is not None and len(found) > 1:
@@ -58,34 +70,38 @@ def fetch(
     total = sum(int(info["size"] or 0) for info in found.values())
     done, kept = 0, dict[str, Fetched]()
     folder.mkdir(parents=True, exist_ok=True)
-    for name, info in sorted(found.items()):
-        wanted = (sha256 or sums.get(name, "")).lower()
+    for file, info in sorted(found.items()):
+        wanted = (sha256 or sums.get(file, "")).lower()
         version = _version(info)
-        former = before.get(name)
-        if not _unchanged(folder / name, former, version, wanted):
-            former = _fetch_one(info["remote"], folder / name, name, wanted, version, done, total, progress)
-        assert former is not None
-        kept[name] = former
-        done += former.size
-        progress(done, max(total, done), name)
+        now = before.get(file)
+        if now is None or not _unchanged(folder / file, now, version, wanted):
+            now = _fetch_one(
+                info["remote"], folder / file, file, wanted, version, done, total, progress
+            )
+        kept[file] = now
+        done += now.size
+        progress(done, max(total, done), file)
         _write_record(folder, {**before, **kept})
-    return [kept[name] for name in sorted(kept)]
+    return [kept[file] for file in sorted(kept)]
 
 
-def _files(remote: Remote) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The name of every file below, and what the store says of it."""
-    info = remote.files.info(remote.path)
-    if info["type"] != "directory":
-        name = PurePosixPath(remote.path).name
-        yield name, {**info, "remote": remote}
-        return
+def _file(remote: Remote, name: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield (
+        name or PurePosixPath(remote.path).name,
+        {**remote.files.info(remote.path), "remote": remote},
+    )
+
+
+def _files_below(remote: Remote) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The name of every file below a folder, and what the store says of it."""
     root = remote.files._strip_protocol(remote.path).rstrip("/")
     for path, one in remote.files.find(remote.path, detail=True).items():
         name = path.removeprefix(root).lstrip("/")
         parts = PurePosixPath(name).parts
-        if not parts or ".." in parts or name == RECORD or "\0" in name:
+        if not parts or ".." in parts or parts[-1].startswith(".") or "\0" in name:
             continue
-        yield name, {**one, "remote": Remote(f"{remote.uri.rstrip('/')}/{name}", remote.files, path)}
+        below = Remote(f"{remote.uri.rstrip('/')}/{name}", remote.files, path)
+        yield name, {**one, "remote": below}
 
 
 def _published_sums(remote: Remote, found: dict[str, dict[str, Any]]) -> dict[str, str]:
@@ -95,7 +111,9 @@ def _published_sums(remote: Remote, found: dict[str, dict[str, Any]]) -> dict[st
         text = found[SUMS]["remote"].files.cat_file(found[SUMS]["remote"].path).decode()
     lines = [_SUM.fullmatch(line.strip()) for line in text.splitlines() if line.strip()]
     if None in lines:
-        raise DataError(f"{remote.uri}/{SUMS} is not in the form of sha256sum; write it anew with that")
+        raise DataError(
+            f"{remote.uri}/{SUMS} is not in the form of sha256sum; write it anew with that"
+        )
     sums = {one[2].removeprefix("./"): one[1] for one in lines if one is not None}
     missing = sorted(set(sums) - set(found))
     if missing:
@@ -109,8 +127,8 @@ def _version(info: dict[str, Any]) -> str:
     return json.dumps([str(info.get("size")), *(str(info[one]) for one in known if info.get(one))])
 
 
-def _unchanged(path: Path, former: Fetched | None, version: str, wanted: str) -> bool:
-    if former is None or former.version != version or (wanted and former.sha256 != wanted):
+def _unchanged(path: Path, former: Fetched, version: str, wanted: str) -> bool:
+    if former.version != version or (wanted and former.sha256 != wanted):
         return False
     with suppress(OSError):
         return path.stat().st_size == former.size
@@ -155,7 +173,9 @@ def _fetch_one(
 def _chunks(remote: Remote) -> Iterator[bytes]:
     """The bytes of a file; only what the store raises becomes a `DataError`."""
     with store_errors(remote.uri, "cannot be read"):
-        stream = remote.files.open(remote.path, "rb", block_size=CHUNK_BYTES, cache_type="readahead")
+        stream = remote.files.open(
+            remote.path, "rb", block_size=CHUNK_BYTES, cache_type="readahead"
+        )
     with stream:
         while True:
             with store_errors(remote.uri, "cannot be read"):

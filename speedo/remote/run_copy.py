@@ -53,7 +53,12 @@ class RunCopy:
         self._thread.start()
 
     def finish(self, patience_s: float) -> str:
-        """Copy what has changed to the end; returns why that was given up after so many seconds, or nothing."""
+        """Copy what has changed to the end; returns why that was given up after so many seconds, or nothing.
+
+        A second call does nothing.
+        """
+        if self._ends.is_set():
+            return ""
         self._ends.set()
         end = time.monotonic() + patience_s
         self._thread.join(patience_s)
@@ -111,7 +116,12 @@ class RunCopy:
     def _files(self) -> Iterator[tuple[str, Path]]:
         for path in sorted(self._folder.rglob("*")):
             name = path.relative_to(self._folder).as_posix()
-            if path.is_file() and not path.is_symlink() and path.name[0] != "." and name not in self._skip:
+            if (
+                path.is_file()
+                and not path.is_symlink()
+                and path.name[0] != "."
+                and name not in self._skip
+            ):
                 yield name, path
 
     def _put(self, name: str) -> None:

@@ -10,9 +10,8 @@ from urllib.parse import unquote, urlsplit
 import paramiko
 from fsspec.implementations.sftp import SFTPFileSystem
 
-from speedo.remote.uris import TIMEOUT_S
-
 KEEPALIVE_S: Final = 10
+TIMEOUT_S: Final = 20.0  # for one answer
 
 
 class CheckedSftp(SFTPFileSystem):  # type: ignore[misc]
@@ -30,7 +29,9 @@ class CheckedSftp(SFTPFileSystem):  # type: ignore[misc]
         transport.set_keepalive(KEEPALIVE_S)
         self.client = client
         self.ftp = client.open_sftp()
-        self.ftp.get_channel().settimeout(TIMEOUT_S)
+        channel = self.ftp.get_channel()
+        assert channel is not None
+        channel.settimeout(TIMEOUT_S)
 
 
 def open_sftp(uri: str) -> tuple[CheckedSftp, str]:

@@ -27,7 +27,6 @@ SCHEMES: Final = {
 }
 # A `Path` of a URI has one slash after the scheme.
 _URI: Final = re.compile(r"([a-z][a-z0-9+.-]*):/{1,2}(?=[^/])(.*)", re.DOTALL)
-TIMEOUT_S: Final = 20.0  # for one answer of a store
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,9 @@ class Remote:
 
     def below(self, name: str) -> Remote:
         """The file or folder of this name in this folder."""
-        return Remote(f"{self.uri.rstrip('/')}/{name}", self.files, f"{self.path.rstrip('/')}/{name}")
+        return Remote(
+            f"{self.uri.rstrip('/')}/{name}", self.files, f"{self.path.rstrip('/')}/{name}"
+        )
 
 
 def uri_of(value: str | Path | None) -> str | None:
@@ -69,7 +70,7 @@ def problem_with(uri: str) -> str | None:
 
 
 def open_remote(uri: str) -> Remote:
-    """The store of this URI, not asked yet. Raises `ConfigError` for a URI that is not taken or whose package is missing."""
+    """The store of this URI. Raises `ConfigError` for a URI that is not taken, or without its package; `DataError`."""
     problem = problem_with(uri)
     if problem is not None:
         raise ConfigError(f"{uri} {problem}")

@@ -26,8 +26,10 @@ from speedo.master.plan import Plan
 from speedo.master.served_center import ServedCenter, Servers
 from speedo.master.slots import Roster
 from speedo.monitor.status import StatusBoard
+from speedo.remote.uris import uri_of
 from speedo.run.caffe_snapshot import CaffeSnapshot
 from speedo.run.outputs import ModelFiles
+from speedo.run.remote_inputs import located
 from speedo.run.settings import RunSettings
 from speedo.run.training import Training
 from speedo.run_dir.checkpoint_file import Checkpoint
@@ -77,7 +79,7 @@ def build_training(
     fence = Fence(run_dir, settings.epoch, time.monotonic)
     own = settings.data_share == "own"  # then the hosts say how many records there are
     board = StatusBoard(config.mode, spec.max_iter, spec.batch, None if own else records)
-    first = _first_center(engine, spec, resume, config.weights)
+    first = _first_center(engine, spec, resume, located(config.weights))
     version = resume.counters.version if resume else 0
     center: RunCenter
     if servers is None:
@@ -179,6 +181,9 @@ def config_for_people(config: RunConfig, solver: Path, seed: int) -> dict[str, A
     values = config.model_dump(
         mode="json", exclude_none=True, exclude={"redis", "run_dir", "resume"}
     )
+    values = {
+        name: uri_of(one) or one if isinstance(one, str) else one for name, one in values.items()
+    }
     return {**values, "solver": str(solver), "seed": seed}
 
 

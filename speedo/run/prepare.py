@@ -19,6 +19,7 @@ from speedo.errors import ConfigError, StoreError
 from speedo.run.caffe_snapshot import SUFFIX as CAFFE_SUFFIX
 from speedo.run.caffe_snapshot import CaffeSnapshot, read_snapshot
 from speedo.run.datasets import make_dataset, preparable_dataset
+from speedo.run.remote_inputs import fetch_sources, fetch_weights, located
 from speedo.run.settings import RunSettings
 from speedo.run_dir.directory import check_run_dir, create_run_dir
 from speedo.run_dir.resume import Resumed, find_run
@@ -78,7 +79,7 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
         _check_url(config.redis)
     resumed = _resumed(config)
     path = chosen_solver(config.solver)
-    data_root = (config.data_root or default_data_root()).absolute()
+    data_root = (located(config.data_root) or default_data_root()).absolute()
     check_names({"the solver": path, "the data root": data_root})
     overrides = SolverOverrides(
         max_iter=config.max_iter,
@@ -96,6 +97,7 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
     snapshots = spec.snapshot_stem if spec.snapshot > 0 or spec.snapshot_after_train else ""
     if config.run_dir is not None and not isinstance(resumed, Resumed):
         check_run_dir(config.run_dir, snapshots)  # before data are made, which may take long
+    fetch_sources(spec, config.data_root, note)
     dataset = preparable_dataset(spec)
     if dataset is not None:
         make_dataset(data_root, dataset, note)
@@ -115,7 +117,9 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
         settings = run_settings(config, spec, resumed.counters.run)
         return Prepared(config, settings, resumed.run_dir, data_root, records, resumed)
     if config.weights is not None:
-        check_weights(config.weights, spec.layer_names())
+        weights = fetch_weights(config.weights, note)
+        assert weights is not None
+        check_weights(weights, spec.layer_names())
     run = secrets.token_hex(6)
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     run_dir = config.run_dir or Path("runs") / f"{stamp}-{config.mode}-{run[:4]}"
@@ -234,4 +238,4 @@ def checked_records() -> Path:
 def _weights_to_try(prepared: Prepared) -> Path | None:
     if isinstance(prepared.resumed, CaffeSnapshot):
         return prepared.resumed.model
-    return None if prepared.resumed is not None else prepared.config.weights
+    return None if prepared.resumed is not None else located(prepared.config.weights)

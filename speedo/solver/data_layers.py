@@ -91,6 +91,18 @@ def source_of(layer: Any) -> str:
     return str(getattr(layer, SOURCES[layer.type]).source) if layer.type in SOURCES else ""
 
 
+def files_named(spec: SolverSpec) -> tuple[str, ...]:
+    """Databases, lists and mean files that the nets name, as they are written, each once."""
+    parameter = parse_text(spec.text, caffe_proto().SolverParameter())
+    found: dict[str, None] = {}
+    for net in (parameter.train_net_param, *parameter.test_net_param):
+        for layer in net.layer:
+            for name in (source_of(layer), str(layer.transform_param.mean_file)):
+                if name:
+                    found[name] = None
+    return tuple(found)
+
+
 def count_records(spec: SolverSpec) -> int | None:
     """Training records: the entries of the first data layer's database, or the lines of its image list.
 

@@ -30,6 +30,7 @@ from speedo.actors.ray_node.ports import server_port
 from speedo.errors import ClusterError, EngineError, SpeedoError
 from speedo.monitor.status import Status
 from speedo.run.datasets import make_dataset, preparable_dataset
+from speedo.run.remote_inputs import fetch_sources, located
 from speedo.run.scratch import scratch_folder
 from speedo.system.cores import Bind, CoreOptions
 from speedo.version import VERSION
@@ -149,8 +150,9 @@ class Session:
             try:
                 settings = _settings(master, request.name, request.address)
                 settings = replace(settings, cores=_cores(request, settings.cores))
-                root = request.data_root
+                root = located(request.data_root) or request.data_root
                 if request.count:
+                    fetch_sources(settings.spec.on_node(root), request.data_root, self.note)
                     missing = preparable_dataset(settings.spec.on_node(root))
                     if missing is not None:
                         make_dataset(root, missing, self.note)

@@ -35,6 +35,7 @@ from speedo.data import default_data_root
 from speedo.errors import ClusterError, ConfigError, EngineError
 from speedo.monitor.console import Watch
 from speedo.monitor.status import Status
+from speedo.remote.uris import uri_of
 from speedo.run_dir.directory import make_own_folders
 from speedo.system.background_process import start_in_background
 from speedo.system.cores import Bind
@@ -69,7 +70,9 @@ def serve_worker(
     check_names({"the data root": data_root})
     kept = logs is not None
     logs = make_private_folder("speedo-worker-") if logs is None else _made(logs)
-    root = (data_root or default_data_root()).absolute()
+    root = data_root or default_data_root()
+    if uri_of(root) is None:
+        root = root.absolute()
     name = f"{socket.gethostname()}:{secrets.token_hex(2)}"
     stays = crashes = 0
     while True:
