@@ -25,6 +25,10 @@ SCHEMES: Final = {
     "http": ("http", "aiohttp", "http"),
     "https": ("https", "aiohttp", "http"),
 }
+# How long their clients wait: a store that is away is tried again by us.
+_PATIENCE: Final[dict[str, dict[str, Any]]] = {
+    "s3": {"config_kwargs": {"connect_timeout": 10, "retries": {"max_attempts": 1}}},
+}
 # A `Path` of a URI has one slash after the scheme.
 _URI: Final = re.compile(r"([a-z][a-z0-9+.-]*):/{1,2}(?=[^/])(.*)", re.DOTALL)
 
@@ -91,9 +95,12 @@ def open_remote(uri: str) -> Remote:
 
         files, path = url_to_fs(
             uri if protocol in (scheme, "gcs") else uri.replace(scheme, protocol, 1),
+            **_PATIENCE.get(protocol, {}),
             use_listings_cache=False,
             skip_instance_cache=True,
         )
+        if protocol == "s3":
+            files.retries = 2  # besides those of its own client
     return Remote(uri, files, path)
 
 
