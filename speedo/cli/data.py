@@ -123,7 +123,7 @@ def images(list_file: Path, folder: Path, size: str | None, **options: Any) -> N
 @data.command("fetch")
 @click.argument("uri")
 @click.argument("folder", type=FOLDER, metavar="DIR")
-@click.option("--sha256", metavar="HEX", help="What the file's SHA-256 must be.")
+@click.option("--checksum", "sha256", metavar="HEX", help="What the file's SHA-256 must be.")
 def fetch_command(uri: str, folder: Path, sha256: str | None) -> None:
     """Fetch the file, or all files of the folder, at URI into DIR: s3://, gs://, sftp://, hdfs:// (WebHDFS), https://.
 
@@ -136,7 +136,7 @@ def fetch_command(uri: str, folder: Path, sha256: str | None) -> None:
     if uri_of(uri) is None:
         raise click.BadParameter(f"{uri!r} is no URI that is known, as in s3://bucket/folder")
     if sha256 is not None and not re.fullmatch("[0-9a-fA-F]{64}", sha256):
-        raise click.BadParameter(f"--sha256 {sha256!r}: give 64 hexadecimal digits")
+        raise click.BadParameter(f"--checksum {sha256!r}: give 64 hexadecimal digits")
     check_names({"the folder": folder})
     with bar() as progress:
         files = fetch(uri, folder, sha256=sha256, progress=progress)

@@ -93,7 +93,7 @@ def doctor(
         workers,
         threads=checked_threads(threads),
         bind=bind or USUAL.bind,
-        facts=json.load(sys.stdin).get("facts", {}) if facts_stdin else None,
+        facts=_facts_of_stdin() if facts_stdin else None,
         **given,
     )
     if facts:
@@ -153,3 +153,16 @@ def _summary(failed: int, warned: int) -> str:
     if warned:
         return f"ready, with {warned} to look at"
     return "ready"
+
+
+def _facts_of_stdin() -> dict[str, Any]:
+    """What `speedo launch` says of the master's solver. Raises `ConfigError`."""
+    try:
+        facts = json.load(sys.stdin)["facts"]
+    except (ValueError, LookupError, TypeError):
+        facts = None
+    if not isinstance(facts, dict):
+        raise ConfigError(
+            "standard input is not what `speedo launch` writes; leave --facts-stdin out"
+        )
+    return facts

@@ -31,9 +31,19 @@ from speedo.bounds import (
     said,
 )
 from speedo.config.formats import read_options
-from speedo.config.resources import parse_resources
+from speedo.config.option_checks import (
+    check_compression,
+    check_copy_to,
+    check_modules,
+    check_path,
+    check_place,
+    check_ray,
+    check_resources,
+    check_servers,
+    check_weights,
+    names_in,
+)
 from speedo.errors import ConfigError
-from speedo.remote.uris import SCHEMES, problem_with, uri_of
 from speedo.sgd_modes.options import PhaseOptions, RunOptions
 from speedo.sgd_modes.registry import (
     HYBRID,
@@ -49,11 +59,8 @@ from speedo.sgd_modes.registry import (
     with_own_options,
 )
 from speedo.system.cores import AUTO, Bind
-from speedo.system.files import problem_with_name
-from speedo.vectors.codecs import parse_compression
 
 DEFAULT_PORT: Final = 56126  # the original SpeeDO's master; Ray and Redis both want 6379
-LARGEST_SERVERS: Final = 64  # each fetch and each result has so many connections
 LARGEST_WORKERS: Final = (
     10_000  # slots are small integers; beyond this a mistake is likelier than a wish
 )
@@ -92,87 +99,6 @@ def _as_text(value: Any) -> Any:
     return str(value) if type(value) is int else value
 
 
-def _path(name: str, value: Path) -> list[str]:
-    """A path that Caffe and the system accept."""
-    if "\0" in str(value):
-        return [f"{name} is {str(value)!r}, with a zero byte in it; use a path"]
-    problem = problem_with_name(value)
-    return [] if problem is None else [f"{name} names {str(value)!a}, which {problem}"]
-
-
-def _place(name: str, value: Path | str) -> list[str]:
-    """A path, or a URI that is taken."""
-    if (uri := uri_of(value)) is not None:
-        problem = problem_with(uri)
-        return [f"{name} is {uri}, which {problem}"] if problem else []
-    return _path(name, Path(value))
-
-
-def _copy_to(name: str, value: str) -> list[str]:
-    if uri_of(value) is None:
-        return [
-            f"{name} is {value!r}, which is no URI of a store; give one, as in s3://bucket/run (known are "
-            + ", ".join(SCHEMES)
-            + ")"
-        ]
-    return _place(name, value)
-
-
-def _weights(name: str, value: Path) -> list[str]:
-    if uri_of(value) is not None:
-        return _place(name, value)
-    found = _path(name, value)
-    if "\0" not in str(value) and not os.path.isfile(value):
-        found.append(f"{name} names {value}, which is not a file; give a .caffemodel")
-    return found
-
-
-def _compression(name: str, value: str) -> list[str]:
-    try:
-        parse_compression(value)
-    except ConfigError as error:
-        return list(error.problems)
-    return []
-
-
-def _resources(name: str, value: str) -> list[str]:
-    try:
-        parse_resources(value)
-    except ConfigError as error:
-        return list(error.problems)
-    return []
-
-
-def _ray(name: str, value: str) -> list[str]:
-    if "://" in value:
-        remedy = (
-            "use HOST:PORT or auto on a machine of the cluster; from others use `ray job submit`"
-        )
-        return [f"{name} is {said(value)}, which only Ray's clients understand; {remedy}"]
-    host, _, port = value.rpartition(":")
-    if value == "auto" or (host and port.isdecimal() and int(port) <= 65535):
-        return []
-    return [f"{name} is {said(value)}; use HOST:PORT, or auto"]
-
-
-def _servers(name: str, value: str) -> list[str]:
-    if value == "auto" or (value.isdecimal() and int(value) <= LARGEST_SERVERS):
-        return []
-    return [f"{name} is {value!r}; use 0 to {LARGEST_SERVERS}, or auto"]
-
-
-def _modules(name: str, value: str) -> list[str]:
-    return [
-        f"{name} names {module!r}, which is not a module; use names as in layers.scale,others"
-        for module in _names_in(value)
-        if not all(part.isidentifier() for part in module.split("."))
-    ]
-
-
-def _names_in(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
 class PhaseConfig(_Phase):
     """One phase of a hybrid run: a mode with its options, for so many iterations."""
 
@@ -203,7 +129,7 @@ class RunConfig(_Run):
         source="keeps the solver's batch", flags="--split-batch/--whole-batch")] = None
     compress: Annotated[str, Option(
         "What workers send: none (float32), bfloat16, int8, or topk:F, the fraction F of the values that are "
-        "largest, as in topk:0.01. The error of a payload is added to the worker's next one.", _compression,
+        "largest, as in topk:0.01. The error of a payload is added to the worker's next one.", check_compression,
         source="every other form costs precision and time", metavar="HOW")] = "none"
     compress_center: Annotated[Literal["none", "bfloat16"], Option(
         "What workers fetch: none (float32) or bfloat16; the center itself stays float32.",
@@ -227,29 +153,29 @@ class RunConfig(_Run):
     cpu: Annotated[bool, Option("Train on the CPU although the solver says GPU.", group=SOLVER)] = False
 
     solver: Annotated[Path | None, Option(
-        "The solver.prototxt.", _path, "$SPEEDO_SOLVER, or the bundled LeNet", group=RUN)] = None
+        "The solver.prototxt.", check_path, "$SPEEDO_SOLVER, or the bundled LeNet", group=RUN)] = None
     weights: Annotated[Path | None, Option(
-        "Start from this .caffemodel; a file, or a URI as in s3://bucket/file.", _weights, group=RUN,
+        "Start from this .caffemodel; a file, or a URI as in s3://bucket/file.", check_weights, group=RUN,
         metavar="FILE|URI")] = None
     resume: Annotated[Path | None, Option(
         "Resume the run in this directory from its last checkpoint, or start from a .solverstate of Caffe. A run at a "
-        "URI is fetched first, into --run-dir or runs/NAME.", _place, group=RUN, metavar="RUN|URI")] = None
+        "URI is fetched first, into --run-dir or runs/NAME.", check_place, group=RUN, metavar="RUN|URI")] = None
     take_over: Annotated[bool, Option(
         "With --resume: take the run over from a master that hangs.", group=RUN)] = False
     checkpoint_interval: Annotated[float, Option(
         "Seconds between checkpoints; 0: only at the end.", Seconds("the end alone"),
         source="chosen: a crash costs at most a minute of work", group=RUN)] = 60.0
     run_dir: Annotated[Path | None, Option(
-        "Directory for all files that the run writes.", _path, "runs/TIME-MODE", group=RUN, metavar="DIR")] = None
+        "Directory for all files that the run writes.", check_path, "runs/TIME-MODE", group=RUN, metavar="DIR")] = None
     python_layers: Annotated[str | None, Option(
-        "Python layers may also use these modules, besides those in the solver's folder.", _modules, group=RUN,
+        "Python layers may also use these modules, besides those in the solver's folder.", check_modules, group=RUN,
         metavar="MODULE[,MODULE...]")] = None
     data_root: Annotated[Path | None, Option(
         "Last folder searched for relative data paths. Of a URI, what the solver names is fetched into a cache.",
-        _place, group=RUN, metavar="DIR|URI")] = None
+        check_place, group=RUN, metavar="DIR|URI")] = None
     copy_to: Annotated[str | None, Option(
         "Copy the files of the run directory to this URI at each checkpoint and at the end, as in s3://bucket/run.",
-        _copy_to, group=RUN, metavar="URI")] = None
+        check_copy_to, group=RUN, metavar="URI")] = None
     data_share: Annotated[DataShare, Option(
         "How workers share the records. shard: worker k of n reads every n-th; own: the same among the workers of one "
         "host, of the records on that host; offset: every worker reads all, worker k of n from k/n of them on; same: "
@@ -277,7 +203,7 @@ class RunConfig(_Run):
         source="the kernel moves processes where cores are free", group=RUN)] = "none"
     servers: Annotated[str, BeforeValidator(str), Option(
         "Split the center into K ranges, each kept and merged by a server on one of the hosts, in the order in which "
-        "they join; auto: one on every host; 0: the master has it all.", _servers,
+        "they join; auto: one on every host; 0: the master has it all.", check_servers,
         source="one machine has no cable to share", metavar="K", group=RUN)] = "0"
     stop_on_divergence: Annotated[bool, Option(
         "End a run whose loss has diverged, and export its model.", source="chosen: further training is useless",
@@ -307,11 +233,11 @@ class RunConfig(_Run):
     redis_tls: Annotated[bool, Option("Encrypt connections to the Redis that SpeeDO starts.", group=MASTER)] = False
 
     ray: Annotated[str | None, Option(
-        "Run as actors of this Ray cluster; auto: RAY_ADDRESS, or the cluster that this machine belongs to.", _ray,
+        "Run as actors of this Ray cluster; auto: RAY_ADDRESS, or the cluster that this machine belongs to.", check_ray,
         usual="a private one is started", group=RAY, metavar="HOST:PORT|auto")] = None
     resources: Annotated[str, Option(
-        "What each worker needs: cpu, gpu, memory (bytes), and resources of the cluster by their names.", _resources,
-        source="a worker computes with one thread", group=RAY, metavar="NAME=AMOUNT[,...]")] = "cpu=1"
+        "What each worker needs: cpu, gpu, memory (bytes), and resources of the cluster by their names.",
+        check_resources, source="a worker computes with one thread", group=RAY, metavar="NAME=AMOUNT[,...]")] = "cpu=1"
     placement: Annotated[Literal["spread", "pack"], Option(
         "spread: workers on as many nodes as there are; pack: on as few as have room.",
         source="nodes share neither caches nor memory", group=RAY)] = "spread"
@@ -342,7 +268,7 @@ class RunConfig(_Run):
     @property
     def python_modules(self) -> tuple[str, ...]:
         """Modules outside the solver's folder that its Python layers may name."""
-        return _names_in(self.python_layers or "")
+        return names_in(self.python_layers or "")
 
     def problems(self) -> list[str]:
         """Every problem in this configuration, a sentence each."""

@@ -7,13 +7,14 @@ from typing import Any
 from speedo.data import default_data_root
 from speedo.doctor.base import Request
 from speedo.run.prepare import chosen_solver
+from speedo.run.remote_inputs import located
 from speedo.solver import SolverOverrides, read_solver
 from speedo.solver.data_layers import count_records
 
 
 def facts_of(request: Request) -> dict[str, Any]:
     """The facts that a running master would publish, as far as they are known without it. Raises `SpeedoError`."""
-    root = (request.data_root or default_data_root()).absolute()
+    root = (located(request.data_root) or default_data_root()).absolute()
     overrides = SolverOverrides(cpu=request.cpu)
     spec = read_solver(chosen_solver(request.solver), overrides=overrides, data_root=root)
     return {

@@ -13,6 +13,7 @@ from speedo.doctor.base import Finding, Request, fail, ok, size, warn
 from speedo.doctor.resources import Net
 from speedo.engines.net_trial import CaffeFacts, check_in_subprocess
 from speedo.errors import SolverError, SpeedoError
+from speedo.remote.uris import uri_of
 from speedo.run.datasets import preparable_dataset
 from speedo.run.prepare import chosen_solver
 from speedo.run.remote_inputs import located
@@ -24,7 +25,7 @@ from speedo.solver import (
     solver_for_tester,
     solver_for_worker,
 )
-from speedo.solver.data_layers import count_records
+from speedo.solver.data_layers import count_records, files_named
 from speedo.solver.paths import SearchPath
 
 BUILD_S: Final = 60.0
@@ -53,6 +54,10 @@ def examine_solver(request: Request, facts: dict[str, Any]) -> tuple[list[Findin
             f"{spec.path}: {spec.net_name}, {spec.type}, {spec.max_iter} iterations of {spec.batch} samples",
         )
     ]
+    uri = uri_of(request.data_root)
+    if uri is not None and any(spec.search.find(name) is None for name in files_named(spec)):
+        found.append(ok("data", f"not here yet; a run fetches what the solver names from {uri}"))
+        return found, None
     dataset = preparable_dataset(spec)
     problems = _problems(spec, dataset)
     found += [fail("solver", text) for text in problems]

@@ -172,10 +172,9 @@ def _fetch_one(
 
 def _chunks(remote: Remote) -> Iterator[bytes]:
     """The bytes of a file; only what the store raises becomes a `DataError`."""
+    whole = remote.uri.startswith("http")  # not every web server gives parts of a file
     with store_errors(remote.uri, "cannot be read"):
-        stream = remote.files.open(
-            remote.path, "rb", block_size=CHUNK_BYTES, cache_type="readahead"
-        )
+        stream = remote.files.open(remote.path, "rb", block_size=0 if whole else 4 * CHUNK_BYTES)
     with stream:
         while True:
             with store_errors(remote.uri, "cannot be read"):

@@ -16,6 +16,7 @@ from speedo.data.roots import cache_root
 from speedo.engines.net_trial import CaffeFacts, check_in_subprocess
 from speedo.engines.weights_check import check_weights
 from speedo.errors import ConfigError, StoreError
+from speedo.remote.run_copy import check_writable
 from speedo.run.caffe_snapshot import SUFFIX as CAFFE_SUFFIX
 from speedo.run.caffe_snapshot import CaffeSnapshot, read_snapshot
 from speedo.run.datasets import make_dataset, preparable_dataset
@@ -77,6 +78,8 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
     """
     if config.redis is not None:
         _check_url(config.redis)
+    if config.copy_to is not None:
+        check_writable(config.copy_to)
     resumed = _resumed(config)
     path = chosen_solver(config.solver)
     data_root = (located(config.data_root) or default_data_root()).absolute()

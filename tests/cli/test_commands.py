@@ -80,13 +80,15 @@ def test_every_option_of_a_run_can_stand_in_the_configuration_and_has_its_words(
             assert named - fields <= {"config_file", "token_file"}
             assert all(one.help for one in command.params if isinstance(one, click.Option))
             missing = fields - named
-            assert missing == ({"host", "port", "redis_tls"} if name == "train" else set())
+            ray = {"ray", "resources", "placement"}
+            assert missing == ({"host", "port"} if name == "train" else ray)
 
 
 def test_the_page_of_train_groups_its_options() -> None:
     headings = [line for line in page("train").splitlines() if line and line[0] != " "][1:]
     assert headings == [
-        "How results are merged:", "Instead of the solver's values:", "The run:", "Help:",
+        "How results are merged:", "Instead of the solver's values:", "The run:",
+        "On a Ray cluster that exists already:", "How workers connect:", "Help:",
     ]  # fmt: skip
 
 

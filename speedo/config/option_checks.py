@@ -1,0 +1,105 @@
+"""Checks of single options: each answers the problems with a value, a sentence each with the remedy."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from speedo.bounds import said
+from speedo.config.resources import parse_resources
+from speedo.errors import ConfigError
+from speedo.remote.uris import SCHEMES, problem_with, uri_of
+from speedo.system.files import problem_with_name
+from speedo.vectors.codecs import parse_compression
+
+LARGEST_SERVERS: Final = 64  # each fetch and each result has so many connections
+
+
+def check_path(name: str, value: Path) -> list[str]:
+    """A path that Caffe and the system accept."""
+    if "\0" in str(value):
+        return [f"{name} is {str(value)!r}, with a zero byte in it; use a path"]
+    problem = problem_with_name(value)
+    return [] if problem is None else [f"{name} names {str(value)!a}, which {problem}"]
+
+
+def check_place(name: str, value: Path | str) -> list[str]:
+    """A path, or a URI that is taken."""
+    if (uri := uri_of(value)) is not None:
+        problem = problem_with(uri)
+        return [f"{name} is {uri}, which {problem}"] if problem else []
+    return check_path(name, Path(value))
+
+
+def check_copy_to(name: str, value: str) -> list[str]:
+    """A URI of a store."""
+    if uri_of(value) is None:
+        return [
+            f"{name} is {value!r}, which is no URI of a store; give one, as in s3://bucket/run (known are "
+            + ", ".join(SCHEMES)
+            + ")"
+        ]
+    return check_place(name, value)
+
+
+def check_weights(name: str, value: Path) -> list[str]:
+    """A file of weights, or a URI that is taken."""
+    if uri_of(value) is not None:
+        return check_place(name, value)
+    found = check_path(name, value)
+    if "\0" not in str(value) and not os.path.isfile(value):
+        found.append(f"{name} names {value}, which is not a file; give a .caffemodel")
+    return found
+
+
+def check_compression(name: str, value: str) -> list[str]:
+    """One of the forms of payloads."""
+    try:
+        parse_compression(value)
+    except ConfigError as error:
+        return list(error.problems)
+    return []
+
+
+def check_resources(name: str, value: str) -> list[str]:
+    """Resources of Ray."""
+    try:
+        parse_resources(value)
+    except ConfigError as error:
+        return list(error.problems)
+    return []
+
+
+def check_ray(name: str, value: str) -> list[str]:
+    """The address of a Ray cluster."""
+    if "://" in value:
+        remedy = (
+            "use HOST:PORT or auto on a machine of the cluster; from others use `ray job submit`"
+        )
+        return [f"{name} is {said(value)}, which only Ray's clients understand; {remedy}"]
+    host, _, port = value.rpartition(":")
+    if value == "auto" or (host and port.isdecimal() and int(port) <= 65535):
+        return []
+    return [f"{name} is {said(value)}; use HOST:PORT, or auto"]
+
+
+def check_servers(name: str, value: str) -> list[str]:
+    """A number of servers, or auto."""
+    if value == "auto" or (value.isdecimal() and int(value) <= LARGEST_SERVERS):
+        return []
+    return [f"{name} is {value!r}; use 0 to {LARGEST_SERVERS}, or auto"]
+
+
+def check_modules(name: str, value: str) -> list[str]:
+    """Names of Python modules."""
+    return [
+        f"{name} names {module!r}, which is not a module; use names as in layers.scale,others"
+        for module in names_in(value)
+        if not all(part.isidentifier() for part in module.split("."))
+    ]
+
+
+def names_in(text: str) -> tuple[str, ...]:
+    """The names between commas."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())

@@ -1,0 +1,134 @@
+"""Real runs that take their weights, their data and a former run from a store, and are copied to it meanwhile."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from speedo.remote.fetch import fetch
+from tests.remote.test_fetch_and_copy import put_at, read
+from tests.support.commands import Commands, commands, wait_for_line
+from tests.support.nets import net_text, write_data, write_solver
+from tests.support.sabotaged_net import BODY
+from tests.support.stores import S3
+
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
+WAIT_S = 120
+
+
+@pytest.fixture
+def speedo(tmp_path: Path) -> Iterator[Commands]:
+    with commands(tmp_path) as made:
+        yield made
+
+
+def run(speedo: Commands, *words: str) -> str:
+    process = speedo.start("train", "--mode", "async", *words)
+    _, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0, errors
+    return errors
+
+
+def versions(run_dir: Path) -> int:
+    return sum('"decision":"merged"' in line for line in (run_dir / "metrics.jsonl").open())
+
+
+def test_a_run_is_copied_while_its_store_is_away_and_goes_on_from_the_copy(
+    speedo: Commands, problem: Path, s3: S3, tmp_path: Path
+) -> None:
+    uri = f"{s3.uri}/run"
+    first = speedo.start(
+        "train", str(problem), "--mode", "async", "--max-iter", "1000000", "--test-interval", "0",
+        "--checkpoint-interval", "1", "--run-dir", "run", "--copy-to", uri,
+    )  # fmt: skip
+    lines = tmp_path / "run" / "metrics.jsonl"
+    wait_for_line(lines, '"checkpoint"', WAIT_S)
+    s3.stop()
+    told = tmp_path / "run" / "train.log"
+    wait_for_line(told, "the copy is tried again, training goes on", WAIT_S)
+    before = versions(tmp_path / "run")
+    end = time.monotonic() + WAIT_S
+    while versions(tmp_path / "run") < before + 100:
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    s3.start()
+    wait_for_line(told, "is back; everything is copied", WAIT_S)
+    first.terminate()
+    _, errors = first.communicate(timeout=WAIT_S)
+    assert first.returncode == 143, errors
+    fetch(uri, tmp_path / "copy")
+    here, there = read(tmp_path / "run"), read(tmp_path / "copy")
+    # What is written after the last copy, as the command ends, are lines of logs.
+    own = {name for name in here if name.startswith("logs/")} | {"lock", "train.log"}
+    assert {name: there.get(name) for name in set(here) - own} == {
+        name: content for name, content in here.items() if name not in own
+    }
+    done = json.loads(here["result.json"])["iteration"]
+
+    # On another machine, without the first one's files.
+    shutil.rmtree(tmp_path / "run")
+    more = str(done + 40)
+    run(
+        speedo,
+        "--resume",
+        uri,
+        "--run-dir",
+        "again",
+        "--max-iter",
+        more,
+        "--checkpoint-interval",
+        "0",
+    )
+    result = json.loads((tmp_path / "again" / "result.json").read_text())
+    assert (result["complete"], result["iteration"]) == (True, done + 40)
+    # config.yaml of the run says where its copy is.
+    fetch(uri, tmp_path / "second")
+    assert json.loads((tmp_path / "second" / "result.json").read_text())["iteration"] == done + 40
+
+
+def test_weights_and_data_come_from_a_store(speedo: Commands, s3: S3, tmp_path: Path) -> None:
+    data = tmp_path / "elsewhere"
+    data.mkdir()
+    write_data(data, train=64, test=16)
+    put_at(f"{s3.uri}/data/mine", read(data))
+    shutil.rmtree(data)
+    net = net_text(BODY, batch=8, train="mine/train", test="mine/test")
+    (tmp_path / "problem").mkdir()
+    shutil.copy(Path(__file__).parents[1] / "support" / "saboteur.py", tmp_path / "problem")
+    solver = write_solver(tmp_path / "problem", net, base_lr=0.001)
+    root = f"{s3.uri}/data"
+    run(speedo, str(solver), "--data-root", root, "--max-iter", "10", "--run-dir", "first")
+    model = (tmp_path / "first" / "model.caffemodel").read_bytes()
+    put_at(s3.uri, {"start.caffemodel": model})
+    weights = f"{s3.uri}/start.caffemodel"
+    run(
+        speedo, str(solver), "--data-root", root, "--weights", weights, "--max-iter", "1", "--lr", "1e-30",
+        "--run-dir", "second",
+    )  # fmt: skip
+    assert (tmp_path / "second" / "model.caffemodel").read_bytes() == model
+    options = (tmp_path / "second" / "config.yaml").read_text()
+    assert f"weights: {weights}\n" in options
+    assert f"data_root: {root}\n" in options
+
+
+def test_what_a_store_lacks_ends_the_run_before_it_begins(
+    speedo: Commands, problem: Path, s3: S3, tmp_path: Path
+) -> None:
+    process = speedo.start(
+        "train", str(problem), "--weights", f"{s3.uri}/none.caffemodel", "--run-dir", "run"
+    )
+    _, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 1
+    assert f"speedo: {s3.uri}/none.caffemodel cannot be read: nothing is there" in errors
+    assert not (tmp_path / "run").exists()
+    s3.stop()
+    process = speedo.start("train", str(problem), "--copy-to", f"{s3.uri}/run", "--run-dir", "run")
+    _, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 1
+    assert "cannot be written" in errors
+    assert not (tmp_path / "run").exists()
