@@ -162,7 +162,7 @@ class Launcher:
         )
         for name in self._remotes:
             if name != leader:
-                self._start_command(name, DOCTOR, environments, self._facts or "{}")
+                self._start_command(name, DOCTOR, environments, self._facts or '{"facts": {}}')
 
         def over() -> bool:
             left = [one for one in self._remotes.values() if not self._examined(one)]
