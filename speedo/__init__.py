@@ -9,10 +9,20 @@ from typing import TYPE_CHECKING, Any
 from speedo.version import VERSION
 
 if TYPE_CHECKING:
+    from speedo.launch.from_python import Cluster
     from speedo.run.result import RunResult
 
 __version__ = VERSION
-__all__ = ["__version__", "train"]
+__all__ = ["Cluster", "__version__", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    """`Cluster`, imported when it is first used: what it needs takes a while."""
+    if name == "Cluster":
+        from speedo.launch.from_python import Cluster
+
+        return Cluster
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def train(
@@ -28,6 +38,7 @@ def train(
     Raises `SpeedoError` with what is wrong and what to change.
     """
     from speedo.actors.launch import train as launch
+    from speedo.actors.launch import train_on_ray
     from speedo.config.run_config import make_config
     from speedo.doctor import require_for
     from speedo.monitor.console import Quiet
@@ -41,4 +52,4 @@ def train(
         given["resume"] = fetch_run(uri, given.pop("run_dir", None), lambda line: None)
     config = make_config(given)
     require_for(config)
-    return launch(config, Quiet())
+    return (launch if config.ray is None else train_on_ray)(config, Quiet())

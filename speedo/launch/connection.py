@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import IO, Any, Final
 
 from speedo.errors import MachineError
-from speedo.launch.cluster import Access
+from speedo.launch.cluster import Access, is_here
 from speedo.launch.protocol import order, read_event
 from speedo.launch.ssh import cause, host_command
 
@@ -30,12 +30,20 @@ class Happened:
 
 
 class Connection:
-    """A host whose events come into the queue; the last one is `closed`."""
+    """A host whose events come into the queue; the last one is `closed`.
+
+    Its events are those of `key`, which tells several connections to one host apart.
+    """
 
     def __init__(
-        self, name: str, access: Access, ssh_config: str | None, events: queue.Queue[Happened]
+        self,
+        name: str,
+        access: Access,
+        ssh_config: str | None,
+        events: queue.Queue[Happened],
+        key: str | None = None,
     ) -> None:
-        self.name, self.access = name, access
+        self.name, self.access, self.key = name, access, key or name
         self.greeted = False
         self._events = events
         self.errors: list[str] = []
@@ -100,10 +108,16 @@ class Connection:
             values = read_event(line)
             if values is not None:
                 self.greeted = True
-                self._events.put(Happened(self.name, values))
+                self._events.put(Happened(self.key, values))
         status = self._process.wait()
         self._errors.join(1.0)
         why = cause(self.name, self.access, status, self.errors)
         if self.greeted:
-            why = self.errors[-1] if self.errors else f"ssh ended with status {status}"
-        self._events.put(Happened(self.name, {"closed": status, "why": why}))
+            why = self.errors[-1] if self.errors else self._end(status)
+        self._events.put(Happened(self.key, {"closed": status, "why": why}))
+
+    def _end(self, status: int) -> str:
+        who = "SpeeDO's process here" if is_here(self.name) else "ssh"
+        if status < 0:
+            return f"{who} was killed by {signal.Signals(-status).name}"
+        return f"{who} ended with status {status}"

@@ -264,8 +264,8 @@ def serve_host() -> None:
 
 
 def _hello() -> dict[str, Any]:
-    """Versions, and the addresses of both ends as this host's sshd sees them."""
+    """Versions, this process, and the addresses of both ends as this host's sshd sees them."""
     found = os.environ.get("SSH_CONNECTION", "").split()
     ends = {"launcher": found[0], "address": found[2]} if len(found) == 4 else {}
     python = ".".join(map(str, sys.version_info[:2]))
-    return {"speedo": VERSION, "python": python, **ends}
+    return {"speedo": VERSION, "python": python, "pid": os.getpid(), **ends}

@@ -30,8 +30,7 @@ from speedo.launch.connection import Connection, Happened
 from speedo.launch.host_files import HOSTS, HostFiles
 from speedo.launch.picture import PROGRESS, Picture
 from speedo.launch.protocol import BEAT_S
-from speedo.launch.remote import Command, Remote, failures
-from speedo.version import VERSION
+from speedo.launch.remote import Command, Remote, failures, greeting_problem
 
 LOOK_S: Final = 0.2
 HELLO_S: Final = (
@@ -116,20 +115,8 @@ class Launcher:
         python = (self._remotes[self._plan.cluster.leader].hello or {}).get("python")
         problems = {}
         for name, remote in self._remotes.items():
-            if remote.closed is not None:
-                problems[name] = remote.closed
-            elif remote.hello is None:
-                problems[name] = (
-                    "it does not answer: try `ssh HOST true`, and see whether its login shell waits for something"
-                )
-            elif remote.hello["speedo"] != VERSION:
-                problems[name] = (
-                    f"it has SpeeDO {remote.hello['speedo']}, this machine {VERSION}: install the same version"
-                )
-            elif python not in (None, remote.hello["python"]):
-                problems[name] = (
-                    f"it has Python {remote.hello['python']}, the master's host {python}: use the same everywhere"
-                )
+            if problem := greeting_problem(remote, python):
+                problems[name] = problem
         self._refuse(problems)
         self._address = self._master_address()
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from speedo.launch.connection import Connection
 from speedo.launch.host_files import HostFiles
+from speedo.version import VERSION
 
 
 @dataclass(slots=True)
@@ -40,6 +41,19 @@ class Remote:
     closed: str | None = None
     commands: dict[str, Command] = field(default_factory=dict)
     files: HostFiles | None = None
+
+
+def greeting_problem(remote: Remote, python: str | None) -> str:
+    """Why a host cannot take part by its greeting; empty if it can. `python` is the version of the master's host."""
+    if remote.closed is not None:
+        return remote.closed
+    if remote.hello is None:
+        return "it does not answer: try `ssh HOST true`, and see whether its login shell waits for something"
+    if remote.hello["speedo"] != VERSION:
+        return f"it has SpeeDO {remote.hello['speedo']}, this machine {VERSION}: install the same version"
+    if python not in (None, remote.hello["python"]):
+        return f"it has Python {remote.hello['python']}, the master's host {python}: use the same everywhere"
+    return ""
 
 
 def failures(command: Command) -> list[str]:

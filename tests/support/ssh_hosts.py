@@ -176,7 +176,11 @@ class Site:
 
     def launch(self, words: Sequence[str], cwd: Path) -> subprocess.Popen[str]:
         """`speedo launch`, by the user of the launcher's machine."""
-        command = [sys.executable, "-m", "speedo", "launch", *words]
+        return self.python(["-m", "speedo", "launch", *words], cwd)
+
+    def python(self, words: Sequence[str], cwd: Path) -> subprocess.Popen[str]:
+        """A program of that user's."""
+        command = [sys.executable, *words]
         process = subprocess.Popen(
             inside(self.launcher, self.folder / "launcher", command),
             cwd=cwd,

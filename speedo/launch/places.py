@@ -1,0 +1,99 @@
+"""What a program knows of the workers of its cluster, and what each kind of cluster does for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from speedo.bounds import said
+from speedo.config.run_config import LARGEST_WORKERS
+from speedo.errors import ConfigError
+from speedo.run.result import RunResult
+
+Device = Literal["cpu", "gpu"]
+DEVICES = ("cpu", "gpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A worker that is ready for runs. `pid` is the process on `host` that keeps its place between them.
+
+    `address` is where this machine has reached the host.
+    """
+
+    id: int
+    host: str
+    address: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why `workers` workers are not ready; without an own host, `host` names the cluster."""
+
+    host: str
+    cause: str
+    workers: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The workers that are ready, and those that are not."""
+
+    workers: tuple[Worker, ...] = ()
+    failures: tuple[Failure, ...] = ()
+
+    @property
+    def why(self) -> str:
+        """The failures as text: `; node2: it cannot be reached (...)`."""
+        return "".join(f"; {one.host}: {one.cause}" for one in self.failures)
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What each worker gets. None is the default: the run's threads, no limit, what the solver says."""
+
+    cpus: float | None = None
+    memory_gb: float | None = None
+    device: Device | None = None
+
+    def problems(self) -> list[str]:
+        """What is no amount or device in any cluster."""
+        found = [
+            f"{name} is {said(value)}; use a number above 0"
+            for name in ("cpus", "memory_gb")
+            if (value := getattr(self, name)) is not None and not _positive(value)
+        ]
+        if self.device is not None and self.device not in DEVICES:
+            found.append(f"device is {said(self.device)}; use cpu or gpu")
+        return found
+
+
+class Places(Protocol):
+    """A kind of cluster: the hosts that ssh reaches, this machine among them, or a Ray cluster."""
+
+    def launch(self, count: int, needs: Needs) -> None:
+        """Begin to make so many workers ready. Raises `ConfigError` for what this kind cannot do."""
+
+    def report(self, timeout_s: float) -> Report:
+        """What is known once each worker is ready or has failed, or after so many seconds."""
+
+    def run(self, options: Mapping[str, Any], workers: int | None) -> RunResult:
+        """Train with so many of them; None is all that are ready. Raises `SpeedoError`."""
+
+    def close(self) -> None:
+        """End every process of the cluster's. May be called again."""
+
+
+def checked_count(name: str, value: object) -> int:
+    """A number of workers. Raises `ConfigError`."""
+    if type(value) is not int or not 1 <= value <= LARGEST_WORKERS:
+        raise ConfigError(
+            f"{name} is {said(value)}; use a whole number from 1 to {LARGEST_WORKERS}"
+        )
+    return value
+
+
+def _positive(value: object) -> bool:
+    return type(value) in (int, float) and 0 < float(value) < float("inf")  # type: ignore[arg-type]
