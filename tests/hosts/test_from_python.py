@@ -49,8 +49,9 @@ import ray
 ray.init(address={address!r}, logging_level="ERROR")
 from ray.util.placement_group import placement_group_table
 deadline = time.monotonic() + 20
-while (left := [one for one in placement_group_table().values() if one["state"] != "REMOVED"]) and time.monotonic() < deadline:
-    time.sleep(0.1)
+left = [1]
+while left and time.monotonic() < deadline:
+    left = [one for one in placement_group_table().values() if one["state"] != "REMOVED"]
 print(json.dumps({{
     "workers": [[one.address, one.pid] for one in report.workers],
     "failures": [[one.host, one.cause, one.workers] for one in report.failures],

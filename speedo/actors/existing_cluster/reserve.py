@@ -1,6 +1,6 @@
 """Keeps places for workers on a Ray cluster between runs: `python -m ... ADDRESS RESOURCES COUNT`.
 
-It is a process of its own, because the one that trains joins the cluster itself, and a process can do that once at a time. In
+It is a process of its own: the one that trains joins the cluster by itself, which a process can do once at a time. In
 each place a `Holder` waits. Each line on standard input is answered with what is held, as JSON; at its end all places
 are free.
 """
@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import sys
+import time
 from typing import Any, Final
 
 import ray
@@ -24,6 +25,7 @@ from speedo.errors import ClusterError, SpeedoError
 from speedo.transport.channel import first_line
 
 PATIENCE_S: Final = 10.0  # for the first place
+REST_S: Final = 4.0
 ANSWER_S: Final = 60.0
 CLUSTER: Final = "the Ray cluster"
 
@@ -50,6 +52,7 @@ class Reservation:
         except ClusterError as error:
             self._failed(CLUSTER, str(error), count)
         else:
+            placed = self._fill(placed, count)
             if placed < count:
                 self._failed(CLUSTER, self._seats.why_full(count - placed), count - placed)
         seats = self._seats.look() if placed else []
@@ -67,6 +70,17 @@ class Reservation:
                 self._failed(known["host"], f"its process is gone: {first_line(error)}", 1)
                 self._holders[number] = None
         return {"workers": list(self._known.values()), "failures": self.failures}
+
+    def _fill(self, placed: int, count: int) -> int:
+        """Ask for the rest one by one: what is free is known only roughly. Returns how many there are then."""
+        self._seats.more(count - placed, frozenset())
+        deadline = time.monotonic() + REST_S
+        while waiting := [one for one in self._seats.look() if not one.node]:
+            if time.monotonic() > deadline:
+                self._seats.give_back(waiting)
+                break
+            time.sleep(0.2)
+        return len(self._seats.look())
 
     def close(self) -> None:
         """Free all places."""
