@@ -336,7 +336,7 @@ class HeldHosts:
                 return
             seen = self._host or remote.hello.get("launcher", LOOPBACK)
             words = ["--json", "--facts-stdin", "--master", f"{seen}:{self._port or DEFAULT_PORT}"]
-            self.start(group, DOCTOR, [*words, *group.words], "{}")
+            self.start(group, DOCTOR, [*words, *group.words], '{"facts": {}}')
         elif "line" in values and command is not None:
             if remote.files is not None:
                 remote.files.line(values)
