@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# Builds what a host without a checkout installs SpeeDO from, for this machine's Debian release and Python.
+#
+#   make wheels             after make setup: into dist/
+#   scripts/wheels.sh DIR   into another folder
+#
+# speedo-*.whl, pycaffe-*.whl (the one of the cache; built where it is missing),
+# requirements.txt: both wheels and all that they need, as locked, with hashes, so that no index can give another one,
+# packages.txt: the Debian packages that they need.
+set -euo pipefail
+# shellcheck source=scripts/build_pycaffe.sh
+source "$(dirname "${BASH_SOURCE[0]}")/build_pycaffe.sh"
+
+python="$SPEEDO_ROOT/.venv/bin/python"
+work=''
+
+main() {
+  local target
+  (($# == 1)) || stop 'usage: scripts/wheels.sh FOLDER'
+  [ -x "$SPEEDO_ROOT/.venv/bin/speedo" ] || stop 'make setup comes first'
+  work="$(mktemp -d)"
+  trap 'end_step; rm -rf "$work"' EXIT
+  trap 'exit 130' INT
+  trap 'exit 143' TERM
+  mkdir -p "$1" "$work/dist"
+  target="$(cd "$1" && pwd)"
+
+  take_pycaffe
+  step 'speedo wheel' "$python" -m pip --disable-pip-version-check wheel --no-index --no-deps --no-build-isolation \
+    --wheel-dir "$work/dist" "$SPEEDO_ROOT"
+  requirements >"$work/dist/requirements.txt"
+  packages >"$work/dist/packages.txt"
+  # Of an earlier version, or for another Python.
+  rm -f "$target"/speedo-*.whl "$target"/pycaffe-*.whl
+  cp "$work"/dist/* "$target/"
+  how_to_install "$target"
+}
+
+take_pycaffe() {
+  local cached needed missing archive="$SPEEDO_CACHE/source/$CAFFE_ARCHIVE"
+  cached="$SPEEDO_CACHE/pycaffe/$(pycaffe_key "$python")"
+  if ! compgen -G "$cached/*.whl" >/dev/null; then # setup took a pycaffe of the user's own, or the cache was emptied
+    if command -v dpkg-query >/dev/null; then
+      mapfile -t needed < <(names "$SPEEDO_ROOT/scripts/packages/pycaffe-build.txt")
+      mapfile -t missing < <(missing_packages "${needed[@]}")
+      if ((${#missing[@]})); then
+        step 'Debian packages' as_root apt-get install --yes --no-install-recommends "${missing[@]}"
+      fi
+    fi
+    step 'Caffe source' fetch_caffe_source "$archive"
+    step 'Caffe build' compile_pycaffe "$python" "$archive" "$work/build"
+    step 'pycaffe wheel' pack_pycaffe "$python" "$work/build" "$cached"
+  fi
+  cp "$cached"/*.whl "$work/dist/"
+}
+
+requirements() {
+  local wheel name version rest
+  echo '# Made by make wheels. Install with: pip install --requirement FOLDER/requirements.txt'
+  echo '--find-links .'
+  for wheel in "$work"/dist/*.whl; do
+    IFS=- read -r name version rest <<<"$(basename "$wheel")"
+    : "$rest"
+    printf '%s==%s --hash=sha256:%s\n' "$name" "$version" "$(sha256sum "$wheel" | cut -d ' ' -f 1)"
+  done
+  grep -v '^#' "$SPEEDO_ROOT/requirements.lock"
+}
+
+packages() {
+  local libraries
+  libraries="$(run_packages)"
+  "$python" -c 'import sys; print(f"python3.{sys.version_info.minor}-venv")'
+  printf '%s\n' redis-server dataset-fashion-mnist
+  if [ -n "$libraries" ]; then names "$libraries"; fi
+}
+
+how_to_install() {
+  local version place
+  version="$("$python" -c 'import sys; print(f"python3.{sys.version_info.minor}")')"
+  place="$(basename "$1")"
+  du -h "$1"/*.whl | sed 's/^/  /'
+  cat <<TEXT
+
+With a copy of $1 as $place on a host of the same system$(release_words) and $version:
+  xargs apt-get install --yes --no-install-recommends <$place/packages.txt   # as root
+  $version -m venv speedo && speedo/bin/pip install --requirement $place/requirements.txt
+  speedo/bin/speedo doctor
+TEXT
+}
+
+release_words() {
+  local release
+  release="$(debian_release)"
+  if [ -n "$release" ]; then echo " (Debian $release, $(uname -m))"; fi
+}
+
+main "$@"
