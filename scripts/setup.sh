@@ -101,7 +101,7 @@ have_wheel() { compgen -G "$wheel_folder/*.whl" >/dev/null; }
 # --- Debian packages -----------------------------------------------------------------------------
 
 install_missing_packages() {
-  local wanted=() missing lists=scripts/packages libraries
+  local wanted=() missing lists=scripts/packages libraries sources compiles=''
   mapfile -t wanted < <(names "$lists/tools.txt")
   if [[ "$caffe_from" == wheel\ * ]]; then
     # On a release without a list of its own, what the build needs brings the libraries.
@@ -109,9 +109,15 @@ install_missing_packages() {
     if [ -n "$libraries" ]; then mapfile -t -O "${#wanted[@]}" wanted < <(names "$libraries"); fi
     if ! have_wheel && ! fresh pycaffe "$caffe_from"; then
       mapfile -t -O "${#wanted[@]}" wanted < <(names "$lists/pycaffe-build.txt")
-      if is_debians_python && ! has_headers; then wanted+=("$(basename "$base_python")-dev"); fi
+      compiles=yes
     fi
   fi
+  sources="$lists/python-$("$base_python" -c 'import sys; print(f"{sys.version_info.major}.{sys.version_info.minor}")')-build.txt"
+  if [ -f "$sources" ] && ! { have_venv && fresh python-packages "$(hash_of requirements-dev.lock)"; }; then
+    mapfile -t -O "${#wanted[@]}" wanted < <(names "$sources")
+    compiles=yes
+  fi
+  if [ -n "$compiles" ] && is_debians_python && ! has_headers; then wanted+=("$(basename "$base_python")-dev"); fi
   if is_debians_python && ! "$base_python" -c 'import ensurepip, venv' 2>/dev/null; then
     wanted+=("$(basename "$base_python")-venv")
   fi
@@ -173,8 +179,10 @@ mark() {
   printf '%s\n' "$2" >"$stamps/$1"
 }
 
+have_venv() { [ "$("$venv_python" -c "$find_base" 2>/dev/null || true)" = "$base_python" ]; }
+
 make_venv() {
-  if [ "$("$venv_python" -c "$find_base" 2>/dev/null || true)" = "$base_python" ]; then
+  if have_venv; then
     line ok '.venv' 'made earlier'
     return
   fi

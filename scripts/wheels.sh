@@ -5,7 +5,8 @@
 #   scripts/wheels.sh DIR   into another folder
 #
 # speedo-*.whl, pycaffe-*.whl (the one of the cache; built where it is missing),
-# requirements.txt: both wheels and all that they need, as locked, with hashes, so that no index can give another one,
+# wheels of what pip had to compile for this Python,
+# requirements.txt: all these wheels and all that they need, as locked, with hashes, so that no index can give another one,
 # packages.txt: the Debian packages that they need.
 set -euo pipefail
 # shellcheck source=scripts/build_pycaffe.sh
@@ -28,6 +29,8 @@ main() {
   take_pycaffe
   step 'speedo wheel' "$python" -m pip --disable-pip-version-check wheel --no-index --no-deps --no-build-isolation \
     --wheel-dir "$work/dist" "$SPEEDO_ROOT"
+  : >"$work/compiled"
+  step 'compiled packages' take_compiled
   requirements >"$work/dist/requirements.txt"
   packages >"$work/dist/packages.txt"
   # Of an earlier version, or for another Python.
@@ -54,6 +57,31 @@ take_pycaffe() {
   cp "$cached"/*.whl "$work/dist/"
 }
 
+# take_compiled: wheels of what pip had to compile here, since its makers offer none for this Python; hosts need no compiler.
+take_compiled() {
+  local name version entry="$work/entry.txt"
+  "$python" -c "$find_compiled" | while read -r name version; do
+    [ "$name" != pycaffe ] || continue
+    awk -v name="$name==$version" '/^[A-Za-z0-9]/ { wanted = $1 == name } wanted' "$SPEEDO_ROOT/requirements.lock" >"$entry"
+    [ -s "$entry" ] || continue # a tool of the developers only
+    "$python" -m pip --disable-pip-version-check wheel --no-deps --require-hashes --requirement "$entry" \
+      --wheel-dir "$work/more"
+    printf '%s==%s\n' "$name" "$version" >>"$work/compiled"
+  done
+  if [ -d "$work/more" ]; then cp "$work"/more/*.whl "$work/dist/"; fi
+}
+
+# An index takes no wheel with the tag of plain Linux, so one that has it was made on this machine.
+find_compiled='
+from importlib.metadata import distributions
+from sysconfig import get_platform
+here = "-" + get_platform().replace("-", "_").replace(".", "_")
+for one in distributions():
+    tags = [line for line in (one.read_text("WHEEL") or "").splitlines() if line.startswith("Tag:")]
+    if any(tag.endswith(here) for tag in tags):
+        print(one.name.lower(), one.version)
+'
+
 requirements() {
   local wheel name version rest
   echo '# Made by make wheels. Install with: pip install --requirement FOLDER/requirements.txt'
@@ -63,7 +91,9 @@ requirements() {
     : "$rest"
     printf '%s==%s --hash=sha256:%s\n' "$name" "$version" "$(sha256sum "$wheel" | cut -d ' ' -f 1)"
   done
-  grep -v '^#' "$SPEEDO_ROOT/requirements.lock"
+  # What was compiled here stands above, with the sum of its wheel; the lock names those of its source.
+  awk 'NR == FNR { skip[$1] = 1; next } /^#/ { next } /^[A-Za-z0-9]/ { wanted = !($1 in skip) } wanted' \
+    "$work/compiled" "$SPEEDO_ROOT/requirements.lock"
 }
 
 packages() {
