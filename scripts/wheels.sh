@@ -34,7 +34,7 @@ main() {
   requirements >"$work/dist/requirements.txt"
   packages >"$work/dist/packages.txt"
   # Of an earlier version, or for another Python.
-  rm -f "$target"/speedo-*.whl "$target"/pycaffe-*.whl
+  rm -f "$target"/*.whl
   cp "$work"/dist/* "$target/"
   how_to_install "$target"
 }
@@ -66,12 +66,15 @@ take_compiled() {
     [ -s "$entry" ] || continue # a tool of the developers only
     "$python" -m pip --disable-pip-version-check wheel --no-deps --require-hashes --requirement "$entry" \
       --wheel-dir "$work/more"
-    printf '%s==%s\n' "$name" "$version" >>"$work/compiled"
+    # A wheel that came from an index bears the tag of the systems that it fits in its name, whatever is inside.
+    if compgen -G "$work/more/*-linux_*.whl" >/dev/null; then
+      mv "$work"/more/*-linux_*.whl "$work/dist/"
+      printf '%s==%s\n' "$name" "$version" >>"$work/compiled"
+    fi
   done
-  if [ -d "$work/more" ]; then cp "$work"/more/*.whl "$work/dist/"; fi
 }
 
-# An index takes no wheel with the tag of plain Linux, so one that has it was made on this machine.
+# An index takes no wheel with the tag of plain Linux, so one that has it was made on this machine, or was renamed.
 find_compiled='
 from importlib.metadata import distributions
 from sysconfig import get_platform
