@@ -95,7 +95,7 @@ requirements() {
     printf '%s==%s --hash=sha256:%s\n' "$name" "$version" "$(sha256sum "$wheel" | cut -d ' ' -f 1)"
   done
   # What was compiled here stands above, with the sum of its wheel; the lock names those of its source.
-  awk 'NR == FNR { skip[$1] = 1; next } /^#/ { next } /^[A-Za-z0-9]/ { wanted = !($1 in skip) } wanted' \
+  awk 'FILENAME == ARGV[1] { skip[$1] = 1; next } /^#/ { next } /^[A-Za-z0-9]/ { wanted = !($1 in skip) } wanted' \
     "$work/compiled" "$SPEEDO_ROOT/requirements.lock"
 }
 
