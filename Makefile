@@ -9,7 +9,10 @@ BIN := .venv/bin
 # For example: make test ARGS='-k easgd -x', make demo ARGS='--mode easgd'
 ARGS ?=
 
-.PHONY: help setup test check format demo bench faults images lock clean distclean
+# Where `make wheels` puts what other hosts install
+DIST ?= dist
+
+.PHONY: help setup test check format demo bench faults wheels images lock clean distclean
 
 help: ## this list
 	@echo 'SpeeDO trains one Caffe model with many workers. First time here: make demo'
@@ -49,6 +52,9 @@ faults: setup ## every row of the fault matrix in every mode; the table goes int
 	SPEEDO_FAULTS=all SPEEDO_FAULTS_REPORT=build/faults.jsonl \
 		$(BIN)/python -m pytest -q -n 2 --dist worksteal -m faults tests/faults $(ARGS) || status=$$?; \
 	$(BIN)/python -m tests.faults.report docs/reliability.md build/faults.jsonl; exit $$status
+
+wheels: setup ## build wheels of speedo and pycaffe into dist/, for hosts without a checkout
+	@scripts/wheels.sh "$(DIST)"
 
 images: ## as root: build the container image and train with a master and three workers in containers
 	@scripts/images.sh

@@ -3,7 +3,7 @@
 #
 #   scripts/build_pycaffe.sh PYTHON FOLDER   the wheel for this interpreter (with NumPy) is left in FOLDER
 #
-# Needs the Debian packages of scripts/packages/pycaffe-run.txt and pycaffe-build.txt; `make setup` installs
+# Needs the Debian packages of scripts/packages/pycaffe-run-debian-*.txt and pycaffe-build.txt; `make setup` installs
 # them and calls the same functions. What it changes in the source: scripts/pycaffe/edits.py. How it
 # compiles: scripts/pycaffe/CMakeLists.txt.
 #
@@ -109,7 +109,7 @@ compile_pycaffe() {
   local python="$1" archive="$2" work="$3" include boost
   include="$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')"
   [ -f "$include/Python.h" ] || stop "$include/Python.h is missing: $python came without its headers" \
-    "Install them (for Debian's python3.11: python3.11-dev), or choose another one: make setup PYTHON=/path/to/python3.11"
+    "Install them (for Debian's /usr/bin/python3.11: python3.11-dev), or choose another one: make setup PYTHON=/path/to/python"
   boost="boost_python$("$python" -c 'import sys; print(f"{sys.version_info.major}{sys.version_info.minor}")')"
   rm -rf "$work"
   mkdir -p "$work/source"
@@ -133,9 +133,11 @@ compile_jobs() {
 
 # pack_pycaffe PYTHON WORK FOLDER: the compiled tree as a wheel, checked before it is given its place.
 pack_pycaffe() {
-  local python="$1" work="$2" folder="$3" wheel
+  local python="$1" work="$2" folder="$3" wheel packages
   mkdir -p "$work/wheel" "$work/try" "$folder"
-  wheel="$("$python" "$SPEEDO_ROOT/scripts/pycaffe/make_wheel.py" "$work/source" "$work/cmake" "$work/wheel" "$CAFFE_VERSION")"
+  packages="$(run_packages)"
+  wheel="$("$python" "$SPEEDO_ROOT/scripts/pycaffe/make_wheel.py" "$work/source" "$work/cmake" "$work/wheel" "$CAFFE_VERSION" \
+    ${packages:+"$packages"})"
   "$python" -m zipfile --extract "$wheel" "$work/try"
   PYTHONPATH="$work/try" "$python" "$SPEEDO_ROOT/scripts/pycaffe/check.py"
   cp "$wheel" "$folder/.part"
@@ -145,11 +147,13 @@ pack_pycaffe() {
 
 # pycaffe_key PYTHON: everything that makes one built wheel differ from another.
 pycaffe_key() {
-  local python="$1" inputs="$SPEEDO_ROOT/scripts/pycaffe"
+  local python="$1" inputs="$SPEEDO_ROOT/scripts/pycaffe" packages
+  packages="$(run_packages)"
   printf '%s-%s-%s-%s\n' \
     "$("$python" -c 'import sys; print(f"cp{sys.version_info.major}{sys.version_info.minor}")')" "$(uname -m)" \
     "$(awk -F '=' '$1 == "ID" || $1 == "VERSION_ID" { gsub("\"", "", $2); printf "%s", $2 }' /etc/os-release)" \
-    "$(hash_of "$SPEEDO_ROOT/scripts/build_pycaffe.sh" "$inputs/CMakeLists.txt" "$inputs/edits.py" "$inputs/make_wheel.py")"
+    "$(hash_of "$SPEEDO_ROOT/scripts/build_pycaffe.sh" "$inputs/CMakeLists.txt" "$inputs/edits.py" "$inputs/make_wheel.py" \
+      ${packages:+"$packages"})"
 }
 
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then

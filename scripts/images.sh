@@ -3,8 +3,9 @@
 #
 #   make images        as root; installs buildah and debootstrap where they are missing
 #
-# Each container is a host of its own, in a network namespace. A master and three workers train LeNet for one
-# epoch with easgd, once undisturbed and once with a worker container killed in the middle. Committed files
+# Each container is a host of its own, in a network namespace. One without arguments trains by itself, as the image
+# does. Then a master and three workers train LeNet for one epoch with easgd, once undisturbed and once with a worker
+# container killed in the middle. Committed files
 # count; what is changed in the working tree does not.
 #
 #   SPEEDO_IMAGE_STORAGE=DIR        keep images and layers here, and build on those of the last time
@@ -17,6 +18,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/build_pycaffe.sh"
 
 WORKERS=3
 ITERATIONS=938 # one epoch: 60,000 records in batches of 64
+ALONE_ITERATIONS=1000 # docker/Dockerfile: CMD
 LEAST_ACCURACY=0.80
 # With a worker gone nobody may read its share for the rest of the epoch; the run has to learn all the same.
 LEAST_ACCURACY_KILLED=0.75
@@ -29,6 +31,7 @@ work=''
 hosts="speedo-$$"
 image=localhost/speedo
 entrypoint=()
+command=() # of a container without arguments
 jobs_of=() # process that runs a container, by its number; 0 is the master
 
 main() {
@@ -47,10 +50,13 @@ main() {
   line size "$image" "$(buildah_ images --format '{{.Size}}' "$image")"
   mapfile -t entrypoint < <(buildah_ inspect --type image --format '{{range .Docker.Config.Entrypoint}}{{println .}}{{end}}' "$image" | sed '/^$/d')
 
+  mapfile -t command < <(buildah_ inspect --type image --format '{{range .Docker.Config.Cmd}}{{println .}}{{end}}' "$image" | sed '/^$/d')
+
   lay_network
   head -c 32 /dev/urandom | sha256sum | cut -d ' ' -f 1 >"$work/token"
   chmod 600 "$work/token"
   chown -R 1000:1000 "$work/token" "$work/volume"
+  run_alone
   run_undisturbed
   run_with_a_kill
   line ready 'image' "in $SECONDS s"
@@ -217,6 +223,19 @@ give_up() {
 
 # --- the runs ------------------------------------------------------------------------------------
 
+# run_alone: what `docker run IMAGE` does, whose command the image itself names.
+run_alone() {
+  local words statuses=() run
+  line '...' 'train alone' "${command[*]}"
+  start 0 alone-0 "${command[@]}"
+  status_of 0
+  ((statuses[0] == 0)) || give_up "the container ended with ${statuses[0]} instead of 0"
+  run="$(basename "$work"/volume/runs/*)"
+  words="$(outcome "$run" "$LEAST_ACCURACY" "$ALONE_ITERATIONS")"
+  tail -n 2 "$work/logs/alone-0.log" | sed 's/^/        /' >&2
+  line 'done' 'train alone' "$words; exit status ${statuses[0]}"
+}
+
 run_undisturbed() {
   local number words user statuses=()
   line '...' 'train' "a master and $WORKERS workers, easgd, one epoch"
@@ -246,13 +265,13 @@ run_with_a_kill() {
   line 'done' 'train, one killed' "after $at merges; $words; exit statuses ${statuses[*]}"
 }
 
-# outcome RUN LEAST: its result in words; stop if its accuracy is less.
+# outcome RUN LEAST [ITERATIONS]: its result in words; stop if its accuracy is less.
 outcome() {
-  local file="$work/volume/runs/$1/result.json" accuracy iteration seconds
+  local iterations="${3:-$ITERATIONS}" file="$work/volume/runs/$1/result.json" accuracy iteration seconds
   accuracy="$(field accuracy "$file")"
   iteration="$(field iteration "$file")"
   seconds="$(field seconds "$file")"
-  ((iteration == ITERATIONS)) || give_up "the run $1 ended at iteration $iteration"
+  ((iteration == iterations)) || give_up "the run $1 ended at iteration $iteration"
   [ -s "$work/volume/runs/$1/model.caffemodel" ] || give_up "the run $1 left no model"
   awk -v found="$accuracy" -v least="$2" 'BEGIN { exit !(found >= least) }' ||
     give_up "the run $1 reached accuracy $accuracy, less than $2"

@@ -94,6 +94,27 @@ as_root() {
   if (($(id -u) == 0)); then "$@"; else sudo "$@"; fi
 }
 
+# debian_release: the number of this machine's release of Debian; nothing on other systems.
+debian_release() {
+  awk -F '=' '{ gsub("\"", "", $2); value[$1] = $2 } END { if (value["ID"] == "debian") print value["VERSION_ID"] }' \
+    /etc/os-release
+}
+
+# debian_python RELEASE: the Python that a release brings, and that its Boost.Python is built for.
+debian_python() {
+  case "$1" in
+    12) echo 3.11 ;;
+    13) echo 3.13 ;;
+  esac
+}
+
+# run_packages: the list of the Debian packages that pycaffe's wheel needs on this release; nothing where there is none.
+run_packages() {
+  local list
+  list="$SPEEDO_ROOT/scripts/packages/pycaffe-run-debian-$(debian_release).txt"
+  if [ -f "$list" ]; then echo "$list"; fi
+}
+
 # names FILE...: what the package lists name, without their comments.
 names() { sed -e 's/#.*//' -e '/^[[:space:]]*$/d' "$@"; }
 

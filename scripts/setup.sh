@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Makes a fresh Debian 12 machine ready: Debian packages, .venv with the locked Python packages, pycaffe, speedo.
+# Makes a fresh Debian 12 or 13 machine ready: Debian packages, .venv with the locked Python packages, pycaffe, speedo.
 #
 #   make setup                              what is there already is found, and takes seconds
-#   make setup PYTHON=/path/to/python3.11   the interpreter to make .venv with
+#   make setup PYTHON=/path/to/python       the interpreter to make .venv with
 #   make setup SPEEDO_CAFFE_PYTHONPATH=DIR  use the pycaffe in DIR, the folder that holds `caffe`
 #   make setup SPEEDO_CAFFE_SOURCE=FILE     build pycaffe from a source archive fetched by hand
 #   make setup SPEEDO_CAFFE_MIRROR=URI      fetch that archive from this Debian mirror
@@ -25,7 +25,7 @@ wheel_folder='' # where the cache keeps the wheel of that key
 
 # An interpreter inside a virtual environment stands for the one that it was made with.
 find_base='import os, sys
-if (3, 11) <= sys.version_info < (3, 13): print(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))'
+if (3, 11) <= sys.version_info < (3, 14): print(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))'
 
 main() {
   cd "$SPEEDO_ROOT"
@@ -54,8 +54,9 @@ main() {
 # --- what there is, and what is wanted -----------------------------------------------------------
 
 choose_python() {
-  local name found
-  for name in ${PYTHON:+"$PYTHON"} python3.11 python3; do
+  local name found own
+  own="$(debian_python "$(debian_release)")"
+  for name in ${PYTHON:+"$PYTHON"} ${own:+"/usr/bin/python$own"} python3.11 python3; do
     found="$("$name" -c "$find_base" 2>/dev/null || true)"
     if [ -n "$found" ]; then
       base_python="$found"
@@ -63,17 +64,17 @@ choose_python() {
       return
     fi
     if [ -n "${PYTHON:-}" ]; then
-      stop "PYTHON is $PYTHON: it does not run, or is neither Python 3.11 nor 3.12" \
-        'Name a Python 3.11, for example: make setup PYTHON=/usr/bin/python3.11'
+      stop "PYTHON is $PYTHON: it does not run, or is none of Python 3.11, 3.12 and 3.13" \
+        "Name another one, for example: make setup PYTHON=/usr/bin/python${own:-3.11}"
     fi
   done
-  stop 'no Python 3.11 was found (tried python3.11 and python3)' \
-    "On Debian 12: apt-get install python3.11, then make setup again." \
-    'Elsewhere: make setup PYTHON=/path/to/python3.11'
+  stop "no Python from 3.11 to 3.13 was found (tried ${own:+/usr/bin/python$own, }python3.11 and python3)" \
+    "On Debian 12 and 13: apt-get install python3, then make setup again." \
+    'Elsewhere: make setup PYTHON=/path/to/python'
 }
 
 choose_caffe() {
-  local stamp key
+  local stamp key own
   stamp="$(cat "$stamps/pycaffe" 2>/dev/null || true)"
   key="wheel $(pycaffe_key "$base_python")"
   wheel_folder="$SPEEDO_CACHE/pycaffe/${key#wheel }"
@@ -88,8 +89,9 @@ choose_caffe() {
   elif (cd / && "$base_python" "$SPEEDO_ROOT/scripts/pycaffe/check.py") >/dev/null 2>&1; then
     caffe_from="own $(cd / && "$base_python" -c 'import caffe, os; print(os.path.dirname(os.path.dirname(os.path.abspath(caffe.__file__))))' 2>/dev/null)"
   else
-    [[ "$key" == 'wheel cp311-'* ]] || stop "pycaffe can be built here for Python 3.11 only, as Debian 12's Boost.Python is; $base_python is another" \
-      'Choose a Python 3.11: make setup PYTHON=/path/to/python3.11' \
+    own="$(debian_python "$(debian_release)")"
+    [[ -z "$own" || "$key" == "wheel cp${own/./}-"* ]] || stop "pycaffe can be built here for Python $own only, as Debian $(debian_release)'s Boost.Python is; $base_python is another" \
+      "Choose a Python $own: make setup PYTHON=/usr/bin/python$own" \
       'or bring a pycaffe for yours: make setup SPEEDO_CAFFE_PYTHONPATH=/folder/that/holds/caffe'
     caffe_from="$key"
   fi
@@ -100,17 +102,25 @@ have_wheel() { compgen -G "$wheel_folder/*.whl" >/dev/null; }
 # --- Debian packages -----------------------------------------------------------------------------
 
 install_missing_packages() {
-  local wanted=() missing lists=scripts/packages
+  local wanted=() missing lists=scripts/packages libraries sources compiles=''
   mapfile -t wanted < <(names "$lists/tools.txt")
   if [[ "$caffe_from" == wheel\ * ]]; then
-    mapfile -t -O "${#wanted[@]}" wanted < <(names "$lists/pycaffe-run.txt")
+    # On a release without a list of its own, what the build needs brings the libraries.
+    libraries="$(run_packages)"
+    if [ -n "$libraries" ]; then mapfile -t -O "${#wanted[@]}" wanted < <(names "$libraries"); fi
     if ! have_wheel && ! fresh pycaffe "$caffe_from"; then
       mapfile -t -O "${#wanted[@]}" wanted < <(names "$lists/pycaffe-build.txt")
-      if is_debians_python && ! has_headers; then wanted+=("python3.11-dev"); fi
+      compiles=yes
     fi
   fi
+  sources="$lists/python-$("$base_python" -c 'import sys; print(f"{sys.version_info.major}.{sys.version_info.minor}")')-build.txt"
+  if [ -f "$sources" ] && ! { have_venv && fresh python-packages "$(hash_of requirements-dev.lock)"; }; then
+    mapfile -t -O "${#wanted[@]}" wanted < <(names "$sources")
+    compiles=yes
+  fi
+  if [ -n "$compiles" ] && is_debians_python && ! has_headers; then wanted+=("$(basename "$base_python")-dev"); fi
   if is_debians_python && ! "$base_python" -c 'import ensurepip, venv' 2>/dev/null; then
-    wanted+=("python3.11-venv")
+    wanted+=("$(basename "$base_python")-venv")
   fi
   if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
     line skip 'Debian packages' 'this is no Debian; see scripts/packages for what must be there'
@@ -130,7 +140,7 @@ install_missing_packages() {
   step 'Debian packages' install_packages "${missing[@]}"
 }
 
-is_debians_python() { [ "$base_python" = /usr/bin/python3.11 ]; }
+is_debians_python() { [[ "$base_python" =~ ^/usr/bin/python3\.1[1-3]$ ]]; }
 
 has_headers() { [ -f "$("$base_python" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ]; }
 
@@ -170,8 +180,10 @@ mark() {
   printf '%s\n' "$2" >"$stamps/$1"
 }
 
+have_venv() { [ "$("$venv_python" -c "$find_base" 2>/dev/null || true)" = "$base_python" ]; }
+
 make_venv() {
-  if [ "$("$venv_python" -c "$find_base" 2>/dev/null || true)" = "$base_python" ]; then
+  if have_venv; then
     line ok '.venv' 'made earlier'
     return
   fi

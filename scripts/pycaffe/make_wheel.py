@@ -1,9 +1,10 @@
 """Packs a built pycaffe into a wheel.
 
-    python make_wheel.py CAFFE_SOURCE CMAKE_BUILD OUTPUT_FOLDER VERSION
+    python make_wheel.py CAFFE_SOURCE CMAKE_BUILD OUTPUT_FOLDER VERSION [PACKAGE_LIST]
 
-Run by the interpreter that the extension was built for: the wheel's tags are taken from it. The
-same inputs give the same bytes.
+Run by the interpreter that the extension was built for: the wheel's tags are taken from it. PACKAGE_LIST
+names the system's packages with the libraries that the extension needs; they become the wheel's
+`Requires-External`, which `speedo doctor` reads. The same inputs give the same bytes.
 """
 
 import base64
@@ -25,7 +26,7 @@ Requires-Python: =={python}.*
 Requires-Dist: numpy>=1.25
 Requires-Dist: protobuf>=4.21
 Requires-Dist: six>=1.16
-Provides-Extra: image
+{external}Provides-Extra: image
 Requires-Dist: scikit-image>=0.24; extra == "image"
 
 Built from Debian's source package of Caffe for the shared libraries of the machine it was built on.
@@ -38,6 +39,7 @@ def main() -> None:
     """Collect the files, write them with their record, and print the wheel's path."""
     source, build, output = (Path(argument) for argument in sys.argv[1:4])
     version = sys.argv[4]
+    packages = [line for name in sys.argv[5:] for line in names(Path(name))]
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     abi = f"cp{python.replace('.', '')}"
     tag = f"{abi}-{abi}-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
@@ -54,7 +56,11 @@ def main() -> None:
     files["caffe/proto/caffe_pb2.py"] = (build / "generated/caffe/proto/caffe_pb2.py").read_bytes()
     files["caffe/proto/caffe.proto"] = (source / "src/caffe/proto/caffe.proto").read_bytes()
     files[f"{info}/licenses/LICENSE"] = (source / "LICENSE").read_bytes()
-    files[f"{info}/METADATA"] = METADATA.format(version=version, python=python).encode()
+    files[f"{info}/METADATA"] = METADATA.format(
+        version=version,
+        python=python,
+        external="".join(f"Requires-External: {name}\n" for name in packages),
+    ).encode()
     files[f"{info}/WHEEL"] = (
         f"Wheel-Version: 1.0\nGenerator: speedo-make-wheel\nRoot-Is-Purelib: false\nTag: {tag}\n"
     ).encode()
@@ -69,6 +75,12 @@ def main() -> None:
             entry.external_attr = (0o755 if name.endswith(".so") else 0o644) << 16
             archive.writestr(entry, data)
     print(wheel)
+
+
+def names(packages: Path) -> list[str]:
+    """The names in a package list, without its comments."""
+    lines = (line.partition("#")[0].strip() for line in packages.read_text().splitlines())
+    return [line for line in lines if line]
 
 
 def digest(data: bytes) -> str:

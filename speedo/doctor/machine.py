@@ -21,7 +21,7 @@ from speedo.doctor.base import Finding, Request, fail, ok, size, warn
 from speedo.system.private_folders import unsafe
 from speedo.version import VERSION
 
-PYTHONS: Final = ((3, 11), (3, 12))  # pyproject.toml: requires-python
+PYTHONS: Final = ((3, 11), (3, 12), (3, 13))  # pyproject.toml: requires-python
 LEAST_REDIS: Final = 6  # speedo.storage.redis.store
 REDIS_WITH_USERS: Final = 7  # speedo.storage.redis.users
 # The longest name of a socket under the temporary folder, and what a socket's name may have.
@@ -38,7 +38,7 @@ def python() -> Finding:
     """The interpreter, and the SpeeDO that it imports."""
     text = f"{platform.python_version()} at {sys.executable}, SpeeDO {VERSION}"
     if sys.version_info[:2] not in PYTHONS:
-        return fail("python", text, "use Python 3.11 or 3.12")
+        return fail("python", text, "use Python 3.11, 3.12 or 3.13")
     return ok("python", text)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import MutableMapping
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +49,35 @@ def load_caffe() -> Any:
         import caffe.proto.caffe_pb2
     except ImportError as error:
         raise EngineError(
-            f"pycaffe cannot be imported here ({error}): run `make setup` on this node, "
-            "or start SpeeDO with the interpreter that has it"
+            f"pycaffe cannot be imported here ({error}): {_remedy(str(error))}"
         ) from error
     use_the_processor()
     return caffe
+
+
+def _remedy(said: str) -> str:
+    """What to do about an import that failed with these words."""
+    if "cannot open shared object file" in said:
+        packages = _libraries_of_our_wheel()
+        if packages:
+            return (
+                "install the libraries that it was built for: "
+                f"apt-get install --no-install-recommends {' '.join(packages)}"
+            )
+        return "install the library that it was built for, or run `make setup` on this node"
+    return (
+        "run `make setup` on this node, install the wheels of `make wheels`, "
+        "or start SpeeDO with the interpreter that has it"
+    )
+
+
+def _libraries_of_our_wheel() -> list[str]:
+    """The Debian packages that the installed wheel of pycaffe names; none for a pycaffe of the user's own."""
+    try:
+        named = metadata.metadata("pycaffe").get_all("Requires-External")
+    except metadata.PackageNotFoundError:
+        return []
+    return [str(name) for name in named or ()]
 
 
 def is_cpu_only() -> bool:
