@@ -6,6 +6,7 @@ that loads its range from their store, and the request under way is made once mo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -53,19 +54,25 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Combine:
-    """Merge payloads that are held, and publish. Answer: `Combined`.
+    """Merge payloads that are held, and publish; `earlier` merges go before it and are not published.
 
-    `squared_norm` is that of the mean gradient over all ranges, after `Prepare`.
+    `squared_norm` is that of the mean gradient over all ranges, after `Prepare`. Answer: `Combined`.
     """
 
     action: Merge
     iteration_before: int
     squared_norm: float | None = None
+    earlier: tuple[tuple[Merge, int], ...] = ()
+
+    @property
+    def count(self) -> int:
+        """How many merges it is."""
+        return len(self.earlier) + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Combined:
-    """The seconds that a server's part of a merge took, by the names in the log; none if it was made before."""
+    """The seconds that a server's part of these merges took, by the names in the log; none if they were made before."""
 
     seconds: Mapping[str, float]
 
@@ -138,8 +145,6 @@ class RangeServer:
                 contributions = center.contributions(request.action)
                 return self._update.prepare(request.action.version, contributions)
             case Combine():
-                if center.version >= request.action.version:
-                    return Combined({})
                 return self._combine(center, request)
             case Clear():
                 for version in request.versions:
@@ -158,19 +163,37 @@ class RangeServer:
                 return int(getattr(self.store, "outages", 0))
 
     def _combine(self, center: Center, request: Combine) -> Combined:
+        seconds = Counter[str]()
+        for action, before in request.earlier:
+            if center.version < action.version:
+                seconds.update(self._merge(center, action, before, None, more=True))
         version = request.action.version
-        center.hold(version)  # until the master says that nobody reads it
+        if center.version < version:
+            center.hold(version)  # until the master says that nobody reads it
+            norm = request.squared_norm
+            seconds.update(self._merge(center, request.action, request.iteration_before, norm))
+            if self._update is not None:
+                self._update.keep(version)
+        return Combined(dict(seconds))
+
+    def _merge(
+        self,
+        center: Center,
+        action: Merge,
+        before: int,
+        squared_norm: float | None,
+        *,
+        more: bool = False,
+    ) -> dict[str, float]:
         if self._update is not None:
-            self._update.begin(version, request.squared_norm)
+            self._update.begin(action.version, squared_norm)
         try:
-            done = center.merge(request.action, request.iteration_before)
+            done = center.merge(action, before, more=more)
         except TrainingStopped:
             self._center = None  # what is not finite is never published
             raise
-        if self._update is not None:
-            self._update.keep(version)
         one = next(iter(done.timings), {})
-        return Combined({name: one[name] for name in ("merge", "publish_center") if name in one})
+        return {name: one[name] for name in ("merge", "publish_center") if name in one}
 
     def _at(self, version: int) -> Center:
         return Center(

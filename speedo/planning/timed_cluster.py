@@ -94,19 +94,30 @@ class TimedCluster(SimulatedCluster):
 
     def next_event(self, timeout_s: float) -> Event | None:
         limit = self.now + timeout_s
-        while not self._inbox:
-            if not self._heap or self._heap[0][0] > limit:
-                self.now = limit
-                return None
-            self._go_on()
-        event = self._inbox.popleft()
-        if isinstance(event, Trained):
-            if self.priced_servers and event.ticket in self._sent:
-                self._sent.discard(event.ticket)
-                self.work(self.ask(self._take_in, partial(self._inbox.append, event)))
-                return self.next_event(limit - self.now)
-            self.work(self._handle(0.5))
-        return event
+        while True:
+            while not self._inbox:
+                if not self._heap or self._heap[0][0] > limit:
+                    self.now = limit
+                    return None
+                self._go_on()
+            event = self._inbox.popleft()
+            if self._may_know(event):
+                return event
+
+    def waiting(self, most: int) -> list[Event]:
+        those = [self._inbox.popleft() for _ in range(min(most, len(self._inbox)))]
+        return [event for event in those if self._may_know(event)]
+
+    def _may_know(self, event: Event) -> bool:
+        """Whether the driver may have it now; servers are asked for a result's payload first."""
+        if not isinstance(event, Trained):
+            return True
+        if self.priced_servers and event.ticket in self._sent:
+            self._sent.discard(event.ticket)
+            self.work(self.ask(self._take_in, partial(self._inbox.append, event)))
+            return False
+        self.work(self._handle(0.5))
+        return True
 
     def post(self, event: Event) -> None:
         """The event reaches the driver now."""

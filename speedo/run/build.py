@@ -162,6 +162,7 @@ def build_training(
         checkpoints=keeper,
         diverged=watch.saw if config.stop_on_divergence else lambda loss, samples: None,
         outages=lambda: center.outages,
+        together=log.together,
     )
     values = config_for_people(config, spec.path, settings.seed)
     try:

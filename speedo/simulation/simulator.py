@@ -64,7 +64,11 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Speeds: a turn lasts `step_s` seconds times its steps times the worker's factor, plus jitter."""
+    """Speeds: a turn lasts `step_s` seconds times its steps times the worker's factor, plus jitter.
+
+    The master takes its events together that come within `gather_s` seconds at most after the first of them: within a
+    part of that which is drawn each time.
+    """
 
     step_s: float = 0.1
     latency_s: float = 0.001
@@ -72,6 +76,7 @@ class World:
     slowness: Callable[[int], float] = lambda worker: 1.0
     faults: Faults = field(default_factory=Faults)
     compression: Compression = NO_COMPRESSION
+    gather_s: float = 0.0
 
 
 class SimulatedCluster:
@@ -92,6 +97,11 @@ class SimulatedCluster:
         self.servers = [Stores(server) for server in servers]
         self.overlap = overlap
         self.random = random.Random(seed)
+        self._gathering = random.Random(seed)
+        self._first: Event | None = None
+        self.gathered = (
+            0  # of the events that the driver was handed last, those after the first; no tests
+        )
         self.now = 0.0
         self._heap: list[tuple[float, int, Callable[[], Event | None]]] = []
         self._count = 0
@@ -153,6 +163,10 @@ class SimulatedCluster:
             self.at(self.now + self.world.step_s, lambda: self._test(command))
 
     def next_event(self, timeout_s: float) -> Event | None:
+        self._first = self._next(timeout_s)
+        return self._first
+
+    def _next(self, timeout_s: float) -> Event | None:
         limit = self.now + timeout_s
         self._require_progress()
         while self._heap and self._heap[0][0] <= limit:
@@ -163,6 +177,16 @@ class SimulatedCluster:
                 return event
         self.now = limit
         return None
+
+    def waiting(self, most: int) -> list[Event]:
+        limit, events = self.now, list[Event]()
+        if self.world.gather_s:
+            limit += self.world.gather_s * self._gathering.random()
+            while len(events) < most and (event := self._next(limit - self.now)) is not None:
+                events.append(event)
+        seen = [event for event in (self._first, *events) if not isinstance(event, Tested)]
+        self.gathered = max(0, len(seen) - 1)
+        return events
 
     def evict(self, worker: int, incarnation: int, reason: str, *, for_good: bool = False) -> None:
         present = self._workers.get(worker)

@@ -103,6 +103,9 @@ class LocalCluster(Cluster):
     def next_event(self, timeout_s: float) -> Event | None:
         return self.events.popleft() if self.events else None
 
+    def waiting(self, most: int) -> list[Event]:
+        return []
+
     def evict(self, worker: int, incarnation: int, reason: str, *, for_good: bool = False) -> None:
         self.evicted.append((worker, reason))
 

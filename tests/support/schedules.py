@@ -58,6 +58,7 @@ class Schedule:
     compression: Compression = NO_COMPRESSION
     overlap: frozenset[int] = frozenset()
     servers: int = 0
+    gather_s: float = 0.0
 
 
 def make_schedule(mode: str, chance: random.Random) -> Schedule:
@@ -100,6 +101,7 @@ def make_schedule(mode: str, chance: random.Random) -> Schedule:
         seed=chance.randrange(16),
         compression=_compression(options, chance),
         overlap=frozenset(overlap),
+        gather_s=chance.choice((0.0, 0.0, 0.05, 0.2, 1.0)),
     )
 
 
@@ -183,6 +185,7 @@ def run(
         longest_turn_s=max(LIMITS.turn_s, 3 * slowest + HEARTBEAT_S),
         start_s=LIMITS.start_s,
         join_s=LIMITS.join_s,
+        gather_s=schedule.gather_s,
     )
     checker = Checker(rules)
 
@@ -213,6 +216,7 @@ def run(
             slowness=lambda worker: schedule.speeds[worker % len(schedule.speeds)],
             faults=schedule.faults,
             compression=schedule.compression,
+            gather_s=schedule.gather_s,
         ),
         seed=schedule.seed,
         size=SIZE,
