@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -73,6 +74,7 @@ class RayCluster:
         # Told of each result before the driver is, with what to call once the driver may know.
         self.expect: Callable[[Trained, Callable[[], None]], None] | None = None
         self._expected: set[int] = set()  # tickets
+        self.together: Callable[[], AbstractContextManager[None]] = nullcontext  # around several
         self.tests = VersionTests(new_tester, self._events.put)
 
     # ------------------------------------------------------------ from anywhere
@@ -152,7 +154,8 @@ class RayCluster:
                 return event
 
     def waiting(self, most: int) -> list[Event]:
-        return [event for event in self._events.waiting(most) if self._may_know(event)]
+        with self.together():
+            return [event for event in self._events.waiting(most) if self._may_know(event)]
 
     def _may_know(self, event: Event) -> bool:
         """Whether the driver may have it now; a result comes once more after it was `expected`."""
