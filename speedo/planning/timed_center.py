@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from speedo.master.center import Center
 from speedo.messages import Drop, Merge, Refused, Trained
-from speedo.planning.shared_resources import Job, chain
-from speedo.planning.timed_cluster import Keeper, TimedCluster
+from speedo.planning.shared_resources import Job, Keeper, chain
+from speedo.planning.timed_cluster import TimedCluster
 from speedo.sgd_modes.rules import MergeRule
 from speedo.vectors.vector import Layout, Vector
 
@@ -48,11 +48,6 @@ class TimedServedCenter(Center):
         self._cluster = cluster
         self._clears = False  # whether servers keep payloads that nobody needs any more
         self._payloads_merged = 0  # since the last version that they were asked to publish
-
-    def receive(self, event: Trained, rule: MergeRule) -> Refused | None:
-        """The servers took the payload in before the master heard of the result."""
-        self._cluster.work(self._cluster.hear())
-        return super().receive(event, rule)
 
     def merge(self, action: Merge, iteration_before: int, *, more: bool = False) -> Merge:
         self._clears = True

@@ -37,7 +37,8 @@ from speedo.sgd_modes.rules import (
     by_servers,
 )
 from speedo.sgd_modes.synchronous import Synchronous
-from speedo.simulation.simulator import Faults, Simulation, World, simulate
+from speedo.simulation.simulator import Simulation, simulate
+from speedo.simulation.world import Faults, World
 from speedo.solver.lr_policies import LrPolicy
 from speedo.storage.memory_store import MemoryStore
 from speedo.vectors.codecs import Compression

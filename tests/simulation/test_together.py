@@ -18,7 +18,8 @@ from speedo.sgd_modes.base import Strategy
 from speedo.sgd_modes.easgd import easgd
 from speedo.sgd_modes.rules import AddDelta
 from speedo.sgd_modes.weed_out import WeedOut
-from speedo.simulation.simulator import Simulation, World, simulate
+from speedo.simulation.simulator import Simulation, simulate
+from speedo.simulation.world import World
 from speedo.storage.memory_store import MemoryStore
 from speedo.vectors.exchange import Exchange, Sender, Stores
 from speedo.vectors.vector import Blob, Kind, Layout, Vector

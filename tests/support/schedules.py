@@ -22,8 +22,9 @@ from speedo.master.served_center import Servers
 from speedo.master.turn_deadlines import HEARTBEAT_S
 from speedo.messages import Event, Left, StopAsked
 from speedo.sgd_modes.registry import make_strategy
-from speedo.simulation.simulator import Faults, SimulatedCluster, World, simulate
+from speedo.simulation.simulator import SimulatedCluster, simulate
 from speedo.simulation.trace import Trace
+from speedo.simulation.world import Faults, World
 from speedo.solver.lr_policies import LrPolicy
 from speedo.vectors.codecs import NO_COMPRESSION, Compression
 from speedo.vectors.vector import Blob, Layout, Vector
