@@ -16,7 +16,7 @@ from speedo.actors.server_calls import Asked, Found, ServerCalls
 from speedo.actors.server_orders import ServerOrder, places_of
 from speedo.engines.solver_update import Recipe
 from speedo.errors import ClusterError, SpeedoError, StoreError, TrainingStopped
-from speedo.master.range_server import Answer, Probe, Request, ServerLost
+from speedo.master.server_requests import Answer, Probe, Request, ServerLost
 from speedo.master.slots import Assignment, ServerAddress
 from speedo.monitor.status import ServerStatus
 from speedo.run.open_store import server_store
@@ -53,7 +53,7 @@ class _Server:
 
 
 class _Asked:
-    """Implements `speedo.master.served_center.Pending` over what servers will answer; None where nobody was asked."""
+    """Implements `speedo.master.server_requests.Pending` over what servers will answer; None where nobody was asked."""
 
     def __init__(
         self, asked: Sequence[Asked | None], answer: Callable[[int, Asked | None], Found]
@@ -94,7 +94,7 @@ class _Asked:
 
 
 class RayServers:
-    """Implements `speedo.master.served_center.Servers`. `wanted` is as in `--servers`.
+    """Implements `speedo.master.server_requests.Servers`. `wanted` is as in `--servers`.
 
     Its methods are called from several threads. `moved` is told when a server has got another address: who has the
     former one can do nothing with it. `trouble` takes what is wrong with the users of a store.

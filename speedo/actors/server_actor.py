@@ -15,7 +15,8 @@ from speedo import failpoints
 from speedo.actors.server_orders import ServerOrder
 from speedo.engines.native_failures import capture_stderr
 from speedo.errors import SpeedoError
-from speedo.master.range_server import Answer, RangeServer, Request, ServerLost
+from speedo.master.range_server import RangeServer
+from speedo.master.server_requests import Answer, Request, ServerLost
 from speedo.master.slots import ServerAddress
 from speedo.run.open_store import log_trouble, server_store
 from speedo.run.settings import RunSettings

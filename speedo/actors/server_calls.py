@@ -16,7 +16,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from speedo.actors.ray_cluster import death_cause
 from speedo.errors import SpeedoError
-from speedo.master.range_server import Answer, Request, ServerLost
+from speedo.master.server_requests import Answer, Request, ServerLost
 
 MOST_CALLS: Final = 2  # under way: while the server does one, the next is on its way
 MOST_REQUESTS: Final = 64  # in one call

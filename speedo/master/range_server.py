@@ -7,105 +7,33 @@ that loads its range from their store, and the request under way is made once mo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
 
 from speedo.engines.solver_update import SolverUpdate
 from speedo.errors import MissingKeyError, PayloadError, TrainingStopped
 from speedo.master.center import Center
 from speedo.master.range_update import RangeUpdate
-from speedo.messages import Merge, Refused, Trained
-from speedo.sgd_modes.rules import MergeRule
+from speedo.master.server_requests import (
+    NOT_LOADED,
+    Answer,
+    Clear,
+    Combine,
+    Combined,
+    Load,
+    Prepare,
+    Probe,
+    Request,
+    Restore,
+    ServerLost,
+    TakeIn,
+)
+from speedo.messages import Merge
 from speedo.storage import keys
 from speedo.storage.base import Store
 from speedo.vectors.codecs import NO_COMPRESSION, Compression
 from speedo.vectors.transfer import fetch_vector
 from speedo.vectors.vector import Kind, Layout
-
-# ---------------------------------------------------------------- requests, and what answers them
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Take the newest center of the store, up to version `newest`; `keep` are the versions that stay beside it.
-
-    Answer: its version, or None if the store has none.
-    """
-
-    newest: int
-    keep: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class TakeIn:
-    """Hold the payload of this result. Answer: its squared norm, or `Refused`."""
-
-    event: Trained
-    rule: MergeRule
-
-
-@dataclass(frozen=True, slots=True)
-class Prepare:
-    """Make the mean gradient of this merge, for a solver that clips. Answer: its squared norm in this range."""
-
-    action: Merge
-
-
-@dataclass(frozen=True, slots=True)
-class Combine:
-    """Merge payloads that are held, and publish; `earlier` merges go before it and are not published.
-
-    `squared_norm` is that of the mean gradient over all ranges, after `Prepare`. Answer: `Combined`.
-    """
-
-    action: Merge
-    iteration_before: int
-    squared_norm: float | None = None
-    earlier: tuple[tuple[Merge, int], ...] = ()
-
-    @property
-    def count(self) -> int:
-        """How many merges it is."""
-        return len(self.earlier) + 1
-
-
-@dataclass(frozen=True, slots=True)
-class Combined:
-    """The seconds that a server's part of these merges took, by the names in the log; none if they were made before."""
-
-    seconds: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Clear:
-    """Delete versions that nobody reads any more, and payloads (worker, ticket). Answer: None."""
-
-    versions: tuple[int, ...] = ()
-    payloads: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Restore:
-    """Publish the present version again if the store has lost it. Answer: None."""
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """Write a little into the store. Answer: how many outages of it have ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerLost:
-    """A server that gives no answer any more, and why. `fresh`: another is in its place, and has loaded nothing yet."""
-
-    cause: str
-    fresh: bool = False
-
-
-NOT_LOADED: Final = ServerLost("it has been started again", fresh=True)
-Request = Load | TakeIn | Prepare | Combine | Clear | Restore | Probe
-Answer = int | float | Combined | Refused | None
 
 
 @dataclass

@@ -17,73 +17,33 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import Final
 
 from speedo.engines.solver_update import History, Recipe
 from speedo.errors import MissingKeyError, StoreError
 from speedo.master.center import NormGate
-from speedo.master.range_server import (
+from speedo.master.server_requests import (
     Answer,
     Clear,
     Combine,
     Combined,
     Load,
+    Pending,
     Prepare,
     Probe,
     Request,
     Restore,
     ServerLost,
+    Servers,
     TakeIn,
 )
 from speedo.messages import Drop, Merge, Refused, Trained
 from speedo.sgd_modes.rules import MergeRule
 from speedo.vectors.codecs import NO_COMPRESSION, Compression
-from speedo.vectors.exchange import Exchange, Stores
+from speedo.vectors.exchange import Exchange
 from speedo.vectors.vector import Kind, Layout, Vector
 
 MOST_ORDERED: Final = 16  # merges that are not confirmed yet
-
-
-class Pending(Protocol):
-    """What all servers were asked at once, and have perhaps not answered yet."""
-
-    def done(self) -> bool:
-        """Whether all have answered, or are lost."""
-        ...
-
-    def when_done(self, then: Callable[[], None]) -> None:
-        """Call this once, in whatever thread, as soon as `done`."""
-        ...
-
-    def answers(self) -> Sequence[Answer | ServerLost]:
-        """Wait for all; an error of ours that one raised is raised here."""
-        ...
-
-
-class Servers(Protocol):
-    """Who carries requests to the servers: each of them does its requests in the order in which they were made."""
-
-    def __len__(self) -> int: ...
-
-    def ready(self) -> None:
-        """Return once all are there. Raises `SpeedoError` if they do not come."""
-        ...
-
-    def ask(self, request: Request) -> Pending:
-        """Ask all of them, without waiting."""
-        ...
-
-    def ask_one(self, index: int, request: Request) -> Answer | ServerLost:
-        """Ask one of them, and wait. An error of ours is raised."""
-        ...
-
-    def replace(self, index: int, cause: str) -> None:
-        """Return once another is in the place of a lost one. Raises `StoreError` if none comes."""
-        ...
-
-    def stores(self) -> Sequence[Stores]:
-        """The master's own connections to the stores of all servers."""
-        ...
 
 
 @dataclass(eq=False, slots=True)

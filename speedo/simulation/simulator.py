@@ -22,7 +22,8 @@ from speedo.master.driver import Driver, Limits, Observer, Outcome
 from speedo.master.local_servers import LocalServers
 from speedo.master.plan import Plan
 from speedo.master.range_server import RangeServer
-from speedo.master.served_center import ServedCenter, Servers
+from speedo.master.served_center import ServedCenter
+from speedo.master.server_requests import Servers
 from speedo.messages import Command, Event, Joined, Left, Refused, Team, Tested, Train, Trained
 from speedo.sgd_modes.base import Strategy
 from speedo.simulation.simulated_team import train_together

@@ -15,7 +15,7 @@ from speedo.actors.ray_node import session
 from speedo.actors.server_calls import MOST_CALLS, ServerCalls
 from speedo.actors.token import new_token
 from speedo.errors import StoreError
-from speedo.master.range_server import Clear, Probe, Request, ServerLost
+from speedo.master.server_requests import Clear, Probe, Request, ServerLost
 
 pytestmark = pytest.mark.ray
 WAIT_S = 60.0

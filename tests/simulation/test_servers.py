@@ -17,15 +17,9 @@ from speedo.engines.update_rules import RULES, SolverFields
 from speedo.errors import StoreError
 from speedo.master.local_servers import LocalServers
 from speedo.master.plan import Plan
-from speedo.master.range_server import (
-    Answer,
-    Combine,
-    RangeServer,
-    Request,
-    ServerLost,
-    TakeIn,
-)
-from speedo.master.served_center import ServedCenter, Servers
+from speedo.master.range_server import RangeServer
+from speedo.master.served_center import ServedCenter
+from speedo.master.server_requests import Answer, Combine, Request, ServerLost, Servers, TakeIn
 from speedo.messages import Drop, Merge, Refused, Trained
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.base import Strategy

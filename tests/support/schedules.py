@@ -18,7 +18,7 @@ from speedo.master.driver import Limits
 from speedo.master.local_servers import LocalServers
 from speedo.master.plan import Plan
 from speedo.master.range_server import RangeServer
-from speedo.master.served_center import Servers
+from speedo.master.server_requests import Servers
 from speedo.master.turn_deadlines import HEARTBEAT_S
 from speedo.messages import Event, Left, StopAsked
 from speedo.sgd_modes.registry import make_strategy
