@@ -374,6 +374,8 @@ class Center:
 
     def restore(self) -> None:
         """Publish the present version again if the store has lost it, as after a restart, or damaged it."""
+        if self.version not in self._published:
+            return self.publish()  # for the first time: the store has lost nothing
         copy = self._spare.pop() if self._spare else self.layout.zeros()
         try:
             for key, codec in self._forms:

@@ -155,7 +155,10 @@ def test_a_server_that_is_killed_in_a_merge_is_replaced_and_no_bit_changes(
     assert "server 1 is back, with version " in errors
     assert (result["complete"], result["version"]) == (True, 30)
     assert result["dropped"] == {}
-    sound = model_made_here(problem, tmp_path / "sound", workers=2, team="off", max_iter=30, seed=5)
+    more = {"server_gradient": True, "servers": "2"} if extra else {}
+    sound = model_made_here(
+        problem, tmp_path / "sound", workers=2, team="off", max_iter=30, seed=5, **more
+    )
     assert (tmp_path / "run" / "model.caffemodel").read_bytes() == sound
 
 

@@ -162,3 +162,17 @@ class Deaf:
 
     def did(self, action: object, now: float) -> None:
         """Nothing."""
+
+
+def test_a_store_that_is_looked_at_between_two_merges_keeps_no_version_for_ever() -> None:
+    """A refused result has the center restored: a version that is not published yet is none that the store lost."""
+    store = MemoryStore()
+    center = CountingCenter(store)
+    center.publish()
+    center.hold(0)
+    center.merge(Merge(1, 1, BATCH, 1.0, ()), 0, more=True)
+    center.restore()
+    assert center.published == [0, 1]
+    center.release(0)
+    center.tidy()
+    assert store.keys("speedo:run:center:") == ["speedo:run:center:1"]
