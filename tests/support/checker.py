@@ -63,6 +63,10 @@ class Checker:
         self.started = False
         self.ending = False
         self.left = 0  # events that came together with the last one, and come after it
+        self.last: Event | None = None
+        self.in_a_row: set[int] = (
+            set()
+        )  # workers whose results came together, without other events between
         self.short_since: float | None = 0.0
         self.patience: defaultdict[int, int] = defaultdict(lambda: 1)  # by slot
         self.finish: Finish | None = None
@@ -95,10 +99,12 @@ class Checker:
     def saw(self, event: Event, now: float) -> None:
         self.next.saw(event, now)
         if isinstance(event, Tested):
-            return  # it changes nothing, and comes in the midst of another where a test is left out
-        together = self.left > 0
-        self._event_ends(together=together)
-        if together:
+            if not event.problem:  # else it comes in the midst of another: a test is left out
+                self.last = event
+            return
+        self._event_ends(together=self.left > 0 and self._may_wait(event))
+        self.last = event
+        if self.left > 0:
             self.left -= 1
         else:
             self.left, self.cluster.gathered = self.cluster.gathered, 0
@@ -312,6 +318,15 @@ class Checker:
             self.phase_number, self.phase_samples = self.phase_number + 1, 0
             self.own_merge.clear()
             self.mode = mode_check(self._options(), self)
+
+    def _may_wait(self, event: Event) -> bool:
+        """Whether who trains after the last event may be told after this one: both are results of different workers."""
+        if isinstance(self.last, Trained) and isinstance(event, Trained):
+            self.in_a_row.add(self.last.worker)
+            if event.worker not in self.in_a_row:
+                return True
+        self.in_a_row.clear()
+        return False
 
     def _event_ends(self, *, together: bool = False) -> None:
         """`together`: the next one waited with it, and who trains may be told after that."""
