@@ -19,6 +19,7 @@ from speedo.actors.ray_node import session
 from speedo.actors.token import new_token
 from speedo.messages import Train, Trained
 from speedo.transport.channel import Channels, WorkerChannel
+from speedo.transport.core_affinity import DriverCore
 from speedo.transport.event_queue import EventQueue
 from speedo.vectors.vector import Kind
 
@@ -75,7 +76,7 @@ def main() -> None:
             return float(ray.get(worker.cpu.remote()))
 
         show("actor call", measure(turns, call, cpu))
-        channels = Channels(Path(folder), events)
+        channels = Channels(Path(folder), events, DriverCore())
         serving = worker.serve.remote(folder)
         channels.wait_for(0, 1)
 

@@ -338,13 +338,15 @@ class Decision:
     """What a strategy wants, worker by worker; carried out in this order.
 
     `why` is the cause of the discards, for people. `merge` names workers whose results are merged together,
-    once, into one new version.
+    once, into one new version. `may_wait`: who trains would do so whatever becomes of other results, and may be told
+    after those that have come already.
     """
 
     discard: tuple[int, ...] = ()
     merge: tuple[int, ...] = ()
     train: tuple[int, ...] = ()
     why: str = field(default="", compare=False)
+    may_wait: bool = field(default=False, compare=False)
 
 
 NOTHING = Decision()

@@ -105,6 +105,7 @@ class MasterActor:
             assert isinstance(training.center, ServedCenter)
             self._servers.use(training.layout, training.center.solver)
             self._cluster.expect = training.center.expect
+            self._cluster.together = self._servers.together
         self._host_manager = HostManager(
             self._cluster,
             training.roster,

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -73,6 +74,7 @@ class RayCluster:
         # Told of each result before the driver is, with what to call once the driver may know.
         self.expect: Callable[[Trained, Callable[[], None]], None] | None = None
         self._expected: set[int] = set()  # tickets
+        self.together: Callable[[], AbstractContextManager[None]] = nullcontext  # around several
         self.tests = VersionTests(new_tester, self._events.put)
 
     # ------------------------------------------------------------ from anywhere
@@ -148,13 +150,23 @@ class RayCluster:
         while True:
             event = self._events.get(max(0.0, end - time.monotonic()))
             self._core.awake()
-            if self.expect is None or not isinstance(event, Trained):
+            if event is None or self._may_know(event):
                 return event
-            if event.ticket in self._expected:
-                self._expected.discard(event.ticket)
-                return event
-            self._expected.add(event.ticket)
-            self.expect(event, partial(self._events.put, event))
+
+    def waiting(self, most: int) -> list[Event]:
+        with self.together():
+            return [event for event in self._events.waiting(most) if self._may_know(event)]
+
+    def _may_know(self, event: Event) -> bool:
+        """Whether the driver may have it now; a result comes once more after it was `expected`."""
+        if self.expect is None or not isinstance(event, Trained):
+            return True
+        if event.ticket in self._expected:
+            self._expected.discard(event.ticket)
+            return True
+        self._expected.add(event.ticket)
+        self.expect(event, partial(self._events.put, event))
+        return False
 
     def evict(self, worker: int, incarnation: int, reason: str, *, for_good: bool = False) -> None:
         """Its host ends it for sure: a process that hangs does not hear `ray.kill`."""

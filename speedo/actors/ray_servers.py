@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayError
 
-from speedo.actors.ray_cluster import death_cause
+from speedo.actors.server_calls import Asked, Found, ServerCalls
 from speedo.actors.server_orders import ServerOrder, places_of
 from speedo.engines.solver_update import Recipe
 from speedo.errors import ClusterError, SpeedoError, StoreError, TrainingStopped
-from speedo.master.range_server import Answer, Probe, Request, ServerLost
+from speedo.master.server_requests import Answer, Probe, Request, ServerLost
 from speedo.master.slots import Assignment, ServerAddress
 from speedo.monitor.status import ServerStatus
 from speedo.run.open_store import server_store
@@ -45,6 +45,7 @@ class _Server:
     host: str
     incarnation: int = 1
     handle: Any = None
+    calls: ServerCalls | None = None  # to this process
     address: ServerAddress | None = None
     access: Access | None = None
     store: Any = None
@@ -52,22 +53,17 @@ class _Server:
 
 
 class _Asked:
-    """Implements `speedo.master.served_center.Pending` over what Ray will answer; None where nobody was asked."""
+    """Implements `speedo.master.server_requests.Pending` over what servers will answer; None where nobody was asked."""
 
     def __init__(
-        self,
-        asked: Sequence[Any],
-        answer: Callable[[int, Any], Answer | ServerLost | SpeedoError],
+        self, asked: Sequence[Asked | None], answer: Callable[[int, Asked | None], Found]
     ) -> None:
         self._asked, self._answer = asked, answer
-        self._found: Sequence[Answer | ServerLost | SpeedoError] | None = None
+        self._found: Sequence[Found] | None = None
 
     def done(self) -> bool:
         """See `Pending.done`."""
-        there = [one for one in self._asked if one is not None]
-        if self._found is not None or not there:
-            return True
-        return len(ray.wait(there, num_returns=len(there), timeout=0)[0]) == len(there)
+        return self._found is not None or all(one is None or one.done() for one in self._asked)
 
     def when_done(self, then: Callable[[], None]) -> None:
         """See `Pending.when_done`."""
@@ -84,32 +80,21 @@ class _Asked:
                 then()
 
         for one in there:
-            one.future().add_done_callback(one_more)
+            one.add_done_callback(one_more)
 
     def answers(self) -> Sequence[Answer | ServerLost]:
         """See `Pending.answers`."""
-        found = self._found = self._found or self._all_well() or self._one_by_one()
+        if self._found is None:
+            self._found = [self._answer(index, one) for index, one in enumerate(self._asked)]
+        found = self._found
         for answer in found:
             if isinstance(answer, SpeedoError):
                 raise answer
         return [answer for answer in found if not isinstance(answer, SpeedoError)]
 
-    def _all_well(self) -> Sequence[Answer | ServerLost]:
-        """The answers in one call, as every call of Ray costs; none where one is missing, late, or an error."""
-        if None in self._asked:
-            return []
-        try:
-            answers: list[Answer | ServerLost] = ray.get(list(self._asked), timeout=SOON_S)
-        except RayError:
-            return []
-        return answers
-
-    def _one_by_one(self) -> Sequence[Answer | ServerLost | SpeedoError]:
-        return [self._answer(index, one) for index, one in enumerate(self._asked)]
-
 
 class RayServers:
-    """Implements `speedo.master.served_center.Servers`. `wanted` is as in `--servers`.
+    """Implements `speedo.master.server_requests.Servers`. `wanted` is as in `--servers`.
 
     Its methods are called from several threads. `moved` is told when a server has got another address: who has the
     former one can do nothing with it. `trouble` takes what is wrong with the users of a store.
@@ -205,7 +190,7 @@ class RayServers:
             if (server.host, server.incarnation) != (host, incarnation):
                 return
             server.address, server.access, server.store = address, access, store
-            server.handle, server.state = handle, "serving"
+            server.handle, server.calls, server.state = handle, ServerCalls(handle), "serving"
             self._changed.notify_all()
         if known is not None and known.url != address.url:
             self._moved(f"server {index} is at another host now")
@@ -309,6 +294,8 @@ class RayServers:
             server = self._servers[index]
             old, server.handle, server.state = server.handle, None, f"gone: {cause}"
             server.incarnation += 1
+        if server.calls is not None:
+            server.calls.end(cause)
         if old is not None:
             with suppress(RayError):
                 ray.kill(old)
@@ -327,9 +314,10 @@ class RayServers:
     def _is_well(self, index: int) -> bool:
         asked = self._ask(index, Probe())
         try:
-            return asked is not None and ray.get(asked, timeout=SOON_S) is not None
-        except RayError:
+            answer = None if asked is None else asked.result(SOON_S)
+        except (TimeoutError, RayError):
             return False
+        return isinstance(answer, int) or (isinstance(answer, ServerLost) and answer.fresh)
 
     def _give_to_another(self, index: int, server: _Server, now: float) -> None:
         """To the host that was heard of lately and has the fewest servers; if there is none it is waited for."""
@@ -345,35 +333,37 @@ class RayServers:
         with self._changed:
             return [Stores(one.store) for one in self._servers]
 
-    def _ask(self, index: int, request: Request) -> Any:
-        handle = self._servers[index].handle
-        if handle is None:
-            return None
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is asked inside goes to each server in one call, at the end; no answer is waited for in between."""
+        those = [one.calls for one in self._servers if one.calls is not None]
+        for calls in those:
+            calls.hold()
         try:
-            return handle.do.remote(request)
-        except RayActorError:
-            return None
+            yield
+        finally:
+            for calls in those:
+                calls.let_go()
 
-    def _answer(self, index: int, asked: Any) -> Answer | ServerLost | SpeedoError:
+    def _ask(self, index: int, request: Request) -> Asked | None:
+        server = self._servers[index]
+        if server.handle is None or server.calls is None:
+            return None
+        return server.calls.ask(request)
+
+    def _answer(self, index: int, asked: Asked | None) -> Found:
         if asked is None:
             return ServerLost("its process is gone")
         limit = self._settings.timeout_s + MARGIN_S
         began = time.monotonic()
-        while not ray.wait([asked], timeout=1.0)[0]:
+        while True:
+            with suppress(TimeoutError):
+                return asked.result(SOON_S)
             host, now = self._servers[index].host, time.monotonic()
             if now > began + limit:
                 return ServerLost(f"no answer for {limit:.0f} s")
             if now > began + CUT_OFF_S and self._heard.get(host, 0.0) < now - CUT_OFF_S:
                 return ServerLost(f"nothing was heard of {host} for {CUT_OFF_S:.0f} s")
-        try:
-            answer: Answer | ServerLost = ray.get(asked)
-            return answer
-        except RayTaskError as error:
-            if isinstance(error.cause, SpeedoError):
-                return error.cause
-            raise
-        except RayError as error:
-            return ServerLost(death_cause(error))
 
     # ------------------------------------------------------------ for people
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,9 @@ from typing import Any
 from speedo import failpoints
 from speedo.actors.server_orders import ServerOrder
 from speedo.engines.native_failures import capture_stderr
-from speedo.master.range_server import Answer, RangeServer, Request, ServerLost
+from speedo.errors import SpeedoError
+from speedo.master.range_server import RangeServer
+from speedo.master.server_requests import Answer, Request, ServerLost
 from speedo.master.slots import ServerAddress
 from speedo.run.open_store import log_trouble, server_store
 from speedo.run.settings import RunSettings
@@ -47,9 +50,15 @@ class ServerActor:
         )
         return os.getpid()
 
-    def do(self, request: Request) -> Answer | ServerLost:
-        """See `RangeServer.do`."""
-        return self._server.do(request)
+    def do_all(self, requests: Sequence[Request]) -> list[Answer | ServerLost | SpeedoError]:
+        """As `RangeServer.do`, one after another; an error of ours is the answer to the request that raised it."""
+        answers: list[Answer | ServerLost | SpeedoError] = []
+        for request in requests:
+            try:
+                answers.append(self._server.do(request))
+            except SpeedoError as error:
+                answers.append(error)
+        return answers
 
     def _trouble(self, trouble: str | None) -> None:
         log_trouble(trouble)

@@ -70,8 +70,11 @@ class RunCenter(Protocol):
         """Take a result's payload out of the store; `Refused` says why it cannot be merged, None that it can."""
         ...
 
-    def merge(self, action: Merge, iteration_before: int) -> Merge:
-        """Carry out a merge and publish the version that it makes; the same action with its timings."""
+    def merge(self, action: Merge, iteration_before: int, *, more: bool = False) -> Merge:
+        """Carry out a merge and publish the version that it makes; the same action with its timings.
+
+        `more`: the next merge may follow at once. Then this version is published only if somebody holds it before that.
+        """
         ...
 
     def drop(self, action: Drop) -> None:
@@ -91,7 +94,7 @@ class RunCenter(Protocol):
         ...
 
     def hold(self, version: int) -> None:
-        """Somebody was told to read this version: it stays until released as often as held."""
+        """Somebody is told to read this version: it stays until released as often as held."""
         ...
 
     def release(self, version: int) -> None: ...
@@ -276,8 +279,8 @@ class Center:
         if self.keeps_payloads or not held.own:
             self._over.append(held.key)
 
-    def merge(self, action: Merge, iteration_before: int) -> Merge:
-        """Carry out a merge and publish the version that it makes; the same action with its timings."""
+    def merge(self, action: Merge, iteration_before: int, *, more: bool = False) -> Merge:
+        """See `RunCenter.merge`."""
         reached(f"{self.role}-merging")
         own_parts = self._own_parts(action)
         contributions = self.contributions(action)
@@ -294,8 +297,9 @@ class Center:
             self._let_go(held)
         previous, self.version = self.version, action.version
         reached(f"{self.role}-merged")
-        self.publish()
-        reached(f"{self.role}-published")
+        if not more:
+            self.publish()
+            reached(f"{self.role}-published")
         own = {"merge": merged - began, "publish_center": self.clock() - merged}
         self._retire(previous)
         receive = {part.ticket: held.seconds for held, part in zip(taken, own_parts, strict=True)}
@@ -370,6 +374,8 @@ class Center:
 
     def restore(self) -> None:
         """Publish the present version again if the store has lost it, as after a restart, or damaged it."""
+        if self.version not in self._published:
+            return self.publish()  # for the first time: the store has lost nothing
         copy = self._spare.pop() if self._spare else self.layout.zeros()
         try:
             for key, codec in self._forms:
@@ -384,10 +390,13 @@ class Center:
             self._spare.append(copy)
 
     def hold(self, version: int) -> None:
-        """Somebody was told to read this version: it stays until released as often as held."""
+        """See `RunCenter.hold`."""
         self._uses[version] += 1
+        if version == self.version and version not in self._published:
+            self.publish()
 
     def release(self, version: int) -> None:
+        """See `RunCenter.release`."""
         self._uses[version] -= 1
         if self._uses[version] <= 0:
             del self._uses[version]

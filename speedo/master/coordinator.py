@@ -12,6 +12,9 @@ keeps the books (`speedo.master.turn_book`) that make its decisions safe:
   is left needs; a worker without work, or while too few workers live, is parked. To the strategy a parked
   worker has left, and joins when there is work again: it needs no rule of its own for the end.
 - *Staleness* of a result is the number of results received between its ticket's issue and itself.
+- *Results that wait together* are decided one after another. A worker that trains again whatever becomes of the others
+  is told after the last of them, so that all begin from the newest version. Elastic workers need the version that
+  their own result made, and are told at once.
 - *Teams.* Workers that can meet are one unit to the strategy, with a number below 0. All get the same turn, a stretch;
   it counts once all members have answered, as one result, whose payload is the leader's. If one of them leaves, or is
   refused, the stretch is void for all. A team that trains alone does several rounds in a stretch, up to the next test,
@@ -47,6 +50,7 @@ from speedo.messages import (
     StopAsked,
     Trained,
 )
+from speedo.vectors.vector import Kind
 
 STRIKES = 3  # refused results in a row after which a worker is set aside
 
@@ -59,6 +63,8 @@ class Coordinator(TurnBook):
     _receiving: tuple[Trained, Member, Turn] | Stretch | None = None
     _parked: set[int] = field(default_factory=set)
     _started: bool = False
+    _more: bool = False
+    _to_train: list[int] = field(default_factory=list)  # after the last of the results that wait
 
     # ------------------------------------------------------------ questions
 
@@ -70,9 +76,15 @@ class Coordinator(TurnBook):
 
     # ------------------------------------------------------------ events
 
-    def handle(self, event: Event | Received) -> Receive | list[Action]:
-        """Take one event; returns what follows from it. A finished run answers only with refusals."""
+    def handle(self, event: Event | Received, *, more: bool = False) -> Receive | list[Action]:
+        """Take one event; returns what follows from it. A finished run answers only with refusals.
+
+        `more`: the next event waits already, and is a result of another worker than those before it that waited, too.
+        """
         actions: list[Action] = []
+        self._more = more
+        if not isinstance(event, (Trained, Received)):
+            self._let_train(actions)
         match event:
             case Trained():
                 receive = self._on_trained(event, actions)
@@ -90,6 +102,8 @@ class Coordinator(TurnBook):
                 self._finish(actions, complete=False, reason=event.reason)
             case _:
                 pass
+        if not more:
+            self._let_train(actions)
         if not self.finished:
             self._wake(actions)
         if self.complete and not self.finished:
@@ -247,7 +261,22 @@ class Coordinator(TurnBook):
         if decision.merge:
             self._merge(decision.merge, actions)
         if decision.train:
-            self._train(decision.train, actions)
+            self._to_train += decision.train
+            if not (self._more and self._may_wait(decision)):
+                self._let_train(actions)
+
+    def _may_wait(self, decision: Decision) -> bool:
+        """Whether who trains need not be told before the next result is decided, and can begin from any version."""
+        in_team = any(unit in self._teams for unit in decision.train)
+        return decision.may_wait and not in_team and self.strategy.rule.payload is not Kind.WEIGHTS
+
+    def _let_train(self, actions: list[Action]) -> None:
+        """Issue the turns that were decided."""
+        more, self._more = self._more, False
+        units, self._to_train = tuple(self._to_train), []
+        if units and not self.finished:
+            self._train(units, actions)
+        self._more = more
 
     def _discard(self, unit: int, why: str, actions: list[Action]) -> None:
         for part in self._held.pop(unit).parts:

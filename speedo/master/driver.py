@@ -7,7 +7,9 @@ wait has a deadline; a missed deadline becomes an event with its cause.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Protocol
 
 from speedo.master.center import RunCenter
@@ -46,6 +48,7 @@ from speedo.messages import (
 QUIET_S = 5.0  # the store is looked at when no turn under way was heard of for so long
 MOST_TRIES = 3  # of the last version's test: its store may be lost just then
 MOST_TESTS = 4  # tests under way or waiting; each keeps a version in the store
+MOST_TOGETHER = 32  # events between two looks at deadlines; who trains again waits for the last
 
 
 class Cluster(Protocol):
@@ -55,6 +58,10 @@ class Cluster(Protocol):
 
     def next_event(self, timeout_s: float) -> Event | None:
         """The next event, or None after `timeout_s` seconds without one."""
+        ...
+
+    def waiting(self, most: int) -> list[Event]:
+        """The events after it that are there already, at most so many."""
         ...
 
     def evict(self, worker: int, incarnation: int, reason: str, *, for_good: bool = False) -> None:
@@ -140,7 +147,8 @@ class Driver:
     the problem if it cannot.
 
     `diverged(loss, samples)` is called for every merged result and returns the reason to stop, if there is one.
-    `outages()` counts the store's outages so far: after one, the deadlines of turns are restarted.
+    `outages()` counts the store's outages so far: after one, the deadlines of turns are restarted. Inside `together()`
+    the observer hears of all events that waited together.
     """
 
     coordinator: Coordinator
@@ -154,6 +162,7 @@ class Driver:
     checkpoints: Checkpoints | None = None
     diverged: Callable[[float, int], str | None] = lambda loss, samples: None
     outages: Callable[[], int] = lambda: 0
+    together: Callable[[], AbstractContextManager[None]] = nullcontext
     _outages_seen: int = 0
     _heard: float = 0.0
     _done: list[tuple[Action, float]] = field(default_factory=list)
@@ -206,7 +215,7 @@ class Driver:
         event = self.cluster.next_event(max(0.0, self._next_deadline() - now))
         if event is not None:
             self._heard = self.clock()
-            self._take(event)
+            self._take_together([event, *self.cluster.waiting(MOST_TOGETHER - 1)])
         elif self._outage_has_ended():
             self._turns.grant(self.clock())
         else:
@@ -227,7 +236,21 @@ class Driver:
 
     # ------------------------------------------------------------ events
 
-    def _take(self, event: Event) -> None:
+    def _take_together(self, events: list[Event]) -> None:
+        """Decide one after another. What lies between the first merge and the last turn told is not published."""
+        with self.together() if len(events) > 1 else nullcontext():
+            workers = set[int]()
+            for event, after in zip_longest(events, events[1:]):
+                more = False
+                if isinstance(event, Trained) and isinstance(after, Trained):
+                    workers.add(event.worker)
+                    more = after.worker not in workers
+                self._take(event, more=more)
+                if not more:
+                    workers.clear()
+
+    def _take(self, event: Event, *, more: bool = False) -> None:
+        """`more`: the next event waits already, and both are results, of different workers."""
         now = self.clock()
         self.observer.saw(event, now)
         if isinstance(event, Tested):
@@ -240,26 +263,27 @@ class Driver:
             event.worker, event.ticket
         ):
             self._turns.measure(event.worker, event.ticket, self._heard)
-        self._carry_out_all(self._actions_after(event))
+        self._carry_out_all(self._actions_after(event, more), more)
         if self._diverged is not None and self._finish is None:
             self._carry_out_all(self._actions_after(self._diverged))
         if not isinstance(event, (Tested, StopAsked, StateSaved, Checkpointed, StoreTrouble)):
             self._release(self._turns.settle(event.worker, self.clock()))
-        self.center.tidy()
+        if not more:
+            self.center.tidy()
         if not self.coordinator.short_of_workers:
             self._short_since = None
         elif self._short_since is None:
             self._short_since = self.clock()
 
-    def _actions_after(self, event: Event) -> list[Action]:
+    def _actions_after(self, event: Event, more: bool = False) -> list[Action]:
         """The coordinator's actions after this event; if it asks for a payload, that is received first."""
-        answer = self.coordinator.handle(event)
+        answer = self.coordinator.handle(event, more=more)
         while isinstance(answer, Receive):
             result = answer.result
             refused = self.center.receive(result, answer.rule)
             if refused is not None and not refused.blame:
                 self.center.restore()
-            answer = self.coordinator.handle(refused or Received(result.ticket))
+            answer = self.coordinator.handle(refused or Received(result.ticket), more=more)
         return answer
 
     def _on_tested(self, event: Tested) -> None:
@@ -275,11 +299,12 @@ class Driver:
 
     # ------------------------------------------------------------ actions
 
-    def _carry_out_all(self, actions: list[Action]) -> None:
+    def _carry_out_all(self, actions: list[Action], more: bool = False) -> None:
         """Carry out the actions, then inform the observers, so that no worker waits for what observers write."""
+        more = more and not any(isinstance(action, (Train, Evaluate)) for action in actions)
         try:
             for action in actions:
-                done = self._carry_out(action)
+                done = self._carry_out(action, more)
                 self._done.append((done, self.clock()))
         finally:
             self._tell_what_is_done()
@@ -293,11 +318,11 @@ class Driver:
         self._tell_what_is_done()
         self.observer.saw(event, self.clock())
 
-    def _carry_out(self, action: Action) -> Action:
+    def _carry_out(self, action: Action, more: bool = False) -> Action:
         match action:
             case Merge():
                 before = action.samples_seen - sum(part.samples for part in action.parts)
-                action = self.center.merge(action, before // self.coordinator.plan.batch)
+                action = self.center.merge(action, before // self.coordinator.plan.batch, more=more)
                 self._last_merge = self.clock()
                 self._watch_loss(action)
             case Drop():

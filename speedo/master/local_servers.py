@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from speedo.master.range_server import Answer, RangeServer, Request, ServerLost
+from speedo.master.range_server import RangeServer
+from speedo.master.server_requests import Answer, Request, ServerLost
 from speedo.vectors.exchange import Stores
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """Implements `speedo.master.served_center.Pending` where nothing is pending."""
+    """Implements `speedo.master.server_requests.Pending` where nothing is pending."""
 
     found: Sequence[Answer | ServerLost]
 
@@ -29,7 +30,7 @@ class Answered:
 
 
 class LocalServers:
-    """Implements `speedo.master.served_center.Servers` by servers of this process."""
+    """Implements `speedo.master.server_requests.Servers` by servers of this process."""
 
     def __init__(self, servers: Sequence[RangeServer]) -> None:
         self.servers = list(servers)

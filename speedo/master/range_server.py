@@ -6,99 +6,34 @@ that loads its range from their store, and the request under way is made once mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
 
 from speedo.engines.solver_update import SolverUpdate
 from speedo.errors import MissingKeyError, PayloadError, TrainingStopped
 from speedo.master.center import Center
 from speedo.master.range_update import RangeUpdate
-from speedo.messages import Merge, Refused, Trained
-from speedo.sgd_modes.rules import MergeRule
+from speedo.master.server_requests import (
+    NOT_LOADED,
+    Answer,
+    Clear,
+    Combine,
+    Combined,
+    Load,
+    Prepare,
+    Probe,
+    Request,
+    Restore,
+    ServerLost,
+    TakeIn,
+)
+from speedo.messages import Merge
 from speedo.storage import keys
 from speedo.storage.base import Store
 from speedo.vectors.codecs import NO_COMPRESSION, Compression
 from speedo.vectors.transfer import fetch_vector
 from speedo.vectors.vector import Kind, Layout
-
-# ---------------------------------------------------------------- requests, and what answers them
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Take the newest center of the store, up to version `newest`; `keep` are the versions that stay beside it.
-
-    Answer: its version, or None if the store has none.
-    """
-
-    newest: int
-    keep: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class TakeIn:
-    """Hold the payload of this result. Answer: its squared norm, or `Refused`."""
-
-    event: Trained
-    rule: MergeRule
-
-
-@dataclass(frozen=True, slots=True)
-class Prepare:
-    """Make the mean gradient of this merge, for a solver that clips. Answer: its squared norm in this range."""
-
-    action: Merge
-
-
-@dataclass(frozen=True, slots=True)
-class Combine:
-    """Merge payloads that are held, and publish. Answer: `Combined`.
-
-    `squared_norm` is that of the mean gradient over all ranges, after `Prepare`.
-    """
-
-    action: Merge
-    iteration_before: int
-    squared_norm: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Combined:
-    """The seconds that a server's part of a merge took, by the names in the log; none if it was made before."""
-
-    seconds: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Clear:
-    """Delete versions that nobody reads any more, and payloads (worker, ticket). Answer: None."""
-
-    versions: tuple[int, ...] = ()
-    payloads: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Restore:
-    """Publish the present version again if the store has lost it. Answer: None."""
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """Write a little into the store. Answer: how many outages of it have ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerLost:
-    """A server that gives no answer any more, and why. `fresh`: another is in its place, and has loaded nothing yet."""
-
-    cause: str
-    fresh: bool = False
-
-
-NOT_LOADED: Final = ServerLost("it has been started again", fresh=True)
-Request = Load | TakeIn | Prepare | Combine | Clear | Restore | Probe
-Answer = int | float | Combined | Refused | None
 
 
 @dataclass
@@ -138,8 +73,6 @@ class RangeServer:
                 contributions = center.contributions(request.action)
                 return self._update.prepare(request.action.version, contributions)
             case Combine():
-                if center.version >= request.action.version:
-                    return Combined({})
                 return self._combine(center, request)
             case Clear():
                 for version in request.versions:
@@ -158,19 +91,37 @@ class RangeServer:
                 return int(getattr(self.store, "outages", 0))
 
     def _combine(self, center: Center, request: Combine) -> Combined:
+        seconds = Counter[str]()
+        for action, before in request.earlier:
+            if center.version < action.version:
+                seconds.update(self._merge(center, action, before, None, more=True))
         version = request.action.version
-        center.hold(version)  # until the master says that nobody reads it
+        if center.version < version:
+            center.hold(version)  # until the master says that nobody reads it
+            norm = request.squared_norm
+            seconds.update(self._merge(center, request.action, request.iteration_before, norm))
+            if self._update is not None:
+                self._update.keep(version)
+        return Combined(dict(seconds))
+
+    def _merge(
+        self,
+        center: Center,
+        action: Merge,
+        before: int,
+        squared_norm: float | None,
+        *,
+        more: bool = False,
+    ) -> dict[str, float]:
         if self._update is not None:
-            self._update.begin(version, request.squared_norm)
+            self._update.begin(action.version, squared_norm)
         try:
-            done = center.merge(request.action, request.iteration_before)
+            done = center.merge(action, before, more=more)
         except TrainingStopped:
             self._center = None  # what is not finite is never published
             raise
-        if self._update is not None:
-            self._update.keep(version)
         one = next(iter(done.timings), {})
-        return Combined({name: one[name] for name in ("merge", "publish_center") if name in one})
+        return {name: one[name] for name in ("merge", "publish_center") if name in one}
 
     def _at(self, version: int) -> Center:
         return Center(

@@ -17,78 +17,38 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import Final
 
 from speedo.engines.solver_update import History, Recipe
 from speedo.errors import MissingKeyError, StoreError
 from speedo.master.center import NormGate
-from speedo.master.range_server import (
+from speedo.master.server_requests import (
     Answer,
     Clear,
     Combine,
     Combined,
     Load,
+    Pending,
     Prepare,
     Probe,
     Request,
     Restore,
     ServerLost,
+    Servers,
     TakeIn,
 )
 from speedo.messages import Drop, Merge, Refused, Trained
 from speedo.sgd_modes.rules import MergeRule
 from speedo.vectors.codecs import NO_COMPRESSION, Compression
-from speedo.vectors.exchange import Exchange, Stores
+from speedo.vectors.exchange import Exchange
 from speedo.vectors.vector import Kind, Layout, Vector
 
 MOST_ORDERED: Final = 16  # merges that are not confirmed yet
 
 
-class Pending(Protocol):
-    """What all servers were asked at once, and have perhaps not answered yet."""
-
-    def done(self) -> bool:
-        """Whether all have answered, or are lost."""
-        ...
-
-    def when_done(self, then: Callable[[], None]) -> None:
-        """Call this once, in whatever thread, as soon as `done`."""
-        ...
-
-    def answers(self) -> Sequence[Answer | ServerLost]:
-        """Wait for all; an error of ours that one raised is raised here."""
-        ...
-
-
-class Servers(Protocol):
-    """Who carries requests to the servers: each of them does its requests in the order in which they were made."""
-
-    def __len__(self) -> int: ...
-
-    def ready(self) -> None:
-        """Return once all are there. Raises `SpeedoError` if they do not come."""
-        ...
-
-    def ask(self, request: Request) -> Pending:
-        """Ask all of them, without waiting."""
-        ...
-
-    def ask_one(self, index: int, request: Request) -> Answer | ServerLost:
-        """Ask one of them, and wait. An error of ours is raised."""
-        ...
-
-    def replace(self, index: int, cause: str) -> None:
-        """Return once another is in the place of a lost one. Raises `StoreError` if none comes."""
-        ...
-
-    def stores(self) -> Sequence[Stores]:
-        """The master's own connections to the stores of all servers."""
-        ...
-
-
 @dataclass(eq=False, slots=True)
 class _Ordered:
-    """A merge that servers were told to make, with the payloads in it; `renewed` are those that made it once more."""
+    """Merges that servers were told to make, with their payloads; `renewed` are those that made them once more."""
 
     request: Combine
     taken: list[TakeIn]
@@ -133,6 +93,8 @@ class ServedCenter:
     _held: dict[tuple[int, int], TakeIn] = field(default_factory=dict)
     _uses: Counter[int] = field(default_factory=Counter)
     _early: dict[tuple[int, int], tuple[TakeIn, int, Pending]] = field(default_factory=dict)
+    _to_order: list[tuple[Merge, int]] = field(default_factory=list)  # with the iteration before
+    _taken: list[TakeIn] = field(default_factory=list)  # the payloads in these
     _ordered: deque[_Ordered] = field(default_factory=deque)
     _cleared: deque[tuple[Clear, Pending]] = field(default_factory=deque)
     _published: set[int] = field(default_factory=set)
@@ -174,6 +136,7 @@ class ServedCenter:
         return self.solver.write_history(whole.history)
 
     def _newest(self) -> _Whole:
+        self._order()
         self._confirm(0)
         if self._whole.version != self.version:
             try:
@@ -236,32 +199,55 @@ class ServedCenter:
         self._received[who] = self.clock() - began
         return None
 
-    def merge(self, action: Merge, iteration_before: int) -> Merge:
-        """See `RunCenter.merge`."""
+    def merge(self, action: Merge, iteration_before: int, *, more: bool = False) -> Merge:
+        """See `RunCenter.merge`. Gradients that are clipped are merged one by one: each asks for its norm first."""
         self.fence()
-        self._confirm(MOST_ORDERED - 1)
         own = [(part.worker, part.ticket) for part in action.parts if part.summed_by is None]
-        request = Combine(action, iteration_before, self._norm_of(action, own))
-        taken = [self._held.pop(who) for who in own]
-        self._ordered.append(_Ordered(request, taken, self.servers.ask(request)))
+        clips = self._clips(own)
+        if clips:
+            self._publish()
+        if not self._to_order:
+            self._confirm(MOST_ORDERED - 1)
+        norm = self._norm_of(action) if clips else None
+        self._taken += [self._held.pop(who) for who in own]
+        self._to_order.append((action, iteration_before))
         previous, self.version = self.version, action.version
-        self._published.add(self.version)
         self._over += own
         self._retire(previous)
-        self._confirm(MOST_ORDERED)
+        seconds = dict[str, float]()  # of the servers: in the last of those that go together
+        if clips or not more:
+            self._publish(norm)
+            seconds = self._combined
         waited = {ticket: self._received.pop((worker, ticket), 0.0) for worker, ticket in own}
         timings = tuple(
-            {"receive": waited.get(part.ticket, 0.0), **self._combined} for part in action.parts
+            {"receive": waited.get(part.ticket, 0.0), **seconds} for part in action.parts
         )
         return replace(action, timings=timings)
 
-    def _norm_of(self, action: Merge, own: Sequence[tuple[int, int]]) -> float | None:
-        """The squared norm of the mean gradient over all ranges; None if no solver clips it, or one has it whole."""
+    def _clips(self, own: Sequence[tuple[int, int]]) -> bool:
+        """Whether these are gradients that a solver clips by their norm over several ranges."""
         clips = self.solver is not None and self.solver.fields.clips and len(self.servers) > 1
-        if not clips or all(self._held[who].rule.payload is not Kind.GRADIENT for who in own):
-            return None
+        return clips and any(self._held[who].rule.payload is Kind.GRADIENT for who in own)
+
+    def _norm_of(self, action: Merge) -> float:
+        """The squared norm of the mean gradient over all ranges."""
         answers = self._ask(Prepare(action))
         return sum(answer for answer in answers if isinstance(answer, (int, float)))
+
+    def _publish(self, norm: float | None = None) -> None:
+        if self._to_order:
+            self._order(norm)
+            self._confirm(MOST_ORDERED)
+
+    def _order(self, norm: float | None = None) -> None:
+        """Ask for the merges that were decided together, of which the last makes the version that is published."""
+        if not self._to_order:
+            return
+        (*earlier, (action, before)), self._to_order = self._to_order, []
+        taken, self._taken = self._taken, []
+        request = Combine(action, before, norm, tuple(earlier))
+        self._ordered.append(_Ordered(request, taken, self.servers.ask(request)))
+        self._published.add(action.version)
 
     def drop(self, action: Drop) -> None:
         """Forget a result that is not merged; a late one may repeat one that is held and still counts."""
@@ -284,6 +270,7 @@ class ServedCenter:
             self._to_keep.clear()
             _ = self.vector
             self._kept.set()
+        self._publish()
         if self._old or self._over:
             request = Clear(tuple(self._old), tuple(self._over))
             self._cleared.append((request, self.servers.ask(request)))
@@ -299,6 +286,7 @@ class ServedCenter:
 
     def probe(self) -> None:
         """See `RunCenter.probe`."""
+        self._order()
         self._confirm(0)
         told = [answer for answer in self._ask(Probe()) if isinstance(answer, int)]
         self.outages = sum(told) + self._replaced
@@ -306,12 +294,15 @@ class ServedCenter:
 
     def restore(self) -> None:
         """See `RunCenter.restore`."""
+        self._order()
         self._confirm(0)
         self._ask(Restore())
 
     def hold(self, version: int) -> None:
         """See `RunCenter.hold`."""
         self._uses[version] += 1
+        if version == self.version:
+            self._publish()
 
     def release(self, version: int) -> None:
         """See `RunCenter.release`."""
@@ -372,6 +363,7 @@ class ServedCenter:
         """Have another server in the place of this one, unless it is there, and bring it to where the others are."""
         if self._gone is not None:
             raise self._gone
+        self._order()  # so that all of it is known
         self.note(f"warning: server {index} is lost: {loss.cause}")
         try:
             if not loss.fresh:
@@ -384,7 +376,7 @@ class ServedCenter:
         loaded = self.servers.ask_one(index, Load(self.version, tuple(self._published)))
         if isinstance(loaded, ServerLost):
             return  # which the next question shows
-        oldest = self.version - len(self._ordered)
+        oldest = self.version - sum(one.request.count for one in self._ordered)
         if isinstance(loaded, int) and loaded >= oldest:
             self._merge_again(index, loaded)
             self._take_in_again(index, self._held.values())

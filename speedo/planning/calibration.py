@@ -133,6 +133,17 @@ class Calibration(_Record):
         """Images/s of sequential Caffe: one process with the threads of a worker, the whole batch."""
         return self.batch / self.step_seconds(self.batch)
 
+    def load_on(self, *, far: bool) -> float:
+        """Of a worker, from a fetched center to the first step; `far` from the master."""
+        return self.load if self.far_load is None or not far else self.far_load
+
+    def at(self, quantile: float) -> float:
+        """A step's time relative to the mean, at this quantile of the measured ones."""
+        place = quantile * (len(self.shape) - 1)
+        low = int(place)
+        high = min(low + 1, len(self.shape) - 1)
+        return self.shape[low] + (place - low) * (self.shape[high] - self.shape[low])
+
     def step_seconds(self, samples: int) -> float:
         """Seconds of one step: linear between the measured batches, proportional beyond them."""
         known = sorted(self.steps, key=lambda step: step.samples)

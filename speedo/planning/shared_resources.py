@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 Then = Callable[[], None]
@@ -189,3 +190,18 @@ def aside(job: Job) -> Job:
         then()
 
     return begin
+
+
+def side_by_side(jobs: Iterator[Job]) -> Job:
+    """As `together`; one alone is run as it is."""
+    first, *others = jobs
+    return together(first, *others) if others else first
+
+
+@dataclass(frozen=True, slots=True)
+class Keeper:
+    """Who keeps the center, or a range of it: the machine, the one thread of its Redis, and of its own process."""
+
+    machine: int
+    redis: Queue
+    process: Queue

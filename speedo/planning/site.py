@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from speedo.config.run_config import Overlap
+from speedo.master.fetch_pacing import LEAST_S
 from speedo.sgd_modes.registry import may_overlap
 
 # Of a link's bits what is left for the bytes of a TCP stream: 1448 of 1538 on Ethernet with its usual frames.
@@ -60,6 +61,15 @@ class Site:
         hosts = self.hosts(workers)
         count = hosts if self.servers == AUTO else self.servers
         return tuple(0 if self.link is None else 1 + number % hosts for number in range(count))
+
+    def gap(self, nbytes: float, servers: int) -> float:
+        """Seconds for which a fetch of so much occupies the master's link, if that is long enough to wait for.
+
+        With several servers each worker's own link is the limit, and the product finds no gain in waiting.
+        """
+        rate = self.bytes_per_s
+        seconds = nbytes / rate if rate is not None and servers <= 1 else 0.0
+        return seconds if seconds >= LEAST_S else 0.0
 
     def describe(self) -> str:
         """The site as a sentence."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from speedo.master.center import Center
 from speedo.messages import Drop, Merge, Refused, Trained
-from speedo.planning.shared_resources import Job, chain
-from speedo.planning.timed_cluster import Keeper, TimedCluster
+from speedo.planning.shared_resources import Job, Keeper, chain
+from speedo.planning.timed_cluster import TimedCluster
 from speedo.sgd_modes.rules import MergeRule
 from speedo.vectors.vector import Layout, Vector
 
@@ -23,10 +23,10 @@ class TimedCenter(Center):
         cluster.work(chain(cluster.take_payload(), check))
         return super().receive(event, rule)
 
-    def merge(self, action: Merge, iteration_before: int) -> Merge:
+    def merge(self, action: Merge, iteration_before: int, *, more: bool = False) -> Merge:
         cluster = self._cluster
         cluster.work(cluster.compute_on(0, cluster.calibration.merge * payloads_of(action)))
-        return super().merge(action, iteration_before)
+        return super().merge(action, iteration_before, more=more)
 
     def tidy(self) -> None:
         if self._over:
@@ -47,23 +47,27 @@ class TimedServedCenter(Center):
         super().__init__(cluster.run, vector, layout, cluster.store)
         self._cluster = cluster
         self._clears = False  # whether servers keep payloads that nobody needs any more
+        self._payloads_merged = 0  # since the last version that they were asked to publish
 
-    def receive(self, event: Trained, rule: MergeRule) -> Refused | None:
-        """The servers took the payload in before the master heard of the result."""
-        self._cluster.work(self._cluster.hear())
-        return super().receive(event, rule)
+    def merge(self, action: Merge, iteration_before: int, *, more: bool = False) -> Merge:
+        self._clears = True
+        self._payloads_merged += payloads_of(action)
+        return super().merge(action, iteration_before, more=more)
 
-    def merge(self, action: Merge, iteration_before: int) -> Merge:
-        """Merging and publishing are one request; the answers are taken with those to a later one."""
-        cluster, costs, self._clears = self._cluster, self._cluster.calibration, True
-        own = (costs.merge * payloads_of(action) + costs.publish) / len(cluster.priced_servers)
+    def publish(self) -> None:
+        """Merges and their publication are one request; the answers are taken with those to a later one."""
+        if self._payloads_merged:
+            cluster, costs = self._cluster, self._cluster.calibration
+            own = costs.merge * self._payloads_merged + costs.publish
+            own, self._payloads_merged = own / len(cluster.priced_servers), 0
+            version = self.version
 
-        def work(server: Keeper) -> Job:
-            return chain(cluster.compute_on(server.machine, own), cluster.put_center(server))
+            def work(server: Keeper) -> Job:
+                return chain(cluster.compute_on(server.machine, own), cluster.put_center(server))
 
-        cluster.work(cluster.ask(work, lambda: cluster.published(action.version)))
-        cluster.work(cluster.hear())
-        return super().merge(action, iteration_before)
+            cluster.work(cluster.ask(work, lambda: cluster.published(version)))
+            cluster.work(cluster.hear())
+        super().publish()
 
     def drop(self, action: Drop) -> None:
         self._clears = True

@@ -13,31 +13,34 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict, deque
-from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Container, Sequence
+from dataclasses import replace
 from functools import partial
 
 from speedo.engines.quadratic import QuadraticEngine
-from speedo.master.fetch_pacing import LEAST_S, Pace
+from speedo.master.fetch_pacing import Pace
 from speedo.messages import Command, Event, Team, Train, Trained
 from speedo.planning.calibration import Calibration, Passage, Transport
-from speedo.planning.shared_resources import Job, Queue, Shared, Then, aside, chain, pause, together
+from speedo.planning.shared_resources import (
+    Job,
+    Keeper,
+    Queue,
+    Shared,
+    Then,
+    aside,
+    chain,
+    pause,
+    side_by_side,
+    together,
+)
 from speedo.planning.site import Site
 from speedo.planning.timed_team import TimedTeam
 from speedo.simulation.simulated_team import train_together
-from speedo.simulation.simulator import SimulatedCluster, World
+from speedo.simulation.simulator import SimulatedCluster
+from speedo.simulation.world import World
 from speedo.storage.memory_store import MemoryStore
 from speedo.storage.redis.store import RECORD_BYTES
 from speedo.worker.turn import Worker
-
-
-@dataclass(frozen=True, slots=True)
-class Keeper:
-    """Who keeps the center, or a range of it: the machine, the one thread of its Redis, and of its own process."""
-
-    machine: int
-    redis: Queue
-    process: Queue
 
 
 class TimedCluster(SimulatedCluster):
@@ -79,12 +82,13 @@ class TimedCluster(SimulatedCluster):
             Keeper(machine, Queue(self), Queue(self)) for machine in servers
         )
         self._keepers = self.priced_servers or (self._master,)
-        self._pace = Pace(self._transfer(), known=True)
+        self._pace = Pace(site.gap(calibration.center_bytes, len(servers)), known=True)
         self._version = 0  # the newest that all servers have
         self._waiting: list[tuple[int, Then]] = []
+        self._unheard: set[int] = set()  # tickets of results with which a message came
         self._sent: set[int] = set()  # tickets of payloads that no server was asked to take in
-        self._master_busy = 0.0
-        self._computing = 0.0
+        self._load = calibration.load_on(far=site.link is not None)
+        self._master_busy = self._computing = 0.0
 
     # ------------------------------------------------------------ Cluster
 
@@ -94,19 +98,46 @@ class TimedCluster(SimulatedCluster):
 
     def next_event(self, timeout_s: float) -> Event | None:
         limit = self.now + timeout_s
-        while not self._inbox:
-            if not self._heap or self._heap[0][0] > limit:
-                self.now = limit
-                return None
-            self._go_on()
-        event = self._inbox.popleft()
-        if isinstance(event, Trained):
-            if self.priced_servers and event.ticket in self._sent:
+        while True:
+            while not self._inbox:
+                if not self._heap or self._heap[0][0] > limit:
+                    self.now = limit
+                    return None
+                self._go_on()
+            known = self._known([self._inbox.popleft()])
+            if known:
+                return known[0]
+
+    def waiting(self, most: int) -> list[Event]:
+        return self._known([self._inbox.popleft() for _ in range(min(most, len(self._inbox)))])
+
+    def _known(self, events: list[Event]) -> list[Event]:
+        """Those that the driver may have now; servers are asked for the payloads of the others first, in one call."""
+        known, new = list[Event](), list[Trained]()
+        for event in events:
+            if isinstance(event, Trained) and self.priced_servers and event.ticket in self._sent:
                 self._sent.discard(event.ticket)
-                self.work(self.ask(self._take_in, partial(self._inbox.append, event)))
-                return self.next_event(limit - self.now)
-            self.work(self._handle(0.5))
-        return event
+                new.append(event)
+            else:
+                known.append(event)
+        if new:
+
+            def take_in(server: Keeper) -> Job:
+                return chain(*(self._take_in(server) for _ in new))
+
+            self.work(self.ask(take_in, lambda: self._taken_in(new)))
+        for event in known:
+            if isinstance(event, Trained):
+                if event.ticket in self._unheard:
+                    self._unheard.discard(event.ticket)
+                    self.work(self.hear())
+                self.work(self._handle(0.5))
+        return known
+
+    def _taken_in(self, events: list[Trained]) -> None:
+        """All servers have answered: the first of these stands for the message with all answers."""
+        self._unheard.add(events[0].ticket)
+        self._inbox.extend(events)
 
     def post(self, event: Event) -> None:
         """The event reaches the driver now."""
@@ -265,16 +296,6 @@ class TimedCluster(SimulatedCluster):
         packets = self.compute_on(0, self.site.packet_work * nbytes)
         return chain(pause(self, trips * self.site.round_trip), together(job, travel, packets))
 
-    def _transfer(self) -> float:
-        """How long a worker's fetch occupies the master's link, if that is long enough to wait for.
-
-        With several servers each worker's own link is the limit, and the product finds no gain in waiting.
-        """
-        rate = self.site.bytes_per_s
-        shared = rate is not None and len(self.priced_servers) <= 1
-        seconds = self.calibration.center_bytes / rate if rate is not None and shared else 0.0
-        return seconds if seconds >= LEAST_S else 0.0
-
     def _port(self, way: tuple[int, str]) -> Shared:
         if way not in self._ports:
             self._ports[way] = Shared(self)
@@ -298,7 +319,7 @@ class TimedCluster(SimulatedCluster):
         if worker is None or worker.incarnation != command.incarnation:
             return
         machine, costs = self.site.machine_of(command.worker), self.calibration
-        own = self._load() + (costs.pull if command.moving_rate is not None else 0.0)
+        own = self._load + (costs.pull if command.moving_rate is not None else 0.0)
         train = chain(self.compute_on(machine, own), self._steps(worker, command, machine))
         if command.worker in self.overlap:
             train = self._engines[command.worker].job(train)
@@ -312,11 +333,6 @@ class TimedCluster(SimulatedCluster):
             self._publish(machine),
             self._message(machine, 0),
         )(lambda: self._finish_turn(worker, command))
-
-    def _load(self) -> float:
-        """Of a worker, from a fetched center to the first step."""
-        far = self.calibration.far_load if self.site.link is not None else None
-        return self.calibration.load if far is None else far
 
     def _until(self, version: int) -> Job:
         """Until all servers have this version; the master publishes before it sends commands."""
@@ -338,13 +354,13 @@ class TimedCluster(SimulatedCluster):
         """A worker reads a center, all ranges side by side."""
         share = self.calibration.center_bytes / len(self._keepers)
         ranges = (self.read(self.workers_store, machine, share, one) for one in self._keepers)
-        return _side_by_side(ranges)
+        return side_by_side(ranges)
 
     def _publish(self, machine: int) -> Job:
         """A worker writes a payload, all ranges side by side."""
         share = self.calibration.payload_bytes / len(self._keepers)
         ranges = (self.write(self.workers_store, machine, share, one) for one in self._keepers)
-        return _side_by_side(ranges)
+        return side_by_side(ranges)
 
     def _actor_call_work(self, machine: int) -> Job:
         """One end of a message between master and server, which are Ray's on one machine, too."""
@@ -392,12 +408,13 @@ class TimedCluster(SimulatedCluster):
             self._until(command.version),
             self._fetch(machine),
         )
-        rounds = timed.rounds(team.rounds, steps, self._load())
+        rounds = timed.rounds(team.rounds, steps, self._load)
         chain(together(*arrivals), rounds)(summed)
 
     def _steps(self, worker: Worker, command: Train, machine: int) -> Job:
         one = self.calibration.step_seconds(worker.engine.samples_per_step)
-        seconds = one * sum(self._draw() for _ in range(command.steps))
+        drawn = (self.calibration.at(self.random.random()) for _ in range(command.steps))
+        seconds = one * sum(drawn)
         late = 0.0
         if self._spread > 0.0 and worker.worker not in self._begun:
             self._begun.add(worker.worker)
@@ -426,19 +443,6 @@ class TimedCluster(SimulatedCluster):
         each = seconds / self._cores(machine).slowed(costs.threads)
         return together(*(self.compute_on(machine, each) for _ in range(costs.threads)))
 
-    def _draw(self) -> float:
-        """A step's time relative to the mean, drawn from the measured distribution."""
-        shape = self.calibration.shape
-        place = self.random.random() * (len(shape) - 1)
-        low = int(place)
-        high = min(low + 1, len(shape) - 1)
-        return shape[low] + (place - low) * (shape[high] - shape[low])
-
     def _finish_turn(self, worker: Worker, command: Train) -> None:
         self._sent.add(command.ticket)
         self.post(worker.turn(command))
-
-
-def _side_by_side(jobs: Iterator[Job]) -> Job:
-    first, *others = jobs
-    return together(first, *others) if others else first

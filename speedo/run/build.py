@@ -23,7 +23,8 @@ from speedo.master.coordinator import Coordinator
 from speedo.master.divergence import DivergenceWatch
 from speedo.master.driver import Cluster, Driver, Limits, Observers
 from speedo.master.plan import Plan
-from speedo.master.served_center import ServedCenter, Servers
+from speedo.master.served_center import ServedCenter
+from speedo.master.server_requests import Servers
 from speedo.master.slots import Roster
 from speedo.monitor.status import StatusBoard
 from speedo.remote.uris import uri_of
@@ -164,6 +165,7 @@ def build_training(
         checkpoints=keeper,
         diverged=watch.saw if config.stop_on_divergence else lambda loss, samples: None,
         outages=lambda: center.outages,
+        together=log.together,
     )
     values = config_for_people(config, spec.path, settings.seed)
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -200,6 +200,10 @@ class MetricsLog:
                 self._write(now, "finish", complete=action.complete, reason=action.reason)
             case _:
                 pass
+
+    def together(self) -> AbstractContextManager[None]:
+        """The lines of what is told inside are written at once, at its end."""
+        return self._file.together()
 
     def close(self) -> bytes:
         """Try once more what waits, and close; the lines that could not be written."""

@@ -24,7 +24,7 @@ class Asynchronous:
         return Decision(train=workers)
 
     def on_result(self, result: Result) -> Decision:
-        return Decision(merge=(result.worker,), train=(result.worker,))
+        return Decision(merge=(result.worker,), train=(result.worker,), may_wait=True)
 
     def on_leave(self, worker: int) -> Decision:
         return NOTHING

@@ -46,7 +46,8 @@ class Partial:
         worker = result.worker
         self._move(worker, self.turns[worker] + 1)
         self.held.add(worker)
-        return Decision(merge=(worker,), train=self._release(first=worker))
+        train = self._release(first=worker)
+        return Decision(merge=(worker,), train=train, may_wait=train == (worker,))
 
     def on_leave(self, worker: int) -> Decision:
         """It does not hold back other workers any more."""

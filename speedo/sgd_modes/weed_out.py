@@ -39,8 +39,8 @@ class WeedOut:
         worker = (result.worker,)
         if result.staleness >= max(self.window, len(self.live)):
             why = f"staleness {result.staleness} is too high for mode {self.name}"
-            return Decision(discard=worker, train=worker, why=why)
-        return Decision(merge=worker, train=worker)
+            return Decision(discard=worker, train=worker, why=why, may_wait=True)
+        return Decision(merge=worker, train=worker, may_wait=True)
 
     def on_leave(self, worker: int) -> Decision:
         self.live.discard(worker)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -22,15 +22,16 @@ from speedo.master.driver import Driver, Limits, Observer, Outcome
 from speedo.master.local_servers import LocalServers
 from speedo.master.plan import Plan
 from speedo.master.range_server import RangeServer
-from speedo.master.served_center import ServedCenter, Servers
+from speedo.master.served_center import ServedCenter
+from speedo.master.server_requests import Servers
 from speedo.messages import Command, Event, Joined, Left, Refused, Team, Tested, Train, Trained
 from speedo.sgd_modes.base import Strategy
 from speedo.simulation.simulated_team import train_together
 from speedo.simulation.trace import Trace
+from speedo.simulation.world import World
 from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
 from speedo.transport.channel import refusal
-from speedo.vectors.codecs import NO_COMPRESSION, Compression
 from speedo.vectors.exchange import Stores
 from speedo.vectors.ranges import ranges_of
 from speedo.vectors.vector import Header, Layout, checksum
@@ -40,38 +41,6 @@ from speedo.worker.turn import Worker
 MOST_EVENTS: Final = (
     100_000  # without a merge: rounds of a thousand workers with faults need some ten thousand
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Faults:
-    """Probabilities per turn of what goes wrong; who dies comes back after `return_s`, if given.
-
-    `die` splits evenly over dying while computing and after the push but before the message; in
-    both cases the death is noticed `notice_s` later. `late` delivers a result only after its worker
-    was given up. `fail` is an error in the turn, which the worker reports.
-    """
-
-    die: float = 0.0
-    lose: float = 0.0
-    repeat: float = 0.0
-    late: float = 0.0
-    poison: float = 0.0
-    leave: float = 0.0
-    fail: float = 0.0
-    notice_s: float = 1.0
-    return_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """Speeds: a turn lasts `step_s` seconds times its steps times the worker's factor, plus jitter."""
-
-    step_s: float = 0.1
-    latency_s: float = 0.001
-    jitter: float = 0.1
-    slowness: Callable[[int], float] = lambda worker: 1.0
-    faults: Faults = field(default_factory=Faults)
-    compression: Compression = NO_COMPRESSION
 
 
 class SimulatedCluster:
@@ -92,6 +61,11 @@ class SimulatedCluster:
         self.servers = [Stores(server) for server in servers]
         self.overlap = overlap
         self.random = random.Random(seed)
+        self._gathering = random.Random(seed)
+        self._first: Event | None = None
+        self.gathered = (
+            0  # of the events that the driver was handed last, those after the first; no tests
+        )
         self.now = 0.0
         self._heap: list[tuple[float, int, Callable[[], Event | None]]] = []
         self._count = 0
@@ -153,6 +127,10 @@ class SimulatedCluster:
             self.at(self.now + self.world.step_s, lambda: self._test(command))
 
     def next_event(self, timeout_s: float) -> Event | None:
+        self._first = self._next(timeout_s)
+        return self._first
+
+    def _next(self, timeout_s: float) -> Event | None:
         limit = self.now + timeout_s
         self._require_progress()
         while self._heap and self._heap[0][0] <= limit:
@@ -163,6 +141,16 @@ class SimulatedCluster:
                 return event
         self.now = limit
         return None
+
+    def waiting(self, most: int) -> list[Event]:
+        limit, events = self.now, list[Event]()
+        if self.world.gather_s:
+            limit += self.world.gather_s * self._gathering.random()
+            while len(events) < most and (event := self._next(limit - self.now)) is not None:
+                events.append(event)
+        seen = [event for event in (self._first, *events) if not isinstance(event, Tested)]
+        self.gathered = max(0, len(seen) - 1)
+        return events
 
     def evict(self, worker: int, incarnation: int, reason: str, *, for_good: bool = False) -> None:
         present = self._workers.get(worker)

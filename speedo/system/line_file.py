@@ -10,11 +10,14 @@ import errno
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
 AGAIN_S: Final = 1.0  # between two tries to write to a disk that refused
+MOST_LINES: Final = 64  # in one write
 KEPT_BYTES: Final = 16 << 20  # lines that wait, at most: 40,000 results or more
 
 
@@ -44,6 +47,7 @@ class LineFile:
         self._waiting_bytes = 0
         self._gap = 0  # lines lost since the last that waits
         self._next_try = 0.0
+        self._gathers = False
 
     @property
     def lines_waiting(self) -> int:
@@ -59,8 +63,19 @@ class LineFile:
             self.lines_lost += 1
         else:
             self._keep(line)
-        if not self.problem or self._clock() >= self._next_try:
+        if not self._gathers and (not self.problem or self._clock() >= self._next_try):
             self.flush()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is written inside goes to the disk at the end, at once."""
+        self._gathers = True
+        try:
+            yield
+        finally:
+            self._gathers = False
+            if self._waiting and (not self.problem or self._clock() >= self._next_try):
+                self.flush()
 
     def flush(self) -> bool:
         """Try to write the waiting lines; returns whether all are written."""
@@ -70,7 +85,7 @@ class LineFile:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
                 self._file = os.open(self.path, flags, 0o666)
             while self._waiting:
-                self._write_first(self._file)
+                self._write_some(self._file)
         except OSError as error:
             self.problem = error.strerror or str(error)
             self._next_try = self._clock() + AGAIN_S
@@ -101,14 +116,17 @@ class LineFile:
         self._waiting.append(line)
         self._waiting_bytes += len(line)
 
-    def _write_first(self, file: int) -> None:
-        line = self._waiting[0]
-        written = os.write(file, line)
-        if written < len(line):  # the rest of a full disk's last block: readers want whole lines
-            os.ftruncate(file, os.fstat(file).st_size - written)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self._waiting.popleft()
-        self._waiting_bytes -= written
+    def _write_some(self, file: int) -> None:
+        lines = list(islice(self._waiting, MOST_LINES))
+        left = os.write(file, lines[0] if len(lines) == 1 else b"".join(lines))
+        for line in lines:
+            if left < len(line):  # a full disk's last block: readers want whole lines
+                if left:
+                    os.ftruncate(file, os.fstat(file).st_size - left)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._waiting.popleft()
+            self._waiting_bytes -= len(line)
+            left -= len(line)
         if not self._waiting and self._gap:
             gap, self._gap = self._gap, 0
             if self._lost is not None:

@@ -20,7 +20,7 @@ LONGEST_S: Final = 3600.0
 
 
 class EventQueue(Generic[Event]):
-    """`put` and `listen` may be called from every thread, `get` from one."""
+    """`put` and `listen` may be called from every thread, `get` and `waiting` from one."""
 
     def __init__(self) -> None:
         self._events: deque[Event] = deque()
@@ -45,16 +45,26 @@ class EventQueue(Generic[Event]):
         """The next event; None if none comes within `timeout` seconds."""
         end = time.monotonic() + min(timeout, LONGEST_S)
         while not self._events:
-            ready = self._epoll.poll(max(0.0, end - time.monotonic()))
-            if not ready:
+            if not self._look(max(0.0, end - time.monotonic())):
                 return None
-            for file, _ in ready:
-                if file == self._bell:
-                    with suppress(BlockingIOError):
-                        os.eventfd_read(file)
-                else:
-                    self._read(file)
         return self._events.popleft()
+
+    def waiting(self, most: int) -> list[Event]:
+        """The events that are there already, at most so many."""
+        if len(self._events) < most:
+            self._look(0.0)
+        return [self._events.popleft() for _ in range(min(most, len(self._events)))]
+
+    def _look(self, timeout: float) -> bool:
+        """Read what has come, within `timeout` seconds; whether anything has."""
+        ready = self._epoll.poll(timeout)
+        for file, _ in ready:
+            if file == self._bell:
+                with suppress(BlockingIOError):
+                    os.eventfd_read(file)
+            else:
+                self._read(file)
+        return bool(ready)
 
     def _read(self, file: int) -> None:
         channel, buffer, read = self._sockets[file]

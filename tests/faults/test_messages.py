@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from speedo.master.plan import Plan
-from speedo.simulation.simulator import Faults
+from speedo.simulation.world import Faults
 from tests.faults.rows import Finding, row
 from tests.faults.running import Run
 from tests.faults.store_server import OwnRedis

@@ -10,13 +10,13 @@ import pytest
 from speedo.engines.solver_update import Multipliers, Recipe
 from speedo.engines.update_rules import SolverFields
 from speedo.errors import TrainingStopped
-from speedo.master.range_server import (
+from speedo.master.range_server import RangeServer
+from speedo.master.server_requests import (
     NOT_LOADED,
     Combine,
     Combined,
     Load,
     Prepare,
-    RangeServer,
     Restore,
     TakeIn,
 )

@@ -35,7 +35,8 @@ from speedo.run_dir.directory import METRICS, RESULT, create_run_dir, write_resu
 from speedo.run_dir.metrics_log import MetricsLog
 from speedo.sgd_modes.rules import AddDelta
 from speedo.sgd_modes.weed_out import WeedOut
-from speedo.simulation.simulator import Faults, World, simulate
+from speedo.simulation.simulator import simulate
+from speedo.simulation.world import Faults, World
 from speedo.vectors.vector import Kind
 
 

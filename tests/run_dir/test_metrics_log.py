@@ -18,7 +18,8 @@ from speedo.run_dir.directory import METRICS
 from speedo.run_dir.metrics_log import MetricsLog
 from speedo.sgd_modes.rules import AverageDeltas
 from speedo.sgd_modes.synchronous import Synchronous
-from speedo.simulation.simulator import SimulatedCluster, World
+from speedo.simulation.simulator import SimulatedCluster
+from speedo.simulation.world import World
 from speedo.storage.memory_store import MemoryStore
 
 

@@ -34,13 +34,11 @@ from speedo.run.result import RunResult
 from speedo.run_dir.directory import create_run_dir
 from speedo.simulation.simulated_team import train_together
 from speedo.solver import SolverOverrides, read_solver, solver_for_tester, solver_for_worker
-from speedo.storage import keys
 from speedo.storage.base import Store
 from speedo.storage.memory_store import MemoryStore
-from speedo.vectors.exchange import Stores
+from speedo.vectors.exchange import Exchange, Stores
 from speedo.vectors.ranges import ranges_of
-from speedo.vectors.transfer import fetch_vector
-from speedo.vectors.vector import Kind, Vector
+from speedo.vectors.vector import Vector
 from speedo.worker.turn import Worker
 
 NO_OVERRIDES = SolverOverrides()
@@ -73,7 +71,7 @@ class LocalCluster(Cluster):
         self.workers: dict[int, Worker] = {}
         self.commands: dict[int, Train] = {}  # of a team, until all are there
         self.evicted: list[tuple[int, str]] = []
-        self.tester: tuple[PycaffeEngine, Store, str] | None = None
+        self.tester: tuple[PycaffeEngine, Exchange] | None = None
 
     def send(self, command: Command) -> None:
         if isinstance(command, SaveState):
@@ -94,14 +92,17 @@ class LocalCluster(Cluster):
 
     def evaluate(self, command: Evaluate) -> Mapping[str, float]:
         assert self.tester is not None
-        engine, store, run = self.tester
+        engine, exchange = self.tester
         vector = engine.layout.zeros()
-        fetch_vector(store, keys.center(run, command.version), engine.layout, Kind.CENTER, vector)
+        exchange.fetch_center(command.version, vector)
         engine.load_weights(vector)
         return engine.evaluate()
 
     def next_event(self, timeout_s: float) -> Event | None:
         return self.events.popleft() if self.events else None
+
+    def waiting(self, most: int) -> list[Event]:
+        return []
 
     def evict(self, worker: int, incarnation: int, reason: str, *, for_good: bool = False) -> None:
         self.evicted.append((worker, reason))
@@ -165,7 +166,9 @@ def train_here(
         tester = PycaffeEngine(
             solver_for_tester(spec), lr_policy=spec.lr_policy, folder=spec.folder
         )
-        cluster.tester = (tester, store, settings.keyspace)
+        places = servers.places if servers else [Stores(store)]
+        exchange = Exchange(settings.keyspace, tester.layout, places, threads=False)
+        cluster.tester = (tester, exchange)
     before = training.center.vector.copy()
     result = training.run()
     after = training.center.vector.copy()

@@ -12,7 +12,8 @@ from speedo.config.run_config import make_config
 from speedo.master.plan import Plan
 from speedo.messages import Drop, Merge
 from speedo.sgd_modes.registry import make_strategy
-from speedo.simulation.simulator import Simulation, World, simulate
+from speedo.simulation.simulator import Simulation, simulate
+from speedo.simulation.world import World
 from speedo.vectors.vector import Vector
 from tests.support.replica import GRADIENT_LR
 

@@ -16,7 +16,8 @@ from speedo.master.driver import Limits
 from speedo.master.plan import Plan
 from speedo.messages import Event, Trained
 from speedo.sgd_modes.registry import make_strategy
-from speedo.simulation.simulator import SimulatedCluster, World, simulate
+from speedo.simulation.simulator import SimulatedCluster, simulate
+from speedo.simulation.world import World
 
 FOLDER = Path(__file__).parent / "golden"
 LINES = 60

@@ -21,7 +21,8 @@ from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.base import Strategy
 from speedo.sgd_modes.easgd import easgd
 from speedo.sgd_modes.rules import AddDelta
-from speedo.simulation.simulator import SimulatedCluster, World, simulate
+from speedo.simulation.simulator import SimulatedCluster, simulate
+from speedo.simulation.world import World
 from speedo.vectors.codecs import Compression
 from speedo.vectors.vector import Kind
 from tests.support.receiving import handle

@@ -28,8 +28,9 @@ from speedo.sgd_modes.easgd import easgd
 from speedo.sgd_modes.hybrid import Hybrid, Phase
 from speedo.sgd_modes.rules import AddDelta, AverageDeltas
 from speedo.sgd_modes.synchronous import Synchronous
-from speedo.simulation.simulator import Faults, SimulatedCluster, Simulation, World, simulate
+from speedo.simulation.simulator import SimulatedCluster, Simulation, simulate
 from speedo.simulation.trace import Trace
+from speedo.simulation.world import Faults, World
 from speedo.storage import keys
 from tests.support.receiving import handle
 

@@ -17,15 +17,9 @@ from speedo.engines.update_rules import RULES, SolverFields
 from speedo.errors import StoreError
 from speedo.master.local_servers import LocalServers
 from speedo.master.plan import Plan
-from speedo.master.range_server import (
-    Answer,
-    Combine,
-    RangeServer,
-    Request,
-    ServerLost,
-    TakeIn,
-)
-from speedo.master.served_center import ServedCenter, Servers
+from speedo.master.range_server import RangeServer
+from speedo.master.served_center import ServedCenter
+from speedo.master.server_requests import Answer, Combine, Request, ServerLost, Servers, TakeIn
 from speedo.messages import Drop, Merge, Refused, Trained
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.base import Strategy
@@ -37,7 +31,8 @@ from speedo.sgd_modes.rules import (
     by_servers,
 )
 from speedo.sgd_modes.synchronous import Synchronous
-from speedo.simulation.simulator import Faults, Simulation, World, simulate
+from speedo.simulation.simulator import Simulation, simulate
+from speedo.simulation.world import Faults, World
 from speedo.solver.lr_policies import LrPolicy
 from speedo.storage.memory_store import MemoryStore
 from speedo.vectors.codecs import Compression

@@ -62,6 +62,11 @@ class Checker:
         self.counts = {"merged": 0, "discarded": 0, "late": 0, "refused": 0}
         self.started = False
         self.ending = False
+        self.left = 0  # events that came together with the last one, and come after it
+        self.last: Event | None = None
+        self.in_a_row: set[int] = (
+            set()
+        )  # workers whose results came together, without other events between
         self.short_since: float | None = 0.0
         self.patience: defaultdict[int, int] = defaultdict(lambda: 1)  # by slot
         self.finish: Finish | None = None
@@ -76,6 +81,7 @@ class Checker:
         """Look into this cluster's store, and see that the run ends."""
         server = next((one.incoming for one in cluster.servers), cluster.store)
         assert isinstance(server, MemoryStore)
+        self.cluster = cluster
         self.replica.watch(server, cluster.run)  # so small a vector has one range
         cluster.at(LONGEST_RUN_S, lambda: self.object("the run does not end"))
 
@@ -93,8 +99,15 @@ class Checker:
     def saw(self, event: Event, now: float) -> None:
         self.next.saw(event, now)
         if isinstance(event, Tested):
-            return  # it changes nothing, and comes in the midst of another where a test is left out
-        self._event_ends()
+            if not event.problem:  # else it comes in the midst of another: a test is left out
+                self.last = event
+            return
+        self._event_ends(together=self.left > 0 and self._may_wait(event))
+        self.last = event
+        if self.left > 0:
+            self.left -= 1
+        else:
+            self.left, self.cluster.gathered = self.cluster.gathered, 0
         self.require(now >= self.now, "time runs backwards")
         self.now, self.events = now, self.events + 1
         match event:
@@ -306,10 +319,20 @@ class Checker:
             self.own_merge.clear()
             self.mode = mode_check(self._options(), self)
 
-    def _event_ends(self) -> None:
+    def _may_wait(self, event: Event) -> bool:
+        """Whether who trains after the last event may be told after this one: both are results of different workers."""
+        if isinstance(self.last, Trained) and isinstance(event, Trained):
+            self.in_a_row.add(self.last.worker)
+            if event.worker not in self.in_a_row:
+                return True
+        self.in_a_row.clear()
+        return False
+
+    def _event_ends(self, *, together: bool = False) -> None:
+        """`together`: the next one waited with it, and who trains may be told after that."""
         self.require(self.owed is None, "no record", self.owed)
         self.require(not self.ending, "a result was discarded for no reason")
-        if self.finish is not None:
+        if self.finish is not None or together:
             return
         self._phase_may_end()
         self.mode.event_ends()
@@ -324,7 +347,8 @@ class Checker:
         if self.short_since is None:
             self.short_since = self.now
         limit = rules.join_s if self.started else rules.start_s
-        self.require(self.now - self.short_since <= limit + 1e-6, "waits too long for workers")
+        limit += rules.gather_s + 1e-6
+        self.require(self.now - self.short_since <= limit, "waits too long for workers")
 
     def ended(self, simulation: Simulation) -> None:
         """The run is over: nothing is open, and nothing is left behind but what could not be known."""

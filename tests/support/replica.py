@@ -142,7 +142,9 @@ class Replica:
             self.rounded = max(self.rounded, len(vectors))
         parts = self.rounded if kind == "GRADIENT" else len(vectors)
         require = self.books.require
-        require(merge.version in self.published(), "not published", merge)
+        if merge.version not in self.published():
+            require(self.books.left > 0, "not published", merge)
+            return
         found = np.empty_like(self.center)
         self.store.read(keys.center(self.run, merge.version), memoryview(found).cast("B"))
         require(bool(np.isfinite(found).all()), "the center is not finite", merge)

@@ -41,3 +41,4 @@ class Rules:
     longest_turn_s: float
     start_s: float
     join_s: float
+    gather_s: float = 0.0

@@ -18,12 +18,13 @@ from speedo.master.driver import Limits
 from speedo.master.local_servers import LocalServers
 from speedo.master.plan import Plan
 from speedo.master.range_server import RangeServer
-from speedo.master.served_center import Servers
+from speedo.master.server_requests import Servers
 from speedo.master.turn_deadlines import HEARTBEAT_S
 from speedo.messages import Event, Left, StopAsked
 from speedo.sgd_modes.registry import make_strategy
-from speedo.simulation.simulator import Faults, SimulatedCluster, World, simulate
+from speedo.simulation.simulator import SimulatedCluster, simulate
 from speedo.simulation.trace import Trace
+from speedo.simulation.world import Faults, World
 from speedo.solver.lr_policies import LrPolicy
 from speedo.vectors.codecs import NO_COMPRESSION, Compression
 from speedo.vectors.vector import Blob, Layout, Vector
@@ -58,6 +59,7 @@ class Schedule:
     compression: Compression = NO_COMPRESSION
     overlap: frozenset[int] = frozenset()
     servers: int = 0
+    gather_s: float = 0.0
 
 
 def make_schedule(mode: str, chance: random.Random) -> Schedule:
@@ -100,6 +102,7 @@ def make_schedule(mode: str, chance: random.Random) -> Schedule:
         seed=chance.randrange(16),
         compression=_compression(options, chance),
         overlap=frozenset(overlap),
+        gather_s=chance.choice((0.0, 0.0, 0.05, 0.2, 1.0)),
     )
 
 
@@ -183,6 +186,7 @@ def run(
         longest_turn_s=max(LIMITS.turn_s, 3 * slowest + HEARTBEAT_S),
         start_s=LIMITS.start_s,
         join_s=LIMITS.join_s,
+        gather_s=schedule.gather_s,
     )
     checker = Checker(rules)
 
@@ -213,6 +217,7 @@ def run(
             slowness=lambda worker: schedule.speeds[worker % len(schedule.speeds)],
             faults=schedule.faults,
             compression=schedule.compression,
+            gather_s=schedule.gather_s,
         ),
         seed=schedule.seed,
         size=SIZE,

@@ -105,3 +105,15 @@ def test_a_run_log_on_a_full_disk_tells_and_does_not_end_the_run(
             assert told[1:] == [""]
             assert len((tmp_path / "disk" / "metrics.jsonl").read_bytes().splitlines()) == 21
             assert log.close() == b""
+
+
+def test_lines_written_together_reach_the_disk_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    file = LineFile(path)
+    file.write(b"first\n")
+    with file.together():
+        for number in range(200):
+            file.write(b"%d\n" % number)
+        assert path.read_bytes() == b"first\n"
+    assert path.read_bytes() == b"first\n" + b"".join(b"%d\n" % number for number in range(200))
+    file.close()

@@ -73,3 +73,17 @@ def test_a_line_that_can_not_be_read_ends_its_socket_and_no_other() -> None:
     for pair in pairs:
         for end in pair:
             end.close()
+
+
+def test_what_waits_is_taken_at_once_and_no_more_than_asked_for() -> None:
+    events: EventQueue[bytes] = EventQueue()
+    assert events.waiting(3) == []
+    ours, theirs = socket.socketpair()
+    events.listen(ours, bytes)
+    events.put(b"zero")
+    theirs.sendall(b"one\ntwo\nthree\nhalf")
+    assert events.get(WAIT_S) == b"zero"
+    assert events.waiting(2) == [b"one", b"two"]
+    assert events.waiting(5) == [b"three"]
+    assert events.waiting(5) == []
+    theirs.close()

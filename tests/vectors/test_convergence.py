@@ -10,7 +10,8 @@ from speedo.config.run_config import make_config
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.master.plan import Plan
 from speedo.sgd_modes.registry import make_strategy
-from speedo.simulation.simulator import World, simulate
+from speedo.simulation.simulator import simulate
+from speedo.simulation.world import World
 from speedo.vectors.codecs import Compression
 
 SIZE, BATCH, ITERATIONS = 500, 4, 600

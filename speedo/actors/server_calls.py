@@ -1,0 +1,128 @@
+"""Requests to one server over Ray: those that wait while earlier ones are under way go in one actor call.
+
+A call costs the master a tenth of a millisecond and more at each end, whatever is in it. Where nothing is under way a
+request goes at once. The server carries all out in the order in which they were made.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any, Final
+
+from ray.exceptions import RayError, RayTaskError
+
+from speedo.actors.ray_cluster import death_cause
+from speedo.errors import SpeedoError
+from speedo.master.server_requests import Answer, Request, ServerLost
+
+MOST_CALLS: Final = 2  # under way: while the server does one, the next is on its way
+MOST_REQUESTS: Final = 64  # in one call
+
+Found = Answer | ServerLost | SpeedoError
+Asked = Future[Found]
+
+
+class ServerCalls:
+    """The requests to one server process. Each is answered, or lost with the cause; its methods may be called from
+    any thread.
+    """
+
+    def __init__(self, handle: Any) -> None:
+        """`handle` is its actor."""
+        self.handle = handle
+        self.calls = 0  # made so far
+        self._waiting: deque[tuple[Request, Asked]] = deque()
+        self._under_way = 0
+        self._held = 0
+        self._ended = ""
+        self._lock = threading.Lock()
+
+    def ask(self, request: Request) -> Asked:
+        """Its answer to come."""
+        asked = Asked()
+        self._waiting.append((request, asked))
+        self._go_on()
+        return asked
+
+    def hold(self) -> None:
+        """Begin no call until `let_go`, which is called as often: several requests are about to come."""
+        with self._lock:
+            self._held += 1
+
+    def let_go(self) -> None:
+        """See `hold`."""
+        with self._lock:
+            self._held -= 1
+        self._go_on()
+
+    def end(self, cause: str) -> None:
+        """This process is asked no more; what waits is lost."""
+        with self._lock:
+            self._ended = cause
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Begin calls, as many as there may be."""
+        while True:
+            with self._lock:
+                if self._held and not self._ended:
+                    return
+                if not self._waiting or (self._under_way >= MOST_CALLS and not self._ended):
+                    return
+                count = min(MOST_REQUESTS, len(self._waiting))
+                those = [self._waiting.popleft() for _ in range(count)]
+                cause = self._ended
+                self._under_way += not cause
+                self.calls += not cause
+                # Within the lock, so that calls leave in the order of their requests.
+                reference: Any = None if cause else self._call([request for request, _ in those])
+            asked = [one for _, one in those]
+            if cause:
+                _settle(asked, [ServerLost(cause)] * count)
+            elif isinstance(reference, ServerLost):
+                self._over(asked, reference)
+            else:
+                reference.future().add_done_callback(
+                    lambda done, asked=asked: self._answered(asked, done)
+                )
+
+    def _call(self, requests: Sequence[Request]) -> Any:
+        try:
+            return self.handle.do_all.remote(requests)
+        except RayError as error:
+            return ServerLost(death_cause(error))
+
+    def _answered(self, asked: Sequence[Asked], done: Any) -> None:
+        error = done.exception()
+        if error is None:
+            self._over(asked, done.result())
+        elif isinstance(error, RayTaskError) and isinstance(error.cause, SpeedoError):
+            self._over(asked, [error.cause] * len(asked))
+        elif isinstance(error, RayTaskError):
+            self._over(asked, error)
+        else:
+            self._over(asked, ServerLost(death_cause(error)))
+
+    def _over(
+        self, asked: Sequence[Asked], found: Sequence[Found] | ServerLost | Exception
+    ) -> None:
+        """A call has ended. If the process is lost, what waits is lost, too: it came before whatever follows now."""
+        with self._lock:
+            self._under_way -= 1
+            if isinstance(found, ServerLost):
+                asked = [*asked, *(one for _, one in self._waiting)]
+                self._waiting.clear()
+        if isinstance(found, Exception):
+            for one in asked:
+                one.set_exception(found)
+        else:
+            _settle(asked, [found] * len(asked) if isinstance(found, ServerLost) else found)
+        self._go_on()
+
+
+def _settle(asked: Sequence[Asked], found: Sequence[Found]) -> None:
+    for one, answer in zip(asked, found, strict=True):
+        one.set_result(answer)
