@@ -45,6 +45,22 @@ def start_keeper(
     )
 
 
+def start_grandchild_keeper(name: str, folder: str | Path) -> subprocess.Popen[bytes]:
+    """As `start_keeper`, by a shell that is no child of this process: a Ray actor that ends kills its children first.
+
+    `communicate` closes its input, and returns once the folder is gone.
+    """
+    script = "{" + _IGNORE_SIGNALS + "read -r _" + _REMOVE_FOLDER + "} <&3 3<&- &"
+    child = start_in_background(
+        ["/bin/sh", "-c", "exec 3<&0\n" + script, name, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,  # the grandchild holds it until it ends
+        stderr=subprocess.DEVNULL,
+    )
+    child.wait()
+    return child
+
+
 def start_in_background(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     """Start a process in a session of its own that SIGTERM and SIGHUP do not end; the options are Popen's."""
     with deaf_children():

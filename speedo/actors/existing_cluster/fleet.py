@@ -96,7 +96,7 @@ class Fleet:
         )
         on = len({seat.node for seat in self._seats.look()})
         missing = self._wanted - count
-        text = f"{count} workers on {on} node{'s' if on > 1 else ''}"
+        text = f"{count} worker{'s' if count > 1 else ''} on {on} node{'s' if on > 1 else ''}"
         if missing:
             text += f"; no room yet for {missing} more, which start once there is"
         self._note(text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -18,8 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from speedo.config.resources import Resources
 from speedo.errors import ClusterError
 
-FIRST_S: Final = 2.0  # within which Ray places what fits
-NEXT_S: Final = 0.5
+WAIT_S: Final = 2.0  # within which Ray places what fits
 SLOW_S: Final = 3.0
 # Every node of Ray has this label.
 NODE_LABEL: Final = "ray.io/node-id"
@@ -67,14 +66,15 @@ class Seats:
 
         Raises `ClusterError` if the cluster has not had the room for `least` within `patience_s` seconds.
         """
-        count, wait_s = wanted, FIRST_S
+        # Counted while we hold nothing: a group that Ray is about to place is not free any more.
+        count, room = wanted, self._room(refused)
         while count > least:
             group = self._add(count, refused)
-            if group.wait(wait_s):
+            if group.wait(WAIT_S):
                 return count
             self._remove(group)
-            count = max(least, min(count - max(1, count // 4), self._room()))
-            wait_s = NEXT_S
+            room = max(room, self._room(refused))  # a run before this one may have just ended
+            count = max(least, min(count - max(1, count // 4), room))
         group = self._add(least, refused)
         began = time.monotonic()
         said = False
@@ -122,10 +122,15 @@ class Seats:
         many = f"{count} workers, each with" if count > 1 else "a worker with"
         return f"the cluster has no room for {many} {self.needs} (free: {amounts})"
 
-    def _room(self) -> int:
-        """A bound of what is free, as the cluster counted it a moment ago."""
+    def _room(self, refused: frozenset[str]) -> int:
+        """A bound of how many places are free, as the cluster counted them a moment ago."""
         free = ray.available_resources()
-        return min(int(free.get(name, 0.0) / amount) for name, amount in self.needs.bundle.items())
+        nodes = [one for one in ray.nodes() if one["Alive"] and one["NodeID"] not in refused]
+        return min(self._fit(free), sum(self._fit(one["Resources"]) for one in nodes))
+
+    def _fit(self, amounts: Mapping[str, float]) -> int:
+        """How many places such amounts of Ray's resources make."""
+        return min(int(amounts.get(name, 0.0) / need) for name, need in self.needs.bundle.items())
 
     def _add(self, count: int, refused: frozenset[str]) -> Any:
         without = {NODE_LABEL: f"!in({','.join(sorted(refused))})"}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from speedo.errors import ConfigError
-from speedo.system.background_process import start_keeper
+from speedo.system.background_process import start_grandchild_keeper
 from speedo.system.private_folders import make_private_folder
 
 MEMORY: Final = Path("/dev/shm")
@@ -39,7 +39,7 @@ class SharedMemory:
             self.problem = str(error)
             return self
         self.path = path
-        self._keeper = start_keeper("speedo-memory", path)
+        self._keeper = start_grandchild_keeper("speedo-memory", path)
         return self
 
     def __exit__(self, *_: object) -> None:
