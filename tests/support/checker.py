@@ -102,7 +102,7 @@ class Checker:
             if not event.problem:  # else it comes in the midst of another: a test is left out
                 self.last = event
             return
-        self._event_ends(together=self.left > 0 and self._may_wait(event))
+        self._event_ends(together=self._may_wait(event))
         self.last = event
         if self.left > 0:
             self.left -= 1
@@ -321,7 +321,7 @@ class Checker:
 
     def _may_wait(self, event: Event) -> bool:
         """Whether who trains after the last event may be told after this one: both are results of different workers."""
-        if isinstance(self.last, Trained) and isinstance(event, Trained):
+        if self.left > 0 and isinstance(self.last, Trained) and isinstance(event, Trained):
             self.in_a_row.add(self.last.worker)
             if event.worker not in self.in_a_row:
                 return True
