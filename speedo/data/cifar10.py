@@ -178,7 +178,7 @@ def _records_of(content: bytes, name: str) -> npt.NDArray[np.uint8]:
             "it is damaged, unpack the archive again"
         )
     records = np.frombuffer(content, dtype=np.uint8).reshape(-1, RECORD_BYTES)
-    highest = int(records[:, 0].max())
+    highest = int(np.max(records[:, 0]))
     if highest >= LABELS:
         raise DataError(
             f"{name} has the label {highest}, CIFAR-10 has 0 to {LABELS - 1}: it is damaged"
