@@ -21,7 +21,7 @@ from ray._raylet import get_authentication_mode
 before = int(get_authentication_mode())
 import speedo
 results = [speedo.train(sys.argv[1], max_iter=4, test_interval=0, run_dir=f"run{n}") for n in (1, 2)]
-ray.init(num_cpus=1, include_dashboard=False)
+ray.init(address="local", num_cpus=1, include_dashboard=False)
 try:
     speedo.train(sys.argv[1], max_iter=4, run_dir="run3")
 except speedo.errors.ClusterError as error:

@@ -119,6 +119,7 @@ def test_a_clock_that_jumps_has_no_effect(
 # What shows a time to people, or compares the clocks of two machines for them; and a file's age in seconds.
 TELLS = {
     "actors/join/advertised_facts.py",
+    "launch/commands.py",
     "monitor/console.py",
     "monitor/control_socket.py",
     "run/prepare.py",

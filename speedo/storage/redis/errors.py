@@ -40,6 +40,8 @@ _NO_ROOM: Final = (
 )
 _PASSING: Final = ("OOM", "MISCONF", "READONLY", "LOADING", "BUSY", "MASTERDOWN")
 _STRANGER: Final = ("NOAUTH", "WRONGPASS")
+# How TLS tells that the other side has closed, without a word and with one: no fault of a certificate.
+ENDED: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 
 def refusal_kind(error: ReplyError) -> type[StoreError]:
@@ -55,7 +57,7 @@ def connection_kind(error: BaseException) -> type[StoreError]:
     for cause in _causes(error):
         if isinstance(cause, (ProtocolError, PermissionError)):
             return StoreError
-        if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):
+        if isinstance(cause, ssl.SSLError) and not isinstance(cause, ENDED):
             return StoreError
         if isinstance(cause, socket.gaierror) and cause.errno != socket.EAI_AGAIN:
             return StoreError
@@ -88,8 +90,7 @@ def connection_error(error: BaseException, address: str, what: str) -> str:
         return f"the host of {address} is not known: correct the --redis URL"
     opening = not isinstance(error, OSError)  # redis-py's own kind: nothing had been said yet
     if any(
-        isinstance(c, ssl.SSLEOFError) or (opening and isinstance(c, ConnectionResetError))
-        for c in causes
+        isinstance(c, ENDED) or (opening and isinstance(c, ConnectionResetError)) for c in causes
     ):
         return (
             f"{address} closed the connection at once: it accepts no more clients (maxclients), "
