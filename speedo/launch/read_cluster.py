@@ -145,7 +145,7 @@ def _from_yaml(text: str) -> dict[str, Any]:
         raise ConfigError(f"{line}is not YAML: {why}") from None
     if not isinstance(loaded, dict):
         raise ConfigError(
-            "it is no cluster file: write master, workers and so on, as in docs/running.md; a list of hosts is read "
+            "it is no cluster file: write master, workers and so on, as in docs/clusters.md; a list of hosts is read "
             "with --hostfile"
         )
     return {str(key): value for key, value in loaded.items()}

@@ -11,12 +11,13 @@ import logging
 import os
 import subprocess
 import sys
-import threading
 from typing import Final
+
+from speedo.actors.ray_node.words import REFUSED, end_at
 
 PROBE_S: Final = 60.0
 # In Ray's words: the token, a port where nobody listens.
-_ENDS: Final = ("InvalidAuthToken", "Unauthenticated", "AuthenticationError", "Failed to connect to GCS")  # fmt: skip
+_ENDS: Final = (*REFUSED, "AuthenticationError", "Failed to connect to GCS")
 
 
 def why_not(address: str) -> str:
@@ -44,19 +45,8 @@ def why_not(address: str) -> str:
 
 
 def main() -> None:
-    """Reads standard error while Ray connects, and ends at the first word that says that it is in vain."""
-    reading, writing = os.pipe()
-    former = os.dup(2)
-    os.dup2(writing, 2)
-
-    def watch() -> None:
-        with os.fdopen(reading, errors="replace") as words:
-            for line in words:
-                os.write(former, line.encode())
-                if any(one in line for one in _ENDS):
-                    os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    """Joins, says what went wrong, and ends."""
+    end_at(*_ENDS)
     import ray
 
     try:

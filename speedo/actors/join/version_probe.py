@@ -9,23 +9,13 @@ import json
 import os
 import platform
 import sys
-import threading
+
+from speedo.actors.ray_node.words import REFUSED, end_at
 
 
 def main() -> None:
-    """Reads standard error while Ray connects: Ray retries a refused token for 20 s and reports it only there."""
-    reading, writing = os.pipe()
-    former = os.dup(2)
-    os.dup2(writing, 2)
-
-    def watch() -> None:
-        with os.fdopen(reading, errors="replace") as words:
-            for line in words:
-                os.write(former, line.encode())
-                if "InvalidAuthToken" in line or "Unauthenticated" in line:
-                    os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    """Asks, prints the versions, and ends."""
+    end_at(*REFUSED)
     import ray
 
     from speedo.actors.ray_node.private import find
