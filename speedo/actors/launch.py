@@ -138,7 +138,8 @@ def train_on_ray(config: RunConfig, watch: Watch) -> RunResult:
         fleet.start(master)
         try:
             tester = _start_tester(master, prepared)
-            result = _follow(master, run, servers, watch, tester, fleet)
+            died = "no node of the Ray cluster can train any more, the last"
+            result = _follow(master, run, servers, watch, tester, fleet, died)
         finally:
             fleet.leave("the run is over")
             _let_go(master)
@@ -323,6 +324,7 @@ def _follow(
     watch: Watch,
     tester: Any = None,
     host: WorkerHost | Fleet | None = None,
+    died: str = "every worker died, the last",
 ) -> RunResult:
     """Show progress until the run is over; Ctrl-C or SIGTERM ends it early, and the model is still exported.
 
@@ -342,7 +344,7 @@ def _follow(
                     master.stop.remote(f"stopped by {stopped[0]}")
                     told = True
                 if host is not None and host.last_died is not None and not told:
-                    master.stop.remote(f"every worker died, the last: {host.last_died}")
+                    master.stop.remote(f"{died}: {host.last_died}")
                     told = True
                 if (bad := servers.records.problem()) is not None and not told:
                     master.stop.remote(bad)

@@ -218,6 +218,10 @@ class MasterActor:
         """Change the total number of workers on all hosts; raises `SpeedoError` if that cannot be done."""
         return self._host_manager.scale(workers)
 
+    def want(self, workers: int) -> None:
+        """This is the number of workers that the user wants; who places them is not the master."""
+        self._host_manager.want(workers)
+
     def farewell(self, host: str) -> None:
         """This host has released its workers."""
         self._hosts.discard(host)

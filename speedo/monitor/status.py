@@ -275,7 +275,9 @@ class StatusBoard:
             line = self._lines.setdefault(part.worker, _Line())
             line.merged += 1
             line.loss = part.loss
-            line.state = "waiting"
+            # In most modes a result is merged after others, and its worker may have left meanwhile.
+            if not line.state.startswith("gone"):
+                line.state = "waiting"
             line.recent.append((now, part.samples))
             while line.recent[0][0] < now - RECENT_S:
                 line.recent.popleft()

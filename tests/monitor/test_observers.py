@@ -76,6 +76,15 @@ def test_a_run_waits_trains_and_tests(board: StatusBoard) -> None:
     assert not board.status(2.0).over
 
 
+def test_a_worker_whose_last_result_is_merged_after_it_left_stays_gone(board: StatusBoard) -> None:
+    for worker in (0, 1):
+        board.saw(Joined(worker, 1, 10), 0.0)
+        board.did(train(worker, 1), 0.0)
+    board.saw(Left(1, 1, "fewer workers are wanted"), 1.0)
+    board.did(Merge(1, 1, 20, 1.0, (part(0, 1), part(1, 1))), 2.0)
+    assert [worker.is_away for worker in board.status(2.0).workers] == [False, True]
+
+
 def test_a_worker_waits_trains_and_is_gone(board: StatusBoard) -> None:
     board.name_host(0, "alpha")
     states = []

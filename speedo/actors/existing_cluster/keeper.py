@@ -14,8 +14,10 @@ import ray
 from ray.exceptions import RayError
 
 from speedo.actors.existing_cluster.seats import Seat
+from speedo.actors.host_manager import check_records
 from speedo.actors.server_host import ServerHost
 from speedo.actors.worker_host import WorkerHost
+from speedo.bounds import DataShare
 from speedo.config.resources import Resources
 from speedo.data import default_data_root
 from speedo.errors import ClusterError
@@ -25,6 +27,7 @@ from speedo.run.scratch import scratch_folder
 from speedo.run.settings import RunSettings
 from speedo.run_dir.directory import LOGS
 from speedo.solver import SolverSpec, check_solver
+from speedo.solver.data_layers import count_records
 from speedo.version import VERSION
 
 ANSWER_S: Final = 60.0
@@ -55,7 +58,15 @@ class NodeKeeper:
         self._stack = ExitStack()
         self._leaving = threading.Lock()
 
-    def examine(self, version: str, spec: SolverSpec, workers: int, split: bool) -> None:
+    def examine(
+        self,
+        version: str,
+        spec: SolverSpec,
+        workers: int,
+        split: bool,
+        records: int | None,
+        share: DataShare,
+    ) -> None:
         """Raises `SpeedoError` with what keeps this node from training: SpeeDO, pycaffe, or the data."""
         if version != VERSION:
             raise ClusterError(
@@ -69,7 +80,9 @@ class NodeKeeper:
         missing = preparable_dataset(spec.on_node(self._root))
         if missing is not None:
             make_dataset(self._root, missing, self._notes.append)
-        check_solver(spec.on_node(self._root), workers=workers, split=split)
+        own = spec.on_node(self._root)
+        check_solver(own, workers=workers, split=split)
+        check_records(self._name, count_records(own), records, share)
 
     def begin(self, master: Any, needs: Resources, seats: tuple[Seat, ...]) -> None:
         """Start a worker in each of these places. Raises what kept one of them from starting."""
