@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from tests.support.commands import KEEPERS, Commands, commands, interrupt, wait_
 from tests.support.labelled import RECORDS, write_problem, write_records
 from tests.support.network import Host, ip, network
 from tests.support.ray_cluster import UsersCluster, oldest_ray, users_cluster
+from tests.support.sabotaged_net import write_problem as write_sabotaged
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe, pytest.mark.slow]
 WAIT_S = 120
@@ -25,6 +27,13 @@ NO_SPEEDO = (
     "speedo and pycaffe into it, on every node"
 )
 OTHER_DATA = "has 5 training records, but the master 8, and with --data-share shard all need the same: copy the"
+BUCKET = "s3://bucket/here"
+S3 = {
+    "AWS_ENDPOINT_URL": "http://10.79.0.1:5000",
+    "AWS_ACCESS_KEY_ID": "test",
+    "AWS_SECRET_ACCESS_KEY": "test",
+    "AWS_DEFAULT_REGION": "us-east-1",
+}
 GROUPS = """
 import ray
 ray.init(address="{}", logging_level="ERROR")
@@ -108,15 +117,46 @@ def left_after(seconds: float, look: Callable[[], list[str]]) -> list[str]:
 
 
 @contextmanager
-def two_nodes(tmp_path: Path, *first: Path, head: tuple[str, ...] = ()) -> Iterator[UsersCluster]:
-    """A cluster whose head trains nothing, with two nodes of two cores; its fourth host has no node yet."""
-    with network(4) as hosts, users_cluster(hosts, *first) as cluster:
-        cluster.add(hosts[0], 0, *head)
-        for host in hosts[1:3]:
-            cluster.begin(host, 2, f"--memory={1 << 30}")
-        for host in hosts[1:3]:
+def two_nodes(
+    tmp_path: Path, *first: Path, head: tuple[str, ...], variables: Mapping[str, str]
+) -> Iterator[UsersCluster]:
+    """A cluster whose head trains nothing, with two nodes of two cores and 1 GiB; each has a cache of its own."""
+    with network(3) as hosts, users_cluster(hosts, *first) as cluster:
+        cluster.environment.update(variables)
+        caches = [{"SPEEDO_CACHE": str(tmp_path / f"cache-{number}")} for number in (1, 2, 3)]
+        cluster.add(hosts[0], 0, *head, environment=caches[0])
+        for host, cache in zip(hosts[1:], caches[1:], strict=True):
+            cluster.begin(host, 2, f"--memory={1 << 30}", environment=cache)
+        for host in hosts[1:]:
             cluster.wait_for(host)
         yield cluster
+
+
+@contextmanager
+def store_at(cluster: UsersCluster, tmp_path: Path) -> Iterator[None]:
+    """A store that speaks S3, on the host with the head."""
+    head, log = cluster.hosts[0], tmp_path / "store.log"
+    words = (*head.inside, sys.executable, "-m", "moto.server", "-H", head.address, "-p", "5000")
+    with log.open("wb") as out:
+        server = subprocess.Popen(words, stdout=out, stderr=out)
+    try:
+        wait_for_line(log, "Running on", 60)
+        yield
+    finally:
+        server.kill()
+        server.wait()
+
+
+def write_distant_problem(tmp_path: Path, cluster: UsersCluster) -> Path:
+    """The solver of a net whose data are in the store alone."""
+    solver = write_sabotaged(tmp_path / "distant", data="mine")
+    folder = solver.parent / "mine"
+    cluster.run(
+        "import fsspec\nfiles = fsspec.filesystem('s3')\nfiles.mkdir('bucket')\n"
+        f"files.put({str(folder)!r}, {BUCKET + '/data/mine'!r}, recursive=True)"
+    )
+    shutil.rmtree(folder)
+    return solver
 
 
 def leaves_nothing(cluster: UsersCluster) -> None:
@@ -236,17 +276,20 @@ def test_a_run_refuses_nodes_scales_survives_the_death_of_a_node_and_uses_one_th
 def test_the_oldest_ray_will_do_and_a_run_may_be_a_job(tmp_path: Path, problem: Path) -> None:
     head = ("--include-dashboard=true", "--dashboard-host=10.79.0.1", "--dashboard-port=8265")
     with (
-        two_nodes(tmp_path, oldest_ray(), head=head) as cluster,
+        two_nodes(tmp_path, oldest_ray(), head=head, variables=S3) as cluster,
         commands(tmp_path) as speedo,
+        store_at(cluster, tmp_path),
     ):
         chief = cluster.hosts[0]
+        solver = write_distant_problem(tmp_path, cluster)
         job = subprocess.run(
             [
                 *chief.inside, sys.executable, "-m", "ray.scripts.scripts", "job", "submit",
                 "--address", f"http://{chief.address}:8265", "--",
                 sys.executable, "-m", "speedo", "train", "--ray", "auto", "--workers", "4", "--max-iter", "40",
                 "--test-interval", "0", "--servers", "auto", "--redis-tls", "--seed", "1",
-                "--run-dir", str(tmp_path / "job"), str(problem),
+                "--run-dir", str(tmp_path / "job"), "--data-root", f"{BUCKET}/data", "--copy-to", f"{BUCKET}/job",
+                str(solver),
             ],
             cwd=tmp_path,
             env=cluster.environment,
@@ -260,6 +303,16 @@ def test_the_oldest_ray_will_do_and_a_run_may_be_a_job(tmp_path: Path, problem: 
         result = json.loads((tmp_path / "job" / "result.json").read_text())
         assert (result["complete"], result["workers"], result["iteration"]) == (True, 4, 40)
         assert len({line["host"] for line in joined(tmp_path / "job")}) == 2
+        cached = [
+            one.relative_to(tmp_path).parts[0] for one in tmp_path.glob("cache-*/**/data.mdb")
+        ]
+        assert sorted(set(cached)) == ["cache-1", "cache-2", "cache-3"]
+        copied = cluster.run(
+            f"import fsspec\nprint(*fsspec.filesystem('s3').ls({BUCKET + '/job'!r}))"
+        )
+        assert {"result.json", "model.caffemodel"} <= {
+            one.rpartition("/")[2] for one in copied.split()
+        }
         leaves_nothing(cluster)
         # By its cores each node has room for four, by its memory for one.
         run = start(

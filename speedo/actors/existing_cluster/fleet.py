@@ -22,6 +22,7 @@ from speedo.actors.existing_cluster.seats import Seat, Seats
 from speedo.actors.ray_node.spawn import spawn
 from speedo.config.resources import parse_resources
 from speedo.errors import ClusterError, SpeedoError
+from speedo.remote.uris import uri_of
 from speedo.run.prepare import Prepared
 from speedo.transport.channel import first_line
 from speedo.version import VERSION
@@ -287,7 +288,7 @@ class Fleet:
         handle = spawn(
             NodeKeeper,
             name,
-            None if root is None else root.absolute(),
+            root if root is None or uri_of(root) is not None else root.absolute(),
             self._prepared.run_dir.absolute(),
             threads=KEEPER_THREADS,
             scheduling_strategy=here,

@@ -23,6 +23,7 @@ from speedo.data import default_data_root
 from speedo.errors import ClusterError
 from speedo.run.datasets import make_dataset, preparable_dataset
 from speedo.run.open_store import this_machine
+from speedo.run.remote_inputs import fetch_sources, located
 from speedo.run.scratch import scratch_folder
 from speedo.run.settings import RunSettings
 from speedo.run_dir.directory import LOGS
@@ -44,11 +45,15 @@ class News:
 
 
 class NodeKeeper:
-    """On its node what `speedo worker` is on its host. `data_root` is searched for relative data paths."""
+    """On its node what `speedo worker` is on its host.
+
+    `data_root`, a folder or a URI, is searched for relative data paths.
+    """
 
     def __init__(self, name: str, data_root: Path | None, run_dir: Path) -> None:
         self._name, self._run_dir = name, run_dir
-        self._root = data_root or default_data_root()
+        self._given_root = data_root
+        self._root = located(data_root) or default_data_root()
         self._notes: list[str] = []
         self._seats: dict[int, Seat] = {}
         self._host: WorkerHost | None = None
@@ -77,6 +82,7 @@ class NodeKeeper:
 
         prepare_environment(1)
         load_caffe()
+        fetch_sources(spec.on_node(self._root), self._given_root, self._notes.append)
         missing = preparable_dataset(spec.on_node(self._root))
         if missing is not None:
             make_dataset(self._root, missing, self._notes.append)
