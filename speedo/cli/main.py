@@ -22,6 +22,7 @@ from speedo.cli.run_options import (
     FILE,
     GroupedCommand,
     WorkerCommand,
+    checked_cores,
     checked_threads,
     host_options,
     logs_option,
@@ -181,6 +182,12 @@ def master(token_file: Path | None, **options: Any) -> None:
     help="Seconds to wait for the master.",
 )
 @host_options
+@click.option(
+    "--cores",
+    multiple=True,
+    metavar="SOCKET:CORES",
+    help="Bind a worker to exactly these cores, as in 0:0-3; once for each worker, instead of --bind.",
+)
 @options_named("data_root")
 @token_option
 @logs_option
@@ -190,6 +197,7 @@ def worker(
     timeout: float,
     threads: str | None,
     bind: Bind | None,
+    cores: tuple[str, ...],
     data_root: Path | None,
     token_file: Path | None,
     logs: Path | None,
@@ -199,6 +207,7 @@ def worker(
     from speedo.doctor import Request, require
 
     checked = checked_threads(threads)
+    bound = checked_cores(cores, workers)
     request = Request(master=with_port(address), workers=workers, threads=checked)
     require(request)
     with Progress(ErrorConsole()) as watch:
@@ -211,6 +220,7 @@ def worker(
             token_file=token_file,
             threads=threads,
             bind=bind,
+            cores=bound,
             logs=logs,
         )
     click.echo(f"the run is over at iteration {status.iteration}")

@@ -32,7 +32,7 @@ from speedo.monitor.status import Status
 from speedo.run.datasets import make_dataset, preparable_dataset
 from speedo.run.remote_inputs import fetch_sources, located
 from speedo.run.scratch import scratch_folder
-from speedo.system.cores import Bind, CoreOptions
+from speedo.system.cores import Bind, Core, CoreOptions
 from speedo.version import VERSION
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class Request:
     data_root: Path
     threads: str | None = None
     bind: Bind | None = None
+    cores: tuple[tuple[Core, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +304,9 @@ def _settings(master: Any, name: str, address: str) -> Any:
 
 
 def _cores(request: Request, masters: CoreOptions) -> CoreOptions:
-    return CoreOptions(request.threads or masters.threads, request.bind or masters.bind)
+    return CoreOptions(
+        request.threads or masters.threads, request.bind or masters.bind, request.cores
+    )
 
 
 def _say_farewell(master: Any, name: str) -> None:
