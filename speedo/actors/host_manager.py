@@ -154,8 +154,21 @@ class HostManager:
 
     def _take_records(self, host: str, count: int, holding: Holding) -> None:
         check_records(host, holding.records, self._board.records, self._roster.share)
+        known = host in self._hosts
         self._roster.enlist(host, count, holding)
         self._count_own_records()
+        others = self._roster.others_with(host)
+        if self._roster.share == "own" and others and not known:
+            after_s = self._resharding.after_s
+            when = (
+                f"they divide them {after_s:g} s after the last worker has joined (--reshard-after)"
+                if after_s
+                else "they do not divide them, as --reshard-after is 0"
+            )
+            self._board.notice(
+                f"{host} has the records of {', '.join(others)} on the same machine, and the workers of each command "
+                f"read all of them: {when}; one command with --workers N divides them from the start"
+            )
 
     def _count_own_records(self) -> None:
         """In `own` an epoch is as many samples as the hosts have records together."""

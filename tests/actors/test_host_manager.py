@@ -149,3 +149,16 @@ def test_an_epoch_in_own_is_the_sum_over_the_hosts() -> None:
     desk.board.over = True
     desk.supervisor.discharge("a")
     assert desk.board.records == 300
+
+
+def test_two_commands_on_one_machine_in_own_are_told_when_they_divide_their_records() -> None:
+    desk = Desk("own")
+    same, other = Holding(8, "digest", "machine"), Holding(8, "digest", "another machine")
+    for host, holding in (("a:1", same), ("b:1", other), ("a:2", same), ("a:2", same)):
+        desk.supervisor.enlist(host, 1, 4, holding)
+    (said,) = desk.board.status(0.0).notices
+    assert said == (
+        "a:2 has the records of a:1 on the same machine, and the workers of each command read all of them: they divide "
+        "them 60 s after the last worker has joined (--reshard-after); one command with --workers N divides them from "
+        "the start"
+    )
