@@ -106,8 +106,10 @@ class Launcher:
         remotes = self._remotes.values()
 
         def over() -> bool:
-            self._name({name: one.closed or "" for name, one in self._remotes.items()})
-            return all(one.hello or one.closed is not None for one in remotes)
+            done = all(one.hello or one.closed is not None for one in remotes)
+            if not done:
+                self._name({name: one.closed or "" for name, one in self._remotes.items()})
+            return done
 
         self._wait(over, SILENT_S)
         python = (self._remotes[self._plan.cluster.leader].hello or {}).get("python")
@@ -150,8 +152,10 @@ class Launcher:
                 self._start_command(name, DOCTOR, environments, self._facts or '{"facts": {}}')
 
         def over() -> bool:
-            self._name({name: _failure(one) for name, one in self._remotes.items()})
-            return all(self._examined(one) for one in self._remotes.values())
+            done = all(self._examined(one) for one in self._remotes.values())
+            if not done:
+                self._name({name: _failure(one) for name, one in self._remotes.items()})
+            return done
 
         self._wait(over, EXAMINE_S)
         late = f"`speedo doctor` did not end within {EXAMINE_S:.0f} s; run it there"

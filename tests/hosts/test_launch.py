@@ -164,7 +164,7 @@ def test_ctrl_c_while_the_hosts_are_examined_ends_at_once(
 
 
 def refused(hosts: Site, values: object, words: list[str], cwd: Path) -> str:
-    """What a launch says that cannot begin; it is over in time and has left nothing."""
+    """What a launch says in the end that cannot begin; it is over in time and has left nothing."""
     (cwd / "cluster.yaml").write_text(yaml.safe_dump(values))
     began = time.monotonic()
     process = hosts.launch(["cluster.yaml", *words], cwd)
@@ -176,7 +176,8 @@ def refused(hosts: Site, values: object, words: list[str], cwd: Path) -> str:
     assert took < NAMED_S * max(1.0, busy / 3), f"{took:.1f} s\n{errors}"
     assert hosts.nothing_left_within(5) == []
     assert not (cwd / "runs").exists()
-    return errors
+    # A busy machine is slow enough for notes of who has failed already.
+    return "".join(line for line in errors.splitlines(keepends=True) if line.startswith("speedo: "))
 
 
 def test_each_host_that_ssh_cannot_reach_is_named_with_its_cause_in_time(
