@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from speedo.storage.base import Store
 from speedo.storage.shared_memory.folder import SharedMemory
 from speedo.storage.shared_memory.locks import SharedLocks
 from speedo.storage.shared_memory.store import SharedMemoryStore
-from speedo.vectors.host_centers import HostCenters, versions_of
+from speedo.vectors.host_centers import HostCenters, newest_of_each
 from speedo.vectors.vector import Layout
 
 ROOM: Final = 4  # models: two versions, one that is being written, and a spare file
@@ -69,15 +69,13 @@ class HostCopies:
         """`run` is the keyspace; without a `folder` there are no copies."""
         self._run, self._folder = run, folder
 
-    def newest(self, start: int) -> int:
-        """The newest version of the range that begins at this value; 0 if there is none."""
+    def newest(self) -> dict[int, int]:
+        """The newest version of every range that is there, by the value at which it begins."""
         if not self._folder:
-            return 0
-        with closing(SharedMemoryStore(Path(self._folder))) as store:
-            try:
-                return max(versions_of(store, self._run, start), default=0)
-            except StoreError:
-                return 0
+            return {}
+        with closing(SharedMemoryStore(Path(self._folder))) as store, suppress(StoreError):
+            return newest_of_each(store, self._run)
+        return {}
 
     def copy_to(self, target: Store, start: int, version: int) -> None:
         """Write such a copy, as it is, into another store. Raises `StoreError`."""

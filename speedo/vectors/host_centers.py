@@ -135,6 +135,15 @@ def versions_of(store: Store, run: str, start: int) -> list[int]:
     return sorted(int(key.removeprefix(stem)) for key in store.keys(stem))
 
 
+def newest_of_each(store: Store, run: str) -> dict[int, int]:
+    """The newest version of every range in a host's memory, by the value at which it begins. Raises `StoreError`."""
+    stem, newest = keys.all_copies(run), dict[int, int]()
+    for key in store.keys(stem):
+        start, version = map(int, key.removeprefix(stem).split(":"))
+        newest[start] = max(version, newest.get(start, 0))
+    return newest
+
+
 @dataclass(frozen=True, slots=True)
 class RangeCopy:
     """A range as the memory of a host had it, and which host that was."""
