@@ -415,8 +415,9 @@ def test_a_host_hands_its_copy_over_as_it_is(folder: Path, redis: PrivateRedis) 
     worker.fetch(9)
     start = ranges_of(LAYOUT, 2)[1].place.start
     copies = HostCopies("ab:3", str(folder))
-    assert copies.newest(start) == 9
-    assert copies.newest(start + 16) == 0
+    assert copies.newest() == {0: 9, start: 9}
+    assert HostCopies("ab:4", str(folder)).newest() == {}
+    assert HostCopies("ab:3", "").newest() == {}
     target = MemoryStore()
     copies.copy_to(target, start, 9)
     layout = ranges_of(LAYOUT, 2)[1].layout
