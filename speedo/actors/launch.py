@@ -22,6 +22,7 @@ from speedo.errors import EngineError, SpeedoError, StoreError
 from speedo.monitor.console import Watch
 from speedo.remote.run_copy import RunCopy
 from speedo.run.headline import exchange, headline
+from speedo.run.host_memory import with_host_memory
 from speedo.run.open_store import this_machine
 from speedo.run.prepare import Prepared, check_nets, checked_records, prepare, with_workers
 from speedo.run.result import RunResult
@@ -62,11 +63,12 @@ def train(config: RunConfig, watch: Watch) -> RunResult:
 
         master = _spawn_master(servers, takes_hosts=False)
         folders = (prepared.run_dir / LOGS, scratch, prepared.data_root)
-        host = WorkerHost(master, settings.for_others(), "here", *folders, watch.note)
+        own = stack.enter_context(with_host_memory(settings.for_others()))
+        host = WorkerHost(master, own, "here", *folders, watch.note)
         stack.callback(host.stop, "the run is over")  # it must not outlive Ray
         if settings.serves:
             logs = prepared.run_dir / LOGS
-            serving = ServerHost(master, settings.for_others(), "here", logs, config.host)
+            serving = ServerHost(master, own, "here", logs, config.host)
             stack.callback(serving.stop)
             serving.start()
         # They take a while to load, and the master to draw its weights.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from speedo.actors.host_manager import HostManager
 from speedo.actors.host_orders import Orders
+from speedo.actors.range_copies import Bring
 from speedo.actors.ray_cluster import RayCluster
 from speedo.actors.ray_node.spawn import spawn
 from speedo.actors.ray_servers import RayServers
@@ -239,6 +241,15 @@ class MasterActor:
     def server_orders(self, host: str) -> tuple[ServerOrder, ...] | None:
         """The servers that a host is to run; None while that is not decided."""
         return None if self._servers is None else self._servers.orders(host)
+
+    def tell_copies(self, host: str, newest: Mapping[int, int]) -> tuple[Bring | None, bool]:
+        """Takes which versions of ranges a host has; returns what it is to bring, and whether it asks again soon."""
+        return (None, False) if self._servers is None else self._servers.copies.tell(host, newest)
+
+    def range_brought(self, number: int, problem: str) -> None:
+        """A host has copied a range back to a new server, or could not."""
+        if self._servers is not None:
+            self._servers.copies.brought(number, problem)
 
     def server_joined(
         self, host: str, index: int, incarnation: int, address: ServerAddress, handle: Any

@@ -22,6 +22,7 @@ from speedo.config.resources import Resources
 from speedo.data import default_data_root
 from speedo.errors import ClusterError
 from speedo.run.datasets import make_dataset, preparable_dataset
+from speedo.run.host_memory import with_host_memory
 from speedo.run.open_store import this_machine
 from speedo.run.remote_inputs import fetch_sources, located
 from speedo.run.scratch import scratch_folder
@@ -94,6 +95,7 @@ class NodeKeeper:
         """Start a worker in each of these places. Raises what kept one of them from starting."""
         self._master = master
         settings: RunSettings = ray.get(master.settings.remote(self._name), timeout=ANSWER_S)
+        settings = self._stack.enter_context(with_host_memory(settings))
         scratch = self._stack.enter_context(scratch_folder())
         logs = self._logs(settings, scratch)
         self._seats = dict(enumerate(seats))

@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,6 +30,7 @@ from speedo.actors.ray_node.ports import server_port
 from speedo.errors import ClusterError, EngineError, SpeedoError
 from speedo.monitor.status import Status
 from speedo.run.datasets import make_dataset, preparable_dataset
+from speedo.run.host_memory import with_host_memory
 from speedo.run.remote_inputs import fetch_sources, located
 from speedo.run.scratch import scratch_folder
 from speedo.system.cores import Bind, Core, CoreOptions
@@ -137,6 +138,7 @@ class Session:
     def _take_part(self, monitor: MasterMonitor) -> Status:
         request = self._request
         with (
+            ExitStack() as stack,
             scratch_folder() as scratch,
             session.member(
                 request.token, request.address, str(request.folder), self.note
@@ -151,6 +153,7 @@ class Session:
             try:
                 settings = _settings(master, request.name, request.address)
                 settings = replace(settings, cores=_cores(request, settings.cores))
+                settings = stack.enter_context(with_host_memory(settings))
                 root = located(request.data_root) or request.data_root
                 if request.count:
                     fetch_sources(settings.spec.on_node(root), request.data_root, self.note)
