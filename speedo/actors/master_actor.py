@@ -25,7 +25,7 @@ from speedo.master.slots import Assignment, ServerAddress
 from speedo.messages import StoreTrouble
 from speedo.monitor.status import Status
 from speedo.run.build import build_training
-from speedo.run.caffe_snapshot import SUFFIX, CaffeSnapshot, read_snapshot
+from speedo.run.caffe_snapshot import CaffeSnapshot, is_snapshot, read_snapshot
 from speedo.run.open_store import by_shared_memory, redis_store, run_store
 from speedo.run.result import RunResult
 from speedo.run.settings import RunSettings
@@ -313,4 +313,4 @@ class MasterActor:
 
 
 def _read(path: Path) -> Checkpoint | CaffeSnapshot:
-    return read_snapshot(path) if path.suffix == SUFFIX else read_checkpoint(path)
+    return read_snapshot(path) if is_snapshot(path) else read_checkpoint(path)

@@ -19,6 +19,7 @@ from speedo.messages import (
     Merge,
     RunsAt,
     SetAside,
+    Snapshotted,
     StoreTrouble,
     Tested,
     Train,
@@ -239,6 +240,8 @@ class StatusBoard:
                     self.checkpoint_iteration if event.bytes == 0 else event.iteration
                 )
                 self.trouble_with_checkpoint(event.problem)
+            case Snapshotted() if event.problem:
+                self.notice(f"warning: {event.problem}")
             case StoreTrouble():
                 self.trouble_with_store(event.problem)
             case _:
