@@ -20,7 +20,7 @@ from google.protobuf import text_format
 
 from speedo.engines.base import Schedule
 from speedo.engines.caffe_import import is_cpu_only, load_caffe, prepare_environment
-from speedo.engines.evaluation import TestNets
+from speedo.engines.evaluation import WHOLE, Part, Share, TestNets, combined
 from speedo.engines.files import WrittenModel, folder_in, open_memory_file
 from speedo.engines.native_failures import describe_exception
 from speedo.engines.openblas_kernels import use_threads
@@ -168,7 +168,14 @@ class PycaffeEngine:
             self._update()
 
     def evaluate(self) -> Mapping[str, float]:
-        """The metrics; `EngineError` without a test net, or if weights or outputs are not finite.
+        """The metrics; `EngineError` without a test net, or if weights or outputs are not finite."""
+        metrics = combined([self.evaluate_share(WHOLE)])
+        if not metrics:
+            raise EngineError("there is no test net with an output: add one and its test_iter")
+        return metrics
+
+    def evaluate_share(self, share: Share) -> Part:
+        """This share of a test, to be `combined` with the others; `EngineError` if weights are not finite.
 
         Caffe's Accuracy layer answers 1.0 for a net full of NaN, so the weights are looked at first.
         """
@@ -177,10 +184,7 @@ class PycaffeEngine:
                 raise EngineError(
                     "the weights are not finite: training has diverged; lower base_lr"
                 )
-            metrics = self._tests.evaluate(self._net)
-        if not metrics:
-            raise EngineError("there is no test net with an output: add one and its test_iter")
-        return metrics
+            return self._tests.score(lambda net: net.share_with(self._net), share)
 
     def test_outputs(self) -> tuple[str, ...]:
         """The names that `evaluate` will give; builds the test nets, but runs none."""

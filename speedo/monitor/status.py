@@ -235,6 +235,9 @@ class StatusBoard:
             case Tested() if not event.problem:
                 self.metrics = event.metrics
                 self.tested_iteration = self._iterations.pop(event.version, self.iteration)
+            case Tested():
+                iteration = self._iterations.pop(event.version, self.iteration)
+                self.notice(f"warning: no test at iteration {iteration}: {event.problem}")
             case Checkpointed():
                 self.checkpoint_iteration = (
                     self.checkpoint_iteration if event.bytes == 0 else event.iteration
