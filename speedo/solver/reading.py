@@ -55,7 +55,7 @@ def read_solver(
     if overrides.batch is not None:
         set_net_batch(inlined.train_net_param, overrides.batch)
     _upgrade_type(inlined)
-    return _spec(inlined, path, search, tuple(reader.net_files))
+    return spec_of(inlined, path, search, tuple(reader.net_files))
 
 
 class _NetReader:
@@ -170,7 +170,10 @@ def _snapshot_prefix(parameter: Any, path: Path) -> str:
     return str(Path(prefix) / path.stem) if os.path.isdir(prefix) else prefix
 
 
-def _spec(parameter: Any, path: Path, search: SearchPath, net_files: tuple[str, ...]) -> SolverSpec:
+def spec_of(
+    parameter: Any, path: Path, search: SearchPath, net_files: tuple[str, ...]
+) -> SolverSpec:
+    """The spec of a SolverParameter with its nets inside."""
     train = parameter.train_net_param
     sources = [source for layer in data_layers(train) if (source := source_of(layer))]
     return SolverSpec(

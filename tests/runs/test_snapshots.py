@@ -22,6 +22,7 @@ from speedo.solver import read_solver
 from speedo.storage.memory_store import MemoryStore
 from speedo.vectors.vector import Blob, Layout, Vector
 from tests.runs.local import train_here
+from tests.support.commands import commands
 from tests.support.nets import net_text, write_data, write_solver
 from tests.support.solvers import TYPES
 
@@ -149,6 +150,29 @@ def test_plain_caffe_goes_on_from_a_snapshot_as_the_run_itself_does(
         assert [one.data for one in own.history] == [one.data for one in theirs.history]
     else:
         np.testing.assert_allclose(weights, after, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.caffe
+@pytest.mark.redis
+@pytest.mark.ray
+@pytest.mark.slow
+def test_so_does_a_run_of_the_command_with_several_testers(tmp_path: Path) -> None:
+    """A team of two trains in stretches of its own, and ends one at the snapshot."""
+    fields = {**STEPS, "max_iter": 2 * EPOCH, "snapshot": EPOCH, "test_interval": EPOCH}
+    solver, run = tiny_solver(tmp_path, **fields), tmp_path / "run"
+    with commands(tmp_path) as speedo:
+        process = speedo.start("train", str(solver), "--run-dir", str(run), "--testers", "2")
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+    losses, _ = continued(solver, run / f"tiny_iter_{EPOCH}.solverstate", EPOCH)
+    assert losses == pytest.approx(losses_after(run, EPOCH), rel=1e-5)
+    assert state_in(run / f"tiny_iter_{2 * EPOCH}.solverstate").iter == 2 * EPOCH
+    caffe, sums = load_caffe(), [0.0, 0.0]
+    net = caffe.Net(str(tmp_path / "net.prototxt"), str(run / "model.caffemodel"), caffe.TEST)
+    for _ in range(2):
+        sums = [sums[0] + float(net.forward()["accuracy"]), sums[1] + float(net.blobs["loss"].data)]
+    metrics = json.loads((run / "result.json").read_text())["metrics"]
+    assert metrics == pytest.approx({"accuracy": sums[0] / 2, "loss": sums[1] / 2}, rel=1e-6)
 
 
 @pytest.mark.caffe
