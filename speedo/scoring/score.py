@@ -11,7 +11,6 @@ import os
 import queue
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from speedo.engines.evaluation import Part, combined
 from speedo.engines.native_failures import describe_death
 from speedo.engines.weights_check import check_weights
 from speedo.errors import EngineError, SolverError
+from speedo.run.scratch import scratch_folder
 from speedo.scoring.models import Model
 from speedo.scoring.scoring_process import BATCH, PROBLEM, SCORED
 from speedo.solver import SolverSpec
@@ -69,8 +69,8 @@ def score_models(
     for model in models:
         check_weights(model.path, names)
     count = min(workers, max(spec.test_iter))
-    with tempfile.TemporaryDirectory(prefix="speedo-score-") as scratch, ExitStack() as stack:
-        text = solver_for_scoring(spec, scratch=Path(scratch))
+    with scratch_folder() as scratch, ExitStack() as stack:
+        text = solver_for_scoring(spec, scratch=scratch)
         children = _Children()
         for index in range(count):
             request = {
@@ -79,7 +79,7 @@ def score_models(
                 "python_layers": list(spec.python_layers),
                 "share": [index, count],
             }
-            folder = Path(scratch) / str(index)
+            folder = scratch / str(index)
             folder.mkdir()
             stack.enter_context(children.started(request, folder, spec.net_files[0]))
         for model in models:
