@@ -334,7 +334,7 @@ class Driver:
                 self.cluster.send(command)
 
     def _last_snapshot(self) -> None:
-        if self.snapshots is not None:
+        if self.snapshots is not None and self.coordinator.samples > 0:  # else there is no model
             self._write_snapshot(partial(self.snapshots.taken_at_end, self.coordinator.iteration))
 
     def _write_snapshot(self, take: Callable[[], TakenSnapshot | None]) -> None:

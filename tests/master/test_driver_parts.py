@@ -255,6 +255,15 @@ def test_snapshots_are_told_once_written_with_the_problem() -> None:
     ]
 
 
+def test_a_run_that_merged_nothing_takes_none() -> None:
+    album = Album()
+    driver, _ = driver_of(Plan(BATCH, 5, workers=1), snapshots=album)
+    cluster_of(driver).at(0.05, lambda: messages.StopAsked("enough"))
+    driver.run()
+    assert driver.coordinator.samples == 0
+    assert album.asked == []
+
+
 def test_a_run_that_leaves_none_at_its_end_takes_none() -> None:
     album = Album(no_last=5)
     driver, log = driver_of(Plan(BATCH, 5, workers=1, snapshot=2), snapshots=album)
