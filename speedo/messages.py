@@ -105,7 +105,7 @@ class StopAsked:
 
 @dataclass(frozen=True, slots=True)
 class StateSaved:
-    """A worker's solver history lies in the store, for the checkpoint of this version.
+    """A worker's solver history lies in the store, for the checkpoint or snapshot of this version.
 
     `batches` of `batch_size` records were read by then of shard `rank` of `count`. With a `problem` there
     is nothing in the store.
@@ -133,6 +133,15 @@ class Checkpointed:
 
 
 @dataclass(frozen=True, slots=True)
+class Snapshotted:
+    """A snapshot of Caffe's kind is on the disk, or the `problem` that kept a file of it from there."""
+
+    version: int
+    iteration: int
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class StoreTrouble:
     """The store does not do what it is asked, or does again; `problem` is empty then."""
 
@@ -148,6 +157,7 @@ Event = (
     | StopAsked
     | StateSaved
     | Checkpointed
+    | Snapshotted
     | StoreTrouble
 )
 
@@ -294,7 +304,7 @@ class Evaluate:
 
 @dataclass(frozen=True, slots=True)
 class SaveState:
-    """Command to a worker: write its solver history to the store, for the checkpoint of this version."""
+    """Command to a worker: write its solver history to the store, for the checkpoint or snapshot of this version."""
 
     worker: int
     incarnation: int
@@ -303,11 +313,10 @@ class SaveState:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Write the center of this version as a `.caffemodel`; `problem` is what kept it from the disk."""
+    """Write the center of this version as a `.caffemodel`, and a `.solverstate` beside it."""
 
     version: int
     iteration: int
-    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)

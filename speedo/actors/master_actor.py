@@ -20,6 +20,7 @@ from speedo.actors.tester_actor import TesterActor
 from speedo.actors.worker_actor import Ready
 from speedo.actors.worker_process import started
 from speedo.config.run_config import RunConfig
+from speedo.engines.evaluation import Share
 from speedo.errors import ClusterError, StoreError
 from speedo.master.fetch_pacing import Pace
 from speedo.master.served_center import ServedCenter
@@ -27,7 +28,7 @@ from speedo.master.slots import Assignment, ServerAddress
 from speedo.messages import StoreTrouble
 from speedo.monitor.status import Status
 from speedo.run.build import build_training
-from speedo.run.caffe_snapshot import SUFFIX, CaffeSnapshot, read_snapshot
+from speedo.run.caffe_snapshot import CaffeSnapshot, is_snapshot, read_snapshot
 from speedo.run.open_store import by_shared_memory, redis_store, run_store
 from speedo.run.result import RunResult
 from speedo.run.settings import RunSettings
@@ -66,6 +67,7 @@ class MasterActor:
             Path(settings.near.folder) if settings.near.folder else None,
             None if settings.serves else Pace(),  # then there is no one cable that all fetch over
             self._make_tester,
+            config.testers,
         )
         self._access = Access(
             settings.redis_url,
@@ -133,8 +135,8 @@ class MasterActor:
         return {"parameters": layout.size, "bytes": layout.nbytes, "layout": layout.digest}
 
     def start_tester(self) -> None:
-        """Returns once the tester is running; tests that are due meanwhile wait. Raises `EngineError`, `StoreError`."""
-        self._cluster.tests.tester_in_place_of(None)
+        """Returns once all testers run; tests that are due meanwhile wait. Raises `EngineError`, `StoreError`."""
+        self._cluster.tests.start()
 
     def run(self) -> RunResult:
         return self._training.run()
@@ -285,10 +287,12 @@ class MasterActor:
             time.sleep(0.05)
         return not self._hosts
 
-    def _make_tester(self) -> Any:
-        """A new tester, the first or a replacement. Raises `EngineError`, `StoreError`."""
-        log = self._run_dir / LOGS / "tester.log"
-        tester = spawn(TesterActor, self._settings.for_others(), log, self._scratch)
+    def _make_tester(self, share: Share) -> Any:
+        """A new tester for this share, the first or a replacement. Raises `EngineError`, `StoreError`."""
+        name = f"tester-{share.index}" if share.index else "tester"
+        log, scratch = self._run_dir / LOGS / f"{name}.log", self._scratch / name
+        scratch.mkdir(exist_ok=True)
+        tester = spawn(TesterActor, self._settings.for_others(), share, log, scratch)
         started(tester.start.remote(), log, "the tester")
         servers = () if self._servers is None else self._servers.admit_reader()
         tester.connect.remote(self._access.admit_reader(), servers)
@@ -328,4 +332,4 @@ class MasterActor:
 
 
 def _read(path: Path) -> Checkpoint | CaffeSnapshot:
-    return read_snapshot(path) if path.suffix == SUFFIX else read_checkpoint(path)
+    return read_snapshot(path) if is_snapshot(path) else read_checkpoint(path)

@@ -32,6 +32,7 @@ from speedo.cli.run_options import (
     run_options,
     token_option,
 )
+from speedo.cli.score import score
 from speedo.cli.template import template
 from speedo.cli.topology import topology
 from speedo.cli.unforeseen import traceback_kept, unforeseen
@@ -264,7 +265,9 @@ def server(address: str, timeout: float, token_file: Path | None, logs: Path | N
 for command in (databases.split, databases.check, databases.convert):
     data.add_command(command)
 
-for command in (launch, launch_host, data, status, stop, scale, doctor, plan, topology, template):
+for command in (
+    launch, launch_host, data, status, stop, scale, doctor, plan, score, topology, template
+):  # fmt: skip
     main.add_command(command)
 
 

@@ -64,6 +64,7 @@ DEFAULT_PORT: Final = 56126  # the original SpeeDO's master; Ray and Redis both 
 LARGEST_WORKERS: Final = (
     10_000  # slots are small integers; beyond this a mistake is likelier than a wish
 )
+LARGEST_TESTERS: Final = 64  # each is a process of the master's machine
 THREADS: Final = WholeOr(
     AUTO, 1, 1024
 )  # more than any BLAS was built for; it takes as many as it can
@@ -205,6 +206,9 @@ class RunConfig(_Run):
         "Split the center into K ranges, each kept and merged by a server on one of the hosts, in the order in which "
         "they join; auto: one on every host; 0: the master has it all.", check_servers,
         source="one machine has no cable to share", metavar="K", group=RUN)] = "0"
+    testers: Annotated[int, Option(
+        "Processes on the master's machine that test; each computes a share of the batches of every test.",
+        Whole(1, LARGEST_TESTERS), source="the smallest number; training has the other cores", group=RUN)] = 1
     stop_on_divergence: Annotated[bool, Option(
         "End a run whose loss has diverged, and export its model.", source="chosen: further training is useless",
         group=RUN)] = True

@@ -19,6 +19,7 @@ from speedo.messages import (
     Merge,
     RunsAt,
     SetAside,
+    Snapshotted,
     StoreTrouble,
     Tested,
     Train,
@@ -234,11 +235,16 @@ class StatusBoard:
             case Tested() if not event.problem:
                 self.metrics = event.metrics
                 self.tested_iteration = self._iterations.pop(event.version, self.iteration)
+            case Tested():
+                iteration = self._iterations.pop(event.version, self.iteration)
+                self.notice(f"warning: no test at iteration {iteration}: {event.problem}")
             case Checkpointed():
                 self.checkpoint_iteration = (
                     self.checkpoint_iteration if event.bytes == 0 else event.iteration
                 )
                 self.trouble_with_checkpoint(event.problem)
+            case Snapshotted() if event.problem:
+                self.notice(f"warning: {event.problem}")
             case StoreTrouble():
                 self.trouble_with_store(event.problem)
             case _:

@@ -32,6 +32,7 @@ from speedo.run.caffe_snapshot import CaffeSnapshot
 from speedo.run.outputs import ModelFiles
 from speedo.run.remote_inputs import located
 from speedo.run.settings import RunSettings
+from speedo.run.snapshot_files import SnapshotFiles
 from speedo.run.training import Training
 from speedo.run_dir.checkpoint_file import Checkpoint
 from speedo.run_dir.directory import CHECKPOINTS, CONFIG, METRICS, write_config
@@ -42,7 +43,7 @@ from speedo.sgd_modes.rules import by_servers
 from speedo.solver import SolverSpec, solver_for_server
 from speedo.solver.proto import caffe_proto, parse_text
 from speedo.storage.base import Store
-from speedo.vectors.vector import Layout, Vector
+from speedo.vectors.vector import Kind, Layout, Vector
 
 TICKETS_OF_AN_EPOCH = 1_000_000_000  # a resumed run gives out no ticket that the log has already
 
@@ -113,7 +114,7 @@ def build_training(
             clock=time.monotonic,
         )
     log = _run_log(run_dir, board, resumed=settings.epoch > 0)
-    files = ModelFiles(run_dir, spec, engine, center, fence.require, board.notice)
+    files = ModelFiles(run_dir, engine, center)
     coordinator = _coordinator(
         config, settings, resume, _solver_update(engine) if servers is None else by_servers
     )
@@ -135,6 +136,12 @@ def build_training(
         share=settings.data_share,
         records=records,
     )
+    own_history = _history_of(center, engine) if needs_update(config) else bytes
+
+    def server_history() -> bytes:
+        """That of the update by gradients, where the mode makes one now."""
+        return own_history() if coordinator.strategy.rule.payload is Kind.GRADIENT else b""
+
     keeper = None
     if open_store is not None:
         keeper = CheckpointWriter(
@@ -148,7 +155,7 @@ def build_training(
             config.checkpoint_interval,
             settings.epoch,
             seconds_before,
-            _history_of(center, engine) if needs_update(config) else bytes,
+            own_history,
             lambda: board.dropped,
             roster.data_of,
         )
@@ -161,7 +168,7 @@ def build_training(
         time.monotonic,
         Limits(start_s=config.timeout, join_s=config.seconds_to_join, turn_s=config.timeout),
         has_tester=spec.has_test,
-        snapshot=files.snapshot,
+        snapshots=SnapshotFiles(run_dir, spec, engine, center, fence.require, server_history),
         checkpoints=keeper,
         diverged=watch.saw if config.stop_on_divergence else lambda loss, samples: None,
         outages=lambda: center.outages,

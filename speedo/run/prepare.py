@@ -17,8 +17,7 @@ from speedo.engines.net_trial import CaffeFacts, check_in_subprocess
 from speedo.engines.weights_check import check_weights
 from speedo.errors import ConfigError, StoreError
 from speedo.remote.run_copy import check_writable
-from speedo.run.caffe_snapshot import SUFFIX as CAFFE_SUFFIX
-from speedo.run.caffe_snapshot import CaffeSnapshot, read_snapshot
+from speedo.run.caffe_snapshot import CaffeSnapshot, is_snapshot, read_snapshot
 from speedo.run.datasets import make_dataset, preparable_dataset
 from speedo.run.remote_inputs import fetch_sources, fetch_weights, located
 from speedo.run.settings import RunSettings
@@ -170,7 +169,7 @@ def run_settings(config: RunConfig, spec: SolverSpec, run: str) -> RunSettings:
 def _resumed(config: RunConfig) -> Resumed | CaffeSnapshot | None:
     if config.resume is None:
         return None
-    if os.path.isdir(config.resume) or config.resume.suffix != CAFFE_SUFFIX:
+    if os.path.isdir(config.resume) or not is_snapshot(config.resume):
         return find_run(config.resume)
     return read_snapshot(config.resume)
 

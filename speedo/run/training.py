@@ -67,14 +67,13 @@ class Training:
             if not outcome.complete and outcome.samples == 0:
                 raise TrainingStopped(f"nothing was trained: {outcome.reason}")
             self.fence.require()
-            last = self.settings.spec.last_snapshot(outcome.iteration)
             return hand_over(
                 self._result(outcome),
                 self.files.run_dir,
                 self.log,
                 self.config_values,
                 self.files.export,
-                last,
+                self._second_name(outcome.iteration),
             )
         except FencedError:
             self.log.disown()
@@ -121,6 +120,12 @@ class Training:
 
     def close(self) -> None:
         self.files.engine.close()
+
+    def _second_name(self, iteration: int) -> str:
+        """The name of the last snapshot, if it has the form of the model; empty for none."""
+        spec = self.settings.spec
+        named = spec.last_snapshot(iteration)
+        return "" if named is None or spec.snapshot_hdf5 else spec.snapshot_name(named)
 
     def _result(self, outcome: Outcome) -> RunResult:
         seconds = self.seconds_before + outcome.seconds

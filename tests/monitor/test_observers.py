@@ -26,7 +26,7 @@ from speedo.messages import (
     Part,
     RunsAt,
     SetAside,
-    Snapshot,
+    Snapshotted,
     Train,
     Trained,
 )
@@ -233,7 +233,7 @@ def test_joins_deaths_tests_snapshots_and_the_end_have_their_lines(
     log.saw(Joined(0, 1, 10), 100.0)
     log.did(Merge(4, 9, 90, 1.0, ()), 101.0)
     log.saw(messages.Tested(4, {"accuracy": 0.5}), 102.0)
-    log.did(Snapshot(4, 9), 103.0)
+    log.saw(Snapshotted(4, 9), 103.0)
     log.did(SetAside(0, 1, "bad results"), 104.0)
     log.saw(Left(1, 2, "killed"), 105.0)
     log.did(Finish(False, "no workers"), 106.0)
