@@ -34,6 +34,7 @@ from speedo.cli.run_options import (
 from speedo.cli.template import template
 from speedo.cli.topology import topology
 from speedo.cli.unforeseen import traceback_kept, unforeseen
+from speedo.cli.watch import watch
 from speedo.config.formats import parse_phase
 from speedo.config.run_config import LARGEST_WORKERS, RunConfig, make_config
 from speedo.errors import ConfigError, SpeedoError
@@ -254,7 +255,19 @@ def server(address: str, timeout: float, token_file: Path | None, logs: Path | N
 for command in (databases.split, databases.check, databases.convert):
     data.add_command(command)
 
-for command in (launch, launch_host, data, status, stop, scale, doctor, plan, topology, template):
+for command in (
+    launch,
+    launch_host,
+    data,
+    status,
+    stop,
+    scale,
+    doctor,
+    plan,
+    topology,
+    template,
+    watch,
+):
     main.add_command(command)
 
 
