@@ -62,7 +62,7 @@ def watch(run: str | None, web: bool, port: int | None, host: str | None, interv
     if not web:
         watch_in_terminal(live, Console(), interval)
         return
-    from speedo.watch.server import LOOPBACK, is_loopback, listen, serve, url_of
+    from speedo.watch.server import LOOPBACK, is_loopback, listen, server_of, url_of
 
     address = host or LOOPBACK
     token = secrets.token_urlsafe(24)
@@ -71,7 +71,7 @@ def watch(run: str | None, web: bool, port: int | None, host: str | None, interv
             click.echo(f"speedo: {OPEN}", err=True)
         click.echo(url_of(address, listening.getsockname()[1], token))
         click.echo("speedo: Ctrl-C ends the page, not the run", err=True)
-        serve(live, listening, address, token)
+        server_of(live, address, token).run(sockets=[listening])
 
 
 def _folder(run: str | None) -> Path:

@@ -96,7 +96,7 @@ class Rate:
 class Sent:
     """What of the curves a reader has already, so that it is sent no point twice."""
 
-    _seen: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _seen: dict[str, tuple[int, int, Point | None]] = field(default_factory=dict)
 
     def news(self, curves: Sequence[tuple[str, Curve | Rate]]) -> dict[str, dict[str, object]]:
         """By the name of a curve: the place `from` which on the reader is to replace its points. Nothing: not changed.
@@ -105,14 +105,13 @@ class Sent:
         """
         found: dict[str, dict[str, object]] = {}
         for name, curve in curves:
-            generation, count = self._seen.get(name, (0, 0))
+            generation, count, last = self._seen.get(name, (0, 0, None))
             # The last point may have grown since.
             first = max(count - 1, 0) if generation == curve.generation else 0
-            if points := curve.points(first):
+            points = curve.points(first)
+            if generation not in (0, curve.generation) or points not in ([], [last]):
                 found[name] = {"from": first, "points": points}
-            elif generation not in (0, curve.generation):
-                found[name] = {"from": 0, "points": []}
-            self._seen[name] = (curve.generation, len(curve))
+            self._seen[name] = (curve.generation, len(curve), points[-1] if points else None)
         for name in self._seen.keys() - {name for name, _ in curves}:
             del self._seen[name]
             found[name] = {"from": 0, "points": []}

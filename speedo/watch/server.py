@@ -85,14 +85,14 @@ def url_of(host: str, port: int, token: str) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/#token={token}"
 
 
-def serve(live: LiveRun, listening: socket.socket, host: str, token: str) -> None:
-    """Serve the page until Ctrl-C, which is raised then."""
+def server_of(live: LiveRun, host: str, token: str) -> uvicorn.Server:
+    """The server of the page; `run(sockets=[...])` serves until Ctrl-C, which is raised then."""
     config = uvicorn.Config(
         page_of(live, host, token), log_config=None, log_level="critical", access_log=False, server_header=False,
         proxy_headers=False, lifespan="off", ws="none", http="h11", loop="asyncio", timeout_graceful_shutdown=1,
         limit_concurrency=4 * MOST_READERS, h11_max_incomplete_event_size=16384,
     )  # fmt: skip
-    uvicorn.Server(config).run(sockets=[listening])
+    return uvicorn.Server(config)
 
 
 def page_of(live: LiveRun, host: str, token: str) -> ASGIApp:
