@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 from speedo.config.run_config import AUTO_LOG, RunConfig
 from speedo.errors import ConfigError
@@ -19,9 +18,8 @@ from speedo.monitor.export.tensorboard import TensorBoardFile
 from speedo.monitor.status import StatusBoard
 from speedo.run.settings import RunSettings
 from speedo.run_dir.checkpoint_file import Counters
+from speedo.run_dir.directory import CAFFE_LOG
 from speedo.version import VERSION
-
-CAFFE_LOG: Final = "caffe.log"  # in the run directory
 
 
 def check_exports(config: RunConfig, *, resumed: bool) -> RunConfig:

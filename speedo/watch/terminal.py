@@ -163,7 +163,7 @@ def plot(points: Sequence[tuple[float, float]], width: int, height: int) -> list
         for at, level in _between(before, (column, row)):
             cells[level // 4][at // 2] |= _DOTS[at % 2][level % 4]
         before = (column, row)
-    labels = {0: f"{most:.4g}", height - 1: f"{least:.4g}"}
+    labels = {height - 1: f"{least:.4g}", 0: f"{most:.4g}"}
     return [
         labels.get(number, "").rjust(LABEL - 1) + " " + "".join(chr(0x2800 + cell) for cell in row)
         for number, row in enumerate(cells)
@@ -210,12 +210,15 @@ def _workers(workers: list[dict[str, Any]]) -> Table:
         death = ""
         if one["deaths"]:
             death = f"{one['cause']} ({in_words(one['died_s_ago'])} ago)"
+        state = str(one["state"])
+        if one["away"]:  # the cause has a column of its own
+            state = state.removesuffix(f": {one['cause']}")
         table.add_row(
             str(one["worker"]), one["host"], "" if one["team"] is None else str(one["team"]), str(one["merged"]),
             str(one["dropped"]), "" if one["loss"] is None else f"{one['loss']:.4f}",
             "" if one["images_per_s"] is None else f"{one['images_per_s']:,.0f}",
             "" if one["staleness"] is None else f"{one['staleness']:.1f}",
-            Text(one["state"], _colour(one)), Text(death, "red"),
+            Text(state, _colour(one)), Text(death, "red"),
         )  # fmt: skip
     return table
 

@@ -50,7 +50,8 @@ def served(speedo: Commands, *arguments: str) -> tuple[subprocess.Popen[str], st
 
 def cell(worker: int, name: str) -> str:
     """The expression for a cell of the workers' table."""
-    return f"(document.querySelector('tr[data-worker=\"{worker}\"] td[data-name=\"{name}\"]') || {{textContent: ''}}).textContent"
+    place = f'tr[data-worker="{worker}"] td[data-name="{name}"]'
+    return f"(document.querySelector('{place}') || {{textContent: ''}}).textContent"
 
 
 def shown(name: str) -> str:

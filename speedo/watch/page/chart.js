@@ -71,8 +71,8 @@ function empty(svg, text) {
 }
 
 /**
- * Curves. `series` are {name, colour, points: [[x, y], ...], smooth}; `form` writes an x, `from0` begins y at 0.
- * A series of few points is drawn with a dot for each; of many that are to be smooth, their running mean before them.
+ * Curves. `series` are {name, colour, points: [[x, y], ...], smooth, undotted}; `form` writes an x, `from0` begins y at 0.
+ * A series of few points has a dot for each, unless `undotted`; of many that are to be smooth, their running mean before them.
  */
 export function curves(svg, series, { form = short, from0 = false, nothing = "no result yet" } = {}) {
   const full = series.filter((one) => one.points.length);
@@ -93,7 +93,7 @@ export function curves(svg, series, { form = short, from0 = false, nothing = "no
       add(svg, "path", { class: `curve ${one.colour}${smooth ? " pale" : ""}`, d: path(one.points) });
     }
     if (smooth) add(svg, "path", { class: `curve ${one.colour}`, d: path(running(one.points)) });
-    if (one.points.length <= 30) {
+    if (one.points.length <= (one.undotted ? 1 : 30)) {
       for (const [a, b] of one.points) {
         add(svg, "circle", { class: `dot ${one.colour}`, cx: place.toX(a), cy: place.toY(b), r: 3 });
       }

@@ -132,7 +132,7 @@ function workers() {
       ? `${one.cause} (${duration(one.died_s_ago)} ago${one.deaths > 1 ? `, ${one.deaths} deaths` : ""})` : "";
     const team = one.team === null ? "" : `of worker ${one.team}`;
     const cells = [
-      ["Worker", one.worker], ["Host", one.host], ["State", one.state], ["Team", team],
+      ["Worker", one.worker], ["Host", one.host], ["State", state(one)], ["Team", team],
       ["Images/s", one.images_per_s === null ? "" : short(one.images_per_s)], ["Loss", one.loss === null ? "" : short(one.loss)],
       ["Staleness", one.staleness === null ? "" : trimmed(one.staleness)],
       ["Merged", one.merged.toLocaleString("en")], ["Dropped", one.dropped.toLocaleString("en")], ["Last death", death],
@@ -141,6 +141,12 @@ function workers() {
     row.cells[2].prepend(element("span", "", `light ${light(one)}`));
     return row;
   }));
+}
+
+/** Its state without the cause of death, which has a column of its own. */
+function state(worker) {
+  const cause = `: ${worker.cause}`;
+  return worker.away && worker.state.endsWith(cause) ? worker.state.slice(0, -cause.length) : worker.state;
 }
 
 function light(worker) {
@@ -175,7 +181,7 @@ function draw() {
   const score = series(others, 2);
   curves(byId("loss-chart"), loss, { form });
   curves(byId("test-chart"), score, { form, nothing: "no test yet" });
-  const speed = [{ name: "images/s", colour: "c0", points: points("images/s", 1) }];
+  const speed = [{ name: "images/s", colour: "c0", points: points("images/s", 1), undotted: true }];
   curves(byId("speed-chart"), speed, { form: (at) => (at === 0 ? "0" : duration(at)), from0: true });
   const last = now.staleness.length - 1;
   bars(byId("stale-chart"), now.staleness, { name: (one) => (one === 16 && one === last ? "16+" : String(one)) });
