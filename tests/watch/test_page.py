@@ -28,9 +28,18 @@ DEATH_S = 5.0  # within which a death is shown, on a machine with nothing else t
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def tab() -> Iterator[Browser]:
     with chromium(1200, 900) as made:
         yield made
+
+
+@pytest.fixture
+def browser(tab: Browser) -> Iterator[Browser]:
+    """The tab of all tests, with nothing left of the one before."""
+    yield tab
+    tab.open("about:blank")  # or the page goes on asking for its server
+    tab.scheme("light")
+    tab.errors()
 
 
 @pytest.fixture

@@ -124,8 +124,8 @@ function running(points) {
   const reach = Math.max(2, Math.round(points.length / 30)), sums = [0];
   for (const [, y] of points) sums.push(sums.at(-1) + y);
   return points.map(([x], index) => {
-    const side = Math.min(reach, index, points.length - 1 - index);
-    return [x, (sums[index + side + 1] - sums[index - side]) / (2 * side + 1)];
+    const first = Math.max(0, index - reach), after = Math.min(points.length, index + reach + 1);
+    return [x, (sums[after] - sums[first]) / (after - first)];
   });
 }
 
