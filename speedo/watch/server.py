@@ -81,7 +81,9 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def url_of(host: str, port: int, token: str) -> str:
-    """What to open in a browser."""
+    """What to open in a browser; of a server that listens at all addresses, with this machine's name."""
+    if host in ("0.0.0.0", "::"):
+        host = socket.gethostname()
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/#token={token}"
 
 

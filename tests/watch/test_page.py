@@ -19,7 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from speedo.monitor.control_socket import RUNTIME_VARIABLE, ControlServer
 from tests.support.browser import Browser, chromium
-from tests.support.commands import Commands, commands, free_port, interrupt
+from tests.support.commands import Commands, free_port, interrupt
 from tests.support.sabotaged_net import write_problem
 from tests.watch.test_history import result, status, write
 
@@ -40,12 +40,6 @@ def browser(tab: Browser) -> Iterator[Browser]:
     tab.open("about:blank")  # or the page goes on asking for its server
     tab.scheme("light")
     tab.errors()
-
-
-@pytest.fixture
-def speedo(tmp_path: Path) -> Iterator[Commands]:
-    with commands(tmp_path) as made:
-        yield made
 
 
 def served(speedo: Commands, *arguments: str) -> tuple[subprocess.Popen[str], str]:

@@ -290,6 +290,7 @@ def test_a_port_in_use_and_an_address_of_others_are_told(page: Served) -> None:
     with pytest.raises(ClusterError, match=r"203\.0\.113\.7:8000 cannot be served"):
         listen("203.0.113.7", 8000)
     assert url_of("::1", 80, "t") == "http://[::1]:80/#token=t"
+    assert url_of("0.0.0.0", 8000, "t") == f"http://{socket.gethostname()}:8000/#token=t"
     assert all(is_loopback(one) for one in ("localhost", "127.0.0.9", "::1"))
     assert not any(is_loopback(one) for one in ("10.0.0.1", "alpha", "0.0.0.0"))
 
