@@ -36,6 +36,7 @@ from speedo.cli.score import score
 from speedo.cli.template import template
 from speedo.cli.topology import topology
 from speedo.cli.unforeseen import traceback_kept, unforeseen
+from speedo.cli.watch import watch
 from speedo.config.formats import parse_phase
 from speedo.config.run_config import LARGEST_WORKERS, RunConfig, make_config
 from speedo.errors import ConfigError, SpeedoError
@@ -266,8 +267,19 @@ for command in (databases.split, databases.check, databases.convert):
     data.add_command(command)
 
 for command in (
-    launch, launch_host, data, status, stop, scale, doctor, plan, score, topology, template
-):  # fmt: skip
+    launch,
+    launch_host,
+    data,
+    status,
+    stop,
+    scale,
+    doctor,
+    plan,
+    score,
+    topology,
+    template,
+    watch,
+):
     main.add_command(command)
 
 

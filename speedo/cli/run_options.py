@@ -85,6 +85,8 @@ def _option(row: Row) -> Decorate:
         extra["is_flag"] = True
     else:
         extra["type"] = PATH if row.kind is Path else row.kind
+    if row.option.bare:
+        extra |= {"is_flag": False, "flag_value": row.option.bare}
     return under(row.group, row.flags, row.name, **extra)
 
 

@@ -29,6 +29,7 @@ from speedo.master.slots import Roster
 from speedo.monitor.status import StatusBoard
 from speedo.remote.uris import uri_of
 from speedo.run.caffe_snapshot import CaffeSnapshot
+from speedo.run.exports import make_exports
 from speedo.run.outputs import ModelFiles
 from speedo.run.remote_inputs import located
 from speedo.run.settings import RunSettings
@@ -159,12 +160,16 @@ def build_training(
             lambda: board.dropped,
             roster.data_of,
         )
+    counters = resume.counters if resume else None
+    exports, copies = make_exports(
+        config, settings, run_dir, center, board, counters, time.monotonic
+    )
     watch = DivergenceWatch(config.mode, config.workers, coordinator.strategy.rule.payload)
     driver = Driver(
         coordinator,
         center,
         cluster,
-        Observers(board, log),
+        Observers(*(one for one in (board, log, exports, copies) if one is not None)),
         time.monotonic,
         Limits(start_s=config.timeout, join_s=config.seconds_to_join, turn_s=config.timeout),
         has_tester=spec.has_test,
@@ -181,7 +186,8 @@ def build_training(
         board.notice(f"warning: no {CONFIG} in {run_dir}: {error.strerror}")
     histories = dict(resume.histories) if resume else {}
     return Training(
-        settings, store, driver, files, roster, board, log, fence, keeper, histories, seconds_before, values
+        settings, store, driver, files, roster, board, log, fence, keeper, histories, seconds_before, values,
+        exports,
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from speedo.errors import ConfigError, StoreError
 from speedo.remote.run_copy import check_writable
 from speedo.run.caffe_snapshot import CaffeSnapshot, is_snapshot, read_snapshot
 from speedo.run.datasets import make_dataset, preparable_dataset
+from speedo.run.exports import check_exports
 from speedo.run.remote_inputs import fetch_sources, fetch_weights, located
 from speedo.run.settings import RunSettings
 from speedo.run_dir.directory import check_run_dir, create_run_dir
@@ -83,6 +84,7 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
     path = chosen_solver(config.solver)
     data_root = (located(config.data_root) or default_data_root()).absolute()
     check_names({"the solver": path, "the data root": data_root})
+    config = check_exports(config, resumed=isinstance(resumed, Resumed))
     overrides = SolverOverrides(
         max_iter=config.max_iter,
         # 0 is ours: Caffe knows no test at the end alone.

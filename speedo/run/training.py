@@ -13,6 +13,7 @@ from speedo.master.checkpoint_writer import CheckpointWriter
 from speedo.master.driver import Driver, Outcome
 from speedo.master.slots import Roster
 from speedo.messages import Event
+from speedo.monitor.export.background import Background
 from speedo.monitor.status import Status, StatusBoard
 from speedo.run.outputs import ModelFiles, hand_over
 from speedo.run.result import RunResult, accuracy_of
@@ -47,6 +48,7 @@ class Training:
     histories: Mapping[int, bytes]
     seconds_before: float
     config_values: Mapping[str, Any]
+    exports: Background | None = None
 
     @property
     def center(self) -> RunCenter:
@@ -77,6 +79,8 @@ class Training:
             )
         except FencedError:
             self.log.disown()
+            if self.exports is not None:
+                self.exports.disown()
             raise
         except StoreError as error:
             raise StoreError(f"{error}; {self._keep_what_there_is()}") from None
@@ -85,6 +89,8 @@ class Training:
             if self.keeper is not None:
                 self.keeper.close()
             self.log.close()
+            if self.exports is not None:
+                self.exports.close()
 
     def _give_histories_back(self) -> None:
         """Write the workers' histories to the store, where the workers of their slots read them."""

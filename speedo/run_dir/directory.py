@@ -23,11 +23,12 @@ RESULT: Final = "result.json"
 MODEL: Final = "model.caffemodel"
 LOG: Final = "train.log"
 LOGS: Final = "logs"
+CAFFE_LOG: Final = "caffe.log"
 CHECKPOINTS: Final = "checkpoints"
 EPOCH: Final = "epoch"
 LOCK: Final = "lock"
 
-FILES: Final = (CONFIG, MODEL, LOG, EPOCH, LOCK)
+FILES: Final = (CONFIG, MODEL, LOG, EPOCH, LOCK, CAFFE_LOG)
 FOLDERS: Final = (CHECKPOINTS, LOGS)
 
 

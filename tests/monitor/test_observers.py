@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,18 @@ def test_a_worker_is_shown_with_its_process_and_cores_until_it_is_gone(board: St
     assert shown() == (4711, 2, "0-1")
     board.saw(Left(0, 1, "killed"), 2.0)
     assert shown() == (0, 0, "")
+
+
+def test_a_worker_is_shown_with_the_leader_of_its_team_until_it_is_gone(board: StatusBoard) -> None:
+    team = messages.Team(7, ((1, 1, 10), (0, 1, 10)))
+    board.did(replace(train(0, 1), team=team), 1.0)
+    board.did(train(2, 2), 1.0)
+    assert [one.team for one in board.status(1.0).workers] == [1, None]
+    board.did(train(0, 3), 2.0)
+    assert board.status(2.0).workers[0].team is None
+    board.did(replace(train(0, 4), team=team), 3.0)
+    board.saw(Left(0, 1, "killed"), 3.0)
+    assert board.status(3.0).workers[0].team is None
 
 
 def test_a_worker_that_is_set_aside_is_gone_with_the_reason(board: StatusBoard) -> None:
