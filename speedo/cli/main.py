@@ -18,6 +18,7 @@ from speedo.cli.data import data
 from speedo.cli.doctor import doctor, with_port
 from speedo.cli.launch import launch, launch_host
 from speedo.cli.plan import plan
+from speedo.cli.report import report
 from speedo.cli.run_options import (
     FILE,
     GroupedCommand,
@@ -254,7 +255,19 @@ def server(address: str, timeout: float, token_file: Path | None, logs: Path | N
 for command in (databases.split, databases.check, databases.convert):
     data.add_command(command)
 
-for command in (launch, launch_host, data, status, stop, scale, doctor, plan, topology, template):
+for command in (
+    launch,
+    launch_host,
+    data,
+    status,
+    stop,
+    scale,
+    doctor,
+    plan,
+    report,
+    topology,
+    template,
+):
     main.add_command(command)
 
 
