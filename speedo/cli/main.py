@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import click
 
 from speedo.cli import databases
+from speedo.cli.compare import compare
 from speedo.cli.control import scale, status, stop
 from speedo.cli.data import data
 from speedo.cli.doctor import doctor, with_port
@@ -264,6 +265,7 @@ for command in (
     scale,
     doctor,
     plan,
+    compare,
     report,
     topology,
     template,

@@ -7,9 +7,9 @@ noisy; their mean over an epoch is not. Before so many images are merged it is t
 
 *test*: the loss of the test net at each test, and between two tests the line through both.
 
-A run reaches a loss where its curve is at or below it for the first time; between two points the place is interpolated.
-The epoch factor is epochs of sequential Caffe / epochs of the mode, the throughput factor images/s of the mode / images/s
-of sequential Caffe. The speed-up to equal loss is their product.
+A run reaches a loss where its curve is at or below it for the first time; between two points the place is
+interpolated. The epoch factor is epochs of sequential Caffe / epochs of the mode, the throughput factor images/s of the
+mode / images/s of sequential Caffe. The speed-up to equal loss is their product.
 """
 
 from __future__ import annotations

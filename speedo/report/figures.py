@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -181,11 +181,11 @@ def figures_of(
     records: int | None,
     target: float | None = None,
     measure: Measure = "train",
-    forecasts: Mapping[tuple[str, int, str], Forecast] | None = None,
+    forecasts: Callable[[RunHistory], Forecast | None] = lambda run: None,
 ) -> Figures:
     """The figures of these runs, of which one at least has merged something.
 
-    `forecasts` has the predicted throughput of series, by mode, workers and variant.
+    `forecasts` answers the predicted throughput of a run's series, None where it is measured.
     """
     series = grouped(runs)
     reference = next((one for one in series if one.mode == SEQUENTIAL), series[0])
@@ -193,7 +193,7 @@ def figures_of(
     window = window_of(shortest, records)
     for one in series:
         one.curves = [curve_of(run, measure, window) for run in one.runs]
-        one.forecast = (forecasts or {}).get((one.mode, one.workers, one.variant))
+        one.forecast = forecasts(one.runs[0])
         one.published = PUBLISHED.get(one.mode, {}).get(one.workers, "")
     targets = _targets(reference, target)
     figures = Figures(series, reference, records, measure, window, targets, target is not None)

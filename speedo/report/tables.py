@@ -7,6 +7,7 @@ import io
 from dataclasses import asdict
 from typing import Any, Final
 
+from speedo.report.equal_loss import Interval
 from speedo.report.figures import Figures, Series
 from speedo.report.run_history import RunHistory
 
@@ -103,3 +104,45 @@ def _row(one: Series) -> dict[str, Any]:
         "merged": sum(run.merged for run in one.runs),
         "not_merged": sum(run.not_merged for run in one.runs),
     }
+
+
+def as_text(figures: Figures) -> str:
+    """The table for a terminal; a predicted figure has a `p` behind it, one that is not known is a hyphen."""
+    heading = (
+        "run", f"{figures.unit} to loss", "epoch factor", "images/s", "x throughput", "speed-up", "published",
+        "accuracy",
+    )  # fmt: skip
+    lines = [heading]
+    for one in figures.series:
+        mark = "p" if one.predicted else ""
+        rate = (
+            one.forecast.images_per_s
+            if one.forecast
+            else one.images_per_s and one.images_per_s.mean
+        )
+        bound = "-" if one.at_most is None else f"below {one.at_most:.2f}"
+        lines.append(
+            (
+                one.label,
+                _said(one.epochs),
+                bound if one.epoch_factor is None else _said(one.epoch_factor),
+                "-" if rate is None else f"{rate:,.0f}{mark}",
+                _said(one.throughput_factor, mark=mark),
+                _said(one.speedup, mark=mark),
+                one.published or "-",
+                _said(one.accuracy, ".4f"),
+            )
+        )
+    widths = [max(len(line[place]) for line in lines) for place in range(len(heading))]
+    text = "\n".join(
+        "  ".join(cell.ljust(width) if place == 0 else cell.rjust(width)
+                  for place, (cell, width) in enumerate(zip(line, widths, strict=True)))
+        for line in lines
+    )  # fmt: skip
+    if any(one.predicted for one in figures.series):
+        text += "\np: predicted for a machine with a core for each worker"
+    return text
+
+
+def _said(interval: Interval | None, form: str = ".2f", mark: str = "") -> str:
+    return "-" if interval is None else f"{interval.mean:{form}}{mark}"
