@@ -131,7 +131,7 @@ def line_chart(
     parts += [_drawn(line, at_x, at_y) for line in drawn]
     parts.append("</g>")
     if level is not None:
-        parts.append(_text("tick", level[1], edge, at_y(level[0]) - 5, "end"))
+        parts.append(_text("tick", level[1], LEFT + 6, at_y(level[0]) - 5))
     turned = f"translate(13 {(TOP + floor) / 2}) rotate(-90)"
     parts += [
         _text("name", title, LEFT, 18),

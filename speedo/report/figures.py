@@ -55,7 +55,8 @@ class Series:
 
     `epochs` and `seconds` are those to the target loss; `not_reached` counts the runs that never got there, and
     `at_most` is what the epoch factor is then at most. `accuracy` is that of the tests at the end of the
-    reference's epochs, and of the last tests where there is none.
+    reference's epochs, and of the last tests where there is none. A run that never got there is in `at_most` with all
+    its epochs.
     """
 
     mode: str
@@ -264,9 +265,9 @@ def _compare(one: Series, figures: Figures) -> None:
     """The factors of a series against the reference."""
     own, theirs = _reached(one, figures), _reached(figures.reference, figures)
     if one.not_reached:
-        longest = [run.images for run in one.runs if run.seed not in own and run.images]
-        if longest and theirs:
-            one.at_most = max(theirs.values()) / min(longest)
+        so_far = {run.seed: own.get(run.seed, run.images) for run in one.runs if run.images}
+        bound = ratios(theirs, so_far)
+        one.at_most = None if bound is None else bound.mean
     else:
         one.epoch_factor = ratios(theirs, own)
     if one.forecast is not None:

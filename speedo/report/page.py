@@ -23,10 +23,10 @@ from speedo.report.words import facts, figures_text, has_published, warnings
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell of the table; `note` is smaller and below."""
+    """A cell of the table; `notes` are smaller and below, a line each."""
 
     text: str
-    note: str = ""
+    notes: Sequence[str] = ()
     strong: bool = False
 
 
@@ -82,23 +82,17 @@ def _digest(text: str) -> str:
 # ---------------------------------------------------------------- figures
 
 
-def _range(interval: Interval | None, form: str = "") -> str:
-    if interval is None or interval.count < 2:
-        return ""
-    return f"{_said(interval.least, form)} to {_said(interval.most, form)}"
+def _range(interval: Interval, form: str) -> str:
+    """The least and the most; nothing where they look alike."""
+    least, most = format(interval.least, form), format(interval.most, form)
+    return "" if least == most else f"{least} to {most}"
 
 
-def _said(value: float, form: str = "") -> str:
-    return format(value, form) if form else number(value)
-
-
-def _cell(
-    interval: Interval | None, form: str = "", *, strong: bool = False, note: str = ""
-) -> Cell:
+def _cell(interval: Interval | None, form: str, *notes: str, strong: bool = False) -> Cell:
     if interval is None:
-        return Cell("", note)
-    notes = [part for part in (_range(interval, form), note) if part]
-    return Cell(_said(interval.mean, form), ", ".join(notes), strong)
+        return Cell("", tuple(filter(None, notes)))
+    below = (_range(interval, form), *notes)
+    return Cell(format(interval.mean, form), tuple(filter(None, below)), strong)
 
 
 def _columns(figures: Figures) -> list[str]:
@@ -120,27 +114,29 @@ def _table(figures: Figures) -> list[list[Cell]]:
     rows = []
     for one in figures.series:
         seeds = f"{len(one.runs)} seeds" if len(one.runs) > 1 else ""
-        missed = f"{one.not_reached} of {len(one.runs)} did not reach it" if one.not_reached else ""
-        bound = f"below {one.at_most:.2f}" if one.at_most is not None else missed
-        rate = _cell(one.images_per_s, ",.0f", note="measured here" if one.predicted else "")
+        predicted = "predicted" if one.predicted else ""
+        missed, bound, bound_of_both = "", "", ""
+        if one.not_reached:
+            missed = f"{one.not_reached} of {len(one.runs)} never there"
+        if one.at_most is not None:
+            bound = f"at most {one.at_most:.2f}"
+            if one.throughput_factor is not None:
+                bound_of_both = f"at most {one.at_most * one.throughput_factor.mean:.2f}"
+        rate = _cell(one.images_per_s, ",.0f")
         if one.forecast is not None:
-            rate = Cell(
-                f"{one.forecast.images_per_s:,.0f}", f"predicted; {rate.text} measured here"
-            )
+            rate = Cell(f"{one.forecast.images_per_s:,.0f}", ("predicted", f"{rate.text} here"))
         row = [
-            Cell(one.label, seeds),
-            _cell(one.epochs, ".2f", note=missed),
-            _cell(one.epoch_factor, ".2f") if not one.not_reached else Cell("", bound),
+            Cell(one.label, (seeds,) if seeds else ()),
+            _cell(one.epochs, ".2f", missed),
+            _cell(one.epoch_factor, ".2f", bound),
             rate,
-            _cell(one.throughput_factor, ".2f", note="predicted" if one.predicted else ""),
-            _cell(
-                one.speedup, ".2f", strong=True, note="partly predicted" if one.predicted else ""
-            ),
+            _cell(one.throughput_factor, ".2f", predicted),
+            _cell(one.speedup, ".2f", bound_of_both, predicted, strong=True),
         ]
         if has_published(figures):
             row.append(Cell(one.published))
         row += [
-            _cell(one.seconds, ",.1f", note="predicted" if one.predicted else ""),
+            _cell(one.seconds, ",.1f", predicted),
             _cell(one.accuracy, ".4f"),
             Cell("" if one.refused_share is None else f"{one.refused_share:.1%}"),
         ]

@@ -7,6 +7,7 @@ from typing import IO, Any, Final
 from speedo.report.charts import Line
 from speedo.report.figures import Figures
 from speedo.report.panels import Panels
+from speedo.report.sections import STEEP
 
 # As `c0` to `c7` of the page in the light: told apart by eyes that see no red or green.
 INKS: Final = (
@@ -51,7 +52,7 @@ def draw(figures: Figures, title: str, file: IO[bytes]) -> None:
             ):
                 axis = figure.add_subplot(grid[row, column])
                 axis.set_title(f"{up.capitalize()}{suffix}", fontsize=10, loc="left")
-                _draw_lines(axis, lines)
+                _draw_lines(axis, lines, 0.1 if row == 2 else STEEP)
                 axis.set_xlabel(across)
                 axis.set_ylabel(up)
                 axis.locator_params(nbins=5)
@@ -70,7 +71,7 @@ def draw(figures: Figures, title: str, file: IO[bytes]) -> None:
         pyplot.close(figure)
 
 
-def _draw_lines(axis: Any, lines: list[Line]) -> None:
+def _draw_lines(axis: Any, lines: list[Line], quiet: float) -> None:
     right = max((max(line.xs) for line in lines), default=1.0)
     late: list[float] = []
     for line in lines:
@@ -82,7 +83,7 @@ def _draw_lines(axis: Any, lines: list[Line]) -> None:
                 line.xs, line.lows, line.highs, color=INKS[line.colour], alpha=0.15, linewidth=0
             )
         pairs = zip(line.xs, line.ys, strict=True)
-        late += [y for x, y in pairs if x >= 0.1 * right and y == y]
+        late += [y for x, y in pairs if x >= quiet * right and y == y]
     if late and max(late) > min(late):
         room = 0.06 * (max(late) - min(late))
         axis.set_ylim(min(late) - room, max(late) + room)

@@ -14,6 +14,7 @@ from speedo.report.panels import Axis, Ink, Panels, staleness_shares
 from speedo.report.words import has_published
 
 AXES: Final[tuple[Axis, ...]] = ("epochs", "seconds")
+STEEP: Final = 0.3  # of a chart of losses, from its left: what is above its frame there says little
 MOST_LIVES: Final = 12  # charts of workers' lives; of more runs only those in which a worker left
 # Parts of a turn: name in the log, name here, colour.
 PARTS: Final = (
@@ -89,8 +90,10 @@ def _factor(one: Series, attribute: str, panels: Panels, published: bool) -> Bar
     value: Interval | None = getattr(one, attribute)
     predicted = one.predicted and attribute != "epoch_factor"
     if value is None:
-        bound = f"below {one.at_most:.2f}" if one.at_most is not None else "not reached"
-        text = bound if attribute == "epoch_factor" else "loss not reached"
+        factor = one.at_most
+        if factor is not None and attribute == "speedup" and one.throughput_factor is not None:
+            factor *= one.throughput_factor.mean
+        text = "loss not reached" if factor is None else f"at most {factor:.2f}"
     else:
         text = f"{value.mean:.2f}" + (" predicted" if predicted else "")
     mark = _mark(one.published) if published and attribute == "speedup" else None
@@ -122,7 +125,9 @@ def _losses(figures: Figures, panels: Panels) -> Section:
             if lines := panels.losses(panel, axis):
                 title, across = _titled(kind.capitalize(), panel.title), _across(figures, axis)
                 name = f"loss-{axis}-{place}"
-                made.append(charts.line_chart(name, title, across, kind, lines, level=level))
+                made.append(
+                    charts.line_chart(name, title, across, kind, lines, level=level, quiet=STEEP)
+                )
     text = "The loss by which runs are compared; its steep beginning may lie above the frame. "
     if any(len(run.runs) > 1 for run in figures.series):
         text += "Bands span the seeds. "

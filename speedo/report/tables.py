@@ -15,6 +15,7 @@ COLUMNS: Final = (
     "series", "mode", "workers", "variant", "runs", "runs_that_did_not_reach_the_loss",
     "epochs_to_loss", "epochs_least", "epochs_most", "seconds_to_loss",
     "images_per_s", "images_per_s_predicted", "epoch_factor", "epoch_factor_least", "epoch_factor_most",
+    "epoch_factor_at_most",
     "throughput_factor", "throughput_is", "speedup", "speedup_least", "speedup_most", "published",
     "accuracy", "accuracy_least", "accuracy_most", "merged", "not_merged",
 )  # fmt: skip
@@ -92,6 +93,7 @@ def _row(one: Series) -> dict[str, Any]:
         "epoch_factor": part("epoch_factor", "mean"),
         "epoch_factor_least": part("epoch_factor", "least"),
         "epoch_factor_most": part("epoch_factor", "most"),
+        "epoch_factor_at_most": one.at_most,
         "throughput_factor": part("throughput_factor", "mean"),
         "throughput_is": "predicted" if one.predicted else "measured",
         "speedup": part("speedup", "mean"),
@@ -120,7 +122,7 @@ def as_text(figures: Figures) -> str:
             if one.forecast
             else one.images_per_s and one.images_per_s.mean
         )
-        bound = "-" if one.at_most is None else f"below {one.at_most:.2f}"
+        bound = "-" if one.at_most is None else f"<= {one.at_most:.2f}"
         lines.append(
             (
                 one.label,
