@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from speedo.comparison.one_run import Place, make
 from speedo.comparison.outcome import write_outcome
 from speedo.comparison.sequential import spec_of
-from speedo.comparison.throughput import Forecasts, calibration_of
+from speedo.comparison.throughput import ROUGH_S, Forecasts, calibration_of, measured
 from speedo.comparison.wish import Planned, Wish, keep_wish, runs_of
 from speedo.data import default_data_root
 from speedo.errors import ConfigError, SolverError
@@ -53,8 +53,7 @@ class Comparison:
 
     def estimates(self, note: Callable[[str], None]) -> list[float | None]:
         """Seconds that each run would take here, after a short measurement. Raises what that does."""
-        folder = self.folder if (self.folder / "compare.yaml").is_file() else None
-        calibration = calibration_of(folder, self.wish, dict(self.wish.options), note)
+        calibration = measured(self.wish, ROUGH_S, note)
         return Forecasts(calibration, cores()).seconds(self.runs)
 
     def make(self, watch: Watch) -> Figures | None:
@@ -70,9 +69,7 @@ class Comparison:
                 watch.note(
                     "measuring this machine, to predict the throughput of more workers than it has cores"
                 )
-                calibration = calibration_of(
-                    self.folder, self.wish, dict(self.wish.options), watch.note
-                )
+                calibration = calibration_of(self.folder, self.wish, watch.note)
             forecasts = Forecasts(calibration, cores())
             rates = _Rates(forecasts.seconds(self.runs), self.runs)
             figures = None
@@ -108,7 +105,9 @@ class Comparison:
             watch.note(f"{title}: failed, {problem}")
         else:
             left = rates.left(number, 0.0, 1.0)
-            watch.note(f"{title}: done in {time.monotonic() - began:.0f} s{in_words(left)}")
+            early = place.ended_early()
+            ended = f"ended early, {early}," if early else "done"
+            watch.note(f"{title}: {ended} in {time.monotonic() - began:.0f} s{in_words(left)}")
         return True
 
 

@@ -62,6 +62,11 @@ class Place:
         complete = result.get("complete") is True and result["iteration"] >= max_iter
         return "finished" if complete or "diverge" in str(result["reason"]) else "broken"
 
+    def ended_early(self) -> str:
+        """Why a run that is over ended before its last iteration; empty if it did not."""
+        result = read_result(self.run_dir / RESULT)
+        return "" if result is None or result.get("complete") is True else str(result["reason"])
+
     def iteration(self) -> int:
         """How far the run has come, by the end of its log; 0 where that does not say."""
         try:

@@ -17,28 +17,39 @@ from speedo.report.run_history import RunHistory
 
 CALIBRATION: Final = "calibration.json"
 SECONDS: Final = 3.0  # to measure steps, for each batch size
+ROUGH_S: Final = 0.3  # the same for an estimate of how long runs take
 START_S: Final = 10.0  # of a run: processes, nets, the last test
 
 Note = Callable[[str], None]
 
 
-def calibration_of(
-    folder: Path | None, wish: Wish, options: dict[str, Any], note: Note
-) -> Calibration:
+def calibration_of(folder: Path, wish: Wish, note: Note) -> Calibration:
     """That of the folder, or one that is measured now and kept there. Raises what `measure_solver` does."""
-    path = None if folder is None else folder / CALIBRATION
-    if path is not None and path.is_file():
+    path = folder / CALIBRATION
+    if path.is_file():
         return read_calibration(path)
+    found = measured(wish, SECONDS, note)
+    write_calibration(found, path)
+    return found
+
+
+def measured(wish: Wish, seconds: float, note: Note) -> Calibration:
+    """Measure the wish's solver on this machine. Raises what `measure_solver` does."""
+    options = wish.options
     root = options.get("data_root")
     found = measure_solver(
-        Path(str(wish.solver)), wish.modes, wish.workers, options.get("split_batch"), SECONDS, note,
-        data_root=Path(root) if root else None, cpu=bool(options.get("cpu")),
-    )  # fmt: skip
+        Path(str(wish.solver)),
+        wish.modes,
+        wish.workers,
+        options.get("split_batch"),
+        seconds,
+        note,
+        data_root=Path(root) if root else None,
+        cpu=bool(options.get("cpu")),
+    )
     batch = options.get("batch")
     if batch is not None and batch != found.batch_size:
         found = _scaled(found, int(batch))
-    if path is not None:
-        write_calibration(found, path)
     return found
 
 
