@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from speedo.cli.run_options import PATH, options_named
 from speedo.cli.units import parse_workers
 from speedo.errors import ConfigError
 from speedo.monitor.console import ErrorConsole
+from speedo.system.workplace import check_names
 
 PASSED_ON: Final = ("batch", "lr", "momentum", "weight_decay", "cpu", "data_root")
 
@@ -97,8 +99,14 @@ def compare(
     from speedo.comparison.wish import Wish, parse_modes, parse_sweep
     from speedo.report.tables import as_text
 
+    for name, number in (("epochs", epochs), ("longer", longer)):
+        if math.isnan(number):
+            raise ConfigError(f"--{name} is nan; use a number")
     path = solver_named(solver)
-    given = {name: value for name, value in options.items() if value not in (None, False)}
+    check_names({"the solver": path, "the data root": options.get("data_root"), "--out": out})
+    given = {
+        name: value for name, value in options.items() if value is not None and value is not False
+    }
     if "data_root" in given:
         given["data_root"] = str(Path(given["data_root"]).absolute())
     swept = [parse_sweep(text) for text in sweeps]

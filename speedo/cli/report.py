@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Literal
 
@@ -52,6 +53,8 @@ def report(
     from speedo.report.run_history import read_history
     from speedo.run.records import records_of
 
+    if target_loss is not None and math.isnan(target_loss):
+        raise ConfigError("--target-loss is nan; use a number above 0")
     target = output or runs[0] / "report.html"
     if target.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(f"--output {target} is no page: give a name that ends in .html")

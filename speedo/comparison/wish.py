@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product
@@ -162,19 +163,19 @@ def parse_modes(text: str) -> tuple[str, ...]:
 def keep_wish(folder: Path, wish: Wish) -> None:
     """Write the wish into a new folder, or check that it is the one that is there. Raises `ConfigError`."""
     path = folder / FILE
-    if not path.exists():
-        try:
-            others = [one.name for one in folder.iterdir()] if folder.exists() else []
-            if others:
-                raise ConfigError(
-                    f"{folder} holds other things than a comparison; give another --out"
-                )
+    try:
+        there = os.path.lexists(path)
+        others = [] if there or not os.path.lexists(folder) else os.listdir(folder)
+        if not there and not others:
             folder.mkdir(parents=True, exist_ok=True)
             path.write_text(yaml.safe_dump(wish.plain(), sort_keys=False), encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(
-                f"{folder} cannot be written: {error.strerror}; give another --out"
-            ) from None
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} cannot be written: {error.strerror}; give another --out"
+        ) from None
+    if others:
+        raise ConfigError(f"{folder} holds other things than a comparison; give another --out")
+    if not there:
         return
     try:
         former = yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -18,9 +18,9 @@ def write_report(figures: Figures, heading: Heading, target: Path) -> list[Path]
     picture = io.BytesIO()
     draw(figures, heading.title, picture)
     contents = {
-        target: page(figures, heading).encode(),
+        target: page(figures, heading).encode(errors="replace"),
         target.with_suffix(".png"): picture.getvalue(),
-        target.with_suffix(".csv"): as_csv(figures).encode(),
+        target.with_suffix(".csv"): as_csv(figures).encode(errors="replace"),
     }
     for path, content in contents.items():
         try:
