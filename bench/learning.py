@@ -51,7 +51,7 @@ solver_mode: CPU
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One `speedo compare`: its folder's name, its arguments, and those of a trial in their place."""
+    """One `speedo compare`: its folder's name and its arguments."""
 
     name: str
     arguments: tuple[str, ...]
@@ -159,9 +159,10 @@ def figures_table(series: Sequence[dict[str, Any]]) -> list[list[str]]:
         bound = row["epoch_factor_at_most"]
         factor = _spread(row, "epoch_factor") if bound is None else f"at most {bound:.2f}"
         results = row["merged"] + row["not_merged"]
+        speedup = _spread(row, "speedup")
         table.append([
             row["series"], _said(row["epochs_to_loss"]), factor, f"{rate:,.0f}{marked}" if rate else "",
-            _said(row["throughput_factor"]) + marked, _spread(row, "speedup") + marked, row["published"],
+            _said(row["throughput_factor"]) + marked, speedup + marked * bool(speedup), row["published"],
             _said(row["accuracy"], ".4f"), f"{row['not_merged'] / results:.1%}" if results else "",
         ])  # fmt: skip
     return table
@@ -195,22 +196,29 @@ def main() -> int:
     solver = quick_solver(folder / "net") if part == 2 else bundled_solver("lenet")
     lines = [f"# {TITLES[part]}: `python -m bench.learning --part {part}`", "", f"{where}.", ""]
     status = 0
+    trial = ["--epochs", "0.03", "--seeds", "1"] if asked.trial else []
     for comparison in PARTS[part]:
         words = [str(solver), *comparison.arguments, "--out", str(folder / comparison.name)]
-        if asked.trial:
-            words += ["--epochs", "0.03", "--seeds", "1"]  # the last of an option counts
+        words += trial  # the last of an option counts
         done = subprocess.run([sys.executable, "-m", "speedo", "compare", *words], check=False)
         if done.returncode not in (0, 1):
             return done.returncode
         status |= done.returncode
-        status |= _tell(part, comparison, folder, target, lines)
+        status |= _tell(part, comparison, trial, folder, target, lines)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
     print(target)
     return status
 
 
-def _tell(part: int, comparison: Comparison, folder: Path, target: Path, lines: list[str]) -> int:
+def _tell(
+    part: int,
+    comparison: Comparison,
+    others: Sequence[str],
+    folder: Path,
+    target: Path,
+    lines: list[str],
+) -> int:
     """Add what a comparison has found to the page; 1 if a bar does not hold."""
     data = json.loads((folder / comparison.name / "compare.json").read_text())
     several = len(PARTS[part]) > 1
@@ -219,7 +227,7 @@ def _tell(part: int, comparison: Comparison, folder: Path, target: Path, lines: 
     window = data["window_images"] / data["records"]
     done, planned = data["runs_done"], data["runs_planned"]
     about = (
-        f"`speedo compare SOLVER {' '.join(comparison.arguments)}`: {done} of {planned} runs. Loss: the mean of the "
+        f"`speedo compare SOLVER {' '.join([*comparison.arguments, *others])}`: {done} of {planned} runs. Loss: the mean of the "
         f"training loss over {window:.2g} epochs. Figures are means over seeds (least to most); p: with throughput "
         "predicted for a machine with a core for each worker."
     )
