@@ -226,8 +226,9 @@ def _tell(
     shutil.copyfile(folder / comparison.name / "report.png", picture)
     window = data["window_images"] / data["records"]
     done, planned = data["runs_done"], data["runs_planned"]
+    arguments = " ".join([*comparison.arguments, *others])
     about = (
-        f"`speedo compare SOLVER {' '.join([*comparison.arguments, *others])}`: {done} of {planned} runs. Loss: the mean of the "
+        f"`speedo compare SOLVER {arguments}`: {done} of {planned} runs. Loss: the mean of the "
         f"training loss over {window:.2g} epochs. Figures are means over seeds (least to most); p: with throughput "
         "predicted for a machine with a core for each worker."
     )
