@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import click
 
 from speedo.cli import databases
+from speedo.cli.compare import compare
 from speedo.cli.control import scale, status, stop
 from speedo.cli.data import data
 from speedo.cli.doctor import doctor, with_port
 from speedo.cli.launch import launch, launch_host
 from speedo.cli.plan import plan
+from speedo.cli.report import report
 from speedo.cli.run_options import (
     FILE,
     GroupedCommand,
@@ -275,6 +277,8 @@ for command in (
     scale,
     doctor,
     plan,
+    compare,
+    report,
     score,
     topology,
     template,
