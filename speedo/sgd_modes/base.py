@@ -15,7 +15,7 @@ from typing import Any, Protocol, get_args, get_type_hints
 
 from speedo.bounds import Option
 from speedo.messages import Decision, Result
-from speedo.sgd_modes.rules import MergeRule, RuleClass
+from speedo.sgd_modes.rules import AddDelta, MergeRule, RuleClass
 
 
 class Strategy(Protocol):
@@ -94,4 +94,6 @@ class Mode:
     def takes(self, option: str) -> bool:
         """Whether this mode uses the option."""
         chosen = {"local_steps", *(rule.option for rule in self.rules)}
+        if AddDelta in self.rules:
+            chosen.add("momentum_correction")
         return option in chosen or option in self.own

@@ -17,7 +17,7 @@ from speedo.bounds import declared, digits
 from speedo.sgd_modes.base import Mode, Strategy
 from speedo.sgd_modes.hybrid import Hybrid, Phase
 from speedo.sgd_modes.options import ModeOptions, RunOptions
-from speedo.sgd_modes.rules import Elastic, MergeRule, RuleClass, ServerGradient
+from speedo.sgd_modes.rules import AddDelta, Elastic, MergeRule, RuleClass, ServerGradient
 from speedo.vectors.vector import Vector
 
 Update = Callable[[Vector, Vector, int], None]
@@ -146,6 +146,11 @@ def with_whole_gradient(config: Run) -> Run:
     return config.model_copy(update={"phases": phases, **(exact if needs_it(config) else {})})
 
 
+def adds_deltas(options: ModeOptions) -> bool:
+    """Whether workers send deltas, each of which is added when it arrives."""
+    return options.mode in PLAIN and _rule_class(options) is AddDelta
+
+
 # ---------------------------------------------------------------- strategies
 
 
@@ -193,4 +198,6 @@ def _rule(options: ModeOptions, update: Update | None) -> MergeRule:
         if update is None:
             raise ValueError("server_gradient needs the master's update")
         return rule(update)
+    if rule is AddDelta and options.momentum_correction:
+        return AddDelta(options.delta_scale, whole=4.0)
     return rule(getattr(options, rule.option))
