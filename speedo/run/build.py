@@ -26,18 +26,20 @@ from speedo.master.plan import Plan
 from speedo.master.served_center import ServedCenter
 from speedo.master.server_requests import Servers
 from speedo.master.slots import Roster
+from speedo.master.stopping import Stopping, StopRules
 from speedo.monitor.status import StatusBoard
 from speedo.remote.uris import uri_of
+from speedo.run.best_model import BestFile
 from speedo.run.caffe_snapshot import CaffeSnapshot
 from speedo.run.outputs import ModelFiles
 from speedo.run.remote_inputs import located
 from speedo.run.settings import RunSettings
 from speedo.run.training import Training
-from speedo.run_dir.checkpoint_file import Checkpoint
+from speedo.run_dir.checkpoint_file import Checkpoint, Progress
 from speedo.run_dir.directory import CHECKPOINTS, CONFIG, METRICS, write_config
 from speedo.run_dir.fence import Fence
 from speedo.run_dir.metrics_log import MetricsLog
-from speedo.sgd_modes.registry import Update, make_strategy, needs_update
+from speedo.sgd_modes.registry import Adjust, Update, make_strategy, needs_update
 from speedo.sgd_modes.rules import by_servers
 from speedo.solver import SolverSpec, solver_for_server
 from speedo.solver.proto import caffe_proto, parse_text
@@ -115,7 +117,11 @@ def build_training(
     log = _run_log(run_dir, board, resumed=settings.epoch > 0)
     files = ModelFiles(run_dir, spec, engine, center, fence.require, board.notice)
     coordinator = _coordinator(
-        config, settings, resume, _solver_update(engine) if servers is None else by_servers
+        config,
+        settings,
+        resume,
+        _solver_update(engine) if servers is None else by_servers,
+        lambda own: engine.adjust(own.lr, own.momentum, own.weight_decay, 1),
     )
     if isinstance(center, ServedCenter):
         center.rule = lambda: coordinator.strategy.rule
@@ -152,6 +158,9 @@ def build_training(
             lambda: board.dropped,
             roster.data_of,
         )
+    best = None
+    if config.keep_best and spec.has_test:
+        best = BestFile(run_dir, engine, center, fence.require, board.notice)
     watch = DivergenceWatch(config.mode, config.workers, coordinator.strategy.rule.payload)
     driver = Driver(
         coordinator,
@@ -166,6 +175,9 @@ def build_training(
         diverged=watch.saw if config.stop_on_divergence else lambda loss, samples: None,
         outages=lambda: center.outages,
         together=log.together,
+        best=best,
+        final_test=config.final_test,
+        seconds_before=seconds_before,
     )
     values = config_for_people(config, spec.path, settings.seed)
     try:
@@ -174,7 +186,8 @@ def build_training(
         board.notice(f"warning: no {CONFIG} in {run_dir}: {error.strerror}")
     histories = dict(resume.histories) if resume else {}
     return Training(
-        settings, store, driver, files, roster, board, log, fence, keeper, histories, seconds_before, values
+        settings, store, driver, files, roster, board, log, fence, keeper, histories, seconds_before, values,
+        best,
     )  # fmt: skip
 
 
@@ -211,7 +224,11 @@ def _first_center(
 
 
 def _coordinator(
-    config: RunConfig, settings: RunSettings, resume: Checkpoint | None, update: Update
+    config: RunConfig,
+    settings: RunSettings,
+    resume: Checkpoint | None,
+    update: Update,
+    adjust: Adjust,
 ) -> Coordinator:
     spec = settings.spec
     test_interval = spec.test_interval if spec.has_test and config.test_interval != 0 else 0
@@ -228,16 +245,37 @@ def _coordinator(
         stretch_s=config.stretch if settings.compression.payload == "none" else 0.0,
     )
     samples = resume.counters.samples if resume else 0
+    progress = resume.counters.progress if resume else None
     return Coordinator(
         make_strategy(
-            config, spec.batch, update if needs_update(config) else None, samples=samples
+            config,
+            spec.batch,
+            update if needs_update(config) else None,
+            samples=samples,
+            place=None if progress is None else (progress.phase, progress.phase_samples),
+            adjust=adjust,
+            batch_size=spec.batch_size,
         ),
         plan,
         version=resume.counters.version if resume else 0,
         samples=samples,
         first_ticket=settings.epoch * TICKETS_OF_AN_EPOCH + 1,
         received=resume.counters.received if resume else 0,
+        stopping=_stopping(config, progress),
     )
+
+
+def _stopping(config: RunConfig, progress: Progress | None) -> Stopping:
+    rules = StopRules(
+        config.max_seconds,
+        config.target or "",
+        config.patience or 0,
+        config.best_by or "",
+        config.keep_best,
+    )
+    if progress is None:
+        return Stopping(rules)
+    return Stopping(rules, progress.best, progress.since_best, progress.best_iteration)
 
 
 def _solver_update(engine: PycaffeEngine) -> Update:

@@ -14,6 +14,7 @@ from speedo.master.driver import Driver, Outcome
 from speedo.master.slots import Roster
 from speedo.messages import Event
 from speedo.monitor.status import Status, StatusBoard
+from speedo.run.best_model import BestFile
 from speedo.run.outputs import ModelFiles, hand_over
 from speedo.run.result import RunResult, accuracy_of
 from speedo.run.settings import RunSettings
@@ -47,6 +48,7 @@ class Training:
     histories: Mapping[int, bytes]
     seconds_before: float
     config_values: Mapping[str, Any]
+    best: BestFile | None = None
 
     @property
     def center(self) -> RunCenter:
@@ -125,7 +127,7 @@ class Training:
     def _result(self, outcome: Outcome) -> RunResult:
         seconds = self.seconds_before + outcome.seconds
         untested = outcome.test_problem
-        if self.settings.spec.has_test and not outcome.metrics:
+        if self.settings.spec.has_test and not outcome.metrics and self.driver.final_test:
             untested = untested or "the tester gave no answer"
         return RunResult(
             self.board.mode,
@@ -145,4 +147,5 @@ class Training:
             str(self.files.run_dir),
             self.board.results * self.center.payload_bytes,
             self.board.turns * self.center.center_bytes,
+            best=None if self.best is None else self.best.result,
         )

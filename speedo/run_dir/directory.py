@@ -21,13 +21,15 @@ METRICS: Final = "metrics.jsonl"
 CONFIG: Final = "config.yaml"
 RESULT: Final = "result.json"
 MODEL: Final = "model.caffemodel"
+BEST_MODEL: Final = "best.caffemodel"
+BEST: Final = "best.json"
 LOG: Final = "train.log"
 LOGS: Final = "logs"
 CHECKPOINTS: Final = "checkpoints"
 EPOCH: Final = "epoch"
 LOCK: Final = "lock"
 
-FILES: Final = (CONFIG, MODEL, LOG, EPOCH, LOCK)
+FILES: Final = (CONFIG, MODEL, BEST_MODEL, BEST, LOG, EPOCH, LOCK)
 FOLDERS: Final = (CHECKPOINTS, LOGS)
 
 

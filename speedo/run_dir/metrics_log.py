@@ -22,6 +22,7 @@ from speedo.messages import (
     Event,
     Finish,
     Joined,
+    KeepBest,
     Left,
     Merge,
     SetAside,
@@ -165,6 +166,7 @@ class MetricsLog:
                         iteration=action.iteration,
                         staleness=part.staleness,
                         samples=part.samples,
+                        steps=part.steps,
                         loss=part.loss,
                         rate=action.rate,
                         timings={**theirs, **own},
@@ -194,6 +196,16 @@ class MetricsLog:
                     "snapshot",
                     version=action.version,
                     iteration=action.iteration,
+                    problem=action.problem or None,
+                )
+            case KeepBest():
+                self._write(
+                    now,
+                    "best",
+                    version=action.version,
+                    iteration=action.iteration,
+                    output=action.output,
+                    value=action.value,
                     problem=action.problem or None,
                 )
             case Finish():

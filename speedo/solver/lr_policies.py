@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from speedo.engines.update_rules import float32
@@ -67,6 +67,10 @@ class LrPolicy:
         `poly` stays at 0 beyond `max_iter`, where Caffe's formula has no real value.
         """
         return float32(self.base_lr * self._factor(iteration))
+
+    def from_base(self, lr: float) -> LrPolicy:
+        """The same policy with another `base_lr`, a float32 value as the solver would have it."""
+        return replace(self, base_lr=float32(lr))
 
     def _factor(self, iteration: int) -> float:
         match self.policy:
