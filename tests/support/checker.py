@@ -179,7 +179,14 @@ class Checker:
         staleness = self.accepted - turn.accepted_before
         self.accepted += 1
         key = (worker, event.incarnation, ticket)
-        self.held[key] = Part(*key, turn.samples, staleness, event.loss)
+        steps, samples = turn.train.steps, turn.samples
+        if turn.train.norm:
+            per_step = samples // steps
+            steps = event.samples // per_step
+            self.require(steps * per_step == event.samples, "no whole steps", event)
+            self.require(1 <= steps <= turn.train.steps, "wrong length", event)
+            samples = event.samples
+        self.held[key] = Part(*key, samples, staleness, event.loss, steps=steps)
         self.mode.accepted(worker)
 
     def _take_turn(self, worker: int, ticket: int) -> Turn | None:
