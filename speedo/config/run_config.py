@@ -122,6 +122,8 @@ class PhaseConfig(_Phase):
             )
             if value is not None and limit is not None:
                 found += limit(name, value)
+        if self.momentum_correction:
+            found.append("momentum_correction is for runs of one mode; leave it out of the phase")
         return [f"phase {number} ({self.mode}): {problem}" for problem in found]
 
 
@@ -155,6 +157,9 @@ class RunConfig(_Run):
         "Test every N iterations; 0: only at the end.", Whole(0, LARGEST_INT32), group=SOLVER)] = None
     lr: Annotated[float | None, Option(
         "Instead of base_lr.", Float32("a learning rate above 0", zero=False), group=SOLVER)] = None
+    warm_up: Annotated[int, Option(
+        "The learning rate rises from a tenth to the whole over the first N iterations.", Whole(0, LARGEST_INT32),
+        source="Caffe has none", group=SOLVER)] = 0
     momentum: Annotated[float | None, Option(
         "Instead of momentum.", Interval("[0, 1)", "use 0 up to, not including, 1"), group=SOLVER)] = None
     weight_decay: Annotated[float | None, Option(

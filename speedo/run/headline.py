@@ -38,10 +38,11 @@ def headline(prepared: Prepared) -> list[str]:
     update = ""
     if config.server_gradient:
         update = f" applied by the {'servers' if config.serves else 'master'}"
+    kind = "SGD with momentum correction" if config.momentum_correction else spec.type
     return [
         (
             f"{spec.net_name or spec.path.stem}: mode {config.mode}, {config.workers} workers, "
-            f"{effective}; {spec.type}{update}, {rate}, "
+            f"{effective}; {kind}{update}, {rate}, "
             f"momentum {spec.momentum:g}, weight decay {spec.weight_decay:g}"
         ),
         f"{spec.max_iter} iterations of {spec.batch} samples{epochs}; run directory {prepared.run_dir}",

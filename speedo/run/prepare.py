@@ -25,7 +25,7 @@ from speedo.run.remote_inputs import fetch_sources, fetch_weights, located
 from speedo.run.settings import RunSettings
 from speedo.run_dir.directory import check_run_dir, create_run_dir
 from speedo.run_dir.resume import Resumed, find_run
-from speedo.sgd_modes.registry import with_whole_gradient
+from speedo.sgd_modes.registry import adds_deltas, with_whole_gradient
 from speedo.solver import (
     Draws,
     SolverOverrides,
@@ -90,6 +90,7 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
         # 0 is ours: Caffe knows no test at the end alone.
         test_interval=config.test_interval or None,
         lr=config.lr,
+        warm_up=config.warm_up,
         momentum=config.momentum,
         weight_decay=config.weight_decay,
         batch=config.batch,
@@ -109,6 +110,7 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
     convert_databases(spec, note)
     if not spec.update_is_linear:
         config = with_whole_gradient(config)
+    config, spec = _with_momentum_correction(config, spec)
     _check_stopping_and_phases(config, spec, path, overrides, data_root)
     records = count_records(spec)
     if config.data_share == "offset" and records is None:
@@ -131,6 +133,25 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
     run_dir = create_run_dir(run_dir, snapshots)
     settings = run_settings(config, spec, run)
     return Prepared(config, settings, run_dir, data_root, records, resumed)
+
+
+def _with_momentum_correction(config: RunConfig, spec: SolverSpec) -> tuple[RunConfig, SolverSpec]:
+    """The momentum correction that this mode and this solver have, and the solver that makes it.
+
+    Hakimi, Barkai, Gabel, Schuster, Taming Momentum in a Distributed Asynchronous Environment, 2019, section 4
+    (DANA-Slim): each worker steps by Nesterov's form of its own momentum, so the center is where the gradients of the
+    other workers expect it.
+    """
+    fits = spec.type == "SGD" and spec.momentum > 0
+    if config.momentum_correction and not fits:
+        momentum = f" with momentum {spec.momentum:g}" if spec.type == "SGD" else ""
+        raise ConfigError(
+            f"momentum_correction is for solver type SGD with momentum, and {spec.path} has {spec.type}{momentum}; "
+            "leave --momentum-correction out"
+        )
+    if not (fits and adds_deltas(config)) or config.momentum_correction is False:
+        return config, spec
+    return config.model_copy(update={"momentum_correction": True}), spec.with_nesterov()
 
 
 def with_workers(prepared: Prepared, workers: int) -> Prepared:

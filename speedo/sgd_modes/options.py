@@ -37,6 +37,10 @@ class ModeOptions(BaseModel):
         "Workers send raw gradients; the master, or each server for its range, applies the solver's update.",
         usual="in sync with one local step, for solvers other than SGD and Nesterov, and with clip_gradients",
         source="only so the step is that of one solver")] = None
+    momentum_correction: Annotated[bool | None, Option(
+        "Workers step by Nesterov's form of momentum, which anticipates the steps of the others.",
+        usual="for solver type SGD with momentum, if deltas are added",
+        source="measured: modes.md, momentum and the scale of deltas")] = None
     # fmt: on
 
     @field_validator("*", mode="before")
@@ -62,6 +66,11 @@ class ModeOptions(BaseModel):
             found.append(
                 f"sync_when is {self.sync_when} with local_steps 1: each turn is one step already; give --local-steps "
                 "the most steps of a turn"
+            )
+        if self.momentum_correction and (self.moving_rate is not None or self.server_gradient):
+            other = "server_gradient" if self.server_gradient else "moving_rate"
+            found.append(
+                f"momentum_correction together with {other}: it corrects deltas; leave one out"
             )
         if not self.server_gradient:
             return found

@@ -20,7 +20,7 @@ from speedo.sgd_modes.conditions import parse_condition
 from speedo.sgd_modes.hybrid import Hybrid
 from speedo.sgd_modes.options import ModeOptions, PhaseOptions, RunOptions
 from speedo.sgd_modes.phases import Phase
-from speedo.sgd_modes.rules import Elastic, MergeRule, RuleClass, ServerGradient
+from speedo.sgd_modes.rules import AddDelta, Elastic, MergeRule, RuleClass, ServerGradient
 from speedo.sgd_modes.turn_length import turn_length
 from speedo.vectors.vector import Vector
 
@@ -151,6 +151,11 @@ def with_whole_gradient(config: Run) -> Run:
     return config.model_copy(update={"phases": phases, **(exact if needs_it(config) else {})})
 
 
+def adds_deltas(options: ModeOptions) -> bool:
+    """Whether workers send deltas, each of which is added when it arrives."""
+    return options.mode in PLAIN and _rule_class(options) is AddDelta
+
+
 # ---------------------------------------------------------------- strategies
 
 
@@ -240,4 +245,6 @@ def _rule(options: ModeOptions, update: Update | None) -> MergeRule:
         if update is None:
             raise ValueError("server_gradient needs the master's update")
         return rule(update)
+    if rule is AddDelta and options.momentum_correction:
+        return AddDelta(options.delta_scale, whole=4.0)
     return rule(getattr(options, rule.option))

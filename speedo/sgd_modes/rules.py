@@ -132,19 +132,20 @@ def mean_into(out: Vector, contributions: Sequence[Contribution]) -> None:
 class AddDelta:
     """Downpour's rule: center += scale * delta (Dean et al. 2012, section 4.1, with a scale).
 
-    `scale` None means min(1, 2 / n) for n live workers. Each worker keeps its own momentum, so n workers
-    whose deltas are added whole move n times as far as one; with momentum 0.9 two still converge, four
-    diverge at the rate that one bears, and four at one half reach the accuracy of one.
+    `scale` None means min(1, whole / n) for n live workers. Each worker keeps its own momentum, which sees every n-th
+    step of the center, so it acts n times as long as that of one solver. With momentum 0.9 two workers whose deltas
+    are added whole converge, and four diverge at the rate that one bears. With momentum correction four converge.
     """
 
     payload: ClassVar[Kind] = Kind.DELTA
     option: ClassVar[str] = "delta_scale"
-    usual: ClassVar[str] = "min(1, 2 / workers)"
+    usual: ClassVar[str] = "min(1, 4 / workers); without momentum correction min(1, 2 / workers)"
     source: ClassVar[str] = "measured: modes.md, momentum and the scale of deltas"
     scale: float | None = None
+    whole: float = 2.0
 
     def rate(self, workers: int) -> float:
-        return self.scale if self.scale is not None else min(1.0, 2.0 / max(workers, 1))
+        return self.scale if self.scale is not None else min(1.0, self.whole / max(workers, 1))
 
     def merge(
         self, center: Vector, contributions: Sequence[Contribution], rate: float, iteration: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,8 @@ def read_solver(
     if overrides.batch is not None:
         set_net_batch(inlined.train_net_param, overrides.batch)
     _upgrade_type(inlined)
-    return _spec(inlined, path, search, tuple(reader.net_files))
+    spec = _spec(inlined, path, search, tuple(reader.net_files))
+    return replace(spec, lr_policy=replace(spec.lr_policy, warm_up=overrides.warm_up))
 
 
 class _NetReader:

@@ -9,7 +9,7 @@ from typing import Any
 
 from speedo.solver.lr_policies import LrPolicy
 from speedo.solver.paths import SearchPath
-from speedo.solver.proto import caffe_proto, parse_text, set_field
+from speedo.solver.proto import caffe_proto, parse_text, set_field, to_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,7 @@ class SolverOverrides:
     max_iter: int | None = None
     test_interval: int | None = None
     lr: float | None = None
+    warm_up: int = 0
     momentum: float | None = None
     weight_decay: float | None = None
     batch: int | None = None
@@ -108,6 +109,13 @@ class SolverSpec:
         """
         clip = re.search(r"^clip_gradients: *(\S+)", self.text, re.MULTILINE)
         return self.type in ("SGD", "Nesterov") and (clip is None or float(clip[1]) <= 0)
+
+    def with_nesterov(self) -> SolverSpec:
+        """The same solver with Nesterov's form of its momentum (Caffe: nesterov_solver.cpp); SGD's history fits it."""
+        parameter = parse_text(self.text, caffe_proto().SolverParameter())
+        parameter.ClearField("solver_type")
+        parameter.type = "Nesterov"
+        return replace(self, text=to_text(parameter), type="Nesterov")
 
     @property
     def snapshot_stem(self) -> str:

@@ -168,8 +168,15 @@ def test_weed_out_discards_a_worker_absent_from_the_window() -> None:
     assert mode.on_result(result(2, 4)) == Decision(discard=(2,), train=(2,))
 
 
-def test_weed_out_has_a_window_of_three_and_partial_an_advance_of_two() -> None:
-    assert WeedOut(AddDelta()).window == 3
+def test_weed_out_discards_by_default_what_is_two_rounds_old_and_partial_has_an_advance_of_two() -> (
+    None
+):
+    mode = WeedOut(AddDelta())
+    mode.on_join((0, 1, 2, 3))
+    assert mode.on_result(result(0, 7)).merge == (0,)
+    assert mode.on_result(result(0, 8)).discard == (0,)
+    mode.on_leave(3)
+    assert mode.on_result(result(0, 6)).discard == (0,)
     assert Partial(AddDelta()).max_advance == 2
 
 

@@ -36,6 +36,7 @@ def test_add_delta_adds_the_scaled_delta(size: int, scale: float) -> None:
 
 def test_add_delta_scales_by_two_over_n_from_three_workers_on() -> None:
     assert [AddDelta().rate(n) for n in (1, 2, 4, 8)] == [1.0, 1.0, 0.5, 0.25]
+    assert [AddDelta(whole=4.0).rate(n) for n in (1, 4, 8)] == [1.0, 1.0, 0.5]
     assert AddDelta(0.7).rate(8) == 0.7
 
 

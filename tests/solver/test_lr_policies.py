@@ -82,6 +82,12 @@ def test_poly_stays_at_zero_beyond_its_end() -> None:
     assert [policy.rate(100), policy.rate(250)] == [0.0, 0.0]
 
 
+def test_a_warm_up_rises_in_a_line_to_the_rate_of_the_policy() -> None:
+    policy = LrPolicy("step", 1.0, gamma=0.5, stepsize=20, warm_up=10)
+    rates = [policy.rate(iteration) for iteration in (0, 5, 9, 10, 19, 20)]
+    assert rates == pytest.approx([0.1, 0.55, 0.91, 1.0, 1.0, 0.5])
+
+
 def test_sigmoid_far_from_its_step_neither_overflows_nor_stops() -> None:
     policy = LrPolicy("sigmoid", 0.1, gamma=1.0, stepsize=100_000)
     assert policy.rate(0) == 0.0

@@ -124,7 +124,7 @@ class WeedOutCheck(ModeCheck):
     """
 
     def _bound(self, workers: int) -> int:
-        return max(self.options.get("window", 3), workers)
+        return max(self.options.get("window") or 2 * workers, workers)
 
     def merging(self, parts: Sequence[Part]) -> None:
         super().merging(parts)
