@@ -1,6 +1,6 @@
 """Servers of the center on hosts with slow cables: images/s with one, two and four, against what the bytes allow.
 
-    python -m bench.servers [--megabits 100] [--servers 1 2 4] [--modes sync async] [--nets product lenet]
+    python -m bench.servers [--megabits 100] [--servers 1 2 4] [--modes sync async] [--nets product lenet] [--plan]
 
 As root. Four hosts with a worker each, and a master of its own, are network namespaces joined by a bridge; the cable
 of each carries so much each way (`tc ... tbf`). 0 servers: the master has the center. `product` is a net of one inner
@@ -13,6 +13,11 @@ worker has its center, a step, and what that worker sends; in async each worker 
 fullest cable in its fullest direction. Compute is a step of plain Caffe beside as many others, in the same round: a
 worker on the host of the only server waits for no cable, and computes faster than that where others do. Prints medians
 and ratios taken within a round. Status 1 if a measurement failed.
+
+With `--plan` each round first calibrates, as `bench.plan` does for its place `link`: Caffe, the store and the merge
+alone, a run of one worker with the master's center over such a cable, and what packets cost the processor. A second
+table has what `speedo plan` predicts by that, what was measured in the same round, and their ratio. Status 1 then also
+if a median is off by more than 15 %.
 """
 
 from __future__ import annotations
@@ -20,9 +25,12 @@ from __future__ import annotations
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+from bench.plan import ROUND_TRIP_S, Bed, Figure, work_of_packets
 from bench.support import table
 from bench.support.arguments import parser_for, rounds, seconds, whole
 from bench.support.figures import Measured, median_part, median_rate
@@ -30,13 +38,17 @@ from bench.support.link import megabits_between
 from bench.support.machine import heading
 from bench.support.nets import Bench
 from bench.support.processes import end_by_signals
-from bench.support.runs import free_running, plain_caffe
+from bench.support.runs import cores, free_running, plain_caffe
 from bench.support.throughput import Round, Row, rounds_of
 from bench.wire import Hosts, Traffic, overlaps, require
+from speedo.planning.calibration import Calibration
+from speedo.planning.predict import predict
+from speedo.planning.site import Site
 from tests.support.network import limit, network
 
 NETS = ("product", "lenet")
 INPUTS, OUTPUTS = 500, 1000  # of `product`
+GOOD: Final = 0.15  # the largest error of a prediction
 BYTES = {"product": 4 * INPUTS * OUTPUTS, "lenet": 4 * 431_080}
 
 
@@ -177,6 +189,59 @@ def _number(value: float | None) -> str:
     return "failed" if value is None else f"{value:,.0f}"
 
 
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """Predicts rows by a calibration of the same round."""
+
+    bed: Bed
+
+    def calibrate(self, scratch: Path, say: Callable[[str], None]) -> Calibration:
+        """Takes some twenty seconds. Raises `MeasureError`."""
+        with tempfile.TemporaryDirectory(dir=scratch) as own:
+            return self.bed.calibrate(["link"], Path(own), say)["link"]
+
+    def site(self, mode: str, servers: int) -> Site:
+        """The namespaces of this machine, as the simulator takes them."""
+        return Site(
+            cores(),
+            1e6 * self.bed.megabits,
+            ROUND_TRIP_S,
+            one_processor=True,
+            packet_work=self.bed.packet_work,
+            overlap="far" if overlaps(mode) else "none",
+            servers=servers,
+        )
+
+    def images_per_s(self, calibration: Calibration, row: Row) -> float:
+        """What this row would do."""
+        assert row.mode is not None
+        servers, (mode, _, _) = int(row.options[1]), row.mode.partition("@")
+        site = self.site(row.mode, servers)
+        return predict(calibration, site, mode, len(row.batches), 1, split=False).images_per_s
+
+
+def planned(rows: Sequence[Row], figures: dict[str, list[Figure]]) -> tuple[table.Table, float]:
+    """A line per row that was measured in a calibrated round, and the largest error of a median."""
+    lines = [["", "measured images/s", "predicted", "predicted / measured", "least to most"]]
+    worst = 0.0
+    for row in rows:
+        found = figures.get(row.name, [])
+        if not found:
+            continue
+        ratios = [one.predicted / one.measured for one in found]
+        worst = max(worst, abs(statistics.median(ratios) - 1.0))
+        lines.append(
+            [
+                row.name,
+                _number(statistics.median(one.measured for one in found)),
+                _number(statistics.median(one.predicted for one in found)),
+                f"{statistics.median(ratios):.2f}",
+                f"{min(ratios):.2f} to {max(ratios):.2f}",
+            ]
+        )
+    return lines, worst
+
+
 def main() -> int:
     parser = parser_for("bench.servers", __doc__)
     parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
@@ -189,6 +254,9 @@ def main() -> int:
         "--megabits", type=whole, default=100, metavar="N", help="of each cable, per second"
     )
     parser.add_argument("--seconds", type=seconds, default=8.0, metavar="S", help="of each run")
+    parser.add_argument(
+        "--plan", action="store_true", help="also predict each run by a calibration in its round"
+    )
     asked = parser.parse_args()
     end_by_signals()
     _, say = heading("bench.servers")
@@ -206,6 +274,7 @@ def main() -> int:
             f"\nThe cables carry {asked.megabits} Mbit/s; one TCP connection got {carried:.0f}.",
             flush=True,
         )
+        work = work_of_packets(asked.megabits, say) if asked.plan else 0.0
         for name in asked.nets:
             folder = Path(scratch) / name
             net = (
@@ -222,8 +291,13 @@ def main() -> int:
                 for servers in asked.servers
             ]
             seen: dict[str, list[list[Traffic]]] = {}
+            planner = Planner(Bed(net, asked.seconds, asked.megabits, work))
+            calibrations: list[Calibration] = []
+            figures: dict[str, list[Figure]] = {}
 
             def measure(row: Row, done: Round, place: Path) -> Measured:
+                if asked.plan and not done:  # the first of a round
+                    calibrations.append(planner.calibrate(place, say))  # noqa: B023
                 if row.mode is None:
                     command = plain_caffe(net, net.batch, 3.0)  # noqa: B023
                     return free_running([command] * asked.workers, batches, 3.0, place)  # noqa: B023
@@ -231,6 +305,11 @@ def main() -> int:
                 options = [*row.options, *(f"--{way}".split("=") if way else ())]
                 measured, traffic = members.train(mode, options, place)  # noqa: B023
                 seen.setdefault(row.name, []).append(traffic)  # noqa: B023
+                if calibrations:  # noqa: B023
+                    guess = planner.images_per_s(calibrations[-1], row)  # noqa: B023
+                    figure = Figure(guess, measured.images_per_s)
+                    figures.setdefault(row.name, []).append(figure)  # noqa: B023
+                    say(f"{row.name}: {guess:,.0f} images/s predicted, {figure.error:+.1%}")
                 return measured
 
             done, failures = rounds_of(net.name, rows, asked.rounds, measure, say)
@@ -243,6 +322,15 @@ def main() -> int:
             for failure in failures:
                 print(f"failed: {failure}", file=sys.stderr)
             failed |= bool(failures)
+            if asked.plan:
+                lines, worst = planned(rows, figures)
+                verdict = "within" if worst <= GOOD else "not within"
+                print(
+                    f"\n{name}, what `speedo plan` predicts by the calibration of each round\n\n{write(lines)}\n\n"
+                    f"The largest error is {worst:.1%}, {verdict} {GOOD:.0%}.",
+                    flush=True,
+                )
+                failed |= worst > GOOD or not figures
     return 1 if failed else 0
 
 

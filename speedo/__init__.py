@@ -49,7 +49,9 @@ def train(
     if solver is not None:
         given["solver"] = Path(solver)
     if (uri := uri_of(given.get("resume"))) is not None:
-        given["resume"] = fetch_run(uri, given.pop("run_dir", None), lambda line: None)
+        folder = given.pop("run_dir", None)
+        folder = None if folder is None else Path(folder)
+        given["resume"] = fetch_run(uri, folder, lambda line: None)
     config = make_config(given)
     require_for(config)
     return (launch if config.ray is None else train_on_ray)(config, Quiet())

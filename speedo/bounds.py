@@ -35,8 +35,8 @@ class Option:
     """The declaration of an option beside name, type and default, as `Annotated[int, Option(...)] = 2`.
 
     `usual` describes the default where the value cannot (None: as the solver says); `source` is where the default
-    comes from. `flags` are the names on the command line, if they do not follow from the field's. `below_workers` is
-    the consequence of a value that is not below the number of workers.
+    comes from. `flags` are the names on the command line, if they do not follow from the field's. `bare` is the value
+    of the flag without one. `below_workers` is the consequence of a value that is not below the number of workers.
     """
 
     help: str
@@ -47,6 +47,7 @@ class Option:
     metavar: str = ""
     flags: str = ""
     below_workers: str = ""
+    bare: str = ""
 
 
 def declared(metadata: Iterable[object]) -> Option:

@@ -112,7 +112,7 @@ class StopAsked:
 
 @dataclass(frozen=True, slots=True)
 class StateSaved:
-    """A worker's solver history lies in the store, for the checkpoint of this version.
+    """A worker's solver history lies in the store, for the checkpoint or snapshot of this version.
 
     `batches` of `batch_size` records were read by then of shard `rank` of `count`. With a `problem` there
     is nothing in the store.
@@ -140,6 +140,15 @@ class Checkpointed:
 
 
 @dataclass(frozen=True, slots=True)
+class Snapshotted:
+    """A snapshot of Caffe's kind is on the disk, or the `problem` that kept a file of it from there."""
+
+    version: int
+    iteration: int
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class StoreTrouble:
     """The store does not do what it is asked, or does again; `problem` is empty then."""
 
@@ -156,6 +165,7 @@ Event = (
     | StopAsked
     | StateSaved
     | Checkpointed
+    | Snapshotted
     | StoreTrouble
 )
 
@@ -325,7 +335,7 @@ class Evaluate:
 
 @dataclass(frozen=True, slots=True)
 class SaveState:
-    """Command to a worker: write its solver history to the store, for the checkpoint of this version."""
+    """Command to a worker: write its solver history to the store, for the checkpoint or snapshot of this version."""
 
     worker: int
     incarnation: int
@@ -334,11 +344,10 @@ class SaveState:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Write the center of this version as a `.caffemodel`; `problem` is what kept it from the disk."""
+    """Write the center of this version as a `.caffemodel`, and a `.solverstate` beside it."""
 
     version: int
     iteration: int
-    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from speedo.actors.host_orders import End, Orders
 from speedo.actors.ray_cluster import CAUSE_WAIT_S, Gone, RayCluster, death_cause
+from speedo.bounds import DataShare
 from speedo.config.run_config import LARGEST_WORKERS
 from speedo.errors import ClusterError, ConfigError, SpeedoError
 from speedo.master.restarts import spread
@@ -34,6 +35,15 @@ class _Host:
     cores: int
     heard: float
     trains: bool = True
+
+
+def check_records(host: str, there: int | None, here: int | None, share: DataShare) -> None:
+    """Raises `ClusterError` if a host cannot share in that way, because its number of records is not the master's."""
+    if share != "own" and there is not None and here is not None and here != there:
+        raise ClusterError(
+            f"host {host} has {there:,} training records, but the master {here:,}, and with --data-share {share} "
+            "all need the same: copy the master's data to this host, or start the master with --data-share own"
+        )
 
 
 class HostManager:
@@ -62,6 +72,7 @@ class HostManager:
         self._batch_size, self._split = batch_size, split
         self._hosts: dict[str, _Host] = {}
         self._round = 0
+        self._wanted_by_user: int | None = None
         self._lock = threading.Lock()
 
     def enlist(self, host: str, count: int, cores: int, holding: Holding | None = None) -> int:
@@ -107,6 +118,12 @@ class HostManager:
         shares = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
         return f"{workers} workers wanted: {shares}"
 
+    def want(self, workers: int) -> None:
+        """Somebody else decides where the workers run; so many are wanted in all."""
+        with self._lock:
+            self._wanted_by_user = workers
+            self._tell_wanted()
+
     def attend(self, host: str, alive: tuple[tuple[int, int], ...]) -> Orders:
         """Takes the list of a host's workers and returns its orders; also checks whether to redistribute the data."""
         now = time.monotonic()
@@ -115,6 +132,7 @@ class HostManager:
             if known is None:
                 raise ClusterError(f"host {host} is not known here: it must register first")
             known.heard = now
+            self._tell_wanted()  # a host that started for long counts again
             self._reshard_if_due(now)
         places = {key: self._roster.now_at(*key) for key in alive}
         end = tuple(self._end(*key) for key, place in places.items() if place is None)
@@ -135,14 +153,22 @@ class HostManager:
     # ------------------------------------------------------------ inside
 
     def _take_records(self, host: str, count: int, holding: Holding) -> None:
-        here, there, share = self._board.records, holding.records, self._roster.share
-        if share != "own" and None not in (here, there) and here != there:
-            raise ClusterError(
-                f"host {host} has {there:,} training records, but the master {here:,}, and with --data-share {share} "
-                "all need the same: copy the master's data to this host, or start the master with --data-share own"
-            )
+        check_records(host, holding.records, self._board.records, self._roster.share)
+        known = host in self._hosts
         self._roster.enlist(host, count, holding)
         self._count_own_records()
+        others = self._roster.others_with(host)
+        if self._roster.share == "own" and others and not known:
+            after_s = self._resharding.after_s
+            when = (
+                f"they divide them {after_s:g} s after the last worker has joined (--reshard-after)"
+                if after_s
+                else "they do not divide them, as --reshard-after is 0"
+            )
+            self._board.notice(
+                f"{host} has the records of {', '.join(others)} on the same machine, and the workers of each command "
+                f"read all of them: {when}; one command with --workers N divides them from the start"
+            )
 
     def _count_own_records(self) -> None:
         """In `own` an epoch is as many samples as the hosts have records together."""
@@ -155,7 +181,9 @@ class HostManager:
     def _tell_wanted(self) -> None:
         if self._board.over:
             return  # hosts leave one after another: what was wanted of the run stays as it was
-        self._board.wanted = sum(host.count for host in self._there(time.monotonic()).values())
+        hosts = self._there(time.monotonic()).values()
+        wanted = self._wanted_by_user
+        self._board.wanted = sum(host.count for host in hosts) if wanted is None else wanted
 
     def _end(self, worker: int, incarnation: int) -> End:
         gone = self._cluster.gone(worker, incarnation) or Gone("the master does not know it")

@@ -22,6 +22,7 @@ from speedo.errors import EngineError, SpeedoError, StoreError
 from speedo.monitor.console import Watch
 from speedo.remote.run_copy import RunCopy
 from speedo.run.headline import exchange, headline
+from speedo.run.host_memory import with_host_memory
 from speedo.run.open_store import this_machine
 from speedo.run.prepare import Prepared, check_nets, checked_records, prepare, with_workers
 from speedo.run.result import RunResult
@@ -62,11 +63,12 @@ def train(config: RunConfig, watch: Watch) -> RunResult:
 
         master = _spawn_master(servers, takes_hosts=False)
         folders = (prepared.run_dir / LOGS, scratch, prepared.data_root)
-        host = WorkerHost(master, settings.for_others(), "here", *folders, watch.note)
+        own = stack.enter_context(with_host_memory(settings.for_others()))
+        host = WorkerHost(master, own, "here", *folders, watch.note)
         stack.callback(host.stop, "the run is over")  # it must not outlive Ray
         if settings.serves:
             logs = prepared.run_dir / LOGS
-            serving = ServerHost(master, settings.for_others(), "here", logs, config.host)
+            serving = ServerHost(master, own, "here", logs, config.host)
             stack.callback(serving.stop)
             serving.start()
         # They take a while to load, and the master to draw its weights.
@@ -138,7 +140,8 @@ def train_on_ray(config: RunConfig, watch: Watch) -> RunResult:
         fleet.start(master)
         try:
             tester = _start_tester(master, prepared)
-            result = _follow(master, run, servers, watch, tester, fleet)
+            died = "no node of the Ray cluster can train any more, the last"
+            result = _follow(master, run, servers, watch, tester, fleet, died)
         finally:
             fleet.leave("the run is over")
             _let_go(master)
@@ -323,6 +326,7 @@ def _follow(
     watch: Watch,
     tester: Any = None,
     host: WorkerHost | Fleet | None = None,
+    died: str = "every worker died, the last",
 ) -> RunResult:
     """Show progress until the run is over; Ctrl-C or SIGTERM ends it early, and the model is still exported.
 
@@ -342,7 +346,7 @@ def _follow(
                     master.stop.remote(f"stopped by {stopped[0]}")
                     told = True
                 if host is not None and host.last_died is not None and not told:
-                    master.stop.remote(f"every worker died, the last: {host.last_died}")
+                    master.stop.remote(f"{died}: {host.last_died}")
                     told = True
                 if (bad := servers.records.problem()) is not None and not told:
                     master.stop.remote(bad)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from speedo.actors.host_manager import HostManager
 from speedo.actors.host_orders import Orders
+from speedo.actors.range_copies import Bring
 from speedo.actors.ray_cluster import RayCluster
 from speedo.actors.ray_node.spawn import spawn
 from speedo.actors.ray_servers import RayServers
@@ -18,6 +20,7 @@ from speedo.actors.tester_actor import TesterActor
 from speedo.actors.worker_actor import Ready
 from speedo.actors.worker_process import started
 from speedo.config.run_config import RunConfig
+from speedo.engines.evaluation import Share
 from speedo.errors import ClusterError, StoreError
 from speedo.master.fetch_pacing import Pace
 from speedo.master.served_center import ServedCenter
@@ -25,7 +28,7 @@ from speedo.master.slots import Assignment, ServerAddress
 from speedo.messages import StoreTrouble
 from speedo.monitor.status import Status
 from speedo.run.build import build_training
-from speedo.run.caffe_snapshot import SUFFIX, CaffeSnapshot, read_snapshot
+from speedo.run.caffe_snapshot import CaffeSnapshot, is_snapshot, read_snapshot
 from speedo.run.open_store import by_shared_memory, redis_store, run_store
 from speedo.run.result import RunResult
 from speedo.run.settings import RunSettings
@@ -64,6 +67,7 @@ class MasterActor:
             Path(settings.near.folder) if settings.near.folder else None,
             None if settings.serves else Pace(),  # then there is no one cable that all fetch over
             self._make_tester,
+            config.testers,
         )
         self._access = Access(
             settings.redis_url,
@@ -131,8 +135,8 @@ class MasterActor:
         return {"parameters": layout.size, "bytes": layout.nbytes, "layout": layout.digest}
 
     def start_tester(self) -> None:
-        """Returns once the tester is running; tests that are due meanwhile wait. Raises `EngineError`, `StoreError`."""
-        self._cluster.tests.tester_in_place_of(None)
+        """Returns once all testers run; tests that are due meanwhile wait. Raises `EngineError`, `StoreError`."""
+        self._cluster.tests.start()
 
     def run(self) -> RunResult:
         return self._training.run()
@@ -218,6 +222,10 @@ class MasterActor:
         """Change the total number of workers on all hosts; raises `SpeedoError` if that cannot be done."""
         return self._host_manager.scale(workers)
 
+    def want(self, workers: int) -> None:
+        """This is the number of workers that the user wants; who places them is not the master."""
+        self._host_manager.want(workers)
+
     def farewell(self, host: str) -> None:
         """This host has released its workers."""
         self._hosts.discard(host)
@@ -235,6 +243,15 @@ class MasterActor:
     def server_orders(self, host: str) -> tuple[ServerOrder, ...] | None:
         """The servers that a host is to run; None while that is not decided."""
         return None if self._servers is None else self._servers.orders(host)
+
+    def tell_copies(self, host: str, newest: Mapping[int, int]) -> tuple[Bring | None, bool]:
+        """Takes which versions of ranges a host has; returns what it is to bring, and whether it asks again soon."""
+        return (None, False) if self._servers is None else self._servers.copies.tell(host, newest)
+
+    def range_brought(self, number: int, problem: str) -> None:
+        """A host has copied a range back to a new server, or could not."""
+        if self._servers is not None:
+            self._servers.copies.brought(number, problem)
 
     def server_joined(
         self, host: str, index: int, incarnation: int, address: ServerAddress, handle: Any
@@ -270,10 +287,12 @@ class MasterActor:
             time.sleep(0.05)
         return not self._hosts
 
-    def _make_tester(self) -> Any:
-        """A new tester, the first or a replacement. Raises `EngineError`, `StoreError`."""
-        log = self._run_dir / LOGS / "tester.log"
-        tester = spawn(TesterActor, self._settings.for_others(), log, self._scratch)
+    def _make_tester(self, share: Share) -> Any:
+        """A new tester for this share, the first or a replacement. Raises `EngineError`, `StoreError`."""
+        name = f"tester-{share.index}" if share.index else "tester"
+        log, scratch = self._run_dir / LOGS / f"{name}.log", self._scratch / name
+        scratch.mkdir(exist_ok=True)
+        tester = spawn(TesterActor, self._settings.for_others(), share, log, scratch)
         started(tester.start.remote(), log, "the tester")
         servers = () if self._servers is None else self._servers.admit_reader()
         tester.connect.remote(self._access.admit_reader(), servers)
@@ -313,4 +332,4 @@ class MasterActor:
 
 
 def _read(path: Path) -> Checkpoint | CaffeSnapshot:
-    return read_snapshot(path) if path.suffix == SUFFIX else read_checkpoint(path)
+    return read_snapshot(path) if is_snapshot(path) else read_checkpoint(path)

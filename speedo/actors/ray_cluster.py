@@ -17,6 +17,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from speedo.actors.tester_actor import VersionTests
 from speedo.actors.worker_actor import Ready
+from speedo.engines.evaluation import Share
 from speedo.master.fetch_pacing import Pace
 from speedo.messages import (
     Command,
@@ -55,11 +56,12 @@ class RayCluster:
         on_left: Callable[[int, int], None],
         near_folder: Path | None = None,
         pace: Pace | None = None,
-        new_tester: Callable[[], Any] | None = None,
+        new_tester: Callable[[Share], Any] | None = None,
+        testers: int = 1,
     ) -> None:
         """`near_folder` takes the socket of the channels to workers on this machine; `pace` is that of all others.
 
-        `new_tester` starts a tester; without it there are no tests.
+        `new_tester` starts one of the `testers`; without it there are no tests.
         """
         self._events: EventQueue[Event] = EventQueue()
         self._core = DriverCore()
@@ -75,7 +77,7 @@ class RayCluster:
         self.expect: Callable[[Trained, Callable[[], None]], None] | None = None
         self._expected: set[int] = set()  # tickets
         self.together: Callable[[], AbstractContextManager[None]] = nullcontext  # around several
-        self.tests = VersionTests(new_tester, self._events.put)
+        self.tests = VersionTests(new_tester, self._events.put, testers)
 
     # ------------------------------------------------------------ from anywhere
 

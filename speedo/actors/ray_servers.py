@@ -12,6 +12,7 @@ from typing import Any, Final
 import ray
 from ray.exceptions import RayError
 
+from speedo.actors.range_copies import Place, RangeCopies
 from speedo.actors.server_calls import Asked, Found, ServerCalls
 from speedo.actors.server_orders import ServerOrder, places_of
 from speedo.engines.solver_update import Recipe
@@ -23,6 +24,7 @@ from speedo.run.open_store import server_store
 from speedo.run.settings import RunSettings
 from speedo.storage.redis.users import Access
 from speedo.vectors.exchange import Stores
+from speedo.vectors.host_centers import RangeCopy
 from speedo.vectors.ranges import Range, ranges_of
 from speedo.vectors.vector import Layout
 
@@ -110,6 +112,7 @@ class RayServers:
     ) -> None:
         self._settings, self._wanted, self._start_s = settings, wanted, start_s
         self._moved, self._trouble = moved, trouble
+        self.copies = RangeCopies(settings.keyspace, settings.compression.center)
         self._layout: Layout | None = None
         self._solver: Recipe | None = None
         self._hosts: dict[str, int] = {}
@@ -308,7 +311,7 @@ class RayServers:
                         f"{self._settings.timeout_s:.0f} s"
                     )
                 if self._heard.get(server.host, 0.0) < now - SILENT_S:
-                    self._give_to_another(index, server, now)
+                    self._give_to_another(server, now)
                 self._changed.wait(LOOK_S)
 
     def _is_well(self, index: int) -> bool:
@@ -319,7 +322,7 @@ class RayServers:
             return False
         return isinstance(answer, int) or (isinstance(answer, ServerLost) and answer.fresh)
 
-    def _give_to_another(self, index: int, server: _Server, now: float) -> None:
+    def _give_to_another(self, server: _Server, now: float) -> None:
         """To the host that was heard of lately and has the fewest servers; if there is none it is waited for."""
         lately = [name for name, heard in self._heard.items() if heard >= now - SILENT_S / 2]
         if lately:
@@ -327,6 +330,15 @@ class RayServers:
             server.host = min(lately, key=lambda name: load[name])
             server.incarnation += 1
             server.state = "starting"
+
+    def newest_copy(self, index: int, after: int) -> RangeCopy | None:
+        """See `Servers.newest_copy`."""
+        with self._changed:
+            one = self._servers[index]
+            if one.address is None or one.access is None:
+                return None
+            place = Place(one.range, one.address, one.access, one.store)
+        return self.copies.newest(place, after)
 
     def stores(self) -> Sequence[Stores]:
         """See `Servers.stores`."""

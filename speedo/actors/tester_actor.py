@@ -1,18 +1,22 @@
-"""Tests versions of the center while training continues: the tester actor, and the queue of versions to test."""
+"""Tests versions of the center while training continues: the tester actors, and the queue of versions to test."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
+from speedo.engines.evaluation import Part, Share, combined
 from speedo.engines.native_failures import capture_stderr
-from speedo.errors import SpeedoError
+from speedo.errors import EngineError, SpeedoError
 from speedo.failpoints import reached
 from speedo.master.slots import ServerAddress
 from speedo.messages import Evaluate, Tested
@@ -23,10 +27,11 @@ MOST_TESTERS: Final = 100  # a tester that dies again and again does so for a re
 
 
 class TesterActor:
-    """Holds the test nets of a run."""
+    """Holds the test nets of a run, and computes one share of each test."""
 
-    def __init__(self, settings: RunSettings, log: Path, scratch: Path) -> None:
+    def __init__(self, settings: RunSettings, share: Share, log: Path, scratch: Path) -> None:
         capture_stderr(log)
+        self._share = share
         self._settings, self._scratch = settings, scratch
 
     def start(self) -> int:
@@ -63,18 +68,89 @@ class TesterActor:
             patience_s=PATIENCE_S if servers else 0.0,
         )
 
-    def evaluate(self, version: int) -> Mapping[str, float]:
-        """The metrics of one version of the center."""
+    def evaluate(self, version: int) -> Part:
+        """Its share of the test of one version of the center."""
         self._exchange.fetch_center(version, self._vector)
         self._engine.load_weights(self._vector)
-        return dict(self._engine.evaluate())
+        return self._engine.evaluate_share(self._share)
+
+
+@dataclass(frozen=True, slots=True)
+class PartTested:
+    """What a tester answers: its share of the test of a version, or the `problem` that kept it from it."""
+
+    version: int
+    part: Part
+    problem: str = ""
 
 
 class VersionTests:
-    """The queue of tests. `new_tester` starts a tester (None: no tests). `tell` gets each result, in any thread."""
+    """The tests of a run, each shared by all testers, in the order in which they are asked for.
+
+    `new_tester` starts tester number k of `testers` (None: no tests). `tell` gets each result, in any thread.
+    """
 
     def __init__(
-        self, new_tester: Callable[[], Any] | None, tell: Callable[[Tested], None]
+        self,
+        new_tester: Callable[[Share], Any] | None,
+        tell: Callable[[Tested], None],
+        testers: int = 1,
+    ) -> None:
+        self._tell = tell
+        self._parts: dict[int, dict[int, Part]] = {}  # by version, by tester
+        self._telling = threading.Lock()
+        self.testers = [
+            ShareTests(
+                None if new_tester is None else partial(new_tester, Share(index, testers)),
+                partial(self._on_part, index),
+            )
+            for index in range(testers)
+        ]
+
+    def ask(self, command: Evaluate) -> None:
+        """Queue a test of this version."""
+        with self._telling:
+            self._parts[command.version] = {}
+        for tester in self.testers:
+            tester.ask(command)
+
+    def start(self) -> None:
+        """Start all testers, and return once they run. Raises `EngineError`, `StoreError`."""
+        with ThreadPoolExecutor(len(self.testers)) as pool:
+            for _ in pool.map(lambda tester: tester.tester_in_place_of(None), self.testers):
+                pass
+
+    def end(self) -> None:
+        """End the testers, if there are any; others are started for the next test."""
+        for tester in self.testers:
+            tester.end()
+
+    def _on_part(self, index: int, found: PartTested) -> None:
+        """A test is done with its last part, or with its first problem."""
+        version = found.version
+        with self._telling:
+            parts = self._parts.get(version)
+            if parts is None:
+                return  # its problem was told
+            parts[index] = found.part  # one that was asked for before, of this version, is as good
+            if not found.problem and len(parts) < len(self.testers):
+                return
+            del self._parts[version]
+        if found.problem:
+            return self._tell(Tested(version, {}, found.problem))
+        try:
+            metrics = combined([parts[one] for one in sorted(parts)])
+        except EngineError as error:
+            return self._tell(Tested(version, {}, str(error)))
+        none = "" if metrics else "there is no test net with an output: add one and its test_iter"
+        self._tell(Tested(version, metrics, none))
+
+
+class ShareTests:
+    """The queue of one tester. `new_tester` starts it, and another after its death. `tell` gets each answer."""
+
+    def __init__(
+        self, new_tester: Callable[[], Any] | None, tell: Callable[[PartTested], None]
     ) -> None:
         self._new_tester, self._tell = new_tester, tell
         self._tester: Any = None
@@ -99,17 +175,19 @@ class VersionTests:
     def ask(self, command: Evaluate) -> None:
         """Queue a test of this version."""
         with self._asking:
-            tester = self._tester
-            if tester is not None and not self._waiting:
-                self._ask(tester, command)
+            if self._waiting:  # who takes those takes this one, too
+                self._waiting.append(command)
                 return
-        self._ask_later(command, tester)
+            if self._tester is not None:
+                self._ask(self._tester, command)
+                return
+        self._ask_later(command, None)
 
     def _ask(self, tester: Any, command: Evaluate) -> None:
         try:
             asked = tester.evaluate.remote(command.version).future()
         except RayError as error:
-            self._tell(Tested(command.version, {}, first_line(error)))
+            self._tell(PartTested(command.version, (), first_line(error)))
             return
         asked.add_done_callback(lambda done: self._done(command, tester, done))
 
@@ -129,7 +207,7 @@ class VersionTests:
             waiting, self._waiting = self._waiting, []
             for command in sorted(waiting, key=lambda one: one.version):
                 if tester is None:
-                    self._tell(Tested(command.version, {}, problem))
+                    self._tell(PartTested(command.version, (), problem))
                 else:
                     self._ask(tester, command)
 
@@ -137,9 +215,9 @@ class VersionTests:
         version = command.version
         error = done.exception()
         if error is None:
-            self._tell(Tested(version, done.result()))
+            self._tell(PartTested(version, done.result()))
         elif isinstance(error, RayActorError) and self._testers < MOST_TESTERS:
             self._ask_later(command, tester)
         else:
             cause = error.cause if isinstance(error, RayTaskError) else error
-            self._tell(Tested(version, {}, first_line(cause)))
+            self._tell(PartTested(version, (), first_line(cause)))

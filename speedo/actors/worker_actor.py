@@ -137,6 +137,7 @@ class WorkerActor:
     def _begin(self, place: Assignment) -> Engine:
         from speedo.engines.caffe_import import let_others_run
         from speedo.engines.pycaffe import PycaffeEngine
+        from speedo.run.host_memory import host_centers
         from speedo.run.open_store import run_store, server_stores
         from speedo.solver import Draws, solver_for_worker
         from speedo.worker.overlapping_turns import OverlappingWorker
@@ -189,6 +190,7 @@ class WorkerActor:
                 self._store_trouble,
                 both_ways=self._engine_thread is not None,
             ),
+            host=host_centers(settings, place, engine.layout),
         )
         if self._engine_thread is not None and isinstance(self._worker, OverlappingWorker):
             self._pipeline = TurnPipeline(self._worker, self._engine_thread)

@@ -13,15 +13,18 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import click
 
 from speedo.cli import databases
+from speedo.cli.compare import compare
 from speedo.cli.control import scale, status, stop
 from speedo.cli.data import data
 from speedo.cli.doctor import doctor, with_port
 from speedo.cli.launch import launch, launch_host
 from speedo.cli.plan import plan
+from speedo.cli.report import report
 from speedo.cli.run_options import (
     FILE,
     GroupedCommand,
     WorkerCommand,
+    checked_cores,
     checked_threads,
     host_options,
     logs_option,
@@ -31,9 +34,11 @@ from speedo.cli.run_options import (
     run_options,
     token_option,
 )
+from speedo.cli.score import score
 from speedo.cli.template import template
 from speedo.cli.topology import topology
 from speedo.cli.unforeseen import traceback_kept, unforeseen
+from speedo.cli.watch import watch
 from speedo.config.formats import parse_phase
 from speedo.config.run_config import LARGEST_WORKERS, RunConfig, make_config
 from speedo.errors import ConfigError, SpeedoError
@@ -181,6 +186,12 @@ def master(token_file: Path | None, **options: Any) -> None:
     help="Seconds to wait for the master.",
 )
 @host_options
+@click.option(
+    "--cores",
+    multiple=True,
+    metavar="SOCKET:CORES",
+    help="Bind a worker to exactly these cores, as in 0:0-3; once for each worker, instead of --bind.",
+)
 @options_named("data_root")
 @token_option
 @logs_option
@@ -190,6 +201,7 @@ def worker(
     timeout: float,
     threads: str | None,
     bind: Bind | None,
+    cores: tuple[str, ...],
     data_root: Path | None,
     token_file: Path | None,
     logs: Path | None,
@@ -199,6 +211,7 @@ def worker(
     from speedo.doctor import Request, require
 
     checked = checked_threads(threads)
+    bound = checked_cores(cores, workers)
     request = Request(master=with_port(address), workers=workers, threads=checked)
     require(request)
     with Progress(ErrorConsole()) as watch:
@@ -211,6 +224,7 @@ def worker(
             token_file=token_file,
             threads=threads,
             bind=bind,
+            cores=bound,
             logs=logs,
         )
     click.echo(f"the run is over at iteration {status.iteration}")
@@ -254,7 +268,22 @@ def server(address: str, timeout: float, token_file: Path | None, logs: Path | N
 for command in (databases.split, databases.check, databases.convert):
     data.add_command(command)
 
-for command in (launch, launch_host, data, status, stop, scale, doctor, plan, topology, template):
+for command in (
+    launch,
+    launch_host,
+    data,
+    status,
+    stop,
+    scale,
+    doctor,
+    plan,
+    compare,
+    report,
+    score,
+    topology,
+    template,
+    watch,
+):
     main.add_command(command)
 
 

@@ -9,11 +9,12 @@ from typing import Any, Final
 
 import click
 
+from speedo.bounds import said
 from speedo.cli import original_options
 from speedo.config.option_table import Row, rows
 from speedo.config.run_config import MASTER, MERGING, RAY, RUN, SOLVER, THREADS, RunConfig
 from speedo.errors import ConfigError
-from speedo.system.cores import USUAL
+from speedo.system.cores import USUAL, Core, CoreOptions, cores_in, this_machine
 
 Function = Callable[..., Any]
 Decorate = Callable[[Function], Function]
@@ -84,6 +85,8 @@ def _option(row: Row) -> Decorate:
         extra["is_flag"] = True
     else:
         extra["type"] = PATH if row.kind is Path else row.kind
+    if row.option.bare:
+        extra |= {"is_flag": False, "flag_value": row.option.bare}
     return under(row.group, row.flags, row.name, **extra)
 
 
@@ -125,6 +128,28 @@ def checked_threads(threads: str | None) -> str:
     if problems := THREADS("threads", given):
         raise ConfigError(problems)
     return given
+
+
+def checked_cores(texts: Sequence[str], workers: int) -> tuple[tuple[Core, ...], ...]:
+    """What --cores was given for so many workers; raises `ConfigError`, also for cores that this host lacks."""
+    found = []
+    for text in texts:
+        try:
+            found.append(cores_in(text))
+        except ValueError:
+            found.append(())
+        if not found[-1]:
+            raise ConfigError(
+                f"--cores {said(text)} is not SOCKET:CORES, as in 0:0-3 or 0:0-3,1:0-3"
+            )
+    if found and len(found) != workers:
+        raise ConfigError(
+            f"--cores is there {len(found)} times for {workers} workers: give it once for each worker"
+        )
+    options = CoreOptions(cores=tuple(found))
+    if problem := options.problem_on(this_machine()):
+        raise ConfigError(problem)
+    return options.cores
 
 
 cores_options = _cores_options()

@@ -62,6 +62,17 @@ def check_compression(name: str, value: str) -> list[str]:
     return []
 
 
+def check_caffe_log(name: str, value: str) -> list[str]:
+    """A file to write, or auto; `--caffe-log SOLVER` would take the solver for it."""
+    if value.endswith(".prototxt"):
+        return [
+            f"{name} names {value}, a prototxt; write --caffe-log=FILE, or put --caffe-log after the solver"
+        ]
+    if not value:
+        return [f"{name} is empty; give a file, or auto"]
+    return check_path(name, Path(value))
+
+
 def check_resources(name: str, value: str) -> list[str]:
     """Resources of Ray."""
     try:

@@ -27,7 +27,7 @@ class Resources:
 
     def __str__(self) -> str:
         given = {"cpu": self.cpu, "gpu": self.gpu, "memory": self.memory, **self.others}
-        return ",".join(f"{name}={amount:g}" for name, amount in given.items() if amount)
+        return ",".join(f"{name}={_written(amount)}" for name, amount in given.items() if amount)
 
     @property
     def bundle(self) -> dict[str, float]:
@@ -73,6 +73,11 @@ def parse_resources(text: str) -> Resources:
     if problems:
         raise ConfigError(problems)
     return made
+
+
+def _written(amount: float) -> str:
+    """Bytes without an exponent."""
+    return str(int(amount)) if amount == int(amount) else f"{amount:g}"
 
 
 def _number(text: str) -> float | None:

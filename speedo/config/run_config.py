@@ -32,6 +32,7 @@ from speedo.bounds import (
 )
 from speedo.config.formats import read_options
 from speedo.config.option_checks import (
+    check_caffe_log,
     check_compression,
     check_copy_to,
     check_modules,
@@ -62,10 +63,13 @@ from speedo.sgd_modes.registry import (
 )
 from speedo.system.cores import AUTO, Bind
 
+AUTO_LOG: Final = "auto"  # --caffe-log without a file
+PORTS_OF_A_MASTER: Final = 100
 DEFAULT_PORT: Final = 56126  # the original SpeeDO's master; Ray and Redis both want 6379
 LARGEST_WORKERS: Final = (
     10_000  # slots are small integers; beyond this a mistake is likelier than a wish
 )
+LARGEST_TESTERS: Final = 64  # each is a process of the master's machine
 THREADS: Final = WholeOr(
     AUTO, 1, 1024
 )  # more than any BLAS was built for; it takes as many as it can
@@ -224,6 +228,9 @@ class RunConfig(_Run):
         "Split the center into K ranges, each kept and merged by a server on one of the hosts, in the order in which "
         "they join; auto: one on every host; 0: the master has it all.", check_servers,
         source="one machine has no cable to share", metavar="K", group=RUN)] = "0"
+    testers: Annotated[int, Option(
+        "Processes on the master's machine that test; each computes a share of the batches of every test.",
+        Whole(1, LARGEST_TESTERS), source="the smallest number; training has the other cores", group=RUN)] = 1
     stop_on_divergence: Annotated[bool, Option(
         "End a run whose loss has diverged, and export its model.", source="chosen: further training is useless",
         group=RUN)] = True
@@ -259,6 +266,17 @@ class RunConfig(_Run):
     reshard_after: Annotated[float, Option(
         "Redistribute the data S seconds after the set of workers last changed; 0: never.", Seconds("never"),
         source="chosen: longer than a restart takes", group=RUN)] = 60.0
+
+    tensorboard: Annotated[bool, Option(
+        "Write an event file for TensorBoard into the run directory: loss, learning rate, images/s and staleness by "
+        "iteration, and the outputs of each test.", group=RUN)] = False
+    tensorboard_histograms: Annotated[bool, Option(
+        "The same, and histograms of the weights at each test.", group=RUN)] = False
+    metrics_port: Annotated[int | None, Option(
+        "Serve metrics for Prometheus on this port of 127.0.0.1.", Whole(1, 65535), group=RUN)] = None
+    caffe_log: Annotated[str | None, Option(
+        "Write a log in the form of Caffe's own, for the tools that read that; without FILE, caffe.log in the run "
+        "directory.", check_caffe_log, group=RUN, metavar="[FILE]", bare=AUTO_LOG)] = None
 
     host: Annotated[str, Option(
         "Address of this machine to listen on.", usual="127.0.0.1, this machine alone",
@@ -364,6 +382,17 @@ class RunConfig(_Run):
             found.append(
                 "redis_tls is for the Redis that SpeeDO starts, but redis names your own; "
                 "leave redis_tls out, and write its URL as rediss://..."
+            )
+        if self.tensorboard_histograms and self.serves:
+            found.append(
+                f"tensorboard_histograms is given together with servers {self.servers}, and then the master has no "
+                "weights; leave one of the two out"
+            )
+        port = self.metrics_port
+        if port is not None and self.port <= port < self.port + PORTS_OF_A_MASTER:
+            found.append(
+                f"metrics_port is {port}, but a master listens at {self.port} to "
+                f"{self.port + PORTS_OF_A_MASTER - 1}; use a port outside of these"
             )
         if self.resume is not None and self.run_dir is not None and os.path.isdir(self.resume):
             found.append(

@@ -30,9 +30,9 @@ from speedo.system.cores import (
     Core,
     CoreOptions,
     Machine,
+    cores_in,
     deal,
-    list_of,
-    numbers_in,
+    slots_of,
     threads_of,
 )
 from speedo.system.files import read_text
@@ -206,18 +206,6 @@ def to_rank_file(topology: Topology) -> str:
     return "\n".join([*lines, ""])
 
 
-def slots_of(cores: Iterable[Core]) -> str:
-    """Cores as a rank file has them: `0:0-3,1:0-1`."""
-    by_socket: dict[int, list[int]] = {}
-    for socket, core in cores:
-        by_socket.setdefault(socket, []).append(core)
-    return ",".join(
-        f"{socket}:{part}"
-        for socket, numbers in sorted(by_socket.items())
-        for part in list_of(numbers).split(",")
-    )
-
-
 # ---------------------------------------------------------------- read
 
 
@@ -338,22 +326,12 @@ def _host_of(
 
 
 def _cores_in(host: str, text: Any) -> tuple[Core, ...]:
-    """`0:0-3,1:0` as cores; a part without a socket is of the one before it, at first of socket 0."""
-    found: set[Core] = set()
-    socket = "0"
     try:
-        for part in str(text).split(",") if text != "" else ():
-            before, colon, after = part.rpartition(":")
-            socket = before if colon else socket
-            (number,) = numbers_in(socket)
-            if number >= 64:
-                raise ValueError("no machine has so many sockets")
-            found |= {(number, core) for core in numbers_in(after)}
+        return cores_in(str(text))
     except ValueError:
         raise ConfigError(
             f"host {host}: the cores {said(text)} are not SOCKET:CORES, as in 0:0-3 or 0:0-3,1:0-3"
         ) from None
-    return tuple(sorted(found))
 
 
 def _bind(text: str) -> Bind:

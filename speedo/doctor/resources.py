@@ -25,7 +25,10 @@ DISK_BYTES: Final = 50_000_000  # logs and metrics of some hours
 
 @dataclass(frozen=True, slots=True)
 class Net:
-    """The built net: bytes of one exchange, and bytes of all activations of a worker."""
+    """The built net: bytes of one exchange, and bytes of all activations of a worker.
+
+    `snapshots` is how many times the bytes of the model all snapshots take, with the solver's histories.
+    """
 
     nbytes: int
     activations: int

@@ -12,6 +12,7 @@ from speedo.data.mnist import FASHION_MNIST, FASHION_MNIST_PACKAGE, FASHION_MNIS
 from speedo.doctor.base import Finding, Request, fail, ok, size, warn
 from speedo.doctor.resources import Net
 from speedo.engines.net_trial import CaffeFacts, check_in_subprocess
+from speedo.engines.update_rules import RULES
 from speedo.errors import SolverError, SpeedoError
 from speedo.remote.uris import uri_of
 from speedo.run.datasets import preparable_dataset
@@ -74,8 +75,9 @@ def examine_solver(request: Request, facts: dict[str, Any]) -> tuple[list[Findin
     except SpeedoError as error:
         return [*found, *(fail("net", text) for text in _sentences(error))], None
     found.append(_layout(net, facts))
-    snapshots = spec.max_iter // spec.snapshot if spec.snapshot > 0 else 0
-    return found, Net(net.nbytes, net.activations, snapshots)
+    written = 1 + (spec.max_iter // spec.snapshot if spec.snapshot > 0 else 0)
+    models = written * (1 + RULES[spec.type].vectors)  # with the solver's history
+    return found, Net(net.nbytes, net.activations, models)
 
 
 def _read(request: Request, facts: dict[str, Any]) -> SolverSpec:

@@ -3,18 +3,63 @@
 Every evaluation scores the same records: those that a newly built net reads first. So a plain script that loads the
 exported model gets the same numbers. A net whose pass ends exactly at the end of its database is reused. Any other is
 rebuilt for each evaluation, because Caffe's data layers continue where they stopped.
+
+A test can be shared: each process runs some of the batches, and passes over those before them, which it only reads. The
+sums of all shares are those of one process.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import lmdb
 from google.protobuf import text_format
 
 from speedo.errors import EngineError
+
+# What a share of a test found: of each net the sums of its outputs over the batches, and the number of batches.
+Part = Sequence[tuple[Mapping[str, float], int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Part `index` of `count` of a test: so many of the batches of each net, one after another."""
+
+    index: int = 0
+    count: int = 1
+
+    def of(self, batches: int) -> range:
+        """The batches that are its own, of so many; sizes differ by one at most."""
+        return range(self.index * batches // self.count, (self.index + 1) * batches // self.count)
+
+
+WHOLE: Final = Share()
+
+
+def combined(parts: Sequence[Part]) -> dict[str, float]:
+    """Mean of each output over the batches of all parts, summed in double precision.
+
+    An output of several values gives `name/0`, `name/1`, ...; names of net `k`, from the second, begin with `test{k}/`.
+    Raises `EngineError` for a mean that is not finite.
+    """
+    metrics: dict[str, float] = {}
+    for index, shares in enumerate(zip(*parts, strict=True)):
+        batches = sum(count for _, count in shares)
+        names = dict.fromkeys(name for sums, _ in shares for name in sums)
+        prefix = f"test{index}/" if index else ""
+        for name in names:
+            value = math.fsum(sums.get(name, 0.0) for sums, _ in shares) / batches
+            if not math.isfinite(value):
+                raise EngineError(
+                    f"the test output {prefix}{name} is {value}: training has diverged; "
+                    "lower base_lr or scale the deltas"
+                )
+            metrics[prefix + name] = value
+    return metrics
 
 
 class TestNets:
@@ -30,31 +75,28 @@ class TestNets:
         self._files = [scratch / f"test{index}.prototxt" for index in range(len(parameters))]
         for file, parameter in zip(self._files, parameters, strict=True):
             file.write_text(text_format.MessageToString(parameter))
-        self._kept: dict[int, Any] = {}
+        self._kept: dict[int, tuple[Any, int]] = {}  # each net with the batches that it has read
 
-    def evaluate(self, train_net: Any) -> dict[str, float]:
-        """Mean of each output over `test_iter` batches, summed in double precision.
+    def score(
+        self,
+        take_weights: Callable[[Any], None],
+        share: Share = WHOLE,
+        passed: Callable[[int], None] = lambda samples: None,
+    ) -> Part:
+        """Run a share of `test_iter` batches of each net; `take_weights` gives a net its parameters.
 
-        An output of several values gives `name/0`, `name/1`, ...; raises `EngineError` for a mean
-        that is not finite.
+        `passed` is called after every batch with its records.
         """
-        metrics: dict[str, float] = {}
-        for index in range(len(self._parameters)):
-            prefix = f"test{index}/" if index else ""
-            for name, value in self._score(index, train_net).items():
-                if not math.isfinite(value):
-                    raise EngineError(
-                        f"the test output {prefix}{name} is {value}: training has diverged; "
-                        "lower base_lr or scale the deltas"
-                    )
-                metrics[prefix + name] = value
-        return metrics
+        return [
+            self._score(index, take_weights, share, passed)
+            for index in range(len(self._parameters))
+        ]
 
     def outputs(self, train_net: Any) -> tuple[str, ...]:
-        """Build every net and share the parameters; the names that `evaluate` will give, in its order."""
+        """Build every net and share the parameters; the names that a test will give, in its order."""
         names: list[str] = []
         for index in range(len(self._parameters)):
-            net = self._build(index)
+            net = self.build(index)
             net.share_with(train_net)
             prefix = f"test{index}/" if index else ""
             for output in net._outputs:
@@ -67,30 +109,58 @@ class TestNets:
         """Free the nets, and with them their reading threads."""
         self._kept.clear()
 
-    def _score(self, index: int, train_net: Any) -> dict[str, float]:
-        # Popped: a pass that fails half way must not leave its net in the middle of the data.
-        net = self._kept.pop(index, None) or self._build(index)
-        net.share_with(train_net)
-        outputs = [(net._blob_names[i], net._blobs[i]) for i in net._outputs]
+    def _score(
+        self,
+        index: int,
+        take_weights: Callable[[Any], None],
+        share: Share,
+        passed: Callable[[int], None],
+    ) -> tuple[dict[str, float], int]:
+        iterations = self._iterations[index]
+        batches = share.of(iterations)
         sums: dict[str, float] = {}
-        last = len(net.layers) - 1
-        for _ in range(self._iterations[index]):
+        if not batches:
+            return sums, 0
+        # Popped: a pass that fails half way must not leave its net in the middle of the data.
+        net, read = self._kept.pop(index) if index in self._kept else (self.build(index), 0)
+        take_weights(net)
+        _read_on(net, (batches.start - read) % iterations)
+        outputs = [(net._blob_names[i], net._blobs[i]) for i in net._outputs]
+        last, samples = len(net.layers) - 1, _samples(net)
+        for _ in batches:
             net._forward(0, last)
             for name, blob in outputs:
                 values = blob.data.reshape(-1).tolist()
                 for place, value in enumerate(values):
                     key = name if len(values) == 1 else f"{name}/{place}"
                     sums[key] = sums.get(key, 0.0) + value
-        if _ends_with_the_data(self._parameters[index], self._iterations[index]):
-            self._kept[index] = net
-        return {name: total / self._iterations[index] for name, total in sums.items()}
+            passed(samples)
+        if _ends_with_the_data(self._parameters[index], iterations):
+            self._kept[index] = (net, batches.stop % iterations)
+        return sums, len(batches)
 
-    def _build(self, index: int) -> Any:
+    def build(self, index: int) -> Any:
+        """A new net, whose data begin with the first record."""
         if self._seed >= 0:
             self._caffe.set_random_seed(self._seed)
         # The constructor overwrites the level of the file's own state (Caffe: net.cpp).
         level = self._parameters[index].state.level
         return self._caffe.Net(str(self._files[index]), self._caffe.TEST, level=level)
+
+
+def _read_on(net: Any, batches: int) -> None:
+    """Let the data layers pass over so many batches, as if the net had computed them."""
+    layers = [at for at in range(len(net.layers)) if not len(net._bottom_ids(at))]
+    for _ in range(batches):
+        for layer in layers:
+            net._forward(layer, layer)
+
+
+def _samples(net: Any) -> int:
+    """Records of a batch: the leading extent of the first layer's first output."""
+    tops = net._top_ids(0)
+    shape = list(net._blobs[tops[0]].shape) if len(tops) else []
+    return int(shape[0]) if shape else 0
 
 
 def _ends_with_the_data(parameter: Any, iterations: int) -> bool:

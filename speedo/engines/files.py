@@ -23,8 +23,15 @@ _CHUNK_BYTES = 1 << 20
 @contextmanager
 def memory_file() -> Iterator[tuple[IO[bytes], str]]:
     """An open file in memory, and the name by which native code of this process can open it too."""
-    with os.fdopen(os.memfd_create("speedo"), "w+b", buffering=0) as file:
-        yield file, f"/proc/self/fd/{file.fileno()}"
+    file, name = open_memory_file()
+    with file:
+        yield file, name
+
+
+def open_memory_file() -> tuple[IO[bytes], str]:
+    """As `memory_file`; the caller closes it."""
+    file = os.fdopen(os.memfd_create("speedo"), "w+b", buffering=0)
+    return file, f"/proc/self/fd/{file.fileno()}"
 
 
 def write_out(file: IO[bytes], path: Path) -> None:
@@ -43,3 +50,20 @@ def folder_in(scratch: Path | None) -> tempfile.TemporaryDirectory[str]:
             f"no folder for Caffe's small files in {scratch or tempfile.gettempdir()}: {error.strerror or error}; "
             "make room there"
         ) from None
+
+
+class WrittenModel:
+    """A `.caffemodel` in memory: `write` may be called in any thread, and frees it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def write(self, path: Path) -> None:
+        """Write it, in place by renaming; `EngineError` if it cannot be."""
+        with self._file:
+            try:
+                write_out(self._file, path)
+            except OSError as error:
+                raise EngineError(
+                    f"cannot write the model {path}: {error.strerror or error}"
+                ) from error

@@ -21,12 +21,13 @@ from google.protobuf import text_format
 
 from speedo.engines.base import Schedule
 from speedo.engines.caffe_import import is_cpu_only, load_caffe, prepare_environment
-from speedo.engines.evaluation import TestNets
-from speedo.engines.files import folder_in, memory_file, write_out
+from speedo.engines.evaluation import WHOLE, Part, Share, TestNets, combined
+from speedo.engines.files import WrittenModel, folder_in, open_memory_file
 from speedo.engines.native_failures import describe_exception
 from speedo.engines.openblas_kernels import use_threads
 from speedo.engines.parameters import Parameters
 from speedo.engines.python_layers import import_python_layers
+from speedo.engines.snapshot_hdf5 import write_model_hdf5
 from speedo.engines.solver_history import PREFIX, history_from, restore_history, save_history
 from speedo.errors import EngineError, SpeedoError
 from speedo.vectors.vector import Blob, Layout, Vector
@@ -205,7 +206,14 @@ class PycaffeEngine:
             self._update()
 
     def evaluate(self) -> Mapping[str, float]:
-        """The metrics; `EngineError` without a test net, or if weights or outputs are not finite.
+        """The metrics; `EngineError` without a test net, or if weights or outputs are not finite."""
+        metrics = combined([self.evaluate_share(WHOLE)])
+        if not metrics:
+            raise EngineError("there is no test net with an output: add one and its test_iter")
+        return metrics
+
+    def evaluate_share(self, share: Share) -> Part:
+        """This share of a test, to be `combined` with the others; `EngineError` if weights are not finite.
 
         Caffe's Accuracy layer answers 1.0 for a net full of NaN, so the weights are looked at first.
         """
@@ -214,10 +222,7 @@ class PycaffeEngine:
                 raise EngineError(
                     "the weights are not finite: training has diverged; lower base_lr"
                 )
-            metrics = self._tests.evaluate(self._net)
-        if not metrics:
-            raise EngineError("there is no test net with an output: add one and its test_iter")
-        return metrics
+            return self._tests.score(lambda net: net.share_with(self._net), share)
 
     def test_outputs(self) -> tuple[str, ...]:
         """The names that `evaluate` will give; builds the test nets, but runs none."""
@@ -234,15 +239,23 @@ class PycaffeEngine:
 
     def save(self, path: Path) -> None:
         """Write the `.caffemodel`, in place by renaming; `EngineError` if it cannot be."""
-        with memory_file() as (file, name):
-            with self._native():
-                self._net.save(name)
-            try:
-                write_out(file, path)
-            except OSError as error:
-                raise EngineError(
-                    f"cannot write the model {path}: {error.strerror or error}"
-                ) from error
+        self.written(hdf5=False).write(path)
+
+    def written(self, *, hdf5: bool) -> WrittenModel:
+        """The `.caffemodel`, or `.caffemodel.h5`, of the present weights; what follows needs no engine."""
+        file, name = open_memory_file()
+        try:
+            if hdf5:
+                weights = self.layout.zeros()
+                self.read_weights(weights)
+                write_model_hdf5(self._net._layer_names, self.layout, weights, file)
+            else:
+                with self._native():
+                    self._net.save(name)
+        except BaseException:
+            file.close()
+            raise
+        return WrittenModel(file)
 
     def history(self) -> bytes:
         """A line naming solver type and layout, then Caffe's `.solverstate`."""

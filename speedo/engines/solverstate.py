@@ -41,6 +41,7 @@ def _state_class() -> Any:
     declare(
         "SolverState",
         ("iter", 1, field.TYPE_INT32, one, None),
+        ("learned_net", 2, field.TYPE_STRING, one, None),
         ("history", 3, field.TYPE_MESSAGE, many, ".speedo.BlobProto"),
         ("current_step", 4, field.TYPE_INT32, one, None),
     )
@@ -52,25 +53,47 @@ def _state_class() -> Any:
 _STATE: Final = _state_class()
 
 
-def write_solverstate(layout: Layout, history: Sequence[Vector], updates: int) -> bytes:
-    """A SolverState with a blob for each blob of the layout, vector by vector; it names no weights.
+def write_solverstate(
+    layout: Layout,
+    history: Sequence[Vector],
+    updates: int,
+    *,
+    learned_net: str | None = None,
+    current_step: int = 0,
+) -> bytes:
+    """A SolverState with a blob for each blob of the layout, vector by vector.
 
-    `updates` becomes its iteration: how many updates the solver has made.
+    `updates` becomes its iteration: how many updates the solver has made. `learned_net` is the file of the weights that
+    Caffe restores with it; None for none. `current_step` is the number of steps that the learning rate has taken.
     """
-    state = _STATE(iter=updates, current_step=0)
-    for vector in history:
-        for blob, place in layout.slices():
-            values = vector[place].astype(_VALUES, copy=False).tobytes()
-            state.history.add(data=values).shape.dim.extend(blob.shape)
+    blobs = [
+        vector[place].reshape(blob.shape) for vector in history for blob, place in layout.slices()
+    ]
+    return state_of(updates, learned_net, current_step, blobs)
+
+
+def state_of(
+    iteration: int, learned_net: str | None, current_step: int, blobs: Sequence[Vector]
+) -> bytes:
+    """A SolverState of these fields and the blobs of its history, each in its shape."""
+    state = _STATE(iter=iteration, learned_net=learned_net, current_step=current_step)
+    for blob in blobs:
+        values = blob.astype(_VALUES, copy=False).tobytes()
+        state.history.add(data=values).shape.dim.extend(blob.shape)
     return bytes(state.SerializeToString())
+
+
+def read_state(content: bytes) -> Any:
+    """The SolverState; the values of each blob are bytes. Raises `EngineError`."""
+    try:
+        return _STATE.FromString(content)
+    except DecodeError as error:
+        raise EngineError(f"the solver history is damaged: {error}") from None
 
 
 def read_solverstate(layout: Layout, vectors: int, content: bytes) -> tuple[list[Vector], int]:
     """The history as so many `vectors`, and the number of updates; `EngineError` if it is not of this layout."""
-    try:
-        state = _STATE.FromString(content)
-    except DecodeError as error:
-        raise EngineError(f"the solver history is damaged: {error}") from None
+    state = read_state(content)
     sizes = [blob.size for blob in layout.blobs] * vectors
     if [len(blob.data) for blob in state.history] != [_VALUES.itemsize * size for size in sizes]:
         raise EngineError("the solver history is damaged: its blobs are not those of this net")

@@ -75,6 +75,27 @@ def check_start(net: Any, weights: Path | None, load: Callable[[Path], None]) ->
         )
 
 
+def load_to_score(weights: Path, net: Any) -> None:
+    """Load weights into a net that is to be scored; `SolverError` if they lack a layer's, or hold NaN or infinity.
+
+    Caffe itself would score the values of a filler, and its Accuracy layer answers 1.0 for a net full of NaN.
+    """
+    for _, _, blob in _blobs(net):
+        blob.data[...] = _UNTOUCHED
+    net.copy_from(str(weights))
+    for name, index, blob in _blobs(net):
+        if blob.count and (blob.data == _UNTOUCHED).all():
+            raise SolverError(
+                f"weights {weights} has no values for blob {index} of layer {name!r}: give those of this net"
+            )
+        wrong = blob.data.size - int(np.isfinite(blob.data).sum())
+        if wrong:
+            raise SolverError(
+                f"weights {weights} cannot be scored: {wrong:,} of {blob.data.size:,} values of blob {index} of layer "
+                f"{name!r} are NaN or infinite; give those of an earlier snapshot"
+            )
+
+
 def _blobs(net: Any) -> list[tuple[str, int, Any]]:
     return [
         (str(name), index, blob)

@@ -6,14 +6,14 @@ import re
 import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from speedo.bounds import said, whole_number
 from speedo.config.run_config import LARGEST_WORKERS, THREADS
 from speedo.errors import ConfigError
-from speedo.system.cores import Bind
+from speedo.system.cores import Bind, cores_in
 
 HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
 _USER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]{0,100}")
@@ -65,6 +65,18 @@ def _bind(value: Any) -> Any:
     return value
 
 
+def _cores(value: Any) -> Any:
+    for text in value if isinstance(value, list | tuple) else (value,):
+        try:
+            if not isinstance(text, str) or not cores_in(text):
+                raise ValueError
+        except ValueError:
+            raise ValueError(
+                "use a list with SOCKET:CORES for each worker, as in ['0:0-1', '0:2-3']"
+            ) from None
+    return value
+
+
 def _servers(value: Any) -> Any:
     number = whole_number(value) if isinstance(value, str) else value
     if value == "auto" or (type(number) is int and 0 <= number <= LARGEST_WORKERS):
@@ -108,12 +120,21 @@ class Host(Access):
 
 
 class WorkerHost(Host):
-    """A host with workers; threads, bind and data root are as for `speedo worker`."""
+    """A host with workers; threads, bind, cores and data root are as for `speedo worker`."""
 
     workers: Annotated[int, _number(1, LARGEST_WORKERS)] = 1
     threads: Annotated[str, BeforeValidator(_threads)] | None = None
     bind: Annotated[Bind, BeforeValidator(_bind)] | None = None
+    cores: Annotated[tuple[str, ...], BeforeValidator(_cores)] = ()
     data_root: Place | None = None
+
+    @model_validator(mode="after")
+    def _for_each_worker(self) -> Self:
+        if self.cores and len(self.cores) != self.workers:
+            raise ValueError(
+                f"cores: {len(self.cores)} are listed for {self.workers} workers; list one for each worker"
+            )
+        return self
 
 
 class Cluster(Access):

@@ -78,7 +78,9 @@ def master_words(plan: Plan, address: str) -> list[str]:
 
 def worker_words(plan: Plan, name: str, address: str) -> list[str]:
     """`speedo worker` on this host."""
-    return [WORKER, "--master", plan.address(address), *_host_words(plan, name)]
+    entry = plan.cluster.trains(name)
+    bound = [word for cores in entry.cores for word in ("--cores", cores)] if entry else []
+    return [WORKER, "--master", plan.address(address), *_host_words(plan, name), *bound]
 
 
 def server_words(plan: Plan, address: str) -> list[str]:

@@ -14,6 +14,8 @@ from speedo.launch.cluster import Access
 from speedo.launch.held_hosts import HeldHosts
 from speedo.launch.places import Device, Needs, Places, Report, checked_count
 from speedo.launch.read_cluster import cluster_of, read_cluster
+from speedo.remote.uris import uri_of
+from speedo.run.remote_inputs import fetch_run
 from speedo.run.result import RunResult
 
 ACCESS = ("ssh_config", *Access.model_fields)
@@ -125,6 +127,10 @@ class Cluster:
         """
         self._open()
         given = {**options, "servers": servers}
+        if (uri := uri_of(given.get("resume"))) is not None:
+            folder = given.pop("run_dir", None)
+            folder = None if folder is None else Path(folder)
+            given["resume"] = fetch_run(uri, folder, lambda line: None)
         if solver is not None:
             given["solver"] = Path(solver)
         return self._places.run(given, workers)

@@ -198,6 +198,9 @@ class HeldHosts:
         words += ["--threads", threads] if threads else []
         if entry is not None:
             words += ["--bind", entry.bind] if entry.bind else []
+            there = sum(len(one.ids) for one in self._groups if one.host == name)
+            for cores in entry.cores[there : there + count]:
+                words += ["--cores", cores]
             words += ["--data-root", entry.data_root] if entry.data_root else []
         return tuple(words)
 

@@ -33,12 +33,11 @@ from speedo.launch.protocol import BEAT_S
 from speedo.launch.remote import Command, Remote, failures, greeting_problem
 
 LOOK_S: Final = 0.2
-HELLO_S: Final = (
-    15.0  # for the others to answer, if one cannot be reached; ssh gives up after `CONNECT_S`
-)
 SILENT_S: Final = 40.0  # to start Python there
 EXAMINE_S: Final = 120.0
-NAMED_S: Final = 16.0  # after the start: if a host has failed by then, nobody waits for the others
+NAMED_S: Final = (
+    16.0  # after the start: a host that has failed is named, though others are still examined
+)
 FAREWELL_S: Final = 20.0  # for workers to leave after their master
 FETCH_S: Final = 25.0  # for the logs of a host whose connection was lost
 END_S: Final = 75.0  # for commands that were told to end; the hosts force it before
@@ -61,6 +60,7 @@ class Launcher:
         self._began = False  # whether the run has made its first iteration
         self._stopped: list[str] = []
         self._ending = False
+        self._named: set[str] = set()
         self._next_beat = 0.0
         self._start = time.monotonic()
 
@@ -106,10 +106,10 @@ class Launcher:
         remotes = self._remotes.values()
 
         def over() -> bool:
-            late = time.monotonic() - self._start > HELLO_S
-            return all(one.hello or one.closed is not None for one in remotes) or (
-                late and self._lost()
-            )
+            done = all(one.hello or one.closed is not None for one in remotes)
+            if not done:
+                self._name({name: one.closed or "" for name, one in self._remotes.items()})
+            return done
 
         self._wait(over, SILENT_S)
         python = (self._remotes[self._plan.cluster.leader].hello or {}).get("python")
@@ -152,27 +152,28 @@ class Launcher:
                 self._start_command(name, DOCTOR, environments, self._facts or '{"facts": {}}')
 
         def over() -> bool:
-            left = [one for one in self._remotes.values() if not self._examined(one)]
-            failed = any(one.commands[DOCTOR].status for one in self._remotes.values())
-            return not left or (
-                (failed or self._lost()) and time.monotonic() - self._start > NAMED_S
-            )
+            done = all(self._examined(one) for one in self._remotes.values())
+            if not done:
+                self._name({name: _failure(one) for name, one in self._remotes.items()})
+            return done
 
         self._wait(over, EXAMINE_S)
-        problems = {}
-        for name, remote in self._remotes.items():
-            command = remote.commands[DOCTOR]
-            if command.status:
-                problems[name] = "\n".join(failures(command))
-            elif remote.closed is not None:
-                problems[name] = f"the connection was lost while it was examined: {remote.closed}"
-        if not problems:
-            problems = {
-                name: f"`speedo doctor` did not end within {EXAMINE_S:.0f} s; run it there"
-                for name, remote in self._remotes.items()
-                if not self._examined(remote)
-            }
-        self._refuse(problems)
+        late = f"`speedo doctor` did not end within {EXAMINE_S:.0f} s; run it there"
+        problems = {
+            name: _failure(one) if self._examined(one) else late
+            for name, one in self._remotes.items()
+        }
+        self._refuse({name: problem for name, problem in problems.items() if problem})
+
+    def _name(self, problems: Mapping[str, str]) -> None:
+        """Say which hosts have failed where the others take long: they may fail, too, and are waited for."""
+        if time.monotonic() - self._start < NAMED_S:
+            return
+        for name, problem in problems.items():
+            if problem and name not in self._named:
+                self._named.add(name)
+                first = problem.splitlines()[0]
+                self._picture.note(f"{name}: {first}; waiting for what the other hosts say")
 
     def _lost(self) -> bool:
         return any(one.closed is not None for one in self._remotes.values())
@@ -412,3 +413,13 @@ class Launcher:
             for remote in self._remotes.values():
                 if remote.closed is None:
                     remote.connection.kill()
+
+
+def _failure(remote: Remote) -> str:
+    """Why a host that was examined cannot take part, a line each; empty if it can, or is not examined yet."""
+    command = remote.commands[DOCTOR]
+    if command.status:
+        return "\n".join(failures(command))
+    if remote.closed is not None and command.status is None:
+        return f"the connection was lost while it was examined: {remote.closed}"
+    return ""

@@ -21,6 +21,7 @@ from speedo.config.formats import PlainLoader
 from speedo.config.topology import Topology, from_rank_file, from_yaml
 from speedo.errors import ConfigError
 from speedo.launch.cluster import Access, Cluster, Host, WorkerHost
+from speedo.system.cores import slots_of
 from speedo.system.files import read_text
 
 MOST_BYTES: Final = 1_000_000
@@ -180,6 +181,7 @@ def _from_topology(topology: Topology) -> dict[str, Any]:
                 "workers": len(one.cores),
                 "threads": str(one.threads),
                 "bind": one.bind,
+                "cores": [slots_of(cores) for cores in one.cores if cores],
             }
             for one in topology
         ]

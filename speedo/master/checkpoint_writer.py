@@ -1,22 +1,24 @@
-"""Writes checkpoints while training continues.
+"""Writes checkpoints and snapshots while training continues.
 
 `begin` copies the center and asks every worker for its solver history. When all have answered, or the time limit is
-over, a thread fetches the histories from the store and writes the file. Training waits only for the copy.
+over, a thread fetches the histories from the store and writes the files. Training waits only for the copy. A checkpoint
+and a snapshot of one version share the histories.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from speedo.errors import PayloadError, SpeedoError, StoreError
 from speedo.master.center import RunCenter
+from speedo.master.checkpoints import TakenSnapshot
 from speedo.master.coordinator import Coordinator
-from speedo.messages import Checkpointed, Left, SaveState, StateSaved
+from speedo.messages import Checkpointed, Left, SaveState, Snapshotted, StateSaved
 from speedo.run_dir.checkpoint_file import (
     Checkpoint,
     Counters,
@@ -29,22 +31,27 @@ from speedo.vectors.transfer import take_history
 
 GATHER_S: Final = 30.0  # workers that have not answered by then keep their history to themselves
 POLL_S: Final = 0.05
+MOST_WAITING: Final = 4  # snapshots; the weights of each are in memory
+
+Written = Checkpointed | Snapshotted
 
 
 @dataclass
 class _Gathering:
-    """A checkpoint that waits for the solver histories of the workers in `awaited`."""
+    """What waits for the solver histories of the workers in `awaited`: a checkpoint, a snapshot, or both."""
 
-    checkpoint: Checkpoint
+    version: int
     awaited: set[tuple[int, int]]
     deadline: float
     saved: dict[int, WorkerState] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    checkpoint: Checkpoint | None = None
+    snapshot: TakenSnapshot | None = None
 
 
 @dataclass
 class CheckpointWriter:
-    """Implements `speedo.master.driver.Checkpoints`. One every `interval_s` seconds of training;
+    """Implements `speedo.master.checkpoints.Checkpoints`. One every `interval_s` seconds of training;
     0 means only at the end.
 
     `open_store` makes a connection for the writing thread; `fence` raises `FencedError` if another master has
@@ -65,8 +72,8 @@ class CheckpointWriter:
     server_history: Callable[[], bytes] = lambda: b""
     dropped: Callable[[], Mapping[str, int]] = dict
     data_of: Callable[[int], tuple[str, str]] = lambda slot: ("shard", "")
-    _gathering: _Gathering | None = None
-    _writing: list[tuple[Counters, Future[tuple[int, str]]]] = field(default_factory=list)
+    _gathering: dict[int, _Gathering] = field(default_factory=dict)  # by version, oldest first
+    _writing: list[tuple[_Gathering, Future[list[Written]]]] = field(default_factory=list)
     _next: float | None = None
 
     def __post_init__(self) -> None:
@@ -99,55 +106,79 @@ class CheckpointWriter:
             _progress(coordinator),
         )
         checkpoint = Checkpoint(counters, self.center.vector.copy(), self.server_history())
+        for version, earlier in list(self._gathering.items()):
+            earlier.checkpoint = None
+            if earlier.snapshot is None:
+                del self._gathering[version]
+        gathering, asked = self._gather(coordinator, now)
+        gathering.checkpoint = checkpoint
+        return asked
+
+    def begin_snapshot(
+        self, coordinator: Coordinator, snapshot: TakenSnapshot, now: float
+    ) -> list[SaveState]:
+        """See `speedo.master.checkpoints.Checkpoints`. Waits for the disk if many snapshots wait to be written."""
+        waiting = [one for one in self._gathering.values() if one.snapshot is not None]
+        if len(waiting) + len(self._writing) >= MOST_WAITING:
+            for one in waiting[:1]:  # it is written with what there is
+                self._pass_on(self._gathering.pop(one.version))
+            wait([self._writing[0][1]])
+        if not snapshot.wants_histories:
+            self._pass_on(_Gathering(coordinator.version, set(), now, snapshot=snapshot))
+            return []
+        gathering, asked = self._gather(coordinator, now)
+        gathering.snapshot = snapshot
+        return asked
+
+    def _gather(self, coordinator: Coordinator, now: float) -> tuple[_Gathering, list[SaveState]]:
+        """The gathering of the present version, and what the workers must do for it."""
+        version = coordinator.version
+        found = self._gathering.get(version)
+        if found is not None:
+            return found, []
         members = {(slot, one.incarnation) for slot, one in coordinator.members.items()}
-        self._gathering = _Gathering(checkpoint, members, now + GATHER_S)
-        return [SaveState(slot, incarnation, version) for slot, incarnation in sorted(members)]
+        found = self._gathering[version] = _Gathering(version, members, now + GATHER_S)
+        return found, [SaveState(slot, own, version) for slot, own in sorted(members)]
 
     def saw(self, event: StateSaved | Left) -> None:
         """A worker has answered, or has left."""
-        gathering = self._gathering
-        if gathering is None:
-            return
-        if isinstance(event, StateSaved):
-            if event.version != gathering.checkpoint.counters.version:
-                return
-            if event.problem:
-                gathering.problems.append(_without(event.worker, event.problem))
-            elif (event.worker, event.incarnation) in gathering.awaited:
-                shard = (event.rank, event.count, event.batch_size, event.batches)
-                gathering.saved[event.worker] = WorkerState(*shard, *self.data_of(event.worker))
-        gathering.awaited.discard((event.worker, event.incarnation))
+        for gathering in self._gathering.values():
+            if isinstance(event, StateSaved):
+                if event.version != gathering.version:
+                    continue
+                if event.problem:
+                    gathering.problems.append(_without(event.worker, event.problem))
+                elif (event.worker, event.incarnation) in gathering.awaited:
+                    shard = (event.rank, event.count, event.batch_size, event.batches)
+                    gathering.saved[event.worker] = WorkerState(*shard, *self.data_of(event.worker))
+            gathering.awaited.discard((event.worker, event.incarnation))
 
-    def finished(self, now: float) -> list[Checkpointed]:
-        """Pass complete checkpoints to the writing thread, and return those that were written."""
-        gathering = self._gathering
-        if gathering is not None and (not gathering.awaited or now >= gathering.deadline):
-            self._gathering = None
-            checkpoint = replace(gathering.checkpoint, workers=gathering.saved)
-            self._writing.append(
-                (
-                    checkpoint.counters,
-                    self._pool.submit(self._write, checkpoint, gathering.problems),
-                )
-            )
-        done = [entry for entry in self._writing if entry[1].done()]
-        self._writing = [entry for entry in self._writing if not entry[1].done()]
-        return [_outcome(counters, future) for counters, future in done]
+    def finished(self, now: float) -> list[Written]:
+        """Pass what is complete to the writing thread, and return what was written."""
+        for version, gathering in list(self._gathering.items()):
+            if not gathering.awaited or now >= gathering.deadline:
+                self._pass_on(self._gathering.pop(version))
+        found: list[Written] = []
+        while self._writing and self._writing[0][1].done():  # one thread writes: in order
+            found += _outcome(*self._writing.pop(0))
+        return found
+
+    def _pass_on(self, gathering: _Gathering) -> None:
+        self._writing.append((gathering, self._pool.submit(self._write, gathering)))
 
     def deadline(self) -> float:
-        """See `speedo.master.driver.Checkpoints`."""
+        """See `speedo.master.checkpoints.Checkpoints`."""
         if self._writing:
             return 0.0 if self._writing[0][1].done() else time.monotonic() + POLL_S
-        if self._gathering is None:
-            return float("inf")
-        return self._gathering.deadline if self._gathering.awaited else 0.0
+        waits = (one.deadline if one.awaited else 0.0 for one in self._gathering.values())
+        return min(waits, default=float("inf"))
 
     def keep_center(self, coordinator: Coordinator, seconds: float) -> str:
         """Write a checkpoint without the workers' histories, after the store is lost. Returns the problem, if any."""
         self.begin(coordinator, seconds, 0.0)
-        assert self._gathering is not None
-        checkpoint, self._gathering = self._gathering.checkpoint, None
-        return self._write(checkpoint)[1]
+        checkpoint = self._gathering.pop(coordinator.version).checkpoint
+        assert checkpoint is not None
+        return self._write_checkpoint(checkpoint, {}, ()).problem
 
     def close(self) -> None:
         """Wait until the writing thread is done."""
@@ -155,24 +186,39 @@ class CheckpointWriter:
         if self._store is not None:
             self._store.close()
 
-    def _write(self, checkpoint: Checkpoint, known: Sequence[str] = ()) -> tuple[int, str]:
-        """In the thread: fetch the histories and write; returns the bytes of the file, and the problem."""
-        problems = list(known)
+    def _write(self, gathering: _Gathering) -> list[Written]:
+        """In the thread: fetch the histories and write."""
+        problems, saved = gathering.problems, gathering.saved
         histories: dict[int, bytes] = {}
-        version = checkpoint.counters.version
-        for slot in checkpoint.workers:
+        for slot in saved:
             try:
                 if self._store is None:
                     self._store = self.open_store()
-                histories[slot] = take_history(self._store, self.keyspace, slot, version)
+                histories[slot] = take_history(self._store, self.keyspace, slot, gathering.version)
             except (StoreError, PayloadError) as error:
                 problems.append(_without(slot, error))
+        done: list[Written] = []
+        if gathering.snapshot is not None:
+            snapshot = gathering.snapshot
+            sized = [(history, saved[slot].batch_size) for slot, history in histories.items()]
+            problem = snapshot.write(sized)
+            why = "; ".join(problems) if problem and not histories else ""
+            whole = f"{problem} ({why})" if why else problem
+            done.append(Snapshotted(gathering.version, snapshot.iteration, whole))
+        if gathering.checkpoint is not None:
+            checkpoint = replace(gathering.checkpoint, workers=saved)
+            done.append(self._write_checkpoint(checkpoint, histories, problems))
+        return done
+
+    def _write_checkpoint(
+        self, checkpoint: Checkpoint, histories: Mapping[int, bytes], problems: Sequence[str]
+    ) -> Checkpointed:
         try:
             self.fence()
             path = write_checkpoint(self.folder, replace(checkpoint, histories=histories))
         except SpeedoError as error:
-            return 0, str(error)
-        return path.stat().st_size, "; ".join(problems)
+            return _checkpointed(checkpoint, 0, str(error))
+        return _checkpointed(checkpoint, path.stat().st_size, "; ".join(problems))
 
 
 def _progress(coordinator: Coordinator) -> Progress:
@@ -184,7 +230,20 @@ def _without(worker: int, why: object) -> str:
     return f"without the history of worker {worker}: {why}"
 
 
-def _outcome(counters: Counters, future: Future[tuple[int, str]]) -> Checkpointed:
-    error = future.exception()
-    size, problem = (0, f"{type(error).__name__}: {error}") if error else future.result()
+def _checkpointed(checkpoint: Checkpoint, size: int, problem: str) -> Checkpointed:
+    counters = checkpoint.counters
     return Checkpointed(counters.version, counters.iteration, counters.seconds, size, problem)
+
+
+def _outcome(gathering: _Gathering, future: Future[list[Written]]) -> list[Written]:
+    error = future.exception()
+    if error is None:
+        return future.result()
+    problem, done = f"{type(error).__name__}: {error}", list[Written]()
+    if gathering.snapshot is not None:
+        iteration = gathering.snapshot.iteration
+        told = f"no whole snapshot at iteration {iteration}: {problem}"
+        done.append(Snapshotted(gathering.version, iteration, told))
+    if gathering.checkpoint is not None:
+        done.append(_checkpointed(gathering.checkpoint, 0, problem))
+    return done

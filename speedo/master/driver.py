@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import zip_longest
 from typing import Protocol
 
+from speedo.errors import EngineError
 from speedo.master.center import RunCenter
+from speedo.master.checkpoints import Checkpoints, Snapshots, TakenSnapshot
 from speedo.master.coordinator import Coordinator
 from speedo.master.members import Receive, Received
 from speedo.master.reasons import (
@@ -37,9 +40,9 @@ from speedo.messages import (
     Left,
     Merge,
     Refused,
-    SaveState,
     SetAside,
     Snapshot,
+    Snapshotted,
     StateSaved,
     StopAsked,
     StoreTrouble,
@@ -51,6 +54,7 @@ from speedo.messages import (
 QUIET_S = 5.0  # the store is looked at when no turn under way was heard of for so long
 MOST_TRIES = 3  # of the last version's test: its store may be lost just then
 MOST_TESTS = 4  # tests under way or waiting; each keeps a version in the store
+_OF_NO_TURN = (Tested, Elapsed, StopAsked, StateSaved, Checkpointed, Snapshotted, StoreTrouble)
 MOST_TOGETHER = 32  # events between two looks at deadlines; who trains again waits for the last
 
 
@@ -81,28 +85,6 @@ class Observer(Protocol):
     def saw(self, event: Event, now: float) -> None: ...
 
     def did(self, action: Action, now: float) -> None: ...
-
-
-class Checkpoints(Protocol):
-    """Keeps checkpoints; `now` is seconds of the driver's clock."""
-
-    def due(self, now: float) -> bool:
-        """Whether to keep the center that was just merged."""
-        ...
-
-    def begin(self, coordinator: Coordinator, seconds: float, now: float) -> list[SaveState]:
-        """Keep the present center, after `seconds` of training; returns what the workers must do for it."""
-        ...
-
-    def saw(self, event: StateSaved | Left) -> None: ...
-
-    def finished(self, now: float) -> list[Checkpointed]:
-        """Checkpoints that were completed or failed since the last call."""
-        ...
-
-    def deadline(self) -> float:
-        """The latest time for the next call of `finished`; infinity if no checkpoint is being written."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +128,7 @@ class Observers:
 
 @dataclass
 class Driver:
-    """Runs one coordinator to its end. `snapshot(version, iteration)` writes the center as a model file, and returns
-    the problem if it cannot.
+    """Runs one coordinator to its end.
 
     `diverged(loss, samples)` is called for every merged result and returns the reason to stop, if there is one.
     `outages()` counts the store's outages so far: after one, the deadlines of turns are restarted. Inside `together()`
@@ -162,7 +143,7 @@ class Driver:
     clock: Callable[[], float]
     limits: Limits = field(default_factory=Limits)
     has_tester: bool = False
-    snapshot: Callable[[int, int], str] = lambda version, iteration: ""
+    snapshots: Snapshots | None = None
     checkpoints: Checkpoints | None = None
     diverged: Callable[[float, int], str | None] = lambda loss, samples: None
     outages: Callable[[], int] = lambda: 0
@@ -203,6 +184,7 @@ class Driver:
             if self.final_test:
                 self._test(Evaluate(self.center.version, self.coordinator.iteration))
             self._checkpoint()
+            self._last_snapshot()
         while self._tests or (self.checkpoints and self.checkpoints.deadline() < float("inf")):
             self._step()
         self._release(self._turns.forget_all())
@@ -279,9 +261,7 @@ class Driver:
             self._carry_out_all(self._actions_after(self._diverged))
         if isinstance(event, Tested) and self.best is not None and event.version not in self._tests:
             self.best.forget(event.version)
-        if not isinstance(
-            event, (Tested, Elapsed, StopAsked, StateSaved, Checkpointed, StoreTrouble)
-        ):
+        if not isinstance(event, _OF_NO_TURN):
             self._release(self._turns.settle(event.worker, self.clock()))
         if not more:
             self.center.tidy()
@@ -346,11 +326,10 @@ class Driver:
                 self._train(action)
             case Evaluate():
                 self._test(action)
-            case Snapshot():
-                problem = self.snapshot(action.version, action.iteration)
-                action = replace(action, problem=problem)
             case KeepBest() if self.best is not None:
                 action = self.best.keep(action)
+            case Snapshot() if self.snapshots is not None:
+                self._write_snapshot(partial(self.snapshots.take, action.iteration, False))
             case SetAside():
                 self.cluster.evict(action.worker, action.incarnation, action.reason, for_good=True)
             case Finish():
@@ -368,6 +347,25 @@ class Driver:
         if self.checkpoints is not None:
             for command in self.checkpoints.begin(self.coordinator, self.seconds, self.clock()):
                 self.cluster.send(command)
+
+    def _last_snapshot(self) -> None:
+        if self.snapshots is not None and self.coordinator.samples > 0:  # else there is no model
+            self._write_snapshot(partial(self.snapshots.taken_at_end, self.coordinator.iteration))
+
+    def _write_snapshot(self, take: Callable[[], TakenSnapshot | None]) -> None:
+        """Take the weights now; they are written beside the training, once the workers have given their histories."""
+        version, iteration = self.center.version, self.coordinator.iteration
+        try:
+            snapshot = take()
+        except EngineError as error:
+            problem = f"no snapshot at iteration {iteration}: {error}"
+            return self.tell(Snapshotted(version, iteration, problem))
+        if snapshot is None:
+            return
+        if self.checkpoints is None:
+            return self.tell(Snapshotted(version, snapshot.iteration, snapshot.write(())))
+        for command in self.checkpoints.begin_snapshot(self.coordinator, snapshot, self.clock()):
+            self.cluster.send(command)
 
     def _watch_loss(self, merge: Merge) -> None:
         for part in merge.parts:

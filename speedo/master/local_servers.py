@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 from speedo.master.range_server import RangeServer
 from speedo.master.server_requests import Answer, Request, ServerLost
+from speedo.storage.base import Store
+from speedo.vectors.codecs import make_codec
 from speedo.vectors.exchange import Stores
+from speedo.vectors.host_centers import RangeCopy, newest_copy
+from speedo.vectors.ranges import Range
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,7 @@ class LocalServers:
 
     def __init__(self, servers: Sequence[RangeServer]) -> None:
         self.servers = list(servers)
+        self.hosts: dict[str, Store] = {}  # the memory of the workers' hosts
 
     def __len__(self) -> int:
         return len(self.servers)
@@ -55,6 +60,14 @@ class LocalServers:
         self.servers[index] = RangeServer(
             old.run, old.layout, old.store, old.epoch, old.compression, old.clock, old.solver
         )
+
+    def newest_copy(self, index: int, after: int) -> RangeCopy | None:
+        """See `Servers.newest_copy`."""
+        one = self.servers[index]
+        start = sum(each.layout.size for each in self.servers[:index])
+        place = Range(slice(start, start + one.layout.size), one.layout)
+        codec = make_codec(one.compression.center, one.layout)
+        return newest_copy(self.hosts, one.run, place, codec, after)
 
     def stores(self) -> list[Stores]:
         """See `Servers.stores`."""

@@ -29,4 +29,4 @@ def silent_tester(waited_s: float) -> str:
 
 def busy_tester(versions: int) -> str:
     """Why a version was not tested."""
-    return f"skipped: the tester is still busy with {versions} versions before it"
+    return f"left out, for {versions} tests before it are not done yet; test less often, or use more --testers"

@@ -26,7 +26,6 @@ from speedo.master.server_requests import (
     Answer,
     Clear,
     Combine,
-    Combined,
     Load,
     Pending,
     Prepare,
@@ -36,11 +35,13 @@ from speedo.master.server_requests import (
     ServerLost,
     Servers,
     TakeIn,
+    slowest,
 )
 from speedo.messages import Drop, Merge, Refused, Trained
 from speedo.sgd_modes.rules import MergeRule
 from speedo.vectors.codecs import NO_COMPRESSION, Compression
 from speedo.vectors.exchange import Exchange
+from speedo.vectors.ranges import ranges_of
 from speedo.vectors.vector import Kind, Layout, Vector
 
 MOST_ORDERED: Final = 16  # merges that are not confirmed yet
@@ -348,16 +349,7 @@ class ServedCenter:
                 self._renew(index, loss)
             if not lost:
                 self._ordered.popleft()
-                self._note_seconds(first.pending.answers())
-
-    def _note_seconds(self, answers: Iterable[Answer | ServerLost]) -> None:
-        """Of the slowest server in each part of a merge."""
-        found: dict[str, float] = {}
-        for answer in answers:
-            if isinstance(answer, Combined):
-                for name, seconds in answer.seconds.items():
-                    found[name] = max(found.get(name, 0.0), seconds)
-        self._combined = found or self._combined
+                self._combined = slowest(first.pending.answers()) or self._combined
 
     def _renew(self, index: int, loss: ServerLost) -> None:
         """Have another server in the place of this one, unless it is there, and bring it to where the others are."""
@@ -373,10 +365,15 @@ class ServedCenter:
             raise
         self._replaced += 1
         self.outages += 1
-        loaded = self.servers.ask_one(index, Load(self.version, tuple(self._published)))
+        load = Load(self.version, tuple(self._published))
+        loaded = self.servers.ask_one(index, load)
+        oldest = self.version - sum(one.request.count for one in self._ordered)
+        if (loaded is None or (isinstance(loaded, int) and loaded < oldest)) and self._copied(
+            index
+        ):
+            loaded = self.servers.ask_one(index, load)
         if isinstance(loaded, ServerLost):
             return  # which the next question shows
-        oldest = self.version - sum(one.request.count for one in self._ordered)
         if isinstance(loaded, int) and loaded >= oldest:
             self._merge_again(index, loaded)
             self._take_in_again(index, self._held.values())
@@ -385,6 +382,25 @@ class ServedCenter:
         for request, _ in self._cleared:
             self.servers.ask_one(index, request)
         self.note(f"server {index} is back, with version {self.version}")
+
+    def _copied(self, index: int) -> bool:
+        """Put the range of a server into its store as a host has it, where that is newer than what the master has.
+
+        The payloads of the merges after it are lost with that store. A solver's history is in no host's memory.
+        """
+        found = self.servers.newest_copy(index, self._whole.version) if not self.solver else None
+        if found is None:
+            return False
+        self.note(
+            f"warning: server {index} has lost its range with its store: it goes on from version {found.version}, "
+            f"which {found.host} has of it; merges lost in this range: {self.version - found.version}"
+        )
+        own = ranges_of(self.layout, len(self.servers))[index].layout
+        with Exchange(self.run, own, [self.servers.stores()[index]]) as exchange:
+            exchange.publish_center(
+                self.version, self.epoch, found.vector
+            )  # nothing is merged again
+        return True
 
     def _go_back(self, index: int) -> None:
         """Nobody has the range of this server: all begin again from the newest center that the master has whole."""

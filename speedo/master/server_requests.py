@@ -5,13 +5,14 @@ Every request may be repeated: what is done already is not done again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from speedo.messages import Merge, Refused, Trained
 from speedo.sgd_modes.rules import MergeRule
 from speedo.vectors.exchange import Stores
+from speedo.vectors.host_centers import RangeCopy
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,16 @@ Request = Load | TakeIn | Prepare | Combine | Clear | Restore | Probe
 Answer = int | float | Combined | Refused | None
 
 
+def slowest(answers: Iterable[Answer | ServerLost]) -> dict[str, float]:
+    """The seconds of the slowest server in each part of a merge."""
+    found: dict[str, float] = {}
+    for answer in answers:
+        if isinstance(answer, Combined):
+            for name, seconds in answer.seconds.items():
+                found[name] = max(found.get(name, 0.0), seconds)
+    return found
+
+
 class Pending(Protocol):
     """What all servers were asked at once, and have perhaps not answered yet."""
 
@@ -131,6 +142,10 @@ class Servers(Protocol):
 
     def replace(self, index: int, cause: str) -> None:
         """Return once another is in the place of a lost one. Raises `StoreError` if none comes."""
+        ...
+
+    def newest_copy(self, index: int, after: int) -> RangeCopy | None:
+        """The newest copy of the range of a server above version `after` that a host has in its memory, if any."""
         ...
 
     def stores(self) -> Sequence[Stores]:

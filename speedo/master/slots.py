@@ -102,6 +102,16 @@ class Roster:
         with self._lock:
             self._hosts.pop(host, None)
 
+    def others_with(self, host: str) -> list[str]:
+        """The other hosts that share this one's records in `own`: commands on the same machine."""
+        with self._lock:
+            mine = self._hosts.get(host)
+            return sorted(
+                name
+                for name, one in self._hosts.items()
+                if name != host and mine is not None and mine.digest and one.group == mine.group
+            )
+
     def records(self) -> int | None:
         """The records that the hosts have together, each one's own; None where one is not known."""
         with self._lock:

@@ -23,6 +23,10 @@ SMOOTH: Final = 50  # a loss is drawn as the mean of so many results
 FORMS: Final = ("png", "pdf", "svg")
 MOST_BARS: Final = 200  # of the histogram of staleness
 BINS: Final = 60  # images/s are drawn for so many stretches of a run
+TICKS: Final = 5  # on each axis, at most
+# Told apart by eyes that see no red or green; the lines differ in their dashes, too.
+INKS: Final = ("#0068b0", "#cc5200", "#007f5c", "#b0468a", "#9a7500", "#3b8ec2", "#7a5cc4")
+DASHES: Final[tuple[Any, ...]] = ("-", (0, (6, 2)), (0, (2, 2)), (0, (7, 2, 2, 2)))
 
 
 @dataclass
@@ -102,30 +106,54 @@ def draw(runs: Sequence[Path], target: Path) -> Path:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
 
     traces = [read_run(run) for run in runs]
-    figure, axes = pyplot.subplots(2, 2, figsize=(12, 8), layout="constrained")
+    figure, axes = pyplot.subplots(2, 2, figsize=(11, 8), layout="constrained")
+    figure.suptitle(traces[0].name if len(traces) == 1 else f"{len(traces)} runs")
     loss, accuracy, speed, stale = axes.flat
-    for trace in traces:
-        loss.plot(_means(trace.iteration, SMOOTH), _means(trace.loss, SMOOTH), label=trace.name)
-        accuracy.plot(trace.test_iteration, trace.accuracy, marker="o", label=trace.name)
+    furthest = max(max(trace.iteration) for trace in traces)
+    for place, trace in enumerate(traces):
+        ink: dict[str, Any] = {
+            "color": INKS[place % len(INKS)],
+            "linestyle": DASHES[place % len(DASHES)],
+            "label": trace.name,
+        }
+        loss.plot(_means(trace.iteration, SMOOTH), _means(trace.loss, SMOOTH), **ink)
+        accuracy.plot(trace.test_iteration, trace.accuracy, marker="o", markersize=5, **ink)
         times, rates = _rates(trace)
-        (line,) = speed.plot(times, rates, label=trace.name)
+        speed.plot(times, rates, **ink)
         for moment in trace.left:
-            speed.axvline(moment, color=line.get_color(), linestyle=":", linewidth=1)
+            speed.axvline(moment, color=ink["color"], linestyle=":", linewidth=1)
     most = max(max(trace.staleness) for trace in traces)
-    stale.hist([trace.staleness for trace in traces], bins=_bins(most), align="left")
-    stale.xaxis.get_major_locator().set_params(integer=True)
-    for axis, title, across in (
-        (loss, f"training loss, means of {SMOOTH} results", "iteration"),
-        (accuracy, "test accuracy", "iteration"),
-        (speed, "images/s (dotted: a worker left)", "seconds"),
-        (stale, "results by staleness", "staleness"),
+    stale.hist(
+        [trace.staleness for trace in traces],
+        bins=_bins(most),
+        align="left",
+        color=[INKS[place % len(INKS)] for place in range(len(traces))],
+    )
+    for axis, title, across, up in (
+        (loss, f"Training loss, means of {SMOOTH} results", "iterations", "loss"),
+        (accuracy, "Test accuracy", "iterations", "accuracy"),
+        (speed, _speed_title(traces), "seconds of training", "images/s"),
+        (stale, "Staleness of the merged results", "results in between", "results"),
     ):
-        axis.set_title(title)
+        axis.set_title(title, fontsize=11, loc="left")
         axis.set_xlabel(across)
+        axis.set_ylabel(up)
+        axis.locator_params(nbins=TICKS)
+        axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.3)
-    loss.legend()
+    for axis in (loss, accuracy):
+        axis.set_xlim(0, 1.03 * max(furthest, 1))
+    if not any(trace.accuracy for trace in traces):
+        accuracy.text(
+            0.5, 0.5, "no test with an accuracy", ha="center", transform=accuracy.transAxes
+        )
+    speed.set_ylim(bottom=0)
+    stale.xaxis.set_major_locator(MaxNLocator(nbins=TICKS, integer=True))
+    if len(traces) > 1:
+        loss.legend(frameon=False)
     try:
         with open_to_write(target) as file:
             figure.savefig(file, dpi=120, format=form)
@@ -134,6 +162,11 @@ def draw(runs: Sequence[Path], target: Path) -> Path:
     finally:
         pyplot.close(figure)
     return target
+
+
+def _speed_title(traces: Sequence[RunTrace]) -> str:
+    dotted = " (dotted: a worker left)" if any(trace.left for trace in traces) else ""
+    return f"Images per second{dotted}"
 
 
 def _bins(most: int) -> Sequence[float]:

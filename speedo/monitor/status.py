@@ -19,6 +19,7 @@ from speedo.messages import (
     Merge,
     RunsAt,
     SetAside,
+    Snapshotted,
     StoreTrouble,
     Tested,
     Train,
@@ -39,7 +40,8 @@ class WorkerStatus:
     """One worker; `state` is training, waiting, or why it is away, with the cause.
 
     For a worker that waits for the store, it is the store's problem. `process`, `threads` and `cores` are those of
-    `speedo.messages.RunsAt`: 0 and empty for a worker that has not joined, or is away.
+    `speedo.messages.RunsAt`: 0 and empty for a worker that has not joined, or is away. `team` is the worker that leads
+    the team of its present turn; None for a worker that trains by itself.
     """
 
     worker: int
@@ -52,6 +54,7 @@ class WorkerStatus:
     process: int = 0
     threads: int = 0
     cores: str = ""
+    team: int | None = None
 
     @property
     def is_away(self) -> bool:
@@ -118,6 +121,7 @@ class _Line:
     dropped: int = 0
     loss: float = float("nan")
     runs_at: RunsAt | None = None
+    team: int | None = None
     recent: deque[tuple[float, int]] = field(default_factory=deque)
 
     @property
@@ -228,17 +232,22 @@ class StatusBoard:
             case Left() if not self.over:  # then they are let go
                 line = self._lines.setdefault(event.worker, _Line())
                 line.state, line.trouble = f"gone: {event.cause}", ""
-                line.runs_at = None
+                line.runs_at = line.team = None
             case Trained():
                 self.results += 1
             case Tested() if not event.problem:
                 self.metrics = event.metrics
                 self.tested_iteration = self._iterations.pop(event.version, self.iteration)
+            case Tested():
+                iteration = self._iterations.pop(event.version, self.iteration)
+                self.notice(f"warning: no test at iteration {iteration}: {event.problem}")
             case Checkpointed():
                 self.checkpoint_iteration = (
                     self.checkpoint_iteration if event.bytes == 0 else event.iteration
                 )
                 self.trouble_with_checkpoint(event.problem)
+            case Snapshotted() if event.problem:
+                self.notice(f"warning: {event.problem}")
             case StoreTrouble():
                 self.trouble_with_store(event.problem)
             case _:
@@ -251,7 +260,9 @@ class StatusBoard:
                 self.turns += 1
                 self._first = now if self._first is None else self._first
                 self.state = "training"
-                self._lines.setdefault(action.worker, _Line()).state = "training"
+                line = self._lines.setdefault(action.worker, _Line())
+                line.state = "training"
+                line.team = None if action.team is None else action.team.leader
             case Merge():
                 self._merged(action, now)
             case Evaluate():
@@ -275,7 +286,9 @@ class StatusBoard:
             line = self._lines.setdefault(part.worker, _Line())
             line.merged += 1
             line.loss = part.loss
-            line.state = "waiting"
+            # In most modes a result is merged after others, and its worker may have left meanwhile.
+            if not line.state.startswith("gone"):
+                line.state = "waiting"
             line.recent.append((now, part.samples))
             while line.recent[0][0] < now - RECENT_S:
                 line.recent.popleft()
@@ -300,6 +313,7 @@ class StatusBoard:
                 line.loss,
                 sum(count for time, count in tuple(line.recent) if time >= now - RECENT_S) / window,
                 *line.where,
+                line.team,
             )
             for worker, line in sorted(self._lines.items())
         )

@@ -31,9 +31,11 @@ from speedo.monitor.status import StatusBoard
 from speedo.remote.uris import uri_of
 from speedo.run.best_model import BestFile
 from speedo.run.caffe_snapshot import CaffeSnapshot
+from speedo.run.exports import make_exports
 from speedo.run.outputs import ModelFiles
 from speedo.run.remote_inputs import located
 from speedo.run.settings import RunSettings
+from speedo.run.snapshot_files import SnapshotFiles
 from speedo.run.training import Training
 from speedo.run_dir.checkpoint_file import Checkpoint, Progress
 from speedo.run_dir.directory import CHECKPOINTS, CONFIG, METRICS, write_config
@@ -44,7 +46,7 @@ from speedo.sgd_modes.rules import by_servers
 from speedo.solver import SolverSpec, solver_for_server
 from speedo.solver.proto import caffe_proto, parse_text
 from speedo.storage.base import Store
-from speedo.vectors.vector import Layout, Vector
+from speedo.vectors.vector import Kind, Layout, Vector
 
 TICKETS_OF_AN_EPOCH = 1_000_000_000  # a resumed run gives out no ticket that the log has already
 
@@ -115,7 +117,7 @@ def build_training(
             clock=time.monotonic,
         )
     log = _run_log(run_dir, board, resumed=settings.epoch > 0)
-    files = ModelFiles(run_dir, spec, engine, center, fence.require, board.notice)
+    files = ModelFiles(run_dir, engine, center)
     coordinator = _coordinator(
         config,
         settings,
@@ -141,6 +143,12 @@ def build_training(
         share=settings.data_share,
         records=records,
     )
+    own_history = _history_of(center, engine) if needs_update(config) else bytes
+
+    def server_history() -> bytes:
+        """That of the update by gradients, where the mode makes one now."""
+        return own_history() if coordinator.strategy.rule.payload is Kind.GRADIENT else b""
+
     keeper = None
     if open_store is not None:
         keeper = CheckpointWriter(
@@ -154,23 +162,27 @@ def build_training(
             config.checkpoint_interval,
             settings.epoch,
             seconds_before,
-            _history_of(center, engine) if needs_update(config) else bytes,
+            own_history,
             lambda: board.dropped,
             roster.data_of,
         )
     best = None
     if config.keep_best and spec.has_test:
         best = BestFile(run_dir, engine, center, fence.require, board.notice)
+    counters = resume.counters if resume else None
+    exports, copies = make_exports(
+        config, settings, run_dir, center, board, counters, time.monotonic
+    )
     watch = DivergenceWatch(config.mode, config.workers, coordinator.strategy.rule.payload)
     driver = Driver(
         coordinator,
         center,
         cluster,
-        Observers(board, log),
+        Observers(*(one for one in (board, log, exports, copies) if one is not None)),
         time.monotonic,
         Limits(start_s=config.timeout, join_s=config.seconds_to_join, turn_s=config.timeout),
         has_tester=spec.has_test,
-        snapshot=files.snapshot,
+        snapshots=SnapshotFiles(run_dir, spec, engine, center, fence.require, server_history),
         checkpoints=keeper,
         diverged=watch.saw if config.stop_on_divergence else lambda loss, samples: None,
         outages=lambda: center.outages,
@@ -187,7 +199,7 @@ def build_training(
     histories = dict(resume.histories) if resume else {}
     return Training(
         settings, store, driver, files, roster, board, log, fence, keeper, histories, seconds_before, values,
-        best,
+        exports, best,
     )  # fmt: skip
 
 

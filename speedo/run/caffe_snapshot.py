@@ -9,18 +9,26 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
 from speedo.engines.pycaffe import PycaffeEngine
-from speedo.errors import ConfigError
+from speedo.engines.snapshot_hdf5 import read_hdf5
+from speedo.errors import ConfigError, EngineError
 from speedo.run.settings import RunSettings
 from speedo.run_dir.checkpoint_file import Checkpoint, Counters, WorkerState
 from speedo.solver.proto import caffe_proto
 from speedo.system.files import problem_with_name, read_bytes
 
-SUFFIX = ".solverstate"
+SUFFIX: Final = ".solverstate"
+_HDF5: Final = b"\x89HDF"
+
+
+def is_snapshot(path: Path) -> bool:
+    """Whether a file has the name of a `.solverstate`, in either form."""
+    return path.name.removesuffix(".h5").endswith(SUFFIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +90,11 @@ def read_snapshot(path: Path) -> CaffeSnapshot:
         raise ConfigError(
             f"resume names {path}, which cannot be read ({error.strerror}); give a run directory or a {SUFFIX}"
         ) from None
-    if state.startswith(b"\x89HDF"):
-        raise ConfigError(
-            f"{path} is a snapshot in HDF5: let Caffe write it with snapshot_format: BINARYPROTO"
-        )
+    if state.startswith(_HDF5):
+        try:
+            state = read_hdf5(str(path))
+        except EngineError as error:
+            raise ConfigError(f"{path} cannot be resumed: {error}; give another") from None
     message = caffe_proto().SolverState()
     try:
         message.ParseFromString(state)

@@ -1,4 +1,4 @@
-"""Writes the outputs of a run: snapshots, and at the end the model, the configuration, the rest of the log, the result.
+"""Writes the outputs of a run at its end: the model, the configuration, the rest of the log, the result.
 
 Files that do not fit into the run directory are written elsewhere.
 """
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from speedo.engines.pycaffe import PycaffeEngine
-from speedo.errors import EngineError
 from speedo.master.center import RunCenter
 from speedo.run.result import RunResult, result_fields
 from speedo.run_dir.directory import (
@@ -26,33 +25,19 @@ from speedo.run_dir.directory import (
 )
 from speedo.run_dir.metrics_log import MetricsLog
 from speedo.run_dir.rescue import Rescue
-from speedo.solver import SolverSpec
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """Writes the center as `.caffemodel`. `fence` raises `FencedError` once another master has taken over the run."""
+    """Writes the center as `.caffemodel`."""
 
     run_dir: Path
-    spec: SolverSpec
     engine: PycaffeEngine
     center: RunCenter
-    fence: Callable[[], None]
-    note: Callable[[str], None]
 
     def export(self, path: Path) -> None:
         self.engine.load_weights(self.center.vector)
         self.engine.save(path)
-
-    def snapshot(self, version: int, iteration: int) -> str:
-        """Write a snapshot under Caffe's name. Returns the problem if that fails, which does not end the run."""
-        self.fence()
-        try:
-            self.export(self.run_dir / self.spec.snapshot_name(iteration))
-        except EngineError as error:
-            self.note(f"warning: no snapshot at iteration {iteration}: {error}")
-            return str(error)
-        return ""
 
 
 def hand_over(

@@ -18,9 +18,9 @@ from speedo.engines.net_trial import CaffeFacts, check_in_subprocess
 from speedo.engines.weights_check import check_weights
 from speedo.errors import ConfigError, SolverError, StoreError
 from speedo.remote.run_copy import check_writable
-from speedo.run.caffe_snapshot import SUFFIX as CAFFE_SUFFIX
-from speedo.run.caffe_snapshot import CaffeSnapshot, read_snapshot
+from speedo.run.caffe_snapshot import CaffeSnapshot, is_snapshot, read_snapshot
 from speedo.run.datasets import make_dataset, preparable_dataset
+from speedo.run.exports import check_exports
 from speedo.run.remote_inputs import fetch_sources, fetch_weights, located
 from speedo.run.settings import RunSettings
 from speedo.run_dir.directory import check_run_dir, create_run_dir
@@ -85,6 +85,7 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
     path = chosen_solver(config.solver)
     data_root = (located(config.data_root) or default_data_root()).absolute()
     check_names({"the solver": path, "the data root": data_root})
+    config = check_exports(config, resumed=isinstance(resumed, Resumed))
     overrides = SolverOverrides(
         max_iter=config.max_iter,
         # 0 is ours: Caffe knows no test at the end alone.
@@ -193,7 +194,7 @@ def run_settings(config: RunConfig, spec: SolverSpec, run: str) -> RunSettings:
 def _resumed(config: RunConfig) -> Resumed | CaffeSnapshot | None:
     if config.resume is None:
         return None
-    if os.path.isdir(config.resume) or config.resume.suffix != CAFFE_SUFFIX:
+    if os.path.isdir(config.resume) or not is_snapshot(config.resume):
         return find_run(config.resume)
     return read_snapshot(config.resume)
 

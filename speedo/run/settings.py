@@ -32,7 +32,8 @@ class RunSettings:
     With `teams` the workers of a host sum among themselves. Workers in `overlap` get their next turns ahead. `redis_ca`
     is the certificate of the CA of a server with TLS; `redis_is_ours` says that the run started the server. `cores` is
     what a host gives its workers unless it has options of its own. With `serves` servers on the hosts
-    have the center, each with a Redis, with TLS if `redis_tls`.
+    have the center, each with a Redis, with TLS if `redis_tls`. `host_memory` is a folder in memory that the workers of
+    one host share, which has put it here; empty where there is none.
     """
 
     run: str
@@ -53,6 +54,7 @@ class RunSettings:
     cores: CoreOptions = USUAL
     serves: bool = False
     redis_tls: bool = False
+    host_memory: str = ""
     data_share: DataShare = "shard"
 
     def started(self, redis_url: str, redis_ca: str, near: Near, epoch: int) -> RunSettings:

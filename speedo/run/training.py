@@ -13,6 +13,7 @@ from speedo.master.checkpoint_writer import CheckpointWriter
 from speedo.master.driver import Driver, Outcome
 from speedo.master.slots import Roster
 from speedo.messages import Event
+from speedo.monitor.export.background import Background
 from speedo.monitor.status import Status, StatusBoard
 from speedo.run.best_model import BestFile
 from speedo.run.outputs import ModelFiles, hand_over
@@ -48,6 +49,7 @@ class Training:
     histories: Mapping[int, bytes]
     seconds_before: float
     config_values: Mapping[str, Any]
+    exports: Background | None = None
     best: BestFile | None = None
 
     @property
@@ -69,17 +71,18 @@ class Training:
             if not outcome.complete and outcome.samples == 0:
                 raise TrainingStopped(f"nothing was trained: {outcome.reason}")
             self.fence.require()
-            last = self.settings.spec.last_snapshot(outcome.iteration)
             return hand_over(
                 self._result(outcome),
                 self.files.run_dir,
                 self.log,
                 self.config_values,
                 self.files.export,
-                last,
+                self._second_name(outcome.iteration),
             )
         except FencedError:
             self.log.disown()
+            if self.exports is not None:
+                self.exports.disown()
             raise
         except StoreError as error:
             raise StoreError(f"{error}; {self._keep_what_there_is()}") from None
@@ -88,6 +91,8 @@ class Training:
             if self.keeper is not None:
                 self.keeper.close()
             self.log.close()
+            if self.exports is not None:
+                self.exports.close()
 
     def _give_histories_back(self) -> None:
         """Write the workers' histories to the store, where the workers of their slots read them."""
@@ -123,6 +128,12 @@ class Training:
 
     def close(self) -> None:
         self.files.engine.close()
+
+    def _second_name(self, iteration: int) -> str:
+        """The name of the last snapshot, if it has the form of the model; empty for none."""
+        spec = self.settings.spec
+        named = spec.last_snapshot(iteration)
+        return "" if named is None or spec.snapshot_hdf5 else spec.snapshot_name(named)
 
     def _result(self, outcome: Outcome) -> RunResult:
         seconds = self.seconds_before + outcome.seconds

@@ -25,11 +25,12 @@ BEST_MODEL: Final = "best.caffemodel"
 BEST: Final = "best.json"
 LOG: Final = "train.log"
 LOGS: Final = "logs"
+CAFFE_LOG: Final = "caffe.log"
 CHECKPOINTS: Final = "checkpoints"
 EPOCH: Final = "epoch"
 LOCK: Final = "lock"
 
-FILES: Final = (CONFIG, MODEL, BEST_MODEL, BEST, LOG, EPOCH, LOCK)
+FILES: Final = (CONFIG, MODEL, BEST_MODEL, BEST, LOG, EPOCH, LOCK, CAFFE_LOG)
 FOLDERS: Final = (CHECKPOINTS, LOGS)
 
 
@@ -123,7 +124,8 @@ def _check(folder: Path, snapshots: str) -> None:
     found = [name for name in FILES if os.path.lexists(folder / name)]
     found += [name for name in FOLDERS if _is_taken(folder / name)]
     if snapshots:
-        found += [path.name for path in folder.glob(f"{_literal(snapshots)}_iter_*.caffemodel")]
+        for kind in ("caffemodel", "solverstate"):
+            found += [path.name for path in folder.glob(f"{_literal(snapshots)}_iter_*.{kind}*")]
     if found:
         names = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
         raise ConfigError(

@@ -26,7 +26,7 @@ from speedo.messages import (
     Left,
     Merge,
     SetAside,
-    Snapshot,
+    Snapshotted,
     StoreTrouble,
     Tested,
     Trained,
@@ -143,6 +143,14 @@ class MetricsLog:
                     bytes=event.bytes,
                     problem=event.problem or None,
                 )
+            case Snapshotted():
+                self._write(
+                    now,
+                    "snapshot",
+                    version=event.version,
+                    iteration=event.iteration,
+                    problem=event.problem or None,
+                )
             case StoreTrouble():
                 self._write(now, "store", problem=event.problem or None)
             case _:
@@ -190,14 +198,6 @@ class MetricsLog:
                 self._iterations[action.version] = action.iteration
             case SetAside():
                 self._write(now, "set-aside", worker=action.worker, reason=action.reason)
-            case Snapshot():
-                self._write(
-                    now,
-                    "snapshot",
-                    version=action.version,
-                    iteration=action.iteration,
-                    problem=action.problem or None,
-                )
             case KeepBest():
                 self._write(
                     now,

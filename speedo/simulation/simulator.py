@@ -27,6 +27,7 @@ from speedo.master.server_requests import Servers
 from speedo.master.stopping import BestModel, Stopping
 from speedo.messages import Command, Event, Joined, Left, Refused, Team, Tested, Train, Trained
 from speedo.sgd_modes.base import Strategy
+from speedo.simulation.simulated_hosts import SimulatedHosts
 from speedo.simulation.simulated_team import train_together
 from speedo.simulation.trace import Trace
 from speedo.simulation.world import World
@@ -56,10 +57,12 @@ class SimulatedCluster:
         seed: int,
         overlap: Container[int] = (),
         servers: Sequence[MemoryStore] = (),
+        hosts: SimulatedHosts | None = None,
     ) -> None:
         """`store` has all, or each of `servers` has a range."""
         self.world, self.store, self.run, self.engine = world, store, run, engine
         self.servers = [Stores(server) for server in servers]
+        self.hosts = hosts or SimulatedHosts(None)
         self.overlap = overlap
         self.random = random.Random(seed)
         self._gathering = random.Random(seed)
@@ -184,6 +187,7 @@ class SimulatedCluster:
         self._workers[worker] = kind(
             self.run, worker, incarnation, engine, self.store, self.clock,
             compression=self.world.compression, servers=self.servers, threads=False,
+            host=self.hosts.centers(worker, max(1, len(self.servers)), self.clock),
         )  # fmt: skip
         depth = 2 if overlaps else 1
         return Joined(worker, incarnation, engine.samples_per_step, depth, self.places(worker))
@@ -377,6 +381,7 @@ def simulate(
     stopping: Stopping | None = None,
     seconds_before: float = 0.0,
     best: Callable[[RunCenter], BestModel] | None = None,
+    hosts: Callable[[int], str] | None = None,
 ) -> Simulation:
     """Run `plan` on simulated workers, `plan.workers` of them unless `joins` says otherwise.
 
@@ -385,6 +390,7 @@ def simulate(
     each of so many has a range of the center; `serve` makes the way to them, and `notes` is
     told of those that are lost. `stopping` and `seconds_before` are as in a driver; `best` makes what keeps the best
     model. With a `solver`, made for the simulated layout, servers apply its update to gradients.
+    With `hosts`, which names the host of a worker, those of one host share the centers that they fetch.
     Raises `TrainingStopped` for a run that makes no progress.
     """
     world = world or World()
@@ -400,7 +406,8 @@ def simulate(
     ranges = ranges_of(first.layout, servers) if servers else ()
     recipe = solver(first.layout) if solver is not None else None
     stores = [MemoryStore(clock=lambda: cluster.now) for _ in ranges]
-    cluster = SimulatedCluster(world, store, "simulated", engine, seed, overlap, stores)
+    memories = SimulatedHosts(hosts)
+    cluster = SimulatedCluster(world, store, "simulated", engine, seed, overlap, stores, memories)
     cluster.places = places or cluster.places
     for worker in range(plan.workers) if joins is None else joins:
         cluster.join(worker)
@@ -422,11 +429,14 @@ def simulate(
             )
             for one, own in zip(ranges, stores, strict=True)
         ]
+        served = serve(those)
+        if isinstance(served, LocalServers):
+            served.hosts = memories.memories
         center = ServedCenter(
             "simulated",
             vector,
             first.layout,
-            serve(those),
+            served,
             compression=world.compression,
             note=notes,
             solver=recipe,

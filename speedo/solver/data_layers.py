@@ -15,7 +15,7 @@ from speedo.errors import DataError
 from speedo.solver.conversion import conversion_of, reads_leveldb
 from speedo.solver.proto import caffe_proto, parse_text, set_field
 from speedo.solver.spec import SolverSpec
-from speedo.system.files import open_to_read
+from speedo.system.files import open_to_read, read_bytes
 
 # Layer type -> the parameter that holds `source` and `batch_size`.
 SOURCES: Final = {
@@ -104,9 +104,10 @@ def files_named(spec: SolverSpec) -> tuple[str, ...]:
 
 
 def count_records(spec: SolverSpec) -> int | None:
-    """Training records: the entries of the first data layer's database, or the lines of its image list.
+    """Training records: the entries of the first data layer's database, the lines of its image list, or the rows of
+    its HDF5 files.
 
-    None where the records would have to be read to count them.
+    None where the records would have to be read to count them, or one of these cannot be read.
     """
     parameter = parse_text(spec.text, caffe_proto().SolverParameter())
     for layer in parameter.train_net_param.layer:
@@ -133,4 +134,26 @@ def count_records(spec: SolverSpec) -> int | None:
                         return sum(1 for line in lines if line.strip())
                 except OSError:
                     return None
+        if layer.type == "HDF5Data":
+            return _count_rows(layer, spec)
     return None
+
+
+def _count_rows(layer: Any, spec: SolverSpec) -> int | None:
+    """The rows of an HDF5Data layer's files: all its tops have as many (Caffe: layers/hdf5_data_layer.cpp)."""
+    import h5py
+
+    found = spec.search.find(layer.hdf5_data_param.source)
+    if found is None or not layer.top:
+        return None
+    rows = 0
+    try:
+        for name in read_bytes(found).split():
+            file = spec.search.find(os.fsdecode(name))
+            if file is None or not file.is_file():
+                return None
+            with h5py.File(file, "r", locking=False) as opened:
+                rows += int(opened[layer.top[0]].shape[0])
+    except (OSError, KeyError, AttributeError, IndexError, RuntimeError):
+        return None
+    return rows or None

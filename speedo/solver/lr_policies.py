@@ -80,14 +80,23 @@ class LrPolicy:
         """The same policy with another `base_lr`, a float32 value as the solver would have it."""
         return replace(self, base_lr=float32(lr))
 
+    def steps_taken(self, iteration: int) -> int:
+        """Caffe's `current_step` once it has computed the rate of this iteration; 0 for policies without steps."""
+        match self.policy:
+            case "step":
+                return iteration // self.stepsize
+            case "multistep":
+                return bisect.bisect_right(self.stepvalues, iteration)
+        return 0
+
     def _factor(self, iteration: int) -> float:
         match self.policy:
             case "fixed":
                 return 1.0
             case "step":
-                return _power(self.gamma, iteration // self.stepsize)
+                return _power(self.gamma, self.steps_taken(iteration))
             case "multistep":
-                return _power(self.gamma, bisect.bisect_right(self.stepvalues, iteration))
+                return _power(self.gamma, self.steps_taken(iteration))
             case "exp":
                 return _power(self.gamma, iteration)
             case "inv":

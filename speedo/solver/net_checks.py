@@ -43,6 +43,14 @@ def net_problems(parameter: Any, search: SearchPath, net_files: Sequence[str]) -
     return list(dict.fromkeys(found))
 
 
+def problems_of_tests(parameter: Any, search: SearchPath, net_files: Sequence[str]) -> list[str]:
+    """As `net_problems`, of the test nets alone; `net_files` are theirs."""
+    found: list[str] = []
+    for net, file in zip(parameter.test_net_param, net_files, strict=True):
+        found += [f"{file}: {text}" for text in (*_layers(net, search), *_test(net))]
+    return list(dict.fromkeys(found))
+
+
 def _layers(net: Any, search: SearchPath) -> Iterator[str]:
     known = list(load_caffe().layer_type_list())
     tops: list[str] = []

@@ -48,6 +48,7 @@ def read_solver(
     reader = _NetReader(parameter, path, search)
     inlined = reader.inline()
     problems += reader.problems
+    problems += _unwritable_names(inlined, path)
     if problems:
         if reader.complete:
             problems += net_problems(inlined, search, reader.net_files)
@@ -55,7 +56,7 @@ def read_solver(
     if overrides.batch is not None:
         set_net_batch(inlined.train_net_param, overrides.batch)
     _upgrade_type(inlined)
-    spec = _spec(inlined, path, search, tuple(reader.net_files))
+    spec = spec_of(inlined, path, search, tuple(reader.net_files))
     return replace(spec, lr_policy=replace(spec.lr_policy, warm_up=overrides.warm_up))
 
 
@@ -146,6 +147,17 @@ class _NetReader:
         self.problems += [text for text in error.problems if text not in self.problems]
 
 
+def _unwritable_names(inlined: Any, path: Path) -> list[str]:
+    """Layers that a snapshot in HDF5 cannot hold: names with a slash are folders there, which Caffe does not read."""
+    if inlined.snapshot_format != inlined.HDF5:
+        return []
+    names = [str(layer.name) for layer in inlined.train_net_param.layer if "/" in layer.name]
+    return [
+        f"{path}: snapshot_format is HDF5, in which Caffe cannot read a layer named {name!r}: use BINARYPROTO"
+        for name in names[:1]
+    ]
+
+
 def _upgrade_type(parameter: Any) -> None:
     if parameter.HasField("solver_type"):
         parameter.type = SOLVER_TYPES[parameter.solver_type]
@@ -160,7 +172,10 @@ def _snapshot_prefix(parameter: Any, path: Path) -> str:
     return str(Path(prefix) / path.stem) if os.path.isdir(prefix) else prefix
 
 
-def _spec(parameter: Any, path: Path, search: SearchPath, net_files: tuple[str, ...]) -> SolverSpec:
+def spec_of(
+    parameter: Any, path: Path, search: SearchPath, net_files: tuple[str, ...]
+) -> SolverSpec:
+    """The spec of a SolverParameter with its nets inside."""
     train = parameter.train_net_param
     sources = [source for layer in data_layers(train) if (source := source_of(layer))]
     return SolverSpec(
@@ -185,4 +200,5 @@ def _spec(parameter: Any, path: Path, search: SearchPath, net_files: tuple[str, 
         train_source=sources[0] if sources else None,
         layer_types=tuple(dict.fromkeys(str(layer.type) for layer in train.layer)),
         snapshot_after_train=bool(parameter.snapshot_after_train),
+        snapshot_hdf5=parameter.snapshot_format == parameter.HDF5,
     )

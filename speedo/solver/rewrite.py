@@ -76,6 +76,20 @@ def solver_for_tester(
     return to_text(parameter)
 
 
+def solver_for_scoring(spec: SolverSpec, *, scratch: Path | None = None) -> str:
+    """The test nets alone, to be given weights; their fillers draw nothing."""
+    parameter = _train_only(spec, None)
+    parameter.ClearField("train_net_param")
+    parameter.ClearField("weights")
+    whole = parse_text(spec.text, caffe_proto().SolverParameter())
+    parameter.test_net_param.extend(whole.test_net_param)
+    for net in parameter.test_net_param:
+        keep_fillers(net, Draws.NONE)
+    parameter.test_iter.extend(whole.test_iter)
+    _resolve(parameter, spec.search, _Lists(scratch, 0, 1))
+    return to_text(parameter)
+
+
 def solver_for_records(spec: SolverSpec, *, batch_size: int, scratch: Path | None = None) -> str:
     """Train and test nets that read all records, whatever the shards: to check them."""
     parameter = _train_only(spec, None)

@@ -73,6 +73,8 @@ def _length(parameter: Any) -> Iterator[str]:
             yield f"{field} is {getattr(parameter, field)}: use 1 or more"
     if parameter.snapshot < 0:
         yield f"snapshot is {parameter.snapshot}: use 1 or more, or leave it out"
+    if parameter.snapshot_diff:
+        yield "snapshot_diff is true, but no one net has the gradients of all workers: leave it out"
 
 
 def _numbers(parameter: Any) -> Iterator[str]:

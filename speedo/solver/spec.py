@@ -62,6 +62,7 @@ class SolverSpec:
     layer_types: tuple[str, ...]
     python_layers: tuple[str, ...] = ()
     snapshot_after_train: bool = True
+    snapshot_hdf5: bool = False
 
     @property
     def folder(self) -> Path:
@@ -85,16 +86,24 @@ class SolverSpec:
 
     def snapshot_name(self, iteration: int) -> str:
         """Caffe's name for the weights of a snapshot, without a folder."""
-        return f"{self.snapshot_stem}_iter_{iteration}.caffemodel"
+        return f"{self.snapshot_stem}_iter_{iteration}.caffemodel{self._h5}"
 
-    def last_snapshot(self, iteration: int) -> str:
-        """The name of Caffe's snapshot of a run that ends there; empty if it writes none.
+    def solverstate_name(self, iteration: int) -> str:
+        """Caffe's name for the solver's state of a snapshot, without a folder."""
+        return f"{self.snapshot_stem}_iter_{iteration}.solverstate{self._h5}"
+
+    @property
+    def _h5(self) -> str:
+        return ".h5" if self.snapshot_hdf5 else ""
+
+    def last_snapshot(self, iteration: int) -> int | None:
+        """The iteration in the names of Caffe's snapshot of a run that ends there; None if it writes none.
 
         Caffe: solver.cpp, Step and Solve.
         """
         iteration = min(iteration, self.max_iter)  # the last merge may go beyond it
         regular = self.snapshot > 0 and iteration % self.snapshot == 0
-        return self.snapshot_name(iteration) if regular or self.snapshot_after_train else ""
+        return iteration if regular or self.snapshot_after_train else None
 
     def on_node(self, data_root: Path | None) -> SolverSpec:
         """The same solver on this node: paths are searched from its own working directory and data root."""

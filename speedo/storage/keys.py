@@ -27,6 +27,21 @@ def rounded(run: str, version: int) -> str:
     return f"speedo:{run}:center:{version}:rounded"
 
 
+def copy(run: str, start: int, version: int) -> str:
+    """A copy of one version of the range that begins at value `start`, in the memory of a host."""
+    return f"speedo:{run}:copy:{start}:{version}"
+
+
+def copies(run: str, start: int) -> str:
+    """The prefix of the copies of this range."""
+    return f"speedo:{run}:copy:{start}:"
+
+
+def all_copies(run: str) -> str:
+    """The prefix of the copies of all ranges."""
+    return f"speedo:{run}:copy:"
+
+
 def history(run: str, version: int) -> str:
     """A server's part of the solver's history, beside its center of this version."""
     return f"speedo:{run}:history:{version}"

@@ -55,10 +55,26 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class CoreOptions:
-    """What a run asks for: BLAS threads of each worker, a number or `auto`, and how its process is bound."""
+    """What a run asks for: BLAS threads of each worker, a number or `auto`, and how its process is bound.
+
+    `cores`, if there are any, are those of each worker of the host, by its number; then `bind` says nothing.
+    """
 
     threads: str = "1"
     bind: Bind = "none"
+    cores: tuple[tuple[Core, ...], ...] = ()
+
+    def problem_on(self, machine: Machine) -> str:
+        """Which of `cores` this machine lacks, as a sentence; empty if none."""
+        there = set(machine.cores)
+        for number, cores in enumerate(self.cores):
+            if missing := [core for core in cores if core not in there]:
+                sizes = "+".join(str(len(one)) for one in machine.sockets)
+                return (
+                    f"worker {number} of this host is to be bound to {slots_of(missing)}, but the host has {sizes} "
+                    "cores that it may use: correct --cores, or the rank file"
+                )
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +172,10 @@ def share_of(
 ) -> CoreShare:
     """What the worker with this number, from 0 on, gets among so many of its host."""
     threads = threads_of(options, machine, workers)
-    cores = deal(machine, number + 1, threads, options.bind)[number]
+    if options.cores:  # a worker more than they are for shares those of another
+        cores = options.cores[number % len(options.cores)]
+    else:
+        cores = deal(machine, number + 1, threads, options.bind)[number]
     return CoreShare(host, threads, machine.cpus(cores))
 
 
@@ -183,6 +202,35 @@ def numbers_in(text: str) -> list[int]:
             raise ValueError(f"{part!r} is no range")
         found += range(int(ends[0]), int(ends[1]) + 1)
     return found
+
+
+def slots_of(cores: Iterable[Core]) -> str:
+    """Cores as a rank file has them: `0:0-3,1:0-1`."""
+    by_socket: dict[int, list[int]] = {}
+    for socket, core in cores:
+        by_socket.setdefault(socket, []).append(core)
+    return ",".join(
+        f"{socket}:{part}"
+        for socket, numbers in sorted(by_socket.items())
+        for part in list_of(numbers).split(",")
+    )
+
+
+def cores_in(text: str) -> tuple[Core, ...]:
+    """What `slots_of` writes, read back; raises `ValueError`.
+
+    A part without a socket is of the one before it, at first of socket 0.
+    """
+    found: set[Core] = set()
+    socket = "0"
+    for part in text.split(",") if text else ():
+        before, colon, after = part.rpartition(":")
+        socket = before if colon else socket
+        (number,) = numbers_in(socket)
+        if number >= 64:
+            raise ValueError("no machine has so many sockets")
+        found |= {(number, core) for core in numbers_in(after)}
+    return tuple(sorted(found))
 
 
 def _number(path: Path, otherwise: int) -> int:

@@ -10,15 +10,18 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Self, TypeVar
 
 import numpy as np
 
-from speedo.errors import MissingKeyError, PayloadError
+from speedo.errors import MissingKeyError, PayloadError, StoreError
 from speedo.storage import keys
 from speedo.storage.base import Store
 from speedo.vectors.codecs import NO_COMPRESSION, Compression, make_codec
+from speedo.vectors.host_centers import HostCenters, HostRange
 from speedo.vectors.ranges import Range, ranges_of
 from speedo.vectors.transfer import (
     Seen,
@@ -27,7 +30,15 @@ from speedo.vectors.transfer import (
     look_at_vector,
     put_range_history,
 )
-from speedo.vectors.vector import HEADER_BYTES, Kind, Layout, Vector, as_bytes, header_for
+from speedo.vectors.vector import (
+    HEADER_BYTES,
+    Header,
+    Kind,
+    Layout,
+    Vector,
+    as_bytes,
+    header_for,
+)
 
 PAYLOAD_EXPIRY_S: Final = 900.0  # a payload that no master fetched leaves the store by itself
 PATIENCE_S: Final = 10.0  # a server that is replaced takes less, as a rule
@@ -61,7 +72,7 @@ class Exchange:
     """Centers in, payloads out, over one store per range. A store is used by one thread at a time.
 
     With several stores all ranges travel at once, each in a thread; `threads` False: one after another. A center that
-    is not there yet is looked for again for `patience_s` seconds.
+    is not there yet is looked for again for `patience_s` seconds. `host` shares centers with the workers of this host.
     """
 
     def __init__(
@@ -73,12 +84,14 @@ class Exchange:
         *,
         threads: bool = True,
         patience_s: float = 0.0,
+        host: HostCenters | None = None,
     ) -> None:
         self._run, self._layout = run, layout
         ranges = ranges_of(layout, len(stores))
         self._lanes = [
-            _Lane(run, one, store, compression)
-            for one, store in zip(ranges, stores, strict=False)  # a tiny vector has fewer ranges
+            _Lane(run, index, one, store, compression, host)
+            for index, (one, store) in enumerate(zip(ranges, stores, strict=False))
+            # a tiny vector has fewer ranges
         ]
         self._patience_s = patience_s
         self._threads = threads and len(self._lanes) > 1
@@ -96,10 +109,13 @@ class Exchange:
             return None
         return self._lanes[0].look(version)
 
-    def fetch_center(self, version: int, into: Vector) -> None:
-        """Fill `into` with this version. Raises `MissingKeyError`, `StoreError`, `PayloadError`."""
+    def fetch_center(self, version: int, into: Vector, *, alone: bool = False) -> None:
+        """Fill `into` with this version; `alone`: no other worker of this host wants it.
+
+        Raises `MissingKeyError`, `StoreError`, `PayloadError`.
+        """
         end = time.monotonic() + self._patience_s
-        self._each(lambda lane, _: lane.fetch_by(end, version, into[lane.range.place]))
+        self._each(lambda lane, _: lane.fetch_by(end, version, into[lane.range.place], alone=alone))
 
     def memory_for(self, worker: int, ticket: int) -> Vector | None:
         """Memory in the store to make a payload in, or None."""
@@ -161,11 +177,14 @@ class Exchange:
         self.close()
 
     def close(self) -> None:
-        """End the threads; the stores are their owner's."""
+        """End the threads, let go of the host's memory; the stores are their owner's."""
         with self._lock:
             pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown()
+        for lane in self._lanes:
+            if lane.host is not None:
+                lane.host.close()
 
     def _each(self, what: Callable[[_Lane, int], Answer]) -> list[Answer]:
         """Do it for all ranges; the first error is raised once none is under way."""
@@ -185,12 +204,24 @@ class Exchange:
 class _Lane:
     """One range on its way to and from its server."""
 
-    def __init__(self, run: str, place: Range, stores: Stores, compression: Compression) -> None:
+    def __init__(
+        self,
+        run: str,
+        index: int,
+        place: Range,
+        stores: Stores,
+        compression: Compression,
+        host: HostCenters | None,
+    ) -> None:
         self._run, self.range = run, place
         self._store, self.outlet = stores.incoming, stores.outgoing or stores.incoming
         self.payload_codec = make_codec(compression.payload, place.layout)
         self._center_codec = make_codec(compression.center, place.layout)
         self._center_key = keys.center if self._center_codec.is_exact else keys.rounded
+        self.host: HostRange | None = None
+        if host is not None:
+            with suppress(StoreError):  # then it is fetched, as without
+                self.host = HostRange(host, index, run, place, self._center_codec)
 
     def look(self, version: int) -> Seen | None:
         key = self._center_key(self._run, version)
@@ -199,23 +230,34 @@ class _Lane:
             _require(key, version, seen.header.version)
         return seen
 
-    def fetch_by(self, end: float, version: int, into: Vector) -> None:
+    def fetch_by(self, end: float, version: int, into: Vector, *, alone: bool) -> None:
         """As `fetch`, again and again until `end`, a time of the monotonic clock, while the version is missing."""
         began = time.monotonic()
         while True:
             try:
-                return self.fetch(version, into)
+                return self.fetch(version, into, alone=alone)
             except MissingKeyError:
                 now = time.monotonic()
                 if now >= end:
                     raise
             time.sleep(SHORT_PAUSE_S if now < began + SOON_S else LONG_PAUSE_S)
 
-    def fetch(self, version: int, into: Vector) -> None:
+    def fetch(self, version: int, into: Vector, *, alone: bool) -> None:
         key = self._center_key(self._run, version)
         layout, codec = self.range.layout, self._center_codec
-        header = fetch_vector(self._store, key, layout, Kind.CENTER, into, codec)
-        _require(key, version, header.version)
+
+        def from_server() -> Header:
+            header = fetch_vector(self._store, key, layout, Kind.CENTER, into, codec)
+            _require(key, version, header.version)
+            return header
+
+        if self.host is None:
+            from_server()
+        else:
+            self.host.fetch(version, into, from_server, partial(self._head, key), alone=alone)
+
+    def _head(self, key: str) -> bytes:
+        return self._store.read_head(key)[0]
 
     def publish(self, sender: Sender, kind: Kind, body: memoryview) -> None:
         header = header_for(

@@ -137,7 +137,7 @@ def team_rounds(
     began = clock()
     memory.flags[rank] = 0
     if rank == 0:
-        worker.fetch_center(command, memory.center)
+        worker.fetch_center_for_team(command, memory.center)
     yield
     engine.load_weights(memory.center)
     fetched = clock()

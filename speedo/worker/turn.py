@@ -15,6 +15,7 @@ from speedo.sgd_modes.rules import pull_towards
 from speedo.storage.base import Store
 from speedo.vectors.codecs import NO_COMPRESSION, Compression
 from speedo.vectors.exchange import PATIENCE_S, Exchange, Sender, Stores
+from speedo.vectors.host_centers import HostCenters
 from speedo.vectors.vector import Blob, Kind, Vector
 
 
@@ -24,7 +25,7 @@ class Worker:
 
     `samples` counts the records that the engine has trained on here. Payloads go to `outgoing`, where that is another
     connection than that of the centers. With `servers` neither passes through `store`: each of them
-    has a range, and `threads` lets all ranges travel at once.
+    has a range, and `threads` lets all ranges travel at once. `host` is what the workers of a host have in common.
     """
 
     run: str
@@ -39,6 +40,7 @@ class Worker:
     outgoing: Store | None = None
     servers: Sequence[Stores] = ()
     threads: bool = True
+    host: HostCenters | None = None
     _center: Vector | None = field(default=None, init=False)
     _own: Vector | None = field(default=None, init=False)
     _lost: Vector | None = field(default=None, init=False)
@@ -56,6 +58,7 @@ class Worker:
             self.compression,
             threads=self.threads,
             patience_s=PATIENCE_S if self.servers and self.threads else 0.0,
+            host=self.host,
         )
 
     def turn(self, command: Train) -> Trained:
@@ -103,9 +106,9 @@ class Worker:
             if one.outgoing is not None:
                 one.outgoing.close()
 
-    def fetch_center(self, command: Train, out: Vector) -> None:
-        """Put the center of this turn into `out`."""
-        self.exchange.fetch_center(command.version, out)
+    def fetch_center_for_team(self, command: Train, out: Vector) -> None:
+        """Put the center of this turn into `out`, for all of the host."""
+        self.exchange.fetch_center(command.version, out, alone=True)
 
     def publish_for_team(self, command: Train, payload: Vector) -> None:
         """Publish what the team has made, as this worker's payload of the turn."""

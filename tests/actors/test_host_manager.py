@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from speedo.actors.host_manager import HostManager
@@ -61,6 +63,27 @@ def test_a_host_learns_where_its_workers_were_moved() -> None:
     assert orders.end == ()
     assert [(place.worker, place.incarnation, place.count) for place in orders.moved] == [(1, 2, 1)]
     assert desk.supervisor.attend("a", ((0, 1), (1, 2))).moved == ()
+
+
+def test_a_host_whose_workers_started_for_long_counts_as_soon_as_it_speaks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    desk = Desk()
+    desk.supervisor.enlist("a", 2, 4)
+    now = time.monotonic() + 40.0
+    monkeypatch.setattr("speedo.actors.host_manager.time.monotonic", lambda: now)
+    desk.supervisor.enlist("b", 2, 4)
+    assert desk.board.wanted == 2
+    desk.supervisor.attend("a", ())
+    assert desk.board.wanted == 4
+
+
+def test_what_the_user_wants_counts_where_somebody_else_places_the_workers() -> None:
+    desk = Desk()
+    desk.supervisor.enlist("a", 2, 4)
+    desk.supervisor.want(5)
+    desk.supervisor.enlist("b", 1, 4)
+    assert desk.board.wanted == 5
 
 
 def test_workers_are_spread_over_the_hosts_that_are_there() -> None:
@@ -126,3 +149,16 @@ def test_an_epoch_in_own_is_the_sum_over_the_hosts() -> None:
     desk.board.over = True
     desk.supervisor.discharge("a")
     assert desk.board.records == 300
+
+
+def test_two_commands_on_one_machine_in_own_are_told_when_they_divide_their_records() -> None:
+    desk = Desk("own")
+    same, other = Holding(8, "digest", "machine"), Holding(8, "digest", "another machine")
+    for host, holding in (("a:1", same), ("b:1", other), ("a:2", same), ("a:2", same)):
+        desk.supervisor.enlist(host, 1, 4, holding)
+    (said,) = desk.board.status(0.0).notices
+    assert said == (
+        "a:2 has the records of a:1 on the same machine, and the workers of each command read all of them: they divide "
+        "them 60 s after the last worker has joined (--reshard-after); one command with --workers N divides them from "
+        "the start"
+    )

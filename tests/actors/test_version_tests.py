@@ -11,6 +11,7 @@ from ray.exceptions import ActorDiedError
 
 from speedo import messages
 from speedo.actors.tester_actor import VersionTests
+from speedo.engines.evaluation import Part, Share
 from speedo.errors import EngineError
 
 WAIT_S = 10.0
@@ -19,21 +20,21 @@ WAIT_S = 10.0
 class Actor:
     """Answers as an actor does: in the order of the calls, and at once with its death once it is dead."""
 
-    def __init__(self, *, dead: bool = False) -> None:
+    def __init__(self, *, dead: bool = False, part: Part = (({"accuracy": 1.0}, 2),)) -> None:
         self.asked: list[int] = []
-        self.dead = dead
+        self.dead, self.part = dead, part
         self.evaluate = self
 
     def remote(self, version: int) -> Actor:
         self.asked.append(version)
         return self
 
-    def future(self) -> Future[dict[str, float]]:
-        answer: Future[dict[str, float]] = Future()
+    def future(self) -> Future[Part]:
+        answer: Future[Part] = Future()
         if self.dead:
             answer.set_exception(ActorDiedError())
         else:
-            answer.set_result({"accuracy": 0.5})
+            answer.set_result(self.part)
         return answer
 
 
@@ -59,7 +60,7 @@ class Told:
 def test_what_was_asked_before_there_is_a_tester_is_asked_in_order(order: tuple[int, ...]) -> None:
     ready, tester, told = threading.Event(), Actor(), Told(4)
 
-    def new_tester() -> Any:
+    def new_tester(share: Share) -> Any:
         assert ready.wait(WAIT_S)
         return tester
 
@@ -67,7 +68,7 @@ def test_what_was_asked_before_there_is_a_tester_is_asked_in_order(order: tuple[
     for version in order:
         tests.ask(messages.Evaluate(version, version))
     ready.set()
-    tests.tester_in_place_of(None)
+    tests.start()
     tests.ask(messages.Evaluate(40, 40))  # those before it may still wait
     assert told.versions() == [0, 20, 30, 40] == tester.asked
 
@@ -77,14 +78,14 @@ def test_what_a_dead_tester_was_asked_another_is_asked_in_order() -> None:
     ready = threading.Event()
     made: list[Actor] = []
 
-    def new_tester() -> Any:
+    def new_tester(share: Share) -> Any:
         if made:
             assert ready.wait(WAIT_S)
         made.append(second if made else first)
         return made[-1]
 
     tests = VersionTests(new_tester, told)
-    tests.tester_in_place_of(None)
+    tests.start()
     for version in (1, 2, 3):
         tests.ask(messages.Evaluate(version, version))
     ready.set()
@@ -95,7 +96,7 @@ def test_what_a_dead_tester_was_asked_another_is_asked_in_order() -> None:
 def test_a_tester_that_cannot_start_is_the_problem_of_every_test() -> None:
     told = Told(2)
 
-    def new_tester() -> Any:
+    def new_tester(share: Share) -> Any:
         raise EngineError("no memory")
 
     tests = VersionTests(new_tester, told)
@@ -110,3 +111,52 @@ def test_a_run_without_a_tester_says_so() -> None:
     VersionTests(None, told).ask(messages.Evaluate(1, 1))
     assert told.versions() == [1]
     assert told.events[0].problem == "this run has no tester"
+
+
+def test_each_test_is_shared_by_all_testers_and_told_once_whole() -> None:
+    """Of 5 batches one tester has 2 and the other 3: the mean is over batches, not over testers."""
+    parts: tuple[Part, ...] = ((({"accuracy": 1.0}, 2),), (({"accuracy": 2.0}, 3),))
+    actors, told = [Actor(part=part) for part in parts], Told(2)
+
+    def new_tester(share: Share) -> Any:
+        assert share.count == 2
+        return actors[share.index]
+
+    tests = VersionTests(new_tester, told, testers=2)
+    tests.start()
+    for version in (1, 2):
+        tests.ask(messages.Evaluate(version, version))
+    assert told.versions() == [1, 2] == actors[0].asked == actors[1].asked
+    assert [event.metrics for event in told.events] == [{"accuracy": 0.6}] * 2
+
+
+def test_of_two_testers_the_dead_one_alone_repeats_its_share() -> None:
+    dead, living, successor, told = Actor(dead=True), Actor(), Actor(), Told(2)
+    made = {0: [living], 1: [dead, successor]}
+
+    tests = VersionTests(lambda share: made[share.index].pop(0), told, testers=2)
+    tests.start()
+    for version in (1, 2):
+        tests.ask(messages.Evaluate(version, version))
+    assert told.versions() == [1, 2] == living.asked == successor.asked
+    assert {event.problem for event in told.events} == {""}
+
+
+def test_the_first_problem_of_a_share_is_that_of_the_test_and_told_once() -> None:
+    told = Told(1)
+
+    def new_tester(share: Share) -> Any:
+        raise EngineError(f"no memory for {share.count}")
+
+    VersionTests(new_tester, told, testers=3).ask(messages.Evaluate(1, 1))
+    assert told.versions() == [1]
+    assert [event.problem for event in told.events] == ["no memory for 3"]
+
+
+def test_an_output_that_is_not_finite_is_the_problem_of_the_test() -> None:
+    told, part = Told(1), (({"loss": float("nan")}, 2),)
+    tests = VersionTests(lambda share: Actor(part=part), told)
+    tests.start()
+    tests.ask(messages.Evaluate(1, 1))
+    assert told.versions() == [1]
+    assert "the test output loss is nan" in told.events[0].problem

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from speedo.system.cores import list_of, this_machine
+from speedo.system.cores import list_of, slots_of, this_machine
 from tests.support.commands import Commands, free_port, wait_for_line
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
@@ -83,17 +84,37 @@ def test_a_host_has_its_own_threads_and_binding_before_the_masters(
 ) -> None:
     port = free_port()
     chief = speedo.start(
-        "master", str(problem), "--port", str(port), "--mode", "async", "--workers", "2", "--max-iter", "40",
+        "master", str(problem), "--port", str(port), "--mode", "async", "--workers", "2", "--max-iter", "1000000",
         "--test-interval", "0", "--timeout", "90", "--run-dir", "run", "--threads", "2",
     )  # fmt: skip
     to = ("worker", "--master", f"127.0.0.1:{port}", "--timeout", "90")
     usual = speedo.start(*to)
-    own = speedo.start(*to, "--threads", "1", "--bind", "core")
-    for process in (usual, own, chief):
+    exact = slots_of([this_machine().cores[1]])
+    own = speedo.start(*to, "--threads", "1", "--cores", exact)
+    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":10,', 90)
+    eventually = time.monotonic() + 60
+    while len(lines := joined(tmp_path / "run")) < 2:
+        assert time.monotonic() < eventually
+        time.sleep(0.1)
+    assert sorted((line["threads"], line["cores"]) for line in lines) == sorted(
+        [(1, core(1)), (2, HERE)]
+    )
+    for line in lines:
+        assert allowed(int(str(line["process"]))) == {line["cores"]}
+    chief.terminate()
+    for process, status in ((usual, 0), (own, 0), (chief, 143)):
         _, errors = process.communicate(timeout=WAIT_S)
-        assert process.returncode == 0, errors
-    lines = joined(tmp_path / "run")
-    assert sorted((line["threads"], line["cores"]) for line in lines) == [
-        (1, core(0)),
-        (2, HERE),
-    ]
+        assert process.returncode == status, errors
+
+
+def test_cores_that_cannot_be_are_refused_before_the_master_is_asked(speedo: Commands) -> None:
+    for cores, why in (
+        (("0:0", "0:0"), "--cores is there 2 times for 1 workers: give it once for each worker"),
+        (("0:x",), "--cores '0:x' is not SOCKET:CORES"),
+        (("7:0",), "worker 0 of this host is to be bound to 7:0, but the host has"),
+    ):
+        words = [word for one in cores for word in ("--cores", one)]
+        process = speedo.start("worker", "--master", "127.0.0.1:9", *words)
+        _, errors = process.communicate(timeout=WAIT_S)
+        assert process.returncode == 2
+        assert errors.startswith(f"speedo: {why}")

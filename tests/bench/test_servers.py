@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from bench.servers import byte_limit, free_rate, round_s
+from bench.plan import Bed, Figure
+from bench.servers import Planner, byte_limit, free_rate, planned, round_s
+from bench.support.nets import Bench
+from bench.support.throughput import Row
 
 MB, RATE = 1e6, 1e7  # a model takes 100 ms
 
@@ -29,3 +34,25 @@ def test_without_rounds_the_fullest_cable_bounds_all() -> None:
 def test_the_limit_counts_the_images_of_all() -> None:
     assert byte_limit("sync", MB, 4, 1, 64, 0.100, RATE) == pytest.approx(256 / 0.5)
     assert byte_limit("async", MB, 4, 4, 64, 0.010, RATE) == pytest.approx(64 * 25)
+
+
+def test_a_row_is_compared_with_the_medians_of_what_was_predicted_in_its_rounds() -> None:
+    rows = [Row("free", (1,)), Row("one", (1,), "sync"), Row("two", (1,), "sync")]
+    figures = {
+        "one": [Figure(110.0, 100.0), Figure(90.0, 100.0), Figure(105.0, 100.0)],
+        "two": [Figure(60.0, 80.0)],
+    }
+    lines, worst = planned(rows, figures)
+    assert lines[1:] == [
+        ["one", "100", "105", "1.05", "0.90 to 1.10"],
+        ["two", "80", "60", "0.75", "0.75 to 0.75"],
+    ]
+    assert worst == pytest.approx(0.25)
+
+
+def test_a_prediction_is_for_the_hosts_of_the_bench(tmp_path: Path) -> None:
+    bed = Bed(Bench.one_layer("product", tmp_path, 500, 1000), 8.0, 100, 3e-9)
+    site = Planner(bed).site("async@overlap=far", 4)
+    assert (site.link, site.servers, site.overlap, site.packet_work) == (1e8, 4, "far", 3e-9)
+    assert site.servers_of(4) == (1, 2, 3, 4)
+    assert Planner(bed).site("sync", 0).servers_of(4) == ()

@@ -149,6 +149,7 @@ def at_the_farm(farm: Farm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setattr(membership.time, "sleep", stop_here)  # it waits for its token, as it should
     monkeypatch.setattr(prediction, "predict_all", stop_here)
     monkeypatch.setattr("speedo.planning.calibrate_by_measuring.measure", stop_here)
+    monkeypatch.setattr("speedo.comparison.compare.make", stop_here)
     monkeypatch.setattr("speedo.doctor.examination.pycaffe", lambda: ok("pycaffe", "not tried"))
     monkeypatch.setattr(
         "speedo.doctor.examination.examine_master", lambda request, secret: ([], {})
@@ -227,7 +228,7 @@ def test_no_number_and_no_path_ends_in_a_traceback_or_in_false_success(
     if ended.exit_code in (1, 2) and words[0] != "doctor":
         assert "speedo: " in ended.stderr or "--json" in words
     if ended.exit_code == 0:
-        ends = ("data", "plot", "doctor", "topology", "template")
+        ends = ("data", "plot", "report", "doctor", "topology", "template")
         assert words[0] in ends or "--dry-run" in words, said
         assert ended.stdout
     for name in set(os.listdir(farm.folder)) - before:  # what a command made of a name of the farm

@@ -18,7 +18,7 @@ def test_resources_become_a_bundle_and_options_of_an_actor() -> None:
         "memory": 1e9,
         "resources": {"tpu-pod": 1.0},
     }
-    assert str(needs) == "cpu=2,gpu=0.5,memory=1e+09,tpu-pod=1"
+    assert str(needs) == "cpu=2,gpu=0.5,memory=1000000000,tpu-pod=1"
 
 
 def test_a_worker_needs_one_core_unless_another_amount_is_given() -> None:

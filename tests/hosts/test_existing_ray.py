@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -13,12 +14,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import KEEPERS, Commands, commands, interrupt
+from tests.support.commands import KEEPERS, Commands, commands, interrupt, wait_for_line
+from tests.support.labelled import RECORDS, write_problem, write_records
 from tests.support.network import Host, ip, network
 from tests.support.ray_cluster import UsersCluster, oldest_ray, users_cluster
+from tests.support.sabotaged_net import write_problem as write_sabotaged
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe, pytest.mark.slow]
 WAIT_S = 120
+NO_SPEEDO = (
+    "SpeeDO cannot be imported by the Python of Ray there (ModuleNotFoundError: No module named 'speedo'): install "
+    "speedo and pycaffe into it, on every node"
+)
+OTHER_DATA = "has 5 training records, but the master 8, and with --data-share shard all need the same: copy the"
+BUCKET = "s3://bucket/here"
+S3 = {
+    "AWS_ENDPOINT_URL": "http://10.79.0.1:5000",
+    "AWS_ACCESS_KEY_ID": "test",
+    "AWS_SECRET_ACCESS_KEY": "test",
+    "AWS_DEFAULT_REGION": "us-east-1",
+}
 GROUPS = """
 import ray
 ray.init(address="{}", logging_level="ERROR")
@@ -102,15 +117,46 @@ def left_after(seconds: float, look: Callable[[], list[str]]) -> list[str]:
 
 
 @contextmanager
-def two_nodes(tmp_path: Path, *first: Path, head: tuple[str, ...] = ()) -> Iterator[UsersCluster]:
-    """A cluster whose head trains nothing, with two nodes of two cores; its fourth host has no node yet."""
-    with network(4) as hosts, users_cluster(hosts, *first) as cluster:
-        cluster.add(hosts[0], 0, *head)
-        for host in hosts[1:3]:
-            cluster.begin(host, 2)
-        for host in hosts[1:3]:
+def two_nodes(
+    tmp_path: Path, *first: Path, head: tuple[str, ...], variables: Mapping[str, str]
+) -> Iterator[UsersCluster]:
+    """A cluster whose head trains nothing, with two nodes of two cores and 1 GiB; each has a cache of its own."""
+    with network(3) as hosts, users_cluster(hosts, *first) as cluster:
+        cluster.environment.update(variables)
+        caches = [{"SPEEDO_CACHE": str(tmp_path / f"cache-{number}")} for number in (1, 2, 3)]
+        cluster.add(hosts[0], 0, *head, environment=caches[0])
+        for host, cache in zip(hosts[1:], caches[1:], strict=True):
+            cluster.begin(host, 2, f"--memory={1 << 30}", environment=cache)
+        for host in hosts[1:]:
             cluster.wait_for(host)
         yield cluster
+
+
+@contextmanager
+def store_at(cluster: UsersCluster, tmp_path: Path) -> Iterator[None]:
+    """A store that speaks S3, on the host with the head."""
+    head, log = cluster.hosts[0], tmp_path / "store.log"
+    words = (*head.inside, sys.executable, "-m", "moto.server", "-H", head.address, "-p", "5000")
+    with log.open("wb") as out:
+        server = subprocess.Popen(words, stdout=out, stderr=out)
+    try:
+        wait_for_line(log, "Running on", 60)
+        yield
+    finally:
+        server.kill()
+        server.wait()
+
+
+def write_distant_problem(tmp_path: Path, cluster: UsersCluster) -> Path:
+    """The solver of a net whose data are in the store alone."""
+    solver = write_sabotaged(tmp_path / "distant", data="mine")
+    folder = solver.parent / "mine"
+    cluster.run(
+        "import fsspec\nfiles = fsspec.filesystem('s3')\nfiles.mkdir('bucket')\n"
+        f"files.put({str(folder)!r}, {BUCKET + '/data/mine'!r}, recursive=True)"
+    )
+    shutil.rmtree(folder)
+    return solver
 
 
 def leaves_nothing(cluster: UsersCluster) -> None:
@@ -130,43 +176,98 @@ def files_of_runs(cluster: UsersCluster) -> list[str]:
     return sorted(str(one) for one in found if one.name != sockets)
 
 
+def status(speedo: Commands, cluster: UsersCluster) -> tuple[int, int]:
+    """How many workers the one run has, and how many are wanted."""
+    asked = speedo.start("status", "--json", inside=cluster.hosts[0].inside)
+    printed, errors = asked.communicate(timeout=WAIT_S)
+    assert asked.returncode == 0, errors
+    (run,) = json.loads(printed)["runs"]
+    return sum(not worker["away"] for worker in run["workers"]), run["wanted"]
+
+
+def scale(speedo: Commands, cluster: UsersCluster, workers: int) -> None:
+    asked = speedo.start("scale", str(workers), inside=cluster.hosts[0].inside)
+    assert asked.wait(WAIT_S) == 0
+
+
 @pytest.mark.timeout(300)
-def test_a_run_survives_the_death_of_a_node_and_uses_one_that_is_added_and_leaves_nothing_when_killed(
-    tmp_path: Path, problem: Path
+def test_a_run_refuses_nodes_scales_survives_the_death_of_a_node_and_uses_one_that_is_added(
+    tmp_path: Path,
 ) -> None:
-    with two_nodes(tmp_path) as cluster, commands(tmp_path) as speedo:
-        _, _, other, spare = cluster.hosts
-        # Five are wanted where four fit.
+    solver = write_problem(tmp_path / "problem", with_data=False)
+    for name, count in (("whole", RECORDS), ("part", 5)):
+        (tmp_path / name).mkdir()
+        write_records(tmp_path / name / "train", range(count))
+    # As if there were none.
+    (tmp_path / "bare" / "speedo").mkdir(parents=True)
+    absent = "raise ModuleNotFoundError(\"No module named 'speedo'\")\n"
+    (tmp_path / "bare" / "speedo" / "__init__.py").write_text(absent)
+    whole, part = ({"SPEEDO_DATA": str(tmp_path / name)} for name in ("whole", "part"))
+    bare = {**whole, "PYTHONPATH": str(tmp_path / "bare")}
+    with network(4) as hosts, users_cluster(hosts) as cluster, commands(tmp_path) as speedo:
+        head, good, other, lacking = hosts
+        cluster.add(head, 0, environment=whole)
+        for host, variables, name in ((good, whole, "g"), (other, part, "o"), (lacking, bare, "l")):
+            marked = f'--resources={{"{name}": 1}}'
+            cluster.begin(host, 2, marked, environment=variables)
+        for host in (good, other, lacking):
+            cluster.wait_for(host)
+        # Two fit, on the one node of three that is like the head.
         run = start(
-            speedo, cluster, "--workers", "5", "--mode", "async", "--max-iter", "1000000", "--lr", "0.0001",
-            "--run-dir", "long", str(problem), address=cluster.address,
+            speedo, cluster, "--workers", "5", "--mode", "async", "--max-iter", "1000000",
+            "--run-dir", "long", str(solver), address=cluster.address, others=whole,
         )  # fmt: skip
         stranger = start(
-            speedo, cluster, "--run-dir", "none", str(problem), others={"RAY_AUTH_TOKEN": "0" * 64}
-        )
+            speedo, cluster, "--run-dir", "none", str(solver), others={**whole, "RAY_AUTH_TOKEN": "0" * 64}
+        )  # fmt: skip
+        # For these only a node that must be refused has room.
+        unlike, without = (
+            start(
+                speedo, cluster, "--workers", "1", "--resources", f"cpu=0,{name}=1", "--run-dir", name, str(solver),
+                others=whole,
+            )
+            for name in ("o", "l")
+        )  # fmt: skip
         assert "refuses this command's token" in ended(stranger, 1)
         assert not (tmp_path / "none").exists()
+        for process, cause, name in ((without, NO_SPEEDO, "l"), (unlike, OTHER_DATA, "o")):
+            said = ended(process, 1)
+            assert "speedo: no node of the Ray cluster can train: node vm:" in said
+            assert cause in said
+            assert not (tmp_path / name).exists()
         folder = tmp_path / "long"
-        wait_until(lambda: len(joined(folder)) == 4, 90)
+        wait_until(lambda: len(joined(folder)) == 2, 90)
+        assert status(speedo, cluster) == (2, 5)
+        scale(speedo, cluster, 1)
+        wait_until(lambda: len(lines(folder, '"event":"left"')) == 1, 30)
+        assert status(speedo, cluster) == (1, 1)
+        scale(speedo, cluster, 5)
+        wait_until(lambda: len(joined(folder)) == 3, 60)
+        assert status(speedo, cluster) == (2, 5)
+
         cluster.kill(other)
-        cluster.begin(spare, 3)
-        wait_until(lambda: len(lines(folder, '"event":"left"')) == 2, 60)
+        cluster.begin(other, 3, environment=whole)
+        cluster.wait_for(other)
+        wait_until(lambda: len(joined(folder)) == 6, 90)
+        assert len({line["host"] for line in joined(folder)[3:]}) == 1
+        cluster.kill(good)
+        wait_until(lambda: len(lines(folder, '"event":"left"')) == 3, 60)
         merged = len(lines(folder, '"decision":"merged"'))
         wait_until(lambda: len(lines(folder, '"decision":"merged"')) > merged + 20, 60)
-        cluster.wait_for(spare)
-        wait_until(lambda: len(joined(folder)) == 7, 90)
-        assert len({line["host"] for line in joined(folder)[4:]}) == 1
+        assert status(speedo, cluster) == (3, 5)
         # Else that they are gone would show nothing.
         assert files_of_runs(cluster) != []
-        assert ours_at(cluster.hosts[0]) != []
-        assert ours_at(spare) != []
-        folders = kept_at(cluster.hosts[0])
+        assert ours_at(head) != []
+        assert ours_at(other) != []
+        folders = kept_at(head)
         assert any(folder.is_relative_to("/dev/shm") for folder in folders)
+        wait_for_line(folder / "train.log", "the node is gone", 60)
         run.kill()
         said = run.communicate(timeout=WAIT_S)[1]
-        assert "4 workers on 2 nodes; no room yet for 1 more, which start once there is" in said
-        assert "the node is gone" in said
-        del cluster.nodes[other.name]
+        assert "2 workers on 1 node; no room yet for 3 more, which start once there is" in said
+        assert NO_SPEEDO in said
+        assert OTHER_DATA in said
+        del cluster.nodes[good.name]
         leaves_nothing(cluster)
         assert [folder for folder in folders if folder.exists()] == []
 
@@ -175,17 +276,20 @@ def test_a_run_survives_the_death_of_a_node_and_uses_one_that_is_added_and_leave
 def test_the_oldest_ray_will_do_and_a_run_may_be_a_job(tmp_path: Path, problem: Path) -> None:
     head = ("--include-dashboard=true", "--dashboard-host=10.79.0.1", "--dashboard-port=8265")
     with (
-        two_nodes(tmp_path, oldest_ray(), head=head) as cluster,
+        two_nodes(tmp_path, oldest_ray(), head=head, variables=S3) as cluster,
         commands(tmp_path) as speedo,
+        store_at(cluster, tmp_path),
     ):
         chief = cluster.hosts[0]
+        solver = write_distant_problem(tmp_path, cluster)
         job = subprocess.run(
             [
                 *chief.inside, sys.executable, "-m", "ray.scripts.scripts", "job", "submit",
                 "--address", f"http://{chief.address}:8265", "--",
                 sys.executable, "-m", "speedo", "train", "--ray", "auto", "--workers", "4", "--max-iter", "40",
                 "--test-interval", "0", "--servers", "auto", "--redis-tls", "--seed", "1",
-                "--run-dir", str(tmp_path / "job"), str(problem),
+                "--run-dir", str(tmp_path / "job"), "--data-root", f"{BUCKET}/data", "--copy-to", f"{BUCKET}/job",
+                str(solver),
             ],
             cwd=tmp_path,
             env=cluster.environment,
@@ -199,14 +303,24 @@ def test_the_oldest_ray_will_do_and_a_run_may_be_a_job(tmp_path: Path, problem: 
         result = json.loads((tmp_path / "job" / "result.json").read_text())
         assert (result["complete"], result["workers"], result["iteration"]) == (True, 4, 40)
         assert len({line["host"] for line in joined(tmp_path / "job")}) == 2
+        cached = [
+            one.relative_to(tmp_path).parts[0] for one in tmp_path.glob("cache-*/**/data.mdb")
+        ]
+        assert sorted(set(cached)) == ["cache-1", "cache-2", "cache-3"]
+        copied = cluster.run(
+            f"import fsspec\nprint(*fsspec.filesystem('s3').ls({BUCKET + '/job'!r}))"
+        )
+        assert {"result.json", "model.caffemodel"} <= {
+            one.rpartition("/")[2] for one in copied.split()
+        }
         leaves_nothing(cluster)
-        # Two cores for each worker, so one on each node.
+        # By its cores each node has room for four, by its memory for one.
         run = start(
-            speedo, cluster, "--workers", "2", "--max-iter", "1000000", "--resources", "cpu=2",
+            speedo, cluster, "--workers", "3", "--max-iter", "1000000", "--resources", "cpu=0.5,memory=600000000",
             "--run-dir", "stopped", str(problem),
         )  # fmt: skip
         wait_until(lambda: bool(lines(tmp_path / "stopped", '"decision":"merged"')), 90)
         interrupt(run)
-        assert "2 workers on 2 nodes" in ended(run, 130)
+        assert "2 workers on 2 nodes; no room yet for 1 more" in ended(run, 130)
         assert (tmp_path / "stopped" / "model.caffemodel").is_file()
         leaves_nothing(cluster)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import speedo
-from speedo.errors import ClusterError, ConfigError, SpeedoError
+from speedo.errors import ClusterError, ConfigError, DataError, SpeedoError
 from tests.support.commands import MARK, Commands, commands
 from tests.support.sabotaged_net import write_problem
 
@@ -158,6 +158,8 @@ def test_wrong_options_and_what_a_kind_cannot_do_are_refused_in_words(tmp_path: 
         with pytest.raises(SpeedoError, match=r"no-such\.prototxt"):
             cluster.run(tmp_path / "no-such.prototxt", run_dir=tmp_path / "run")
         assert not (tmp_path / "run").exists()
+        with pytest.raises(DataError, match=r"http://127\.0\.0\.1:9/run cannot be read"):
+            cluster.run(resume="http://127.0.0.1:9/run", run_dir=tmp_path / "run")
     with pytest.raises(ClusterError, match="this cluster is closed"):
         cluster.launch_workers(1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
@@ -78,11 +79,21 @@ def test_poseidons_file_counts_a_node_for_each_time_that_it_is_there(tmp_path: P
 def test_a_rank_file_has_a_worker_for_each_rank(tmp_path: Path) -> None:
     text = "rank 0=node1 slot=0:0-1\nrank 1=node1 slot=0:2-3\nrank 2=node2 slot=0:0\n"
     found = read(tmp_path, text)
-    assert [(one.host, one.workers, one.threads, one.bind) for one in found.workers] == [
-        ("node1", 2, "2", "core"),
-        ("node2", 1, "1", "core"),
+    assert [(one.host, one.workers, one.threads, one.bind, one.cores) for one in found.workers] == [
+        ("node1", 2, "2", "core", ("0:0-1", "0:2-3")),
+        ("node2", 1, "1", "core", ("0:0",)),
     ]
     assert found.leader == "node1"
+
+
+def test_a_host_has_cores_for_each_of_its_workers(tmp_path: Path) -> None:
+    for cores, why in (
+        ("[0:0-1]", "cores: 1 are listed for 2 workers; list one for each worker"),
+        ("[0:0, x]", "use a list with SOCKET:CORES for each worker"),
+    ):
+        text = f"workers: [{{host: node1, workers: 2, cores: {cores}}}]"
+        with pytest.raises(ConfigError, match=re.escape(why)):
+            read(tmp_path, text)
 
 
 @pytest.mark.parametrize(
@@ -121,14 +132,14 @@ workers:
     workers: 0
     threads: many
   - host: node2
-    cores: 3
+    slots: 3
 """
     assert problems(tmp_path, text) == [
         "DIR/cluster, line 2: ssh_key is '/no/such/key': there is no such file on this machine; correct the name",
         "DIR/cluster, line 1: master.host is '-oX=y': use a host name, an IPv4 address or a Host of ssh_config",
         "DIR/cluster, line 6: workers[1].workers is 0: use a whole number from 1 to 10000",
         "DIR/cluster, line 7: workers[1].threads is 'many': use a whole number from 1 on, or auto",
-        f"DIR/cluster, line 9: workers[2].cores {NO_KEY}, host, workers, threads, bind, data_root",
+        f"DIR/cluster, line 9: workers[2].slots {NO_KEY}, host, workers, threads, bind, cores, data_root",
         f"DIR/cluster, line 3: colour {NO_KEY}, ssh_config, master, servers, workers",
     ]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +14,16 @@ import pytest
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.errors import FencedError
 from speedo.master.center import Center
-from speedo.master.checkpoint_writer import GATHER_S, POLL_S, CheckpointWriter
+from speedo.master.checkpoint_writer import (
+    GATHER_S,
+    MOST_WAITING,
+    POLL_S,
+    CheckpointWriter,
+    Written,
+)
 from speedo.master.coordinator import Coordinator
 from speedo.master.plan import Plan
-from speedo.messages import Checkpointed, Joined, Left, SaveState, StateSaved
+from speedo.messages import Joined, Left, SaveState, Snapshotted, StateSaved
 from speedo.run_dir.checkpoint_file import (
     Checkpoint,
     Counters,
@@ -50,11 +58,11 @@ def keeper_in(folder: Path) -> CheckpointWriter:
     return CheckpointWriter(folder, "run", "run", "sync", center, lambda: store, lambda: None, 1.0)
 
 
-def written(keeper: CheckpointWriter) -> list[Checkpointed]:
-    """What comes of the checkpoint that is gathered by now."""
+def written(keeper: CheckpointWriter) -> list[Written]:
+    """What comes of what is gathered by now."""
     done = keeper.finished(time.monotonic())
     keeper.close()
-    return done or keeper.finished(time.monotonic())
+    return [*done, *keeper.finished(time.monotonic())]
 
 
 @pytest.mark.parametrize("leaving", range(WORKERS + 1))
@@ -257,3 +265,89 @@ def test_without_a_store_the_center_alone_is_kept_at_once(tmp_path: Path) -> Non
     assert keeper.deadline() == float("inf")
     keeper.close()
     assert (store.opened, store.closed) == (0, 0)
+
+
+# ---------------------------------------------------------------- snapshots
+
+
+@dataclass
+class Taken:
+    """A snapshot that keeps the histories that it is written with."""
+
+    iteration: int = 7
+    wants_histories: bool = True
+    problem: str = ""
+    may_write: Callable[[], object] = lambda: None
+    wrote: list[tuple[bytes, int]] = field(default_factory=list)
+
+    def write(self, histories: Sequence[tuple[bytes, int]]) -> str:
+        self.may_write()
+        self.wrote += histories
+        return self.problem
+
+
+def test_a_snapshot_and_a_checkpoint_of_one_version_share_the_histories(tmp_path: Path) -> None:
+    store, run, taken = CountingStore(), resumed_run(), Taken()
+    keeper = make(tmp_path, store)
+    for worker in range(WORKERS):
+        put_history(store, "keys", worker, 6, b"momentum %d" % worker)
+    assert keeper.begin(run, 0.0, 0.0) == [SaveState(0, 4, 6), SaveState(1, 5, 6)]
+    assert keeper.begin_snapshot(run, taken, 0.0) == []
+    for worker in range(WORKERS):
+        keeper.saw(saved(worker))
+    snapshot, checkpoint = written(keeper)
+    assert snapshot == Snapshotted(6, 7)
+    assert (checkpoint.version, checkpoint.problem) == (6, "")
+    assert taken.wrote == [(b"momentum 0", 5), (b"momentum 1", 5)]
+    assert only(tmp_path).histories == {0: b"momentum 0", 1: b"momentum 1"}
+
+
+def test_a_newer_checkpoint_does_not_end_a_snapshot(tmp_path: Path) -> None:
+    run, taken = resumed_run(), Taken()
+    keeper = make(tmp_path)
+    keeper.begin(run, 0.0, 0.0)
+    keeper.begin_snapshot(run, taken, 0.0)
+    run.version = 8
+    keeper.begin(run, 0.0, 0.0)
+    for worker in range(WORKERS):
+        keeper.saw(Left(worker, 4 + worker, "it died"))
+    done = written(keeper)
+    assert [(type(one).__name__, one.version) for one in done] == [
+        ("Snapshotted", 6),
+        ("Checkpointed", 8),
+    ]
+
+
+def test_a_snapshot_of_the_servers_history_asks_no_worker(tmp_path: Path) -> None:
+    keeper = make(tmp_path)
+    assert keeper.begin_snapshot(resumed_run(), Taken(wants_histories=False), 0.0) == []
+    assert written(keeper) == [Snapshotted(6, 7)]
+
+
+def test_a_snapshot_without_any_history_says_why(tmp_path: Path) -> None:
+    keeper = make(tmp_path)
+    keeper.begin_snapshot(resumed_run(), Taken(problem="no file"), 0.0)
+    keeper.saw(saved(0, problem="no space"))
+    keeper.saw(saved(1, problem="no room"))
+    (done,) = written(keeper)
+    first, second = (
+        f"without the history of worker {n}: no {w}" for n, w in ((0, "space"), (1, "room"))
+    )
+    assert done == Snapshotted(6, 7, f"no file ({first}; {second})")
+
+
+def test_a_slow_disk_holds_training_before_the_weights_of_many_snapshots_fill_the_memory(
+    tmp_path: Path,
+) -> None:
+    """The first waits for workers that do not answer: it is written without them to make room."""
+    may_write, keeper, run = threading.Event(), make(tmp_path), resumed_run()
+    slow = [Taken(number, may_write=may_write.wait) for number in range(MOST_WAITING + 1)]
+    for taken in slow[:-1]:
+        run.version += 1
+        keeper.begin_snapshot(run, taken, 0.0)
+    assert keeper.finished(0.0) == []
+    threading.Timer(0.1, may_write.set).start()
+    keeper.begin_snapshot(run, slow[-1], 0.0)
+    assert may_write.is_set()
+    assert [one.version for one in keeper.finished(0.0)] == [7]
+    keeper.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,12 +10,22 @@ import pytest
 
 from speedo import messages
 from speedo.engines.quadratic import QuadraticEngine
-from speedo.errors import StoreUnavailableError
+from speedo.errors import EngineError, StoreUnavailableError
 from speedo.master.center import Center
 from speedo.master.coordinator import Coordinator
 from speedo.master.driver import QUIET_S, Driver, Limits, Observers
 from speedo.master.plan import Plan
-from speedo.messages import Action, Checkpointed, Event, Left, Merge, SaveState, Snapshot, Trained
+from speedo.messages import (
+    Action,
+    Checkpointed,
+    Event,
+    Left,
+    Merge,
+    SaveState,
+    Snapshot,
+    Snapshotted,
+    Trained,
+)
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.base import Strategy
 from speedo.sgd_modes.rules import AddDelta, ServerGradient
@@ -204,18 +214,61 @@ def test_a_probe_that_fails_ends_the_run() -> None:
         driver.run()
 
 
-def test_a_model_that_could_not_be_written_is_told_with_the_problem() -> None:
-    asked: list[tuple[int, int]] = []
+@dataclass
+class Taken:
+    """A snapshot of the center that is written at once."""
 
-    def snapshot(version: int, iteration: int) -> str:
-        asked.append((version, iteration))
-        return "no space" if version == 4 else ""
+    iteration: int
+    wants_histories: bool = True
 
-    driver, log = driver_of(Plan(BATCH, 5, workers=1, snapshot=2), snapshot=snapshot)
+    def write(self, histories: Sequence[tuple[bytes, int]]) -> str:
+        return "no space" if self.iteration == 4 else ""
+
+
+@dataclass
+class Album:
+    """Takes snapshots; the last one too, unless the run ends at `no_last`."""
+
+    no_last: int = 0
+    asked: list[tuple[int, bool]] = field(default_factory=list)
+
+    def take(self, iteration: int, last: bool) -> Taken:
+        self.asked.append((iteration, last))
+        if iteration == 6:
+            raise EngineError("no memory")
+        return Taken(iteration)
+
+    def taken_at_end(self, iteration: int) -> Taken | None:
+        return None if iteration == self.no_last else self.take(iteration, True)
+
+
+def test_snapshots_are_told_once_written_with_the_problem() -> None:
+    album = Album()
+    driver, log = driver_of(Plan(BATCH, 7, workers=1, snapshot=2), snapshots=album)
     driver.run()
-    assert asked == [(2, 2), (4, 4)]
-    done = [action for _, action in log.done if isinstance(action, Snapshot)]
-    assert done == [Snapshot(2, 2), Snapshot(4, 4, "no space")]
+    assert album.asked == [(2, False), (4, False), (6, False), (7, True)]
+    assert [event for _, event in log.events(Snapshotted)] == [
+        Snapshotted(2, 2),
+        Snapshotted(4, 4, "no space"),
+        Snapshotted(6, 6, "no snapshot at iteration 6: no memory"),
+        Snapshotted(7, 7),
+    ]
+
+
+def test_a_run_that_merged_nothing_takes_none() -> None:
+    album = Album()
+    driver, _ = driver_of(Plan(BATCH, 5, workers=1), snapshots=album)
+    cluster_of(driver).at(0.05, lambda: messages.StopAsked("enough"))
+    driver.run()
+    assert driver.coordinator.samples == 0
+    assert album.asked == []
+
+
+def test_a_run_that_leaves_none_at_its_end_takes_none() -> None:
+    album = Album(no_last=5)
+    driver, log = driver_of(Plan(BATCH, 5, workers=1, snapshot=2), snapshots=album)
+    driver.run()
+    assert [one.iteration for _, one in log.events(Snapshotted)] == [2, 4]
 
 
 def test_a_merge_is_told_after_the_turns_that_follow_are_sent() -> None:
@@ -284,12 +337,12 @@ def test_a_center_that_is_lost_with_a_payload_is_published_again() -> None:
 
 def test_several_observers_are_told_the_same_in_their_order() -> None:
     logs = Log(), Log()
-    both = Observers(*logs)
+    both, done = Observers(*logs), Snapshot(2, 2)
     both.saw(Left(0, 1, "killed"), 1.0)
-    both.did(Snapshot(2, 2), 2.0)
+    both.did(done, 2.0)
     for log in logs:
         assert log.seen == [(1.0, Left(0, 1, "killed"))]
-        assert log.done == [(2.0, Snapshot(2, 2))]
+        assert log.done == [(2.0, done)]
 
 
 def test_a_server_gradient_is_applied_at_the_iteration_before_its_merge() -> None:

@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from speedo.messages import (
     Part,
     RunsAt,
     SetAside,
-    Snapshot,
+    Snapshotted,
     Train,
     Trained,
 )
@@ -76,6 +77,15 @@ def test_a_run_waits_trains_and_tests(board: StatusBoard) -> None:
     assert not board.status(2.0).over
 
 
+def test_a_worker_whose_last_result_is_merged_after_it_left_stays_gone(board: StatusBoard) -> None:
+    for worker in (0, 1):
+        board.saw(Joined(worker, 1, 10), 0.0)
+        board.did(train(worker, 1), 0.0)
+    board.saw(Left(1, 1, "fewer workers are wanted"), 1.0)
+    board.did(Merge(1, 1, 20, 1.0, (part(0, 1), part(1, 1))), 2.0)
+    assert [worker.is_away for worker in board.status(2.0).workers] == [False, True]
+
+
 def test_a_worker_waits_trains_and_is_gone(board: StatusBoard) -> None:
     board.name_host(0, "alpha")
     states = []
@@ -99,6 +109,18 @@ def test_a_worker_is_shown_with_its_process_and_cores_until_it_is_gone(board: St
     assert shown() == (4711, 2, "0-1")
     board.saw(Left(0, 1, "killed"), 2.0)
     assert shown() == (0, 0, "")
+
+
+def test_a_worker_is_shown_with_the_leader_of_its_team_until_it_is_gone(board: StatusBoard) -> None:
+    team = messages.Team(7, ((1, 1, 10), (0, 1, 10)))
+    board.did(replace(train(0, 1), team=team), 1.0)
+    board.did(train(2, 2), 1.0)
+    assert [one.team for one in board.status(1.0).workers] == [1, None]
+    board.did(train(0, 3), 2.0)
+    assert board.status(2.0).workers[0].team is None
+    board.did(replace(train(0, 4), team=team), 3.0)
+    board.saw(Left(0, 1, "killed"), 3.0)
+    assert board.status(3.0).workers[0].team is None
 
 
 def test_a_worker_that_is_set_aside_is_gone_with_the_reason(board: StatusBoard) -> None:
@@ -224,7 +246,7 @@ def test_joins_deaths_tests_snapshots_and_the_end_have_their_lines(
     log.saw(Joined(0, 1, 10), 100.0)
     log.did(Merge(4, 9, 90, 1.0, ()), 101.0)
     log.saw(messages.Tested(4, {"accuracy": 0.5}), 102.0)
-    log.did(Snapshot(4, 9), 103.0)
+    log.saw(Snapshotted(4, 9), 103.0)
     log.did(SetAside(0, 1, "bad results"), 104.0)
     log.saw(Left(1, 2, "killed"), 105.0)
     log.did(Finish(False, "no workers"), 106.0)

@@ -16,7 +16,7 @@ import pytest
 
 from speedo.errors import ConfigError, DataError
 from speedo.remote.fetch import fetch
-from speedo.remote.run_copy import RunCopy, check_writable, send
+from speedo.remote.run_copy import LONGEST_WAIT_S, RunCopy, check_writable, send
 from speedo.remote.uris import open_remote, problem_with, uri_of
 from tests.support.stores import S3, Http, Sftp, Site
 
@@ -240,6 +240,39 @@ def test_a_store_that_is_away_is_told_once_and_gets_all_when_it_is_back(
     assert len(told.lines) == 2
     assert copy.finish(30) == ""
     assert copy_of(store, tmp_path) == {"checkpoints/1.ck": b"1", "checkpoints/2.ck": b"2"}
+
+
+@pytest.mark.slow
+def test_a_store_that_is_away_for_20_s_holds_up_nobody_and_has_everything_afterwards(
+    s3: S3, tmp_path: Path
+) -> None:
+    run, told, slowest = tmp_path / "run", Told(), 0.0
+    put(run, {"config.yaml": b"x", "checkpoints/0.ck": b"0"})
+    copy = RunCopy(run, s3.uri, told, watched=("checkpoints",))
+    copy.start()
+    eventually(lambda: "checkpoints/0.ck" in copy_of(s3, tmp_path))
+    s3.stop()
+    away = time.monotonic()
+    number = 0
+    while time.monotonic() < away + 20:
+        number += 1
+        began = time.monotonic()
+        put(run, {f"checkpoints/{number}.ck": b"%d" % number * 100_000})
+        if number > 2:
+            (run / "checkpoints" / f"{number - 2}.ck").unlink()
+        slowest = max(slowest, time.monotonic() - began)
+        time.sleep(0.2)
+    s3.start()
+    back = time.monotonic()
+    told.wait_for("is back; everything is copied")
+    late = time.monotonic() - back
+    assert len(told.lines) == 2
+    put(run, {"result.json": b"{}"})
+    assert copy.finish(30) == ""
+    assert copy_of(s3, tmp_path, 1) == read(run)
+    # A run that waited for the store would have waited for seconds.
+    assert slowest < 5
+    assert late < LONGEST_WAIT_S + 20
 
 
 def test_a_store_that_stays_away_is_given_up_at_the_end(s3: S3, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from speedo.remote.fetch import fetch
 from tests.remote.test_fetch_and_copy import put_at, read
-from tests.support.commands import Commands, commands, wait_for_line
+from tests.support.commands import Commands, commands, free_port, wait_for_line
 from tests.support.nets import net_text, write_data, write_solver
 from tests.support.sabotaged_net import BODY
 from tests.support.stores import S3
@@ -106,11 +106,24 @@ def test_weights_and_data_come_from_a_store(speedo: Commands, s3: S3, tmp_path: 
     model = (tmp_path / "first" / "model.caffemodel").read_bytes()
     put_at(s3.uri, {"start.caffemodel": model})
     weights = f"{s3.uri}/start.caffemodel"
-    run(
-        speedo, str(solver), "--data-root", root, "--weights", weights, "--max-iter", "1", "--lr", "1e-30",
-        "--run-dir", "second",
+    # A cluster: both commands have a cache of their own, as on two machines, and fetch for themselves.
+    port = str(free_port())
+    elsewhere = {"SPEEDO_CACHE": str(tmp_path / "other-cache")}
+    master = speedo.start(
+        "master", str(solver), "--mode", "async", "--host", "127.0.0.1", "--port", port, "--workers", "1",
+        "--timeout", "60", "--data-root", root, "--weights", weights, "--max-iter", "1", "--lr", "1e-30",
+        "--run-dir", "second", "--copy-to", f"{s3.uri}/second",
     )  # fmt: skip
+    worker = speedo.start(
+        "worker", "--master", f"127.0.0.1:{port}", "--data-root", root, environment=elsewhere
+    )
+    for process in (master, worker):
+        _, errors = process.communicate(timeout=WAIT_S)
+        assert process.returncode == 0, errors
     assert (tmp_path / "second" / "model.caffemodel").read_bytes() == model
+    assert [one.name for one in (tmp_path / "other-cache").rglob("train")] == ["train"]
+    fetch(f"{s3.uri}/second", tmp_path / "copy")
+    assert (tmp_path / "copy" / "model.caffemodel").read_bytes() == model
     options = (tmp_path / "second" / "config.yaml").read_text()
     assert f"weights: {weights}\n" in options
     assert f"data_root: {root}\n" in options

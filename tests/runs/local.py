@@ -38,6 +38,7 @@ from speedo.storage.base import Store
 from speedo.storage.memory_store import MemoryStore
 from speedo.vectors.exchange import Exchange, Stores
 from speedo.vectors.ranges import ranges_of
+from speedo.vectors.transfer import put_history
 from speedo.vectors.vector import Vector
 from speedo.worker.turn import Worker
 
@@ -71,14 +72,12 @@ class LocalCluster(Cluster):
         self.workers: dict[int, Worker] = {}
         self.commands: dict[int, Train] = {}  # of a team, until all are there
         self.evicted: list[tuple[int, str]] = []
+        self.shares: dict[int, tuple[int, int, int]] = {}  # rank, count, records of a batch
         self.tester: tuple[PycaffeEngine, Exchange] | None = None
 
     def send(self, command: Command) -> None:
         if isinstance(command, SaveState):
-            problem = "workers here keep theirs"
-            self.events.append(
-                StateSaved(command.worker, command.incarnation, command.version, problem=problem)
-            )
+            self.events.append(self.saved(command))
         elif isinstance(command, Train) and command.team is not None:
             self.commands[command.worker] = command
             if len(self.commands) == len(command.team.members):
@@ -89,6 +88,14 @@ class LocalCluster(Cluster):
             self.events.append(self.workers[command.worker].turn(command))
         else:
             self.events.append(Tested(command.version, self.evaluate(command)))
+
+    def saved(self, command: SaveState) -> StateSaved:
+        """Its history, as `WorkerActor.save_state` lays it into the store."""
+        one, version = self.workers[command.worker], command.version
+        put_history(one.store, one.run, one.worker, version, one.engine.history())
+        rank, count, size = self.shares[command.worker]
+        batches = one.samples // size
+        return StateSaved(one.worker, one.incarnation, version, batches, rank, count, size)
 
     def evaluate(self, command: Evaluate) -> Mapping[str, float]:
         assert self.tester is not None
@@ -159,6 +166,7 @@ def train_here(
             settings.keyspace, place.worker, place.incarnation, engine, store, time.monotonic,
             compression=settings.compression, servers=servers.places if servers else (),
         )  # fmt: skip
+        cluster.shares[place.worker] = (place.rank, config.workers, place.batch_size)
         meets = "here" if settings.teams else ""
         joined = Joined(place.worker, place.incarnation, engine.samples_per_step, meets=meets)
         cluster.events.append(joined)

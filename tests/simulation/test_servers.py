@@ -139,6 +139,19 @@ def test_any_number_of_servers_makes_the_same_model_to_the_bit(mode: str, overla
             assert len(seen.all(Merge)) == alone.outcome.version
 
 
+@pytest.mark.parametrize("servers", [0, 3])
+@pytest.mark.parametrize("mode", ["add", "average", "elastic"])
+@pytest.mark.parametrize("compression", [Compression(), Compression("int8", "bfloat16")])
+def test_workers_that_share_what_they_fetch_make_the_same_model_to_the_bit(
+    mode: str, servers: int, compression: Compression
+) -> None:
+    alone, _ = run(mode, servers, 4, compression=compression)
+    shared, _ = run(
+        mode, servers, 4, compression=compression, hosts=lambda worker: f"host {worker % 2}"
+    )
+    assert shared.center.vector.tobytes() == alone.center.vector.tobytes()
+
+
 def test_teams_report_to_servers_too() -> None:
     options: dict[str, Any] = {
         "places": lambda worker: f"host {worker % 2}",
@@ -225,13 +238,14 @@ def test_servers_that_die_with_their_stores_intact_change_no_bit(mode: str, seed
     assert found.center.vector.tobytes() == sound.center.vector.tobytes()
 
 
+@pytest.mark.parametrize("hosts", [None, lambda worker: f"host {worker % 2}"])
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("mode", MODES)
 def test_runs_with_faults_of_workers_and_servers_end_with_every_result_on_record(
-    mode: str, seed: int
+    mode: str, seed: int, hosts: Callable[[int], str] | None
 ) -> None:
     faults = Faults(die=0.04, poison=0.03, lose=0.02, repeat=0.05, fail=0.02, return_s=2.0)
-    found, seen, _ = unreliable(mode, seed, workers=4, forget=0.3, faults=faults)
+    found, seen, _ = unreliable(mode, seed, workers=4, forget=0.3, faults=faults, hosts=hosts)
     outcome = found.outcome
     assert outcome.complete, outcome.reason
     assert np.isfinite(found.center.vector).all()
@@ -327,6 +341,74 @@ def test_a_server_lost_with_its_store_takes_all_back_to_the_last_whole_center() 
         "server 1 is back, with version 3",
     ]
     assert seen.all(Merge)[-1].version == 30
+
+
+@pytest.mark.parametrize(("mode", "version", "lost"), [("average", 2, 1), ("add", 2, 1)])
+def test_a_range_lost_with_its_store_comes_from_the_memory_of_a_workers_host(
+    mode: str, version: int, lost: int
+) -> None:
+    notes: list[str] = []
+
+    def serve(servers: Sequence[RangeServer]) -> Servers:
+        return Killed(servers, done=False, empty=True)
+
+    sound, _ = run(mode, 3, 2)
+    found, seen = run(
+        mode, 3, 2, serve=serve, notes=notes.append, hosts=lambda worker: f"host {worker}"
+    )
+    assert found.outcome.complete
+    assert notes[:2] == [
+        "warning: server 1 is lost: killed",
+        (
+            f"warning: server 1 has lost its range with its store: it goes on from version {version}, which host 0 has "
+            f"of it; merges lost in this range: {lost}"
+        ),
+    ]
+    assert notes[-1] == "server 1 is back, with version 3"
+    assert seen.all(Merge)[-1].version == sound.outcome.version
+    lasting = sound.center.vector - found.center.vector
+    np.testing.assert_allclose(lasting, 0.0, atol=0.05)  # the quadratic forgets one lost merge
+
+
+@pytest.mark.parametrize("compression", [Compression(), Compression("int8", "bfloat16")])
+def test_a_copy_is_the_center_of_its_version_in_that_range_and_others_keep_theirs(
+    compression: Compression,
+) -> None:
+    """After the last merge: two ranges are those of a sound run, the third is of the version before."""
+    centers: list[dict[int, Any]] = []
+    for lost in (False, True):
+        notes: list[str] = []
+        found, _ = run(
+            "average", 3, 2, iterations=20, compression=compression, notes=notes.append,
+            hosts=lambda worker: "one", serve=LocalServers,
+        )  # fmt: skip
+        center = found.center
+        assert isinstance(center, ServedCenter)
+        versions = {found.outcome.version: center.vector.copy()}
+        if lost:
+            servers = center.servers
+            assert isinstance(servers, LocalServers)
+            store = servers.servers[1].store
+            store.delete(*store.keys(""))
+            center._whole = replace(center._whole, version=3, vector=np.zeros(SIZE, np.float32))
+            servers.replace(1, "killed")
+            center.probe()
+            assert (
+                "it goes on from version 9, which one has of it; merges lost in this range: 1"
+                in notes[1]
+            )
+            center._whole = replace(center._whole, version=3)
+            versions[0] = center.vector.copy()
+        centers.append(versions)
+    before, _ = run("average", 3, 2, iterations=18, compression=compression)
+    sound, after = centers[0][10], centers[1][0]
+    one = slice(16, 48)  # the range of server 1
+    others = np.delete(np.arange(SIZE), np.arange(SIZE)[one])
+    assert after[others].tobytes() == sound[others].tobytes()
+    exact = before.center.vector[one]
+    rounded = np.float32(0.0) if compression.center == "none" else np.float32(2.0**-8)
+    np.testing.assert_allclose(after[one], exact, rtol=rounded, atol=0.0)
+    assert not np.array_equal(after[one], sound[one])
 
 
 def test_a_solver_goes_back_with_its_history_and_the_log_says_so() -> None:

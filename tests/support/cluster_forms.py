@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from speedo.system.cores import Core, slots_of, this_machine
 from tests.support.ssh_hosts import VENV, Site
 
 
@@ -47,8 +48,17 @@ def as_poseidons(hosts: Site, folder: Path) -> list[str]:
     return ["config.json"]
 
 
+def core_of(rank: int) -> Core:
+    """The core of this machine that the rank file has for a rank: the last one for the first."""
+    cores = this_machine().cores
+    return cores[-1 - rank % len(cores)]
+
+
 def as_rank_file(hosts: Site, folder: Path) -> list[str]:
-    ranks = [f"rank {rank}={one} slot=0:0" for rank, one in enumerate(hosts.addresses)]
+    ranks = [
+        f"rank {rank}={one} slot={slots_of([core_of(rank)])}"
+        for rank, one in enumerate(hosts.addresses)
+    ]
     (folder / "hosts.rankfile").write_text("\n".join([*ranks, ""]))
     (folder / "ssh_config").write_text("Host *\n    IdentityFile ~/.ssh/id_ed25519\n")
     return ["hosts.rankfile", "--ssh-config", "ssh_config", "--virtualenv", str(VENV)]

@@ -62,9 +62,12 @@ class UsersCluster:
         )
         if head and "--include-dashboard" not in str(options):
             where = (*where, "--include-dashboard=false")
+        # The hosts have one file system, where nodes that start together would take the same names for their sockets.
+        mount = 'mkdir -p "$0" && mount -t tmpfs none "$0" && exec "$@"'
+        apart = () if head else ("sh", "-c", mount, f"{self.folder}/r")
         self._commands[host.name] = (
             [
-                *host.inside, sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *where,
+                *host.inside, *apart, sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *where,
                 f"--node-ip-address={host.address}", f"--num-cpus={cpus}", "--disable-usage-stats",
                 f"--object-store-memory={80 << 20}", *options,
             ],
@@ -138,6 +141,8 @@ def users_cluster(hosts: list[Host], *first: Path) -> Iterator[UsersCluster]:
         "TMPDIR": str(folder / "t"),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        # The head finds a dead node in 5 s instead of 25.
+        "RAY_health_check_period_ms": "1000",
     }
     (folder / "t").mkdir()
     cluster = UsersCluster(hosts, folder, environment)

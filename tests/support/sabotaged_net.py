@@ -19,12 +19,18 @@ layer { name: "sig" type: "Sigmoid" bottom: "wide" top: "top" }
 """
 
 
-def write_problem(folder: Path, **fields: Any) -> Path:
-    """Databases, net and solver in a new folder; the path of the solver. 1.2 MB of weights."""
+def write_problem(folder: Path, data: str | None = None, **fields: Any) -> Path:
+    """Databases, net and solver in a new folder; the path of the solver. 1.2 MB of weights.
+
+    With `data` the databases are in a folder of this name in there, and the net has this relative path to them.
+    """
     folder.mkdir()
-    write_data(folder, train=256, test=40)
+    place = folder / (data or "")
+    place.mkdir(exist_ok=True)
+    write_data(place, train=256, test=40)
     shutil.copy(HERE / "saboteur.py", folder)
-    net = net_text(BODY, batch=BATCH, train=str(folder / "train"), test=str(folder / "test"))
+    named = Path(data) if data is not None else folder
+    net = net_text(BODY, batch=BATCH, train=str(named / "train"), test=str(named / "test"))
     return write_solver(folder, net, base_lr=0.001, **fields)
 
 

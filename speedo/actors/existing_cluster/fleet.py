@@ -22,6 +22,7 @@ from speedo.actors.existing_cluster.seats import Seat, Seats
 from speedo.actors.ray_node.spawn import spawn
 from speedo.config.resources import parse_resources
 from speedo.errors import ClusterError, SpeedoError
+from speedo.remote.uris import uri_of
 from speedo.run.prepare import Prepared
 from speedo.transport.channel import first_line
 from speedo.version import VERSION
@@ -66,6 +67,7 @@ class Fleet:
         self._deaths: dict[str, int] = {}
         self._master: Any = None
         self._said_full = False
+        self._tidying: list[threading.Thread] = []
         self._lock = threading.RLock()
         self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="fleet", daemon=True)
@@ -85,10 +87,9 @@ class Fleet:
                 self._refuse(node, f"its examination took more than {EXAMINE_S:.0f} s")
             else:
                 self._hear(node, keeper)
-        if not self._keepers:
-            raise ClusterError(
-                f"no node of the Ray cluster can train: {next(iter(self._refused.values()))}"
-            )
+        if self._refused and self._all_refused():
+            causes = "; ".join(self._refused.values())
+            raise ClusterError(f"no node of the Ray cluster can train: {causes}")
         config = self._prepared.config
         refused = frozenset(self._refused)
         count = self._seats.begin(
@@ -105,6 +106,7 @@ class Fleet:
     def start(self, master: Any) -> None:
         """Have the workers started, and from now on look after them."""
         self._master = master
+        master.want.remote(self._wanted)
         self._watcher.start()
 
     def scale(self, workers: int) -> str:
@@ -112,6 +114,8 @@ class Fleet:
         with self._lock:
             self._wanted = workers
             self._said_full = False
+            if self._master is not None:
+                self._master.want.remote(workers)
         return f"{workers} workers wanted, wherever the cluster has room"
 
     def leave(self, cause: str) -> None:
@@ -128,6 +132,8 @@ class Fleet:
                 self._bring_home(asked[one], one)
         for keeper in keepers.values():
             ray.kill(keeper.handle)
+        for thread in self._tidying:  # they need Ray, too
+            thread.join(LEAVE_S)
 
     def end(self) -> None:
         """Free all places; the last thing, and after an error, too."""
@@ -161,7 +167,9 @@ class Fleet:
 
     def _places(self) -> dict[str, tuple[Seat, ...]]:
         """The places to be used, by node; more are asked for, or some given back, as wanted."""
-        seats = [seat for seat in self._seats.look() if seat.node not in self._refused]
+        there = self._seats.look()
+        self._seats.give_back([seat for seat in there if seat.node in self._refused])
+        seats = [seat for seat in there if seat.node not in self._refused]
         seats.sort(key=lambda seat: not seat.node)  # those without a node go first
         used, spare = seats[: self._wanted], seats[self._wanted :]
         self._seats.give_back(spare)
@@ -211,10 +219,13 @@ class Fleet:
         self._farewell(keeper)
         text = str(error)
         if "ModuleNotFoundError" in text or "ImportError" in text:
-            missing = next((line for line in text.splitlines() if "No module named" in line), "")
+            lines = [line.strip() for line in text.splitlines()]
+            errors = [
+                line for line in lines if line.startswith(("ModuleNotFoundError", "ImportError"))
+            ]
             self._refuse(
                 node,
-                f"SpeeDO cannot be imported by the Python of Ray there ({missing.strip() or 'ImportError'}): "
+                f"SpeeDO cannot be imported by the Python of Ray there ({(errors or ['ImportError'])[-1]}): "
                 "install speedo and pycaffe into it, on every node",
             )
             return
@@ -229,9 +240,10 @@ class Fleet:
             )
 
     def _refuse(self, node: str, why: str) -> None:
-        self._refused[node] = why
         keeper = self._keepers.get(node)
-        self._note(f"node {keeper.name if keeper else _name_of(node)} is not used: {why}")
+        name = keeper.name if keeper else _name_of(node)
+        self._refused[node] = f"node {name}: {why}"
+        self._note(f"node {name} is not used: {why}")
         if keeper is not None:
             self._dismiss(node, why)
 
@@ -247,20 +259,25 @@ class Fleet:
             with suppress(RayError):
                 ray.kill(keeper.handle)
 
-        threading.Thread(target=tidy, daemon=True).start()
+        thread = threading.Thread(target=tidy, daemon=True)
+        thread.start()
+        self._tidying = [one for one in self._tidying if one.is_alive()] + [thread]
 
     def _judge(self, taken: dict[str, tuple[Seat, ...]]) -> None:
         """Whether all is lost, or workers wait for room: said once each time."""
-        if self._refused and not self._keepers and not taken:
-            alive = {str(one["NodeID"]) for one in ray.nodes() if one["Alive"]}
-            if alive <= self._refused.keys():
-                self.last_died = list(self._refused.values())[-1]
+        if self._refused and not self._keepers and not taken and self._all_refused():
+            self.last_died = list(self._refused.values())[-1]
         placed = sum(map(len, taken.values()))
         if placed < self._wanted and not self._said_full:
             self._note(
                 f"{placed} of {self._wanted} workers have a place; the others start once the cluster has room"
             )
         self._said_full = placed < self._wanted
+
+    def _all_refused(self) -> bool:
+        """Whether every node that has room for a worker at all is refused."""
+        nodes = [one for one in ray.nodes() if one["Alive"] and self._seats.holds_one(one)]
+        return {str(one["NodeID"]) for one in nodes} <= self._refused.keys()
 
     # ------------------------------------------------------------ keepers
 
@@ -271,13 +288,20 @@ class Fleet:
         handle = spawn(
             NodeKeeper,
             name,
-            None if root is None else root.absolute(),
+            root if root is None or uri_of(root) is not None else root.absolute(),
             self._prepared.run_dir.absolute(),
             threads=KEEPER_THREADS,
             scheduling_strategy=here,
         )
         config, spec = self._prepared.config, self._prepared.spec
-        asked = handle.examine.remote(VERSION, spec, config.workers, config.splits_batch)
+        asked = handle.examine.remote(
+            VERSION,
+            spec,
+            config.workers,
+            config.splits_batch,
+            self._prepared.records,
+            config.data_share,
+        )
         self._keepers[node] = _Keeper(name, handle, asked, "examine")
 
     def _farewell(self, keeper: _Keeper) -> None:

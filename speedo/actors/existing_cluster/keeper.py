@@ -14,17 +14,22 @@ import ray
 from ray.exceptions import RayError
 
 from speedo.actors.existing_cluster.seats import Seat
+from speedo.actors.host_manager import check_records
 from speedo.actors.server_host import ServerHost
 from speedo.actors.worker_host import WorkerHost
+from speedo.bounds import DataShare
 from speedo.config.resources import Resources
 from speedo.data import default_data_root
 from speedo.errors import ClusterError
 from speedo.run.datasets import make_dataset, preparable_dataset
+from speedo.run.host_memory import with_host_memory
 from speedo.run.open_store import this_machine
+from speedo.run.remote_inputs import fetch_sources, located
 from speedo.run.scratch import scratch_folder
 from speedo.run.settings import RunSettings
 from speedo.run_dir.directory import LOGS
 from speedo.solver import SolverSpec, check_solver
+from speedo.solver.data_layers import count_records
 from speedo.version import VERSION
 
 ANSWER_S: Final = 60.0
@@ -41,11 +46,15 @@ class News:
 
 
 class NodeKeeper:
-    """On its node what `speedo worker` is on its host. `data_root` is searched for relative data paths."""
+    """On its node what `speedo worker` is on its host.
+
+    `data_root`, a folder or a URI, is searched for relative data paths.
+    """
 
     def __init__(self, name: str, data_root: Path | None, run_dir: Path) -> None:
         self._name, self._run_dir = name, run_dir
-        self._root = data_root or default_data_root()
+        self._given_root = data_root
+        self._root = located(data_root) or default_data_root()
         self._notes: list[str] = []
         self._seats: dict[int, Seat] = {}
         self._host: WorkerHost | None = None
@@ -55,7 +64,15 @@ class NodeKeeper:
         self._stack = ExitStack()
         self._leaving = threading.Lock()
 
-    def examine(self, version: str, spec: SolverSpec, workers: int, split: bool) -> None:
+    def examine(
+        self,
+        version: str,
+        spec: SolverSpec,
+        workers: int,
+        split: bool,
+        records: int | None,
+        share: DataShare,
+    ) -> None:
         """Raises `SpeedoError` with what keeps this node from training: SpeeDO, pycaffe, or the data."""
         if version != VERSION:
             raise ClusterError(
@@ -66,15 +83,19 @@ class NodeKeeper:
 
         prepare_environment(1)
         load_caffe()
+        fetch_sources(spec.on_node(self._root), self._given_root, self._notes.append)
         missing = preparable_dataset(spec.on_node(self._root))
         if missing is not None:
             make_dataset(self._root, missing, self._notes.append)
-        check_solver(spec.on_node(self._root), workers=workers, split=split)
+        own = spec.on_node(self._root)
+        check_solver(own, workers=workers, split=split)
+        check_records(self._name, count_records(own), records, share)
 
     def begin(self, master: Any, needs: Resources, seats: tuple[Seat, ...]) -> None:
         """Start a worker in each of these places. Raises what kept one of them from starting."""
         self._master = master
         settings: RunSettings = ray.get(master.settings.remote(self._name), timeout=ANSWER_S)
+        settings = self._stack.enter_context(with_host_memory(settings))
         scratch = self._stack.enter_context(scratch_folder())
         logs = self._logs(settings, scratch)
         self._seats = dict(enumerate(seats))

@@ -107,6 +107,10 @@ class Seats:
             if count == 1 and group.id.hex() in gone:
                 self._remove(group)
 
+    def holds_one(self, node: Mapping[str, Any]) -> bool:
+        """Whether a place fits on this node of `ray.nodes()` if nothing else is on it."""
+        return self._fit(node["Resources"]) > 0
+
     def close(self) -> None:
         """Free all places."""
         for group, _ in list(self._groups):

@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,9 +30,10 @@ from speedo.actors.ray_node.ports import server_port
 from speedo.errors import ClusterError, EngineError, SpeedoError
 from speedo.monitor.status import Status
 from speedo.run.datasets import make_dataset, preparable_dataset
+from speedo.run.host_memory import with_host_memory
 from speedo.run.remote_inputs import fetch_sources, located
 from speedo.run.scratch import scratch_folder
-from speedo.system.cores import Bind, CoreOptions
+from speedo.system.cores import Bind, Core, CoreOptions
 from speedo.version import VERSION
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Request:
     data_root: Path
     threads: str | None = None
     bind: Bind | None = None
+    cores: tuple[tuple[Core, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,7 @@ class Session:
     def _take_part(self, monitor: MasterMonitor) -> Status:
         request = self._request
         with (
+            ExitStack() as stack,
             scratch_folder() as scratch,
             session.member(
                 request.token, request.address, str(request.folder), self.note
@@ -150,6 +153,7 @@ class Session:
             try:
                 settings = _settings(master, request.name, request.address)
                 settings = replace(settings, cores=_cores(request, settings.cores))
+                settings = stack.enter_context(with_host_memory(settings))
                 root = located(request.data_root) or request.data_root
                 if request.count:
                     fetch_sources(settings.spec.on_node(root), request.data_root, self.note)
@@ -303,7 +307,9 @@ def _settings(master: Any, name: str, address: str) -> Any:
 
 
 def _cores(request: Request, masters: CoreOptions) -> CoreOptions:
-    return CoreOptions(request.threads or masters.threads, request.bind or masters.bind)
+    return CoreOptions(
+        request.threads or masters.threads, request.bind or masters.bind, request.cores
+    )
 
 
 def _say_farewell(master: Any, name: str) -> None:

@@ -38,7 +38,7 @@ from speedo.monitor.status import Status
 from speedo.remote.uris import uri_of
 from speedo.run_dir.directory import make_own_folders
 from speedo.system.background_process import start_in_background
-from speedo.system.cores import Bind
+from speedo.system.cores import Bind, Core
 from speedo.system.private_folders import make_private_folder
 from speedo.system.workplace import check_names
 
@@ -57,13 +57,14 @@ def serve_worker(
     token_file: Path | None,
     threads: str | None = None,
     bind: Bind | None = None,
+    cores: tuple[tuple[Core, ...], ...] = (),
     logs: Path | None = None,
 ) -> Status:
     """Join the master at `address` with `count` workers and take part until the run ends. Raises `SpeedoError`.
 
-    With a count of 0 this host only serves a range of the center. `threads` and `bind` replace the master's for this
-    host's workers. If the master is lost, waits up to `timeout_s` seconds for it, each time, and joins again.
-    `logs` is a folder that keeps the logs; without it they go with a run that ended well.
+    With a count of 0 this host only serves a range of the center. `threads`, `bind` and `cores` (of each worker)
+    replace the master's for this host's workers. If the master is lost, waits up to `timeout_s` seconds for it, each
+    time, and joins again. `logs` is a folder that keeps the logs; without it they go with a run that ended well.
     """
     if ignored := session.ignored_settings():
         watch.note(ignored)
@@ -95,6 +96,7 @@ def serve_worker(
             data_root=root,
             threads=threads,
             bind=bind,
+            cores=cores,
         )
         began = time.monotonic()
         ending = _stay(request, watch)

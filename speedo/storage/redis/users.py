@@ -4,8 +4,9 @@ The master creates the user when it admits a worker, and removes it with its con
 private server keeps its users across a restart. On any other server, `Access` checks every second that they still
 exist. If users cannot be created, all processes share the master's URL.
 
-A worker reads centers and writes under its own prefixes; a reader reads centers; only the master lists keys or
-creates users. Key rules for reading alone (`%R~`) need Redis 7.0.
+A worker reads centers and writes under its own prefixes; a reader reads centers; a host writes the one range that it
+copies back to a server that lost it; only the master lists keys or creates users. Key rules for reading alone (`%R~`)
+need Redis 7.0.
 
 Source: https://redis.io/docs/latest/operate/oss_and_stack/management/security/acl/
 """
@@ -65,6 +66,11 @@ def worker_rules(keyspace: str, worker: int) -> tuple[str, ...]:
 def reader_rules(keyspace: str) -> tuple[str, ...]:
     """A reader's rights: read centers."""
     return "-@all", *_CALL, *_READ, f"%R~{keys.pattern(keys.centers(keyspace))}"
+
+
+def host_rules(keyspace: str, start: int) -> tuple[str, ...]:
+    """The rights of a host that copies back the range beginning at `start`: write it, and nothing else."""
+    return "-@all", *_CALL, *_READ, *_WRITE, f"~{keys.pattern(keys.copies(keyspace, start))}"
 
 
 def acl_file(password: str) -> str:
@@ -133,6 +139,14 @@ class Access:
     def admit_reader(self) -> str:
         """The URL for the tester."""
         return self._admit(f"{self._run}{self._epoch}-reader", reader_rules(self._keyspace))
+
+    def admit_host(self, number: int, start: int) -> str:
+        """A URL for a host that copies back the range beginning at `start`; each has a number of its own."""
+        return self._admit(f"{self._run}{self._epoch}-h{number}", host_rules(self._keyspace, start))
+
+    def dismiss_host(self, number: int) -> None:
+        """As `dismiss`."""
+        self._dismiss(f"{self._run}{self._epoch}-h{number}")
 
     def dismiss(self, worker: int, incarnation: int) -> None:
         """Remove a worker's user and connections; if the server is away, as soon as it is back."""

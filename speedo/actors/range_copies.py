@@ -1,0 +1,132 @@
+"""A range that a server lost with its store, out of the memory of a host: the newest that any of the hosts has.
+
+Every host says once a second which versions it has. The one with the newest is ordered to write its copy into the store
+of the new server, as a user who may write nothing else (`speedo.actors.copy_carrier`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Final
+
+from speedo.errors import PayloadError, StoreError
+from speedo.master.slots import ServerAddress
+from speedo.storage import keys
+from speedo.storage.base import Store
+from speedo.storage.redis.users import Access
+from speedo.vectors.codecs import make_codec
+from speedo.vectors.host_centers import RangeCopy
+from speedo.vectors.ranges import Range
+from speedo.vectors.transfer import fetch_vector
+from speedo.vectors.vector import Kind
+
+TELL_S: Final = (
+    5.0  # for the hosts to say what they have; who has said nothing for so long is not waited for
+)
+BRING_S: Final = 15.0  # for one of them to write its copy
+TRIES: Final = 2  # hosts
+
+
+@dataclass(frozen=True, slots=True)
+class Bring:
+    """Write the copy of this version of the range that begins at `start` into the store at `address`."""
+
+    number: int
+    start: int
+    version: int
+    address: ServerAddress
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a copy is brought to: a new server's range, its address and users, and the master's own connection."""
+
+    range: Range
+    address: ServerAddress
+    access: Access
+    store: Store
+
+
+class RangeCopies:
+    """Belongs to the master, whose threads call it; `run` is the keyspace, `form` how centers travel."""
+
+    def __init__(self, run: str, form: str) -> None:
+        self._run, self._form = run, form
+        self._told: dict[str, tuple[float, Mapping[int, int]]] = {}
+        self._orders: dict[str, Bring] = {}
+        self._done: dict[int, str] = {}  # what went wrong, by the number of the order
+        self._numbers = itertools.count(1)
+        self._seeking = False
+        self._changed = threading.Condition()
+
+    def tell(self, host: str, newest: Mapping[int, int]) -> tuple[Bring | None, bool]:
+        """Takes the newest versions that a host has, by where their range begins.
+
+        Returns what it is to bring, if anything, and whether it is to call again soon.
+        """
+        with self._changed:
+            self._told[host] = (time.monotonic(), newest)
+            self._changed.notify_all()
+            return self._orders.get(host), self._seeking
+
+    def brought(self, number: int, problem: str) -> None:
+        """An order is carried out; or not, with the reason."""
+        with self._changed:
+            self._done[number] = problem
+            self._changed.notify_all()
+
+    def newest(self, place: Place, after: int) -> RangeCopy | None:
+        """The newest copy of this range above version `after` that a host can bring. Takes half a minute at worst."""
+        with self._changed:
+            self._seeking = True
+        try:
+            there = self._who_has(place.range.place.start, after)
+            for version, host in sorted(there, reverse=True)[:TRIES]:
+                with suppress(StoreError, PayloadError):
+                    return self._from(host, version, place)
+        finally:
+            with self._changed:
+                self._seeking = False
+        return None
+
+    def _who_has(self, start: int, after: int) -> list[tuple[int, str]]:
+        began = time.monotonic()
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not any(began - TELL_S < told < began for told, _ in self._told.values()),
+                TELL_S,
+            )
+            return [
+                (newest[start], host)
+                for host, (told, newest) in self._told.items()
+                if told >= began and newest.get(start, 0) > after
+            ]
+
+    def _from(self, host: str, version: int, place: Place) -> RangeCopy:
+        """Raises `StoreError`, `PayloadError`."""
+        number, start = next(self._numbers), place.range.place.start
+        key = keys.copy(self._run, start, version)
+        address = replace(place.address, url=place.access.admit_host(number, start))
+        try:
+            with self._changed:
+                self._orders[host] = Bring(number, start, version, address)
+                self._changed.wait_for(lambda: number in self._done, BRING_S)
+                del self._orders[host]
+                problem = self._done.pop(number, f"it was not brought within {BRING_S:.0f} s")
+            if problem:
+                raise StoreError(problem)
+            vector, layout = place.range.layout.zeros(), place.range.layout
+            codec = make_codec(self._form, layout)
+            header = fetch_vector(place.store, key, layout, Kind.CENTER, vector, codec)
+            if header.version != version:
+                raise PayloadError(f"{key} holds version {header.version}")
+            return RangeCopy(version, vector, host)
+        finally:
+            place.access.dismiss_host(number)
+            with suppress(StoreError):
+                place.store.delete(key)

@@ -1,0 +1,181 @@
+"""`speedo compare`: which mode is the right one for a model."""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import click
+
+from speedo.cli.run_options import PATH, options_named
+from speedo.cli.units import parse_workers
+from speedo.errors import ConfigError
+from speedo.monitor.console import ErrorConsole
+from speedo.system.workplace import check_names
+
+PASSED_ON: Final = ("batch", "lr", "momentum", "weight_decay", "cpu", "data_root")
+
+
+@click.command(
+    short_help="Train with every mode and sequential Caffe, and report which learns fastest."
+)
+@click.argument("solver", required=False, type=PATH)
+@click.option(
+    "--modes", default="all", show_default=True, metavar="MODE[,MODE...]",
+    help="Modes to compare; all: every one but hybrid.",
+)  # fmt: skip
+@click.option(
+    "--workers",
+    default="2",
+    show_default=True,
+    metavar="N[,N...]",
+    help="Numbers of workers: 2,3,4 or 1..4.",
+)
+@click.option(
+    "--epochs", type=click.FloatRange(0, 1e6, min_open=True), default=2.0, show_default=True, metavar="E",
+    help="Epochs of sequential Caffe.",
+)  # fmt: skip
+@click.option(
+    "--longer", type=click.FloatRange(1, 10), default=1.25, show_default=True, metavar="F",
+    help="Train the modes F times as long, so that one that needs more epochs reaches the loss too. 1 under lr_policy "
+    "poly, whose rates depend on the end.",
+)  # fmt: skip
+@click.option(
+    "--seeds",
+    type=click.IntRange(1, 100),
+    default=1,
+    show_default=True,
+    metavar="K",
+    help="Repeat all with K seeds.",
+)
+@click.option(
+    "--sweep", "sweeps", multiple=True, metavar="OPTION=VALUE[,VALUE...]",
+    help="Train with each of these values of an option of a run; repeat for more options, as in --sweep "
+    "local_steps=1,5,10 --sweep moving_rate=0.3,0.9. Modes that do not use an option are trained without it.",
+)  # fmt: skip
+@click.option(
+    "--tests", type=click.IntRange(0, 1000), default=1, show_default=True, metavar="N",
+    help="Tests in each epoch; 0: one at the end.",
+)  # fmt: skip
+@click.option(
+    "--loss", "measure", type=click.Choice(("train", "test")), default="train", show_default=True,
+    help="Compare by the training loss, averaged over an epoch, or by the test net's loss.",
+)  # fmt: skip
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+    help="Folder of the comparison.  [default: runs/compare-NAME, by the solver's folder]",
+)  # fmt: skip
+@click.option(
+    "--dry-run", is_flag=True, help="List the runs and how long they would take, and make none."
+)
+@options_named(*PASSED_ON)
+def compare(
+    solver: Path | None,
+    modes: str,
+    workers: str,
+    epochs: float,
+    longer: float,
+    seeds: int,
+    sweeps: tuple[str, ...],
+    tests: int,
+    measure: Literal["train", "test"],
+    out: Path | None,
+    dry_run: bool,
+    **options: Any,
+) -> None:
+    """Train with sequential Caffe and with every mode, one run after another, and report how they learn.
+
+    The report says for each mode how many epochs it needs to the loss that sequential Caffe has at its end, how fast
+    it is, and the product of both factors: the speed-up to equal loss. Throughput with more workers than this machine
+    has cores is predicted, as by `speedo plan`, and marked so; epochs are always those of real workers.
+
+    Ctrl-C ends the run that is under way; the same command goes on from there. A finished run is not made again. DIR
+    has report.html (with .png and .csv), compare.json with all figures, and the runs, each in a folder of its own.
+    """
+    from speedo.comparison.compare import prepared, solver_named
+    from speedo.comparison.wish import Wish, parse_modes, parse_sweep
+    from speedo.report.tables import as_text
+
+    for name, number in (("epochs", epochs), ("longer", longer)):
+        if math.isnan(number):
+            raise ConfigError(f"--{name} is nan; use a number")
+    path = solver_named(solver)
+    check_names({"the solver": path, "the data root": options.get("data_root"), "--out": out})
+    given = {
+        name: value for name, value in options.items() if value is not None and value is not False
+    }
+    if "data_root" in given:
+        given["data_root"] = str(Path(given["data_root"]).absolute())
+    swept = [parse_sweep(text) for text in sweeps]
+    if len(dict(swept)) < len(swept):
+        raise ConfigError(
+            "--sweep names an option twice; give all its values at once, as in local_steps=1,5"
+        )
+    wish = Wish(
+        parse_modes(modes),
+        parse_workers(workers),
+        epochs,
+        seeds,
+        dict(swept),
+        given,
+        tests,
+        longer,
+        measure,
+        str(path),
+    )
+    folder = out or Path("runs") / f"compare-{path.parent.name}"
+    watch = _Lines()
+    comparison = prepared(wish, folder, watch.note)
+    if dry_run:
+        estimates = comparison.estimates(watch.note)
+        for run, seconds in zip(comparison.runs, estimates, strict=True):
+            took = "not known" if seconds is None else f"{seconds:,.0f} s"
+            click.echo(f"{run.name:45} {run.max_iter:>9,} iterations  {took:>9}")
+        known = [seconds for seconds in estimates if seconds is not None]
+        click.echo(
+            f"{len(comparison.runs)} runs, some {sum(known) / 60:,.0f} minutes on this machine"
+        )
+        return
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    try:
+        figures = comparison.make(watch)
+    except KeyboardInterrupt:
+        watch.note("stopped; the same command goes on from here")
+        raise
+    finally:
+        watch.close()
+    if figures is not None:
+        click.echo(as_text(figures))
+        click.echo(folder / "report.html")
+    for problem in comparison.problems:
+        click.echo(f"speedo: {problem}", err=True)
+    if comparison.problems:
+        sys.exit(1)
+
+
+class _Lines:
+    """Notes as lines of standard error; on a terminal the state of the run is a line that is written over."""
+
+    def __init__(self) -> None:
+        self._console = ErrorConsole()
+        self._status: Any = None
+
+    def note(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def show(self, text: str) -> None:
+        if not self._console.is_terminal:
+            return
+        if self._status is None:
+            self._status = self._console.status("")
+            self._status.start()
+        self._status.update(text.replace("[", "\\["))
+
+    def close(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None

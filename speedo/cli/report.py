@@ -1,0 +1,77 @@
+"""`speedo report`: one page of runs."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from speedo.bounds import LARGEST_INT32
+from speedo.cli.run_options import FILE, PATH
+from speedo.errors import ConfigError
+
+
+@click.command(short_help="Make one page of figures of any runs.")
+@click.argument("runs", nargs=-1, required=True, type=PATH)
+@click.option(
+    "--output", "-o", type=FILE, metavar="FILE.html",
+    help="The page to write; the picture (.png) and the table (.csv) stand beside it.  [default: RUN/report.html]",
+)  # fmt: skip
+@click.option(
+    "--target-loss", type=click.FloatRange(0, 1e9, min_open=True), metavar="L",
+    help="Loss at which runs are compared.  [default: that of sequential Caffe, or of the first run, at its end]",
+)  # fmt: skip
+@click.option(
+    "--loss", "measure", type=click.Choice(("train", "test")), default="train", show_default=True,
+    help="Compare by the training loss, averaged over an epoch, or by the test net's loss.",
+)  # fmt: skip
+@click.option(
+    "--records", type=click.IntRange(1, LARGEST_INT32), metavar="N",
+    help="Training records of an epoch.  [default: those of the first run's solver]",
+)  # fmt: skip
+@click.option("--title", metavar="TEXT", help="Title of the page.")
+def report(
+    runs: tuple[Path, ...],
+    output: Path | None,
+    target_loss: float | None,
+    measure: Literal["train", "test"],
+    records: int | None,
+    title: str | None,
+) -> None:
+    """Make one page of RUNS, which may be finished, running or failed.
+
+    The page shows loss and accuracy against epochs and against time, images/s, epochs and seconds to a loss, the
+    speed-up to equal loss, staleness, where a turn's time goes, results that were not merged, and workers' lives.
+    Runs that differ by their seed alone are one series, with the range over the seeds. The page is one file, which
+    needs no network. Prints the files.
+    """
+    from speedo.report.figures import figures_of
+    from speedo.report.files import write_report
+    from speedo.report.page import Heading
+    from speedo.report.run_history import read_history
+    from speedo.run.records import records_of
+
+    if target_loss is not None and math.isnan(target_loss):
+        raise ConfigError("--target-loss is nan; use a number above 0")
+    target = output or runs[0] / "report.html"
+    if target.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"--output {target} is no page: give a name that ends in .html")
+    histories = [read_history(run) for run in runs]
+    if not any(run.ends for run in histories):
+        where = f"{runs[0]} holds" if len(runs) == 1 else "these runs hold"
+        raise ConfigError(f"{where} no merged result yet: there is nothing to report")
+    if records is None:
+        records = next(filter(None, map(records_of, (run.options for run in histories))), None)
+    figures = figures_of(histories, records=records, target=target_loss, measure=measure)
+    if measure == "test" and not figures.targets and target_loss is None:
+        raise ConfigError(
+            f"--loss test: {figures.reference.label} has no test with a loss; use --loss train, or give --target-loss"
+        )
+    several = f"{len(runs)} runs" if len(runs) > 1 else histories[0].name
+    subtitle = ", ".join(run.name for run in histories[:6]) + (" and more" if len(runs) > 6 else "")
+    facts = [(run.name, str(run.folder.resolve())) for run in histories]
+    heading = Heading(title or f"Report of {several}", subtitle, facts)
+    for path in write_report(figures, heading, target):
+        click.echo(path)

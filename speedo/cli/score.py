@@ -1,0 +1,183 @@
+"""`speedo test`: scores a model, or all snapshots of a run, with several processes."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from speedo.bounds import LARGEST_INT32
+from speedo.cli.run_options import PATH, options_named
+from speedo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from speedo.scoring.models import Model
+    from speedo.solver import SolverSpec
+
+MOST_WORKERS: Final = 1024
+TELL_S: Final = 5.0  # between two lines where nobody looks at a terminal
+
+
+@click.command("test", short_help="Score a model, or all snapshots of a run, with several workers.")
+@click.argument("solver", required=False, type=PATH, metavar="[SOLVER|NET]")
+@click.option(
+    "--weights",
+    required=True,
+    type=PATH,
+    metavar="FILE|RUN|URI",
+    help="The .caffemodel, or a run directory: its model, while it has none its newest snapshot.",
+)
+@click.option(
+    "--snapshots", is_flag=True, help="With --weights RUN: score all of its snapshots, a line each."
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(1, MOST_WORKERS),
+    default=2,
+    show_default=True,
+    metavar="N",
+    help="Processes on this machine; each computes its share of the batches.",
+)
+@click.option(
+    "--iterations",
+    type=click.IntRange(1, LARGEST_INT32),
+    metavar="N",
+    help="Batches of each test.  [default: the solver's test_iter; of a NET 50, as in Caffe]",
+)
+@options_named("data_root", "python_layers", "cpu")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def score(
+    solver: Path | None,
+    weights: Path,
+    snapshots: bool,
+    workers: int,
+    iterations: int | None,
+    data_root: Path | None,
+    python_layers: str | None,
+    cpu: bool,
+    as_json: bool,
+) -> None:
+    """Score a model by all test nets of SOLVER, or by NET in the TEST phase, and print the mean of each output.
+
+    The figures are those of one Caffe, whatever the number of workers: each computes other batches, and the sums are
+    put together. Without SOLVER it is that of the run in --weights, else $SPEEDO_SOLVER, or else the bundled LeNet.
+
+    \b
+    speedo test --weights runs/20260101-120000-easgd-ab12
+    speedo test --weights runs/20260101-120000-easgd-ab12 --snapshots
+    speedo test my/solver.prototxt --weights my.caffemodel --workers 4
+    speedo test my/net.prototxt --weights my.caffemodel --iterations 100
+    """
+    from speedo.remote.uris import uri_of
+    from speedo.run.remote_inputs import fetch_weights
+    from speedo.scoring.models import models_of, options_of
+    from speedo.scoring.report import as_fields, as_lines, as_table
+    from speedo.scoring.score import score_models
+
+    with _Progress(sys.stderr) as progress:
+        if uri_of(weights) is not None:
+            weights = fetch_weights(weights, progress.note) or weights
+        models = models_of(weights, snapshots=snapshots)
+        of_run = options_of(weights) if solver is None else {}
+        spec = _tests(
+            solver or _path(of_run.get("solver")),
+            data_root or _path(of_run.get("data_root")),
+            iterations,
+            python_layers or of_run.get("python_layers"),
+            cpu or bool(of_run.get("cpu")),
+            progress.note,
+        )
+        used = min(workers, max(spec.test_iter))
+        scores = []
+        for found in score_models(spec, models, workers, progress):
+            scores.append(found)
+    if as_json:
+        fields = [as_fields(one, used) for one in scores]
+        click.echo(json.dumps({"models": fields} if snapshots else fields[0]))
+        return
+    for line in as_table(scores) if snapshots else as_lines(scores[0], used):
+        click.echo(line)
+
+
+def _path(value: Any) -> Path | None:
+    return Path(value) if isinstance(value, str) else None
+
+
+def _tests(
+    solver: Path | None,
+    data_root: Path | None,
+    iterations: int | None,
+    python_layers: str | None,
+    cpu: bool,
+    note: Callable[[str], None],
+) -> SolverSpec:
+    """The test nets, with their data on this machine."""
+    from speedo.config.run_config import make_config
+    from speedo.data import default_data_root
+    from speedo.run.datasets import make_dataset, preparable_dataset
+    from speedo.run.prepare import chosen_solver
+    from speedo.run.remote_inputs import fetch_sources, located
+    from speedo.solver.conversion import convert_databases
+    from speedo.solver.scored_nets import check_tests, read_tests
+    from speedo.system.workplace import check_names
+
+    given = {"data_root": data_root, "python_layers": python_layers}
+    config = make_config({name: value for name, value in given.items() if value is not None})
+    path = chosen_solver(solver)
+    root = (located(config.data_root) or default_data_root()).absolute()
+    check_names({"the solver": path, "the data root": root})
+    spec = read_tests(path, data_root=root, iterations=iterations, cpu=cpu)
+    spec = replace(spec, python_layers=config.python_modules)
+    fetch_sources(spec, config.data_root, note)
+    dataset = preparable_dataset(spec)
+    if dataset is not None:
+        make_dataset(root, dataset, note)
+    check_tests(spec)
+    convert_databases(spec, note)
+    if not all(spec.test_iter):
+        raise ConfigError(f"{path}: a test_iter is 0; use 1 or more, or give --iterations")
+    return spec
+
+
+class _Progress:
+    """How far the batches are: on a terminal a line that is written over, elsewhere a line now and then."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._live = stream, stream.isatty()
+        self._model, self._done, self._all = "", 0, 0
+        self._told = time.monotonic()
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._clear()
+
+    def note(self, text: str) -> None:
+        self._clear()
+        print(f"speedo: {text}", file=self._stream, flush=True)
+
+    def begin(self, model: Model, batches: int) -> None:
+        self._model, self._done, self._all = model.path.name, 0, batches
+
+    def passed(self) -> None:
+        self._done += 1
+        now = time.monotonic()
+        if now - self._told < (0.2 if self._live else TELL_S):
+            return
+        self._told = now
+        text = f"{self._model}: {self._done:,} of {self._all:,} batches"
+        if self._live:
+            print(f"\r\x1b[K{text}", end="", file=self._stream, flush=True)
+        else:
+            print(text, file=self._stream, flush=True)
+
+    def _clear(self) -> None:
+        if self._live:
+            print("\r\x1b[K", end="", file=self._stream, flush=True)

@@ -1,0 +1,88 @@
+"""`speedo watch`: a run, live, in the terminal or as a page."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Final
+
+import click
+from rich.console import Console
+
+from speedo.cli.control import find, only
+from speedo.errors import ClusterError
+from speedo.run_dir.directory import METRICS
+from speedo.watch.live_run import LiveRun
+from speedo.watch.terminal import watch as watch_in_terminal
+
+OPEN: Final = (
+    "warning: the page can be read and the run be stopped from other machines by whoever has this URL, and nothing is "
+    "encrypted: use it in a network that you trust, or leave --host out and use `ssh -L`"
+)
+
+
+@click.command(short_help="Watch a run, live, in the terminal or as a page.")
+@click.argument("run", required=False, metavar="[RUN]")
+@click.option("--web", is_flag=True, help="Serve a page instead, and print its URL.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    metavar="N",
+    help="With --web: the port.  [default: any free one]",
+)
+@click.option(
+    "--host",
+    metavar="ADDRESS",
+    help="With --web: the address to listen on.  [default: 127.0.0.1, this machine alone]",
+)
+@click.option(
+    "--interval", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True, metavar="S",
+    help="Without --web: seconds between two updates.",
+)  # fmt: skip
+def watch(run: str | None, web: bool, port: int | None, host: str | None, interval: float) -> None:
+    """Watch a run: curves of loss and test outputs, each worker with its state, speed, staleness and last death.
+
+    RUN is a run directory, or the first characters of the id of a run on this machine; left out, it is the only run
+    that is going on. A run that has ended is shown as it was. Ctrl-C ends only this command.
+
+    The page continues when the run is resumed. It has buttons to stop the run and to change the number of its workers,
+    for whoever opens it with the URL that is printed: the URL is a secret.
+
+    \b
+    speedo watch
+    speedo watch runs/20250101-120000-sync-1a2b
+    speedo watch --web --port 8000
+
+    Exit status: 0 once the run has ended, 1 if there is no such run; with --web 130, after Ctrl-C.
+    """
+    if not web and (port is not None or host is not None):
+        raise click.UsageError("--port and --host are for the page: give --web, too")
+    live = LiveRun(_folder(run))
+    if not web:
+        watch_in_terminal(live, Console(), interval)
+        return
+    from speedo.watch.server import LOOPBACK, is_loopback, listen, server_of, url_of
+
+    address = host or LOOPBACK
+    token = secrets.token_urlsafe(24)
+    with listen(address, port or 0) as listening, live:
+        if not is_loopback(address):
+            click.echo(f"speedo: {OPEN}", err=True)
+        click.echo(url_of(address, listening.getsockname()[1], token))
+        click.echo("speedo: Ctrl-C ends the page, not the run", err=True)
+        server_of(live, address, token).run(sockets=[listening])
+
+
+def _folder(run: str | None) -> Path:
+    """The run directory that is meant; raises `ClusterError`."""
+    if run is not None and os.path.isdir(run):
+        if not os.path.lexists(Path(run) / METRICS):
+            raise ClusterError(f"{run} is no run directory: it has no {METRICS}")
+        return Path(run)
+    try:
+        socket = find(run) if run is not None else only()
+    except ClusterError as error:  # there it is an option
+        said = str(error).removeprefix("--run ").replace("name one with --run", "name one")
+        raise ClusterError(said) from None
+    return Path(socket.ask("status")["run_dir"])

@@ -1,0 +1,201 @@
+"""What a comparison shall have, and the runs that follow from it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from speedo.bounds import said
+from speedo.config.run_config import RunConfig, make_config
+from speedo.errors import ConfigError
+from speedo.report.equal_loss import Measure
+from speedo.report.figures import SEQUENTIAL
+from speedo.sgd_modes.registry import PLAIN, takers
+from speedo.solver import SolverSpec, check_solver
+
+MOST_RUNS: Final = 2000
+FILE: Final = "compare.yaml"
+# Options that a comparison sets itself, or that would make its runs differ in more than their mode.
+NOT_SWEPT: Final = ("mode", "workers", "seed", "solver", "run_dir", "resume", "take_over", "max_iter", "test_interval",
+                    "phases", "data_root", "weights", "copy_to")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """One comparison. `sweeps` are options with their values, `options` those that all runs have.
+
+    The modes train `longer` times the epochs of sequential Caffe, so that one that needs more reaches its loss, too.
+    `tests` is the number of tests in an epoch, 0 for one test at the end.
+    """
+
+    modes: Sequence[str]
+    workers: Sequence[int]
+    epochs: float
+    seeds: int = 1
+    sweeps: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    tests: int = 1
+    longer: float = 1.25
+    measure: Measure = "train"
+    solver: str | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """As plain data, to be written down and compared."""
+        found: dict[str, Any] = yaml.safe_load(yaml.safe_dump(_plain(asdict(self))))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One run: its folder's name, its options as `config.yaml` has them, and the images that it trains on."""
+
+    name: str
+    mode: str
+    workers: int
+    seed: int
+    options: Mapping[str, Any]
+    images: int
+
+    @property
+    def max_iter(self) -> int:
+        return int(self.options["max_iter"])
+
+
+def parse_sweep(text: str) -> tuple[str, list[Any]]:
+    """`local_steps=1,5,10`: the option and its values. Raises `ConfigError`."""
+    name, equals, values = text.partition("=")
+    name = name.strip().removeprefix("--").replace("-", "_")
+    if not equals or not values.strip():
+        raise ConfigError(
+            f"--sweep {said(text)} names no values; use OPTION=VALUE,VALUE as in local_steps=1,5,10"
+        )
+    if name not in RunConfig.model_fields:
+        raise ConfigError(
+            f"--sweep {said(text)}: {name} is no option of a run; see `speedo train --help`"
+        )
+    if name in NOT_SWEPT:
+        raise ConfigError(
+            f"--sweep {said(text)}: {name} is set by the comparison itself; leave it out"
+        )
+    try:
+        found = [yaml.safe_load(value) for value in values.split(",")]
+    except yaml.YAMLError:
+        raise ConfigError(f"--sweep {said(text)} holds a value that cannot be read") from None
+    if None in found or len({repr(value) for value in found}) < len(found):
+        raise ConfigError(f"--sweep {said(text)}: give each value once, and no empty one")
+    return name, found
+
+
+def runs_of(wish: Wish, spec: SolverSpec, records: int) -> list[Planned]:
+    """All runs, each seed's together and sequential Caffe first. Raises `ConfigError` with all that is wrong."""
+    epoch = records / spec.batch
+    poly = spec.lr_policy.policy == "poly"  # its rates depend on where a run ends
+    longer = 1.0 if poly else wish.longer
+    interval = max(1, round(epoch / wish.tests)) if wish.tests else 0
+    runs: list[Planned] = []
+    problems: list[str] = []
+    for seed in range(1, wish.seeds + 1):
+        common = {**wish.options, "seed": seed, "test_interval": interval, "solver": wish.solver}
+        common = {name: value for name, value in common.items() if value is not None}
+        end = max(1, round(wish.epochs * epoch))
+        runs.append(
+            Planned(
+                f"{SEQUENTIAL}-seed{seed}",
+                SEQUENTIAL,
+                1,
+                seed,
+                {**common, "max_iter": end},
+                end * spec.batch,
+            )
+        )
+        end = max(1, round(wish.epochs * longer * epoch))
+        for workers, mode in product(wish.workers, wish.modes):
+            for variant in variants(wish.sweeps, mode):
+                options = {**common, **variant, "mode": mode, "workers": workers, "max_iter": end}
+                words = "".join(f"-{name}={value}" for name, value in variant.items())
+                name = f"{mode}-w{workers}{words}-seed{seed}".replace("/", "_")
+                runs.append(Planned(name, mode, workers, seed, options, end * spec.batch))
+                if seed == 1:
+                    problems += _problems(runs[-1], spec)
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)))
+    if len(runs) > MOST_RUNS:
+        raise ConfigError(
+            f"{len(runs):,} runs are too many for one comparison; use at most {MOST_RUNS:,}"
+        )
+    return runs
+
+
+def variants(sweeps: Mapping[str, Sequence[Any]], mode: str) -> list[dict[str, Any]]:
+    """Every combination of the swept options that this mode uses; one without any, where it uses none."""
+    names = [name for name in sweeps if not takers(name) or mode in takers(name)]
+    return [
+        dict(zip(names, values, strict=True)) for values in product(*(sweeps[n] for n in names))
+    ]
+
+
+def _problems(run: Planned, spec: SolverSpec) -> list[str]:
+    try:
+        config = make_config(run.options)
+        check_solver(spec, workers=config.workers, split=config.splits_batch)
+    except ConfigError as error:
+        return [f"run {run.name}: {problem}" for problem in error.problems]
+    return []
+
+
+def parse_modes(text: str) -> tuple[str, ...]:
+    """`all`, or modes with commas between. Raises `ConfigError`."""
+    if text == "all":
+        return tuple(PLAIN)
+    modes = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    wrong = [mode for mode in modes if mode not in PLAIN]
+    if wrong:
+        raise ConfigError(f"--modes has {said(wrong[0])}; use all, or some of {', '.join(PLAIN)}")
+    return modes
+
+
+def keep_wish(folder: Path, wish: Wish) -> None:
+    """Write the wish into a new folder, or check that it is the one that is there. Raises `ConfigError`."""
+    path = folder / FILE
+    try:
+        there = os.path.lexists(path)
+        others = [] if there or not os.path.lexists(folder) else os.listdir(folder)
+        if not there and not others:
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(yaml.safe_dump(wish.plain(), sort_keys=False), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} cannot be written: {error.strerror}; give another --out"
+        ) from None
+    if others:
+        raise ConfigError(f"{folder} holds other things than a comparison; give another --out")
+    if not there:
+        return
+    try:
+        former = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        raise ConfigError(
+            f"{path} cannot be read; give another --out, or remove that folder"
+        ) from None
+    now = wish.plain()
+    if former != now:
+        known = former if isinstance(former, dict) else {}
+        differing = [name for name in now if known.get(name) != now[name]] or ["form"]
+        told = "; ".join(f"{name} was {known.get(name)}, is {now.get(name)}" for name in differing)
+        raise ConfigError(
+            f"{folder} holds another comparison ({told}); give the former command to go on with it, or another --out"
+        )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,87 @@
+"""The memory that the processes of one host share in a run: the newest centers that were fetched there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from speedo.errors import StoreError
+from speedo.master.slots import Assignment
+from speedo.run.open_store import this_machine
+from speedo.run.settings import RunSettings
+from speedo.storage import keys
+from speedo.storage.base import Store
+from speedo.storage.shared_memory.folder import SharedMemory
+from speedo.storage.shared_memory.locks import SharedLocks
+from speedo.storage.shared_memory.store import SharedMemoryStore
+from speedo.vectors.host_centers import HostCenters, newest_of_each
+from speedo.vectors.vector import Layout
+
+ROOM: Final = 4  # models: two versions, one that is being written, and a spare file
+
+
+@contextmanager
+def with_host_memory(settings: RunSettings) -> Iterator[RunSettings]:
+    """The settings with a folder in memory, where the host's processes need one; it goes at the end."""
+    if settings.near.machine == this_machine() and not settings.serves:
+        yield settings  # the center itself is in shared memory there
+        return
+    with SharedMemory(0) as memory:
+        yield replace(settings, host_memory=str(memory.path or ""))
+
+
+def host_centers(settings: RunSettings, place: Assignment, layout: Layout) -> HostCenters | None:
+    """How a worker shares its centers with the other workers of its host; None if there is no memory for it."""
+    folder = settings.host_memory
+    if not folder:
+        return None
+    here = this_machine()
+    try:
+        status = os.statvfs(folder)
+        if status.f_bavail * status.f_frsize < ROOM * layout.nbytes:
+            print(f"{folder} has little room: workers fetch by themselves", file=sys.stderr)
+            return None
+    except OSError:
+        return None
+    machines = [one.machine for one in place.servers] or [settings.near.machine]
+    far = [machine != here for machine in machines]
+    return HostCenters(partial(open_range, Path(folder)), far, saves=settings.serves)
+
+
+def open_range(folder: Path, start: int) -> tuple[SharedMemoryStore, SharedLocks]:
+    """The part of a host's memory for the range that begins at this value. Raises `StoreError`."""
+    try:
+        return SharedMemoryStore(folder), SharedLocks(folder / f".locks.{start}")
+    except OSError as error:
+        raise StoreError(f"{folder}: {error.strerror or error}") from None
+
+
+class HostCopies:
+    """The centers in a host's memory, as its servers' keeper reads them for the master."""
+
+    def __init__(self, run: str, folder: str) -> None:
+        """`run` is the keyspace; without a `folder` there are no copies."""
+        self._run, self._folder = run, folder
+
+    def newest(self) -> dict[int, int]:
+        """The newest version of every range that is there, by the value at which it begins."""
+        if not self._folder:
+            return {}
+        with closing(SharedMemoryStore(Path(self._folder))) as store, suppress(StoreError):
+            return newest_of_each(store, self._run)
+        return {}
+
+    def copy_to(self, target: Store, start: int, version: int) -> None:
+        """Write such a copy, as it is, into another store. Raises `StoreError`."""
+        key = keys.copy(self._run, start, version)
+        with closing(SharedMemoryStore(Path(self._folder))) as store:
+            _, size = store.read_head(key)
+            body = bytearray(size)
+            head = store.read(key, memoryview(body))
+        target.write(key, head, memoryview(body))

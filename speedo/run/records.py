@@ -1,0 +1,27 @@
+"""The number of training records of a run, from its own configuration."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from speedo.data import default_data_root
+from speedo.errors import SpeedoError
+from speedo.run.prepare import chosen_solver
+from speedo.solver import read_solver
+from speedo.solver.data_layers import count_records
+
+
+def records_of(options: Mapping[str, Any]) -> int | None:
+    """Records of an epoch of a run with these options; None where its solver or data are not here."""
+    solver, root = options.get("solver"), options.get("data_root")
+    try:
+        folder = (
+            Path(root) if isinstance(root, str) and os.path.isdir(root) else default_data_root()
+        )
+        path = chosen_solver(Path(solver) if isinstance(solver, str) else None)
+        return count_records(read_solver(path, data_root=folder.absolute()))
+    except (SpeedoError, OSError, ValueError):
+        return None

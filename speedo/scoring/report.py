@@ -1,0 +1,48 @@
+"""The scores of models as text and as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from speedo.scoring.score import Score
+
+
+def as_fields(score: Score, workers: int) -> dict[str, Any]:
+    """A score as plain data."""
+    return {
+        "model": str(score.model.path.absolute()),
+        "iteration": score.model.iteration,
+        "metrics": dict(score.metrics),
+        "batches": list(score.batches),
+        "samples": score.samples,
+        "workers": workers,
+        "seconds": score.seconds,
+        "images_per_s": score.samples / score.seconds if score.seconds > 0 else 0.0,
+    }
+
+
+def as_lines(score: Score, workers: int) -> list[str]:
+    """A score alone: what was done, then an output a line."""
+    batches = " + ".join(f"{count:,}" for count in score.batches)
+    width = max(map(len, score.metrics), default=0)
+    by = "1 worker" if workers == 1 else f"{workers} workers"
+    return [
+        f"{score.model.path}: {batches} batches, {score.samples:,} records, {by}, {score.seconds:.1f} s",
+        *(f"{name:<{width}}  {value:.6g}" for name, value in score.metrics.items()),
+    ]
+
+
+def as_table(scores: Sequence[Score]) -> list[str]:
+    """A line for each model, a column for each output."""
+    names = list(dict.fromkeys(name for score in scores for name in score.metrics))
+    rows = [["iteration", *names, "model"]]
+    for score in scores:
+        at = "" if score.model.iteration is None else str(score.model.iteration)
+        values = [f"{score.metrics[name]:.6g}" if name in score.metrics else "" for name in names]
+        rows.append([at, *values, score.model.path.name])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(names) + 1)]
+    return [
+        "  ".join([*(text.rjust(width) for text, width in zip(row, widths, strict=False)), row[-1]])
+        for row in rows
+    ]

@@ -1,0 +1,99 @@
+"""Scores its share of the batches of test nets in a process of its own, for one model after another.
+
+`python -m speedo.scoring.scoring_process` reads one line of JSON, builds the nets, and then reads the path of a model a
+line. Its answers begin with a marker, because a Python layer may print, too: the records of each batch, and at the end
+the sums. It ends when its input ends.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from google.protobuf import text_format
+
+from speedo.engines.caffe_import import is_cpu_only, load_caffe
+from speedo.engines.evaluation import Part, Share, TestNets
+from speedo.engines.native_failures import describe_exception
+from speedo.engines.python_layers import import_python_layers
+from speedo.engines.weights_check import load_to_score
+from speedo.errors import SpeedoError
+
+BATCH: Final = "speedo-batch: "  # its records
+SCORED: Final = "speedo-scored: "
+PROBLEM: Final = "speedo-problem: "
+
+
+class _Scorer:
+    """The nets of one process."""
+
+    def __init__(self, request: dict[str, Any], scratch: Path) -> None:
+        caffe = load_caffe()
+        parameter = caffe.proto.caffe_pb2.SolverParameter()
+        text_format.Parse(request["nets"], parameter)
+        gpu = not is_cpu_only() and parameter.solver_mode == parameter.GPU
+        caffe.set_mode_gpu() if gpu else caffe.set_mode_cpu()
+        folder = Path(request["folder"])
+        import_python_layers(parameter, folder, request["python_layers"])
+        self._nets = TestNets(
+            caffe,
+            list(parameter.test_net_param),
+            list(parameter.test_iter),
+            scratch=scratch,
+            seed=int(parameter.random_seed),
+        )
+        self._share = Share(*request["share"])
+
+    def score(self, weights: Path) -> Part:
+        return self._nets.score(
+            partial(load_to_score, weights), self._share, lambda records: _say(BATCH, records)
+        )
+
+
+def _say(start: str, what: Any) -> None:
+    print(f"\n{start}{json.dumps(what)}", flush=True)
+
+
+def _lines() -> Iterator[str]:
+    while line := sys.stdin.readline():
+        yield line
+
+
+def _told(call: Callable[[], object]) -> bool:
+    """Call it; a problem is told in one line, and ends the process."""
+    try:
+        call()
+    except SpeedoError as error:
+        _say(PROBLEM, str(error))
+    except BrokenPipeError:
+        return False  # nobody reads
+    except Exception as error:
+        _say(PROBLEM, f"Caffe failed: {describe_exception(error)}")
+    else:
+        return True
+    return False
+
+
+def main() -> None:
+    """The child's part."""
+    lines = _lines()
+    request = json.loads(next(lines))
+    with tempfile.TemporaryDirectory(prefix="speedo-score-") as scratch:
+        scorers: list[_Scorer] = []
+
+        def begin() -> None:
+            scorers.append(_Scorer(request, Path(scratch)))
+
+        good = _told(begin)
+        while good and (line := next(lines, "")):
+            weights = Path(json.loads(line))
+            good = _told(lambda weights=weights: _say(SCORED, scorers[0].score(weights)))  # type: ignore[misc]
+
+
+if __name__ == "__main__":
+    main()

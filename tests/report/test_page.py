@@ -1,0 +1,156 @@
+"""The page of a report in a browser, from the file system: whole, quiet, drawn, in light and dark, on a phone."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from speedo.cli.main import main
+from tests.support.browser import Browser, chromium
+
+# Where a person wants to look at the pictures afterwards.
+SHOTS = os.environ.get("SPEEDO_SCREENSHOTS")
+
+
+@pytest.fixture(scope="module")
+def page(run_folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("page") / "report.html"
+    done = CliRunner().invoke(main, ["report", *map(str, run_folders), "-o", str(target)])
+    assert done.exit_code == 0, done.output
+    assert done.output.split() == [
+        str(target.with_suffix(end)) for end in (".html", ".png", ".csv")
+    ]
+    return target
+
+
+@pytest.fixture(scope="module")
+def browser(page: Path) -> Iterator[Browser]:
+    with chromium() as browser:
+        browser.open(page)
+        yield browser
+
+
+def test_the_page_says_nothing_on_the_console_and_draws_every_chart(browser: Browser) -> None:
+    assert browser.errors() == []
+    charts = {one.name: one for one in browser.drawings() if one.name}
+    expected = {
+        "speedup", "epoch-factor", "throughput-factor", "loss-epochs-0", "loss-seconds-0", "accuracy-epochs-0",
+        "accuracy-seconds-0", "rates", "turns", "staleness-1", "staleness-2", "lives-0", "lives-1",
+    }  # fmt: skip
+    assert set(charts) == expected
+    for chart in charts.values():
+        assert min(chart.width, chart.height) > 80, chart
+        assert chart.marks >= 2, chart
+    # Three lines each, of which each has a path with a length.
+    for name in ("loss-epochs-0", "loss-seconds-0", "accuracy-epochs-0", "accuracy-seconds-0"):
+        lengths = browser.ask(
+            "return [...document.querySelectorAll('#' + arguments[0] + ' path.stroke')].map((p) => p.getTotalLength())",
+            name,
+        )
+        assert len(lengths) == 3
+        assert min(lengths) > 50
+
+
+def test_light_and_dark_differ_and_the_text_can_be_read_in_both(
+    browser: Browser, tmp_path: Path
+) -> None:
+    colours = {}
+    for scheme in ("light", "dark"):
+        browser.scheme(scheme)
+        shot = browser.screenshot(Path(SHOTS or tmp_path) / f"report-{scheme}.png")
+        assert shot.read_bytes().startswith(b"\x89PNG")
+        paper, ink, tick = browser.ask(
+            "const of = (where, what) => getComputedStyle(document.querySelector(where))[what];"
+            "return [of('body', 'backgroundColor'), of('h1', 'color'), of('svg text.tick', 'fill')]"
+        )
+        colours[scheme] = paper
+        assert contrast(ink, paper) > 10
+        assert contrast(tick, paper) > 4.5
+    assert colours["light"] != colours["dark"]
+
+
+def test_on_a_phone_nothing_scrolls_sideways(browser: Browser, tmp_path: Path) -> None:
+    browser.size(390, 844, phone=True)
+    try:
+        browser.screenshot(Path(SHOTS or tmp_path) / "report-phone.png")
+        assert browser.overflow() == 0
+    finally:
+        browser.size(1200)
+
+
+def test_values_show_under_the_pointer(browser: Browser) -> None:
+    browser.ask(
+        "const svg = document.getElementById('loss-epochs-0'); svg.scrollIntoView({block: 'center'});"
+        "const box = svg.getBoundingClientRect();"
+        "svg.dispatchEvent(new PointerEvent('pointermove', {bubbles: true, clientX: box.left + box.width / 2, "
+        "clientY: box.top + box.height / 2}))"
+    )
+    tip = browser.ask("return document.querySelector('.tip.on').innerText")
+    assert "epochs" in tip
+    assert {"sequential Caffe", "sync, 2 workers", "easgd, 2 workers"} <= set(tip.splitlines())
+    assert browser.errors() == []
+
+
+def test_the_policy_of_the_page_lets_no_other_script_in(browser: Browser) -> None:
+    browser.ask(
+        "const script = document.createElement('script'); script.textContent = 'window.stranger = true';"
+        "document.body.append(script)"
+    )
+    assert browser.ask("return window.stranger === undefined")
+    assert any("Content Security Policy" in line for line in browser.errors())
+
+
+def test_the_page_needs_no_network(page: Path) -> None:
+    text = page.read_text()
+    assert re.findall(r"""(?:src|href)\s*=\s*["'](?!data:|#)[^"']*""", text) == []
+    assert "url(#" in text
+    assert re.findall(r"url\((?!#)|@import|https?://|\bstyle=", text) == []
+
+
+def test_the_table_beside_the_page_has_its_figures(page: Path) -> None:
+    rows = list(csv.DictReader(page.with_suffix(".csv").open()))
+    assert [row["series"] for row in rows] == [
+        "sequential Caffe",
+        "sync, 2 workers",
+        "easgd, 2 workers",
+    ]
+    assert float(rows[1]["epoch_factor"]) == pytest.approx(1.0, abs=0.01)
+    assert page.with_suffix(".png").stat().st_size > 20_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere"], "is not a run directory"),
+        (["RUN", "-o", "page.txt"], "give a name that ends in .html"),
+        (["RUN", "-o", "/nowhere/page.html"], "cannot be written"),
+    ],
+)
+def test_a_mistake_is_told_in_a_sentence(
+    run_folders: list[Path], arguments: list[str], words: str
+) -> None:
+    words_given = [str(run_folders[0]) if one == "RUN" else one for one in arguments]
+    done = CliRunner().invoke(main, ["report", *words_given])
+    assert done.exit_code != 0
+    assert words in done.output
+    assert "Traceback" not in done.output
+
+
+def contrast(one: str, other: str) -> float:
+    """Of two CSS colours, as the Web Content Accessibility Guidelines define it."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+        red, green, blue = (
+            part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+        )
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
