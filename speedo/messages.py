@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from speedo.vectors.vector import Kind
 
@@ -372,6 +373,10 @@ class Finish:
     complete: bool
     reason: str
 
+
+AT_MAX_ITER: Final = (
+    "reached max_iter"  # how the reason begins of a run that no rule has ended earlier
+)
 
 Command = Train | Evaluate | SaveState
 Action = Merge | Drop | Train | Evaluate | Snapshot | KeepBest | SetAside | Finish

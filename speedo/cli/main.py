@@ -42,6 +42,7 @@ from speedo.cli.watch import watch
 from speedo.config.formats import parse_phase
 from speedo.config.run_config import LARGEST_WORKERS, RunConfig, make_config
 from speedo.errors import ConfigError, SpeedoError
+from speedo.messages import AT_MAX_ITER
 from speedo.monitor.console import ErrorConsole, Progress, unread
 from speedo.remote.uris import uri_of
 from speedo.system.cores import Bind
@@ -341,7 +342,7 @@ def _run(launch: Callable[[RunConfig, Progress], RunResult], options: dict[str, 
 def _how_it_ended(result: RunResult) -> str:
     """A rule that ended the run, and the best model; nothing for a run that reached its last iteration."""
     text = ""
-    if result.complete and not result.reason.startswith("reached max_iter"):
+    if result.complete and not result.reason.startswith(AT_MAX_ITER):
         text = f"; {result.reason}"
     if (best := result.best) is not None:
         text += f"\nbest {best['output']} {best['value']:.4f} at iteration {best['iteration']}: {best['model']}"

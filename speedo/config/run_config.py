@@ -44,7 +44,7 @@ from speedo.config.option_checks import (
     check_weights,
     names_in,
 )
-from speedo.config.stopping_checks import problems_of_phases, problems_of_stopping
+from speedo.config.stopping_checks import problems_of_stopping
 from speedo.errors import ConfigError
 from speedo.sgd_modes.conditions import check_best_by, check_condition
 from speedo.sgd_modes.options import PhaseOptions, RunOptions
@@ -117,15 +117,12 @@ class PhaseConfig(_Phase):
         if self.iterations is not None and not 1 <= self.iterations <= LARGEST_INT32:
             bound = "1 or more" if self.iterations < 1 else f"at most {LARGEST_INT32}"
             found.append(f"it has {digits(self.iterations)} iterations; use {bound}")
-        if self.until is not None:
-            found += check_condition("until", self.until)
         for name in OF_A_PHASE:  # with the bounds that they have in a run
-            value, limit = (
-                getattr(self, name),
+            limit, value = (
                 declared(RunConfig.model_fields[name].metadata).bound,
+                getattr(self, name),
             )
-            if value is not None and limit is not None:
-                found += limit(name, value)
+            found += limit(name, value) if limit is not None and value is not None else []
         if self.momentum_correction:
             found.append("momentum_correction is for runs of one mode; leave it out of the phase")
         return [f"phase {number} ({self.mode}): {problem}" for problem in found]
@@ -353,13 +350,7 @@ class RunConfig(_Run):
             ]
         elif self.phases:
             found.append(f"phases are given, but the mode is {self.mode}; use --mode hybrid")
-        found += problems_of_phases(self.phases) if self.mode == HYBRID else []
         found += problems_of_stopping(self)
-        if self.overlap != "none" and self.sync_when is not None:
-            found.append(
-                f"overlap is {self.overlap} together with sync_when, which ends turns early: the turn after one is "
-                "given ahead by its length; leave one of the two out"
-            )
         if self.overlap != "none" and not may_overlap(self.mode):
             those = " or ".join(mode for mode in PLAIN if may_overlap(mode))
             found.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from speedo.sgd_modes.conditions import parse_best_by, parse_condition, watched_of
+from speedo.sgd_modes.conditions import check_condition, parse_best_by, parse_condition, watched_of
 from speedo.sgd_modes.options import PhaseOptions
 
 
@@ -23,12 +23,21 @@ class Stops(Protocol):
     @property
     def test_interval(self) -> int | None: ...
     @property
+    def overlap(self) -> str: ...
+    @property
+    def sync_when(self) -> str | None: ...
+    @property
     def phases(self) -> Sequence[PhaseOptions]: ...
 
 
-def problems_of_phases(phases: Sequence[PhaseOptions]) -> list[str]:
+def _problems_of_ends(phases: Sequence[PhaseOptions]) -> list[str]:
     """Each phase needs an end, except the last of several."""
-    return [
+    found = [
+        f"phase {number} ({phase.mode}): {problem}"
+        for number, phase in enumerate(phases, 1)
+        for problem in check_condition("until", phase.until or "loss<0")
+    ]
+    return found + [
         f"phase {number} ({phase.mode}) has no end; give its iterations, as in {phase.mode}:500, or a condition, as "
         f"in {phase.mode}:accuracy>=0.8"
         for number, phase in enumerate(phases, 1)
@@ -37,8 +46,13 @@ def problems_of_phases(phases: Sequence[PhaseOptions]) -> list[str]:
 
 
 def problems_of_stopping(config: Stops) -> list[str]:
-    """Options of stopping that contradict each other."""
-    found: list[str] = []
+    """What is wrong with the ends of phases, and options of stopping that contradict each other."""
+    found = _problems_of_ends(config.phases)
+    if config.overlap != "none" and config.sync_when is not None:
+        found.append(
+            f"overlap is {config.overlap} together with sync_when, which ends turns early: the turn after one is given "
+            "ahead by its length; leave one of the two out"
+        )
     if config.best_by is not None and not (config.patience or config.keep_best):
         found.append(
             f"best_by is {config.best_by}, but only patience and keep_best use it; give one of them, or leave "

@@ -37,6 +37,7 @@ from speedo.master.stopping import Stopping
 from speedo.master.teams import Stretch, TeamUnit
 from speedo.master.turn_book import TurnBook
 from speedo.messages import (
+    AT_MAX_ITER,
     Action,
     Decision,
     Elapsed,
@@ -125,7 +126,7 @@ class Coordinator(TurnBook):
         if not self.finished:
             self._wake(actions)
         if self.complete and not self.finished:
-            self._finish(actions, complete=True, reason=f"reached max_iter {self.plan.max_iter}")
+            self._finish(actions, complete=True, reason=f"{AT_MAX_ITER} {self.plan.max_iter}")
         return actions
 
     def _on_joined(self, event: Joined, actions: list[Action]) -> None:

@@ -155,7 +155,7 @@ class Worker:
         return self._own
 
     def _steps(self, command: Train) -> float:
-        engine = self.engine
+        engine, self._done = self.engine, command.steps
         start = self._start(command)
         if start is None and (command.steps == 1 or command.stride == 1):
             engine.set_iteration(command.iteration)

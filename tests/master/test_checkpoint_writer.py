@@ -27,6 +27,7 @@ from speedo.messages import Joined, Left, SaveState, Snapshotted, StateSaved
 from speedo.run_dir.checkpoint_file import (
     Checkpoint,
     Counters,
+    Progress,
     WorkerState,
     checkpoints_in,
     read_checkpoint,
