@@ -31,7 +31,7 @@ TELL_S: Final = 5.0  # between two lines where nobody looks at a terminal
     required=True,
     type=PATH,
     metavar="FILE|RUN|URI",
-    help="The .caffemodel (that of RUN/best.caffemodel, too), or a run directory: its model, while it has none its newest "
+    help="The .caffemodel (also RUN/best.caffemodel), or a run directory: its model, while it has none its newest "
     "snapshot.",
 )
 @click.option(

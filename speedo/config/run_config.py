@@ -118,11 +118,9 @@ class PhaseConfig(_Phase):
             bound = "1 or more" if self.iterations < 1 else f"at most {LARGEST_INT32}"
             found.append(f"it has {digits(self.iterations)} iterations; use {bound}")
         for name in OF_A_PHASE:  # with the bounds that they have in a run
-            limit, value = (
-                declared(RunConfig.model_fields[name].metadata).bound,
-                getattr(self, name),
-            )
-            found += limit(name, value) if limit is not None and value is not None else []
+            limit = declared(RunConfig.model_fields[name].metadata).bound
+            if limit is not None and (value := getattr(self, name)) is not None:
+                found += limit(name, value)
         if self.momentum_correction:
             found.append("momentum_correction is for runs of one mode; leave it out of the phase")
         return [f"phase {number} ({self.mode}): {problem}" for problem in found]
@@ -240,7 +238,7 @@ class RunConfig(_Run):
         "End the run after N tests in a row without a better value of the output that --best-by names.",
         Whole(1, LARGEST_COUNT), group=RUN)] = None
     keep_best: Annotated[bool, Option(
-        "Keep the tested weights that are best by this output in best.caffemodel.", group=RUN)] = False
+        "Keep the best of the tested weights, by the output that --best-by names, in best.caffemodel.", group=RUN)] = False
     best_by: Annotated[str | None, Option(
         "The test output of --patience and --keep-best. Lower is better if loss or err is in its name, else higher; "
         "min: or max: before it says so.", check_best_by, "that of --target, else an accuracy, else a loss",

@@ -6,6 +6,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from math import isnan
 from typing import Final
 
 from speedo.bounds import said
@@ -47,7 +48,9 @@ class Watched:
     higher: bool
 
     def is_better(self, value: float, best: float | None) -> bool:
-        """Whether this value is better than the best so far; an equal one is not."""
+        """Whether this value is better than the best so far; an equal one is not, nor is NaN."""
+        if isnan(value):
+            return False
         return best is None or (value > best if self.higher else value < best)
 
 
