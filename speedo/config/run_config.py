@@ -238,7 +238,7 @@ class RunConfig(_Run):
         "End the run after N tests in a row without a better value of the output that --best-by names.",
         Whole(1, LARGEST_COUNT), group=RUN)] = None
     keep_best: Annotated[bool, Option(
-        "Keep the best of the tested weights, by the output that --best-by names, in best.caffemodel.", group=RUN)] = False
+        "Keep the best of the tested weights, by the output of --best-by, in best.caffemodel.", group=RUN)] = False
     best_by: Annotated[str | None, Option(
         "The test output of --patience and --keep-best. Lower is better if loss or err is in its name, else higher; "
         "min: or max: before it says so.", check_best_by, "that of --target, else an accuracy, else a loss",

@@ -386,9 +386,9 @@ def simulate(
 
     `samples_per_step` is each worker's batch: the plan's by default. `script` may add joins and deaths. The workers in
     `overlap` are given their next turns ahead; `places` says where a worker can meet others, as a team. With `servers`
-    each of so many has a range of the center; `serve` makes the way to them, and `notes` is
-    told of those that are lost. With a `solver`, made for the simulated layout, servers apply its update to gradients.
-    With `hosts`, which names the host of a worker, those of one host share the centers that they fetch. `seconds_before` is as in a driver.
+    each of so many has a range of the center; `serve` makes the way to them, and `notes` is told of those that are
+    lost. `seconds_before` is as in a driver. With a `solver`, made for the simulated layout, servers apply its update.
+    With `hosts`, which names the host of a worker, those of one host share the centers that they fetch.
     Raises `TrainingStopped` for a run that makes no progress.
     """
     world = world or World()

@@ -169,7 +169,7 @@ def test_nothing_given_is_a_synchronous_run_of_two_workers() -> None:
         ({"moving_rat": 0.3}, "moving_rat is no option; did you mean moving_rate?"),
         (hybrid(localsteps=3), "phase 1: localsteps is no option; did you mean local_steps?"),
         ({"mode": "hybrid", "phases": [{"mode": "sync"}]},
-         "phase 1 (sync) has no end; give its iterations, as in sync:500, or a condition"),
+         "phase 1 (sync) has no end; give its iterations, as in sync:500, or a condition, as in sync:accuracy>=0.8"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_with_its_remedy(options: dict[str, Any], problem: str) -> None:
