@@ -31,6 +31,7 @@ from speedo.messages import (
     Train,
     Trained,
 )
+from speedo.sgd_modes.turn_length import as_turn_length, turn_length
 from speedo.simulation.simulator import SimulatedCluster, Simulation
 from speedo.storage.memory_store import MemoryStore
 from tests.support.mode_checks import ModeCheck, mode_check
@@ -234,7 +235,12 @@ class Checker:
         own_samples = 0 if former is None else former.samples
         iteration = (self.samples + own_samples) // rules.batch
         self.require(train.iteration == iteration, "wrong iteration", train)
-        self.require(1 <= train.steps <= options.get("local_steps", 1), "wrong length", train)
+        length = as_turn_length(
+            turn_length(options.get("local_steps", 1), options.get("sync_when"))
+        )
+        most = length.at(self.samples // rules.batch)
+        self.require(1 <= train.steps <= most, "wrong length", most, train)
+        self.require(train.norm == (length.norm if train.steps > 1 else 0.0), "wrong norm", train)
         self.require(train.payload == KINDS[kind_of(options)], "wrong payload", train)
         under_way = [*self.turns.values(), *self.ahead.values()]
         ahead = self.samples + sum(turn.samples for turn in under_way)
