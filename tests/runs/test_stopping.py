@@ -62,7 +62,7 @@ def test_a_run_keeps_its_best_model_and_its_patience_over_a_resume(tmp_path: Pat
 
 def trained(folder: Path, solver: Path, *phases: dict[str, Any]) -> tuple[Vector, Vector]:
     """The weights of one worker after and before 8 iterations of these phases."""
-    options = {"mode": "hybrid", "phases": phases, "workers": 1}
+    options: dict[str, Any] = {"mode": "hybrid", "phases": phases, "workers": 1}
     overrides = SolverOverrides(max_iter=8)
     run = folder / f"run{len(list(folder.iterdir()))}"
     result, before, after = train_here(solver, MemoryStore(), run, overrides=overrides, **options)
