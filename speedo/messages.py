@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from speedo.vectors.vector import Kind
 
@@ -97,6 +98,13 @@ class Tested:
 
 
 @dataclass(frozen=True, slots=True)
+class Elapsed:
+    """The run has trained for so many seconds in all, those before it was resumed included."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class StopAsked:
     """Somebody wants the run to end; what is merged so far is exported."""
 
@@ -154,6 +162,7 @@ Event = (
     | Trained
     | Refused
     | Tested
+    | Elapsed
     | StopAsked
     | StateSaved
     | Checkpointed
@@ -209,6 +218,19 @@ class Team:
 
 
 @dataclass(frozen=True, slots=True)
+class Tuning:
+    """Solver values of a phase; None is the solver's own. Each step takes the mean gradient of `batches` batches."""
+
+    lr: float | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
+    batches: int = 1
+
+
+NO_TUNING = Tuning()
+
+
+@dataclass(frozen=True, slots=True)
 class Train:
     """Command to a worker: one turn of `steps` solver steps; in a team, of so many in each of its rounds.
 
@@ -220,6 +242,9 @@ class Train:
 
     The worker adds a pending delta to the center itself, times `own.rate`, so a worker alone trains as if it had
     waited. Its weights are pulled a turn later, by what the merge of that result then took from them.
+
+    With a `norm` above 0 the turn ends after the first step at which what it gathered has a larger L2 norm; `steps`
+    are then the most.
     """
 
     worker: int
@@ -234,16 +259,22 @@ class Train:
     carry_over: bool = False
     own: OwnResults = NO_RESULTS
     team: Team | None = None
+    tuning: Tuning = NO_TUNING
+    norm: float = 0.0
 
     @property
     def all_steps(self) -> int:
-        """Solver steps of the whole turn."""
-        return self.steps if self.team is None else self.steps * self.team.rounds
+        """Solver steps of the whole turn, at most; of one with several batches these."""
+        rounds = 1 if self.team is None else self.team.rounds
+        return self.steps * rounds * self.tuning.batches
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One result in a merge. `summed_by` is the worker whose payload has it summed in; None: its own has it."""
+    """One result in a merge. `summed_by` is the worker whose payload has it summed in; None: its own has it.
+
+    `steps` are the solver steps behind it.
+    """
 
     worker: int
     incarnation: int
@@ -253,6 +284,7 @@ class Part:
     loss: float
     losses: tuple[float, ...] = ()
     summed_by: int | None = None
+    steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +352,21 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepBest:
+    """Write this tested version as the best so far, by its `output`; `problem` is what kept it from the disk.
+
+    `higher`: of this output a higher value is better.
+    """
+
+    version: int
+    iteration: int
+    output: str
+    value: float
+    higher: bool
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """The run is over; `complete` tells whether its work was done."""
 
@@ -327,8 +374,12 @@ class Finish:
     reason: str
 
 
+AT_MAX_ITER: Final = (
+    "reached max_iter"  # how the reason begins of a run that no rule has ended earlier
+)
+
 Command = Train | Evaluate | SaveState
-Action = Merge | Drop | Train | Evaluate | Snapshot | SetAside | Finish
+Action = Merge | Drop | Train | Evaluate | Snapshot | KeepBest | SetAside | Finish
 
 # ---------------------------------------------------------------- between coordinator and strategy
 

@@ -42,6 +42,7 @@ from speedo.cli.watch import watch
 from speedo.config.formats import parse_phase
 from speedo.config.run_config import LARGEST_WORKERS, RunConfig, make_config
 from speedo.errors import ConfigError, SpeedoError
+from speedo.messages import AT_MAX_ITER
 from speedo.monitor.console import ErrorConsole, Progress, unread
 from speedo.remote.uris import uri_of
 from speedo.system.cores import Bind
@@ -315,7 +316,9 @@ def _run(launch: Callable[[RunConfig, Progress], RunResult], options: dict[str, 
     require_for(config)
     with Progress(ErrorConsole()) as watch, traceback_kept(lambda: watch.run_dir):
         result = launch(config, watch)
-    accuracy = "no test net" if result.accuracy is None else f"test accuracy {result.accuracy:.4f}"
+    accuracy = "no test net" if config.final_test else "not tested at the end"
+    if result.accuracy is not None:
+        accuracy = f"test accuracy {result.accuracy:.4f}"
     if result.test_problem:
         accuracy = f"no test result: {result.test_problem}"
     if not result.complete:
@@ -323,7 +326,7 @@ def _run(launch: Callable[[RunConfig, Progress], RunResult], options: dict[str, 
     try:
         click.echo(
             f"{accuracy} after {result.iteration} iterations, {result.images_per_s:,.0f} images/s, "
-            f"{result.seconds:.1f} s of training\n{result.model}"
+            f"{result.seconds:.1f} s of training{_how_it_ended(result)}\n{result.model}"
         )
     except OSError as error:
         unread(1)  # result.json holds it too, and the status still counts
@@ -334,6 +337,16 @@ def _run(launch: Callable[[RunConfig, Progress], RunResult], options: dict[str, 
         sys.exit(MISPLACED)
     if not result.complete:
         sys.exit(_STATUS_OF_SIGNAL.get(result.reason, 3))
+
+
+def _how_it_ended(result: RunResult) -> str:
+    """A rule that ended the run, and the best model; nothing for a run that reached its last iteration."""
+    text = ""
+    if result.complete and not result.reason.startswith(AT_MAX_ITER):
+        text = f"; {result.reason}"
+    if (best := result.best) is not None:
+        text += f"\nbest {best['output']} {best['value']:.4f} at iteration {best['iteration']}: {best['model']}"
+    return text
 
 
 def _why_not_complete(result: RunResult) -> str:

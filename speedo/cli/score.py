@@ -31,7 +31,8 @@ TELL_S: Final = 5.0  # between two lines where nobody looks at a terminal
     required=True,
     type=PATH,
     metavar="FILE|RUN|URI",
-    help="The .caffemodel, or a run directory: its model, while it has none its newest snapshot.",
+    help="The .caffemodel (also RUN/best.caffemodel), or a run directory: its model, while it has none its newest "
+    "snapshot.",
 )
 @click.option(
     "--snapshots", is_flag=True, help="With --weights RUN: score all of its snapshots, a line each."

@@ -19,6 +19,7 @@ import yaml
 from speedo.comparison.wish import Planned
 from speedo.errors import ConfigError
 from speedo.json_lines import values_of
+from speedo.messages import AT_MAX_ITER
 from speedo.report.figures import SEQUENTIAL
 from speedo.run_dir.checkpoint_file import checkpoints_in
 from speedo.run_dir.directory import CHECKPOINTS, METRICS, RESULT
@@ -53,14 +54,16 @@ class Place:
         return self.folder / "logs" / f"{self.name}.log"
 
     def state(self, max_iter: int) -> State:
-        """`finished` is also a run that diverged: it would do so again."""
+        """`finished` is also a run that a stopping rule ended, or that diverged: it would do so again."""
         if not self.run_dir.exists():
             return "new"
         result = read_result(self.run_dir / RESULT)
         if result is None:
             return "broken"
-        complete = result.get("complete") is True and result["iteration"] >= max_iter
-        return "finished" if complete or "diverge" in str(result["reason"]) else "broken"
+        reason = str(result["reason"])
+        by_a_rule = not reason.startswith(AT_MAX_ITER)
+        complete = result.get("complete") is True and (result["iteration"] >= max_iter or by_a_rule)
+        return "finished" if complete or "diverge" in reason else "broken"
 
     def ended_early(self) -> str:
         """Why a run that is over ended before its last iteration; empty if it did not."""

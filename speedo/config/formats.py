@@ -9,6 +9,7 @@ import yaml
 
 from speedo.bounds import said, whole_number
 from speedo.errors import ConfigError
+from speedo.sgd_modes.conditions import check_condition
 from speedo.system.files import read_text
 
 MOST_BYTES: Final = 100_000  # of a file of options; PyYAML takes a second for so many
@@ -16,17 +17,27 @@ MOST_LEVELS: Final = 12
 
 
 def parse_phase(text: str) -> dict[str, Any]:
-    """Parse `easgd:1000,moving_rate=0.3,local_steps=10` into the mapping that a YAML file would hold."""
+    """Parse `easgd:1000,moving_rate=0.3,local_steps=1,10@500` into the mapping that a YAML file would hold.
+
+    After the colon there may be a condition, as in `sync:accuracy>=0.8`.
+    """
     head, *options = text.split(",")
-    mode, colon, iterations = head.partition(":")
-    count = whole_number(iterations)
-    if not colon or count is None:
+    mode, colon, end = head.partition(":")
+    phase: dict[str, Any] = {"mode": mode.strip()}
+    if (count := whole_number(end)) is not None:
+        phase["iterations"] = count
+    elif colon and not check_condition("until", end):
+        phase["until"] = end.strip()
+    elif colon:
         raise ConfigError(
-            f"phase {said(text)} is not of the form MODE:ITERATIONS[,OPTION=VALUE...]; "
-            "for example --phase sync:500 or --phase easgd:1000,moving_rate=0.3"
+            f"phase {said(text)} is not of the form MODE:ITERATIONS[,OPTION=VALUE...] or MODE:CONDITION[,...]; "
+            "for example --phase sync:500 or --phase 'sync:accuracy>=0.8,local_steps=10'"
         )
-    phase: dict[str, Any] = {"mode": mode.strip(), "iterations": count}
+    last = ""
     for option in options:
+        if last == "local_steps" and "@" in option and "=" not in option:  # its comma is no end
+            phase[last] += f",{option.strip()}"
+            continue
         name, equals, value = option.partition("=")
         if not equals:
             raise ConfigError(
@@ -36,6 +47,7 @@ def parse_phase(text: str) -> dict[str, Any]:
         if key in phase:
             raise ConfigError(f"phase {said(text)} gives {key} twice; keep one")
         phase[key] = value.strip()
+        last = key
     return phase
 
 

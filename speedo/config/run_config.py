@@ -44,7 +44,9 @@ from speedo.config.option_checks import (
     check_weights,
     names_in,
 )
+from speedo.config.stopping_checks import problems_of_stopping
 from speedo.errors import ConfigError
+from speedo.sgd_modes.conditions import check_best_by, check_condition
 from speedo.sgd_modes.options import PhaseOptions, RunOptions
 from speedo.sgd_modes.registry import (
     HYBRID,
@@ -72,6 +74,7 @@ THREADS: Final = WholeOr(
     AUTO, 1, 1024
 )  # more than any BLAS was built for; it takes as many as it can
 # Options of earlier versions, in the files of their runs: what they chose is always on now.
+OF_A_PHASE: Final = ("lr", "momentum", "weight_decay", "batch", "test_interval")
 RETIRED: Final = ("pace", "same_core")
 
 MERGING: Final = "How results are merged"
@@ -104,16 +107,20 @@ def _as_text(value: Any) -> Any:
 
 
 class PhaseConfig(_Phase):
-    """One phase of a hybrid run: a mode with its options, for so many iterations."""
+    """One phase of a hybrid run: a mode with its options and solver values, and its end."""
 
     mode: PlainMode
 
     def problems(self, number: int, workers: int) -> list[str]:
         """Every problem in this phase, a sentence each."""
         found = problems(self, workers)
-        if not 1 <= self.iterations <= LARGEST_INT32:
+        if self.iterations is not None and not 1 <= self.iterations <= LARGEST_INT32:
             bound = "1 or more" if self.iterations < 1 else f"at most {LARGEST_INT32}"
             found.append(f"it has {digits(self.iterations)} iterations; use {bound}")
+        for name in OF_A_PHASE:  # with the bounds that they have in a run
+            limit = declared(RunConfig.model_fields[name].metadata).bound
+            if limit is not None and (value := getattr(self, name)) is not None:
+                found += limit(name, value)
         if self.momentum_correction:
             found.append("momentum_correction is for runs of one mode; leave it out of the phase")
         return [f"phase {number} ({self.mode}): {problem}" for problem in found]
@@ -127,8 +134,10 @@ class RunConfig(_Run):
     workers: Annotated[int, Option(
         "Workers to train with.", Whole(1, LARGEST_WORKERS), source="the smallest number that shares the work")] = 2
     phases: Annotated[tuple[PhaseConfig, ...], Option(
-        "hybrid: a phase; repeat the option for more. The phases run in turn, again and again. For example "
-        "--phase sync:500 --phase easgd:1000,moving_rate=0.3", metavar="MODE:ITERATIONS[,OPTION=VALUE...]",
+        "hybrid: a phase, of so many iterations or until a test fulfils a condition; repeat the option for more. The "
+        "phases run in turn, again and again; a last one without an end runs to the end. For example "
+        "--phase 'sync:accuracy>=0.8' --phase async,lr=0.001, or --phase sync:500 --phase easgd:1000,moving_rate=0.3",
+        metavar="MODE[:ITERATIONS|:CONDITION][,OPTION=VALUE...]",
         flags="--phase")] = ()
     split_batch: Annotated[bool | None, Option(
         SPLIT, usual=f"{SPLIT_IN} and in hybrids with it",
@@ -219,6 +228,23 @@ class RunConfig(_Run):
         Whole(1, LARGEST_TESTERS), source="the smallest number; training has the other cores", group=RUN)] = 1
     stop_on_divergence: Annotated[bool, Option(
         "End a run whose loss has diverged, and export its model.", source="chosen: further training is useless",
+        group=RUN)] = True
+    max_seconds: Annotated[float | None, Option(
+        "End the run after S seconds of training, those before a resume included.", Seconds(), group=RUN)] = None
+    target: Annotated[str | None, Option(
+        "End the run when a test output reaches a value, as in 'accuracy>=0.9' or 'loss<=0.3'.", check_condition,
+        group=RUN, metavar="CONDITION")] = None
+    patience: Annotated[int | None, Option(
+        "End the run after N tests in a row without a better value of the output that --best-by names.",
+        Whole(1, LARGEST_COUNT), group=RUN)] = None
+    keep_best: Annotated[bool, Option(
+        "Keep the best of the tested weights, by the output of --best-by, in best.caffemodel.", group=RUN)] = False
+    best_by: Annotated[str | None, Option(
+        "The test output of --patience and --keep-best. Lower is better if loss or err is in its name, else higher; "
+        "min: or max: before it says so.", check_best_by, "that of --target, else an accuracy, else a loss",
+        group=RUN, metavar="OUTPUT")] = None
+    final_test: Annotated[bool, Option(
+        "Test the weights at the end of the run.", source="the result says what the model is worth",
         group=RUN)] = True
     timeout: Annotated[float, Option(
         "Seconds to wait for workers to join, and for answers.", Seconds(), source="chosen: a slow start takes less",
@@ -322,6 +348,7 @@ class RunConfig(_Run):
             ]
         elif self.phases:
             found.append(f"phases are given, but the mode is {self.mode}; use --mode hybrid")
+        found += problems_of_stopping(self)
         if self.overlap != "none" and not may_overlap(self.mode):
             those = " or ".join(mode for mode in PLAIN if may_overlap(mode))
             found.append(

@@ -20,6 +20,10 @@ class Schedule(Protocol):
         """The rate of this iteration."""
         ...
 
+    def from_base(self, lr: float) -> Schedule:
+        """The same policy from another base rate."""
+        ...
+
 
 class Engine(Protocol):
     """A model and its solver. Vectors are flat float32 of `layout.size` values, owned by the caller."""
@@ -53,6 +57,15 @@ class Engine(Protocol):
 
         If `delta` is given, it becomes the sum of the solver's own updates. The difference of the weights before and
         after would contain the rounding of both.
+        """
+        ...
+
+    def adjust(
+        self, lr: float | None, momentum: float | None, weight_decay: float | None, batches: int
+    ) -> None:
+        """Use these solver values from the next step on; None is the solver's own. Weights and history stay.
+
+        `lr` takes the place of the base rate. A step then takes the mean gradient of `batches` times as many batches.
         """
         ...
 

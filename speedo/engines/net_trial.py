@@ -61,6 +61,9 @@ class _Constant:
     def rate(self, iteration: int) -> float:
         return 0.0
 
+    def from_base(self, lr: float) -> _Constant:
+        return self
+
 
 def check_in_subprocess(
     worker: str,

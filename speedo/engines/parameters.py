@@ -65,6 +65,12 @@ class Parameters:
             else:
                 np.multiply(vector[place], np.float32(factor), out=own)
 
+    def scale_gradient(self, divisor: int) -> None:
+        """Divide the gradients."""
+        if divisor != 1:
+            for blob in self._blobs:
+                blob.diff[...] *= np.float32(1.0 / divisor)
+
     def change(self, change: Callable[[Blob, slice, Vector], None]) -> None:
         """Call `change(blob, place, weights)` for every blob, with its own memory."""
         for blob, (named, place) in zip(self._blobs, self.layout.slices(), strict=True):

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from google.protobuf import text_format
 
 from speedo.engines.base import Schedule
@@ -64,7 +65,8 @@ class PycaffeEngine:
         if threads is not None:
             use_threads(threads)
         self._rank, self._count = rank, count
-        self._schedule = lr_policy
+        self._schedule = self._own_schedule = lr_policy
+        self._batches, self._read = 1, 0  # of a step, times iter_size; since the net was built
         self._iteration = 0
         self._closed = False
         self._temporary = folder_in(scratch)
@@ -83,11 +85,16 @@ class PycaffeEngine:
                 scratch=self._scratch,
                 seed=int(parameter.random_seed),
             )
-            self._solver = self._make_solver(parameter)
-            self._net = self._solver.net
-            self._last_layer = len(self._net.layers) - 1
-            self._parameters = Parameters(self._net)
+            self._parameter = self._own_parameter(parameter)
+            self._values = (self._parameter.momentum, self._parameter.weight_decay)
+            self._build()
             self._batch_size = _batch_size(self._net)
+
+    def _build(self) -> None:
+        self._solver = self._make_solver()
+        self._net = self._solver.net
+        self._last_layer = len(self._net.layers) - 1
+        self._parameters = Parameters(self._net)
 
     @property
     def layout(self) -> Layout:
@@ -126,13 +133,43 @@ class PycaffeEngine:
         with self._native():
             before = self._parameters.read_statistics() if delta is not None else []
             for step in range(n):
-                total += self._accumulate(self._iter_size)
+                total += self._accumulate(self._iter_size * self._batches)
+                self._parameters.scale_gradient(self._batches)
                 self._update()
                 if delta is not None:
                     self._parameters.take_update(delta, onto=step > 0)
             if delta is not None:
                 self._parameters.add_statistics_change(before, delta)
-        return total / (n * self._iter_size)
+        return total / (n * self._iter_size * self._batches)
+
+    def adjust(
+        self, lr: float | None, momentum: float | None, weight_decay: float | None, batches: int
+    ) -> None:
+        """See `Engine.adjust`.
+
+        pycaffe lets only the rate of a solver be changed. For another momentum or decay the solver is built anew, with
+        weights, history and its place in the data; its random numbers (dropout) begin anew.
+        """
+        self._batches = batches
+        self._schedule = self._own_schedule if lr is None else self._own_schedule.from_base(lr)
+        own = self._values
+        wanted = (
+            own[0] if momentum is None else momentum,
+            own[1] if weight_decay is None else weight_decay,
+        )
+        parameter = self._parameter
+        if _as_float32(wanted) == _as_float32((parameter.momentum, parameter.weight_decay)):
+            return
+        parameter.momentum, parameter.weight_decay = wanted
+        weights, history, read = self.layout.zeros(), self.history(), self._read
+        self.read_weights(weights)
+        with self._native():
+            del self._solver, self._net, self._parameters  # memory may not hold both
+            self._build()
+        self._read = 0
+        self.advance(read)
+        self.load_weights(weights)
+        self.load_history(history)
 
     def advance(self, batches: int) -> None:
         """Make every data layer skip this number of batches.
@@ -141,6 +178,7 @@ class PycaffeEngine:
         rebuilt net that is advanced continues with the same images.
         """
         layers = [at for at in range(len(self._net.layers)) if not len(self._net._bottom_ids(at))]
+        self._read += batches
         with self._native():
             for _ in range(batches):
                 for layer in layers:
@@ -152,7 +190,7 @@ class PycaffeEngine:
         BatchNorm's running sums have no gradient: their places hold their change instead, and
         `apply_gradient` adds it.
         """
-        batches = n * self._iter_size
+        batches = n * self._iter_size * self._batches
         with self._native():
             before = self._parameters.read_statistics()
             total = self._accumulate(batches)
@@ -248,6 +286,7 @@ class PycaffeEngine:
         net = self._net
         net.clear_param_diffs()
         total = 0.0
+        self._read += batches
         for _ in range(batches):
             total += net._forward(0, self._last_layer)
             net._backward(self._last_layer, 0)
@@ -278,7 +317,7 @@ class PycaffeEngine:
         except Exception as error:
             raise EngineError(f"Caffe failed: {describe_exception(error)}") from error
 
-    def _make_solver(self, parameter: Any) -> Any:
+    def _own_parameter(self, parameter: Any) -> Any:
         """A solver for the train net alone: learning rate, tests and snapshots are controlled from outside."""
         own = type(parameter)()
         own.CopyFrom(parameter)
@@ -290,9 +329,17 @@ class PycaffeEngine:
         own.display = 0
         own.snapshot_prefix = str(self._scratch / PREFIX)
         own.snapshot_format = own.BINARYPROTO
+        return own
+
+    def _make_solver(self) -> Any:
         file = self._scratch / "solver.prototxt"
-        file.write_text(text_format.MessageToString(own))
+        file.write_text(text_format.MessageToString(self._parameter))
         return self._caffe.get_solver(str(file))
+
+
+def _as_float32(values: tuple[float, float]) -> tuple[float, float]:
+    """As Caffe stores them."""
+    return float(np.float32(values[0])), float(np.float32(values[1]))
 
 
 def _asks_for_gpu(parameter: Any) -> bool:

@@ -72,6 +72,7 @@ class QuadraticEngine:
         self._layout = Layout((Blob("w/0", (size,)),))
         self._rank, self._count, self._batch = rank, count, batch
         self._lr, self._momentum = np.float32(lr), np.float32(momentum)
+        self._own, self._decay, self._batches = (lr, momentum), np.float32(0.0), 1
         self._noise = noise
         self._problem = (size, seed, noise)
         self._weights = np.zeros(size, np.float32)
@@ -119,11 +120,19 @@ class QuadraticEngine:
         if delta is not None:
             delta.fill(0.0)
         for _ in range(n):
-            total += self._forward_backward()
+            total += self._mean_gradient()
             update = self._update(self._gradient)
             if delta is not None:
                 delta -= update
         return total / n
+
+    def adjust(
+        self, lr: float | None, momentum: float | None, weight_decay: float | None, batches: int
+    ) -> None:
+        """See `Engine.adjust`."""
+        self._lr = np.float32(self._own[0] if lr is None else lr)
+        self._momentum = np.float32(self._own[1] if momentum is None else momentum)
+        self._decay, self._batches = np.float32(weight_decay or 0.0), batches
 
     def advance(self, batches: int) -> None:
         """See `Engine.advance`."""
@@ -134,7 +143,7 @@ class QuadraticEngine:
         out[:] = 0
         total = 0.0
         for _ in range(n):
-            total += self._forward_backward()
+            total += self._mean_gradient()
             out += self._gradient
         out /= n
         return total / n
@@ -178,6 +187,17 @@ class QuadraticEngine:
     def close(self) -> None:
         """There is nothing to free."""
 
+    def _mean_gradient(self) -> float:
+        """Leave the mean gradient of a step's batches in `_gradient`; their mean loss."""
+        if self._batches == 1:
+            return self._forward_backward()
+        total, gradient = 0.0, np.zeros_like(self._gradient)
+        for _ in range(self._batches):
+            total += self._forward_backward()
+            gradient += self._gradient
+        np.divide(gradient, np.float32(self._batches), out=self._gradient)
+        return total / self._batches
+
     def _forward_backward(self) -> float:
         """Leave the gradient of the next batch in `_gradient`; its loss."""
         np.subtract(self._weights, self._target, self._difference)
@@ -198,6 +218,8 @@ class QuadraticEngine:
     def _update(self, gradient: Vector) -> Vector:
         """Move the weights; what was subtracted from them."""
         # v = mu v + lr g; w = w - v  (Caffe: solvers/sgd_solver.cpp, ComputeUpdateValue)
+        if self._decay:
+            gradient += self._decay * self._weights
         gradient *= self._lr
         self._iteration += 1
         if self._momentum:

@@ -19,7 +19,13 @@ from speedo.master.center import RunCenter
 from speedo.master.checkpoints import TakenSnapshot
 from speedo.master.coordinator import Coordinator
 from speedo.messages import Checkpointed, Left, SaveState, Snapshotted, StateSaved
-from speedo.run_dir.checkpoint_file import Checkpoint, Counters, WorkerState, write_checkpoint
+from speedo.run_dir.checkpoint_file import (
+    Checkpoint,
+    Counters,
+    Progress,
+    WorkerState,
+    write_checkpoint,
+)
 from speedo.storage.base import Store
 from speedo.vectors.transfer import take_history
 
@@ -97,6 +103,7 @@ class CheckpointWriter:
             self.seconds_before + seconds,
             self.center.layout.digest,
             dict(self.dropped()),
+            _progress(coordinator),
         )
         checkpoint = Checkpoint(counters, self.center.vector.copy(), self.server_history())
         for version, earlier in list(self._gathering.items()):
@@ -212,6 +219,11 @@ class CheckpointWriter:
         except SpeedoError as error:
             return _checkpointed(checkpoint, 0, str(error))
         return _checkpointed(checkpoint, path.stat().st_size, "; ".join(problems))
+
+
+def _progress(coordinator: Coordinator) -> Progress:
+    stopping = coordinator.stopping
+    return Progress(*coordinator.place, stopping.best, stopping.best_iteration, stopping.since_best)
 
 
 def _without(worker: int, why: object) -> str:

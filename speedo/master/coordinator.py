@@ -19,6 +19,7 @@ keeps the books (`speedo.master.turn_book`) that make its decisions safe:
   it counts once all members have answered, as one result, whose payload is the leader's. If one of them leaves, or is
   refused, the stretch is void for all. A team that trains alone does several rounds in a stretch, up to the next test,
   snapshot or end; its payload is the center that it made.
+- *Stopping.* `speedo.master.stopping` hears of each test and of elapsed time, and may end the run as complete.
 - *Bad results.* To the strategy a worker whose payload is refused has left and joined again, so nobody waits
   for the lost result. After `STRIKES` of them in a row the worker is set aside.
 
@@ -32,15 +33,19 @@ from dataclasses import dataclass, field
 
 from speedo.master.members import Held, Member, Merged, Receive, Received, Turn, drop_of
 from speedo.master.plan import crossed
+from speedo.master.stopping import Stopping
 from speedo.master.teams import Stretch, TeamUnit
 from speedo.master.turn_book import TurnBook
 from speedo.messages import (
+    AT_MAX_ITER,
     Action,
     Decision,
+    Elapsed,
     Evaluate,
     Event,
     Finish,
     Joined,
+    KeepBest,
     Left,
     Merge,
     Refused,
@@ -48,8 +53,10 @@ from speedo.messages import (
     SetAside,
     Snapshot,
     StopAsked,
+    Tested,
     Trained,
 )
+from speedo.sgd_modes.turn_length import as_turn_length
 from speedo.vectors.vector import Kind
 
 STRIKES = 3  # refused results in a row after which a worker is set aside
@@ -59,11 +66,13 @@ STRIKES = 3  # refused results in a row after which a worker is set aside
 class Coordinator(TurnBook):
     """One run's books. `version` and `samples` start where a resumed run left them."""
 
+    stopping: Stopping = field(default_factory=Stopping)
     _held: dict[int, Held] = field(default_factory=dict)  # by unit: the book of held results
     _receiving: tuple[Trained, Member, Turn] | Stretch | None = None
     _parked: set[int] = field(default_factory=set)
     _started: bool = False
     _more: bool = False
+    _tests: dict[int, tuple[int, int]] = field(default_factory=dict)  # iteration, samples
     _to_train: list[int] = field(default_factory=list)  # after the last of the results that wait
 
     # ------------------------------------------------------------ questions
@@ -73,6 +82,11 @@ class Coordinator(TurnBook):
         """Whether the run stands still until more workers join."""
         needed = self.plan.min_workers if self._started else self.plan.workers
         return not self.finished and len(self.members) < needed
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The index of the present phase and the samples merged in it; zeros without phases."""
+        return (0, 0) if self._phased is None else (self._phased.index, self._phased.merged)
 
     # ------------------------------------------------------------ events
 
@@ -100,6 +114,11 @@ class Coordinator(TurnBook):
                 self._on_refused(event, actions)
             case StopAsked() if not self.finished:
                 self._finish(actions, complete=False, reason=event.reason)
+            case Tested() if not event.problem:
+                self._on_tested(event, actions)
+            case Elapsed() if not self.finished:
+                if reason := self.stopping.trained(event.seconds):
+                    self._finish(actions, complete=True, reason=reason)
             case _:
                 pass
         if not more:
@@ -107,7 +126,7 @@ class Coordinator(TurnBook):
         if not self.finished:
             self._wake(actions)
         if self.complete and not self.finished:
-            self._finish(actions, complete=True, reason=f"reached max_iter {self.plan.max_iter}")
+            self._finish(actions, complete=True, reason=f"{AT_MAX_ITER} {self.plan.max_iter}")
         return actions
 
     def _on_joined(self, event: Joined, actions: list[Action]) -> None:
@@ -227,6 +246,23 @@ class Coordinator(TurnBook):
         if not stretch.void:
             self._void(stretch, f"worker {event.worker} of its team: {event.reason}", actions)
 
+    def _on_tested(self, event: Tested, actions: list[Action]) -> None:
+        """Also the test of the last version, after the end, may be the best."""
+        now = (self.iteration, self.samples)
+        iteration, samples = self._tests.pop(event.version, now)
+        verdict = self.stopping.tested(event.metrics, iteration)
+        better = verdict.better
+        if better is not None and self.stopping.rules.keep_best:
+            value = event.metrics[better.output]
+            actions.append(KeepBest(event.version, iteration, better.output, value, better.higher))
+        if self.finished:
+            return
+        if verdict.reason:
+            self._finish(actions, complete=True, reason=verdict.reason)
+        elif self._phased is not None:
+            since = self.samples - samples
+            self._carry_out(self._phased.on_test(event.metrics, since), actions)
+
     # ------------------------------------------------------------ teams
 
     def _void(self, stretch: Stretch, why: str, actions: list[Action]) -> None:
@@ -294,17 +330,22 @@ class Coordinator(TurnBook):
             if self._is_member(part.worker, part.incarnation):
                 self.members[part.worker].merged = Merged(self.version, rule, rate, part.ticket)
         if not self.complete:  # the end has its own test and model
-            if crossed(before, now, self.plan.test_interval):
-                actions.append(Evaluate(self.version, now))
+            if crossed(before, now, self._test_interval):
+                self._evaluate(actions)
             if crossed(before, now, self.plan.snapshot):
                 actions.append(Snapshot(self.version, now))
+
+    def _evaluate(self, actions: list[Action]) -> None:
+        self._tests[self.version] = (self.iteration, self.samples)
+        actions.append(Evaluate(self.version, self.iteration))
 
     def _train(self, units: tuple[int, ...], actions: list[Action]) -> None:
         """Issue turns to each, all of one length, as far as there is work; park those that have none then."""
         left = self.plan.samples - self.samples - self._samples_in_flight
         workers = [worker for unit in units for worker in self._workers_of(unit)]
         per_step = sum(self.members[worker].samples_per_step for worker in workers)
-        steps = max(1, min(self.strategy.local_steps, -(-left // per_step)))
+        wanted = as_turn_length(self.strategy.local_steps).at(self.iteration)
+        steps = max(1, min(wanted, -(-left // (per_step * self._tuning.batches))))
         enough = len(self.members) >= self.plan.min_workers
         for unit in units:
             if unit in self._teams and left > 0 and enough:
@@ -336,7 +377,7 @@ class Coordinator(TurnBook):
         if not self._started:
             self._started = True
             if self.plan.test_initialization and self.samples == 0:
-                actions.append(Evaluate(self.version, self.iteration))
+                self._evaluate(actions)
         if self.plan.samples - self.samples - self._samples_in_flight > 0:
             units = self._units_to_join()
             if units:

@@ -25,15 +25,18 @@ from speedo.master.reasons import (
     too_few_left,
     turn_overdue,
 )
+from speedo.master.stopping import BestModel, TimeLimit
 from speedo.master.turn_deadlines import HEARTBEAT_S, TurnDeadlines, TurnsUnderWay
 from speedo.messages import (
     Action,
     Checkpointed,
     Command,
     Drop,
+    Elapsed,
     Evaluate,
     Event,
     Finish,
+    KeepBest,
     Left,
     Merge,
     Refused,
@@ -51,7 +54,7 @@ from speedo.messages import (
 QUIET_S = 5.0  # the store is looked at when no turn under way was heard of for so long
 MOST_TRIES = 3  # of the last version's test: its store may be lost just then
 MOST_TESTS = 4  # tests under way or waiting; each keeps a version in the store
-_OF_NO_TURN = (Tested, StopAsked, StateSaved, Checkpointed, Snapshotted, StoreTrouble)
+_OF_NO_TURN = (Tested, Elapsed, StopAsked, StateSaved, Checkpointed, Snapshotted, StoreTrouble)
 MOST_TOGETHER = 32  # events between two looks at deadlines; who trains again waits for the last
 
 
@@ -129,7 +132,8 @@ class Driver:
 
     `diverged(loss, samples)` is called for every merged result and returns the reason to stop, if there is one.
     `outages()` counts the store's outages so far: after one, the deadlines of turns are restarted. Inside `together()`
-    the observer hears of all events that waited together.
+    the observer hears of all events that waited together. `seconds_before` is how long the run had trained before it
+    was resumed.
     """
 
     coordinator: Coordinator
@@ -144,6 +148,9 @@ class Driver:
     diverged: Callable[[float, int], str | None] = lambda loss, samples: None
     outages: Callable[[], int] = lambda: 0
     together: Callable[[], AbstractContextManager[None]] = nullcontext
+    best: BestModel | None = None
+    final_test: bool = True
+    seconds_before: float = 0.0
     _outages_seen: int = 0
     _heard: float = 0.0
     _done: list[tuple[Action, float]] = field(default_factory=list)
@@ -158,6 +165,7 @@ class Driver:
 
     def __post_init__(self) -> None:
         outstanding = self.coordinator.outstanding
+        self._limit = TimeLimit(self.coordinator.stopping.rules.max_seconds, self.seconds_before)
         self._deadlines = TurnDeadlines(outstanding, self.limits.turn_s)
         self._turns = TurnsUnderWay(outstanding, self._deadlines)
 
@@ -173,7 +181,8 @@ class Driver:
         while self._finish is None:
             self._step()
         if self._first_train is not None:
-            self._test(Evaluate(self.center.version, self.coordinator.iteration))
+            if self.final_test:
+                self._test(Evaluate(self.center.version, self.coordinator.iteration))
             self._checkpoint()
             self._last_snapshot()
         while self._tests or (self.checkpoints and self.checkpoints.deadline() < float("inf")):
@@ -203,6 +212,8 @@ class Driver:
         else:
             for overdue in self._overdue(self.clock()):
                 self._take(overdue)
+        if self._finish is None and (elapsed := self._limit.passed(self.clock())):
+            self._take(elapsed)
         if self.checkpoints is not None:
             for checkpoint in self.checkpoints.finished(self.clock()):
                 self._take(checkpoint)
@@ -248,6 +259,8 @@ class Driver:
         self._carry_out_all(self._actions_after(event, more), more)
         if self._diverged is not None and self._finish is None:
             self._carry_out_all(self._actions_after(self._diverged))
+        if isinstance(event, Tested) and self.best is not None and event.version not in self._tests:
+            self.best.forget(event.version)
         if not isinstance(event, _OF_NO_TURN):
             self._release(self._turns.settle(event.worker, self.clock()))
         if not more:
@@ -313,6 +326,8 @@ class Driver:
                 self._train(action)
             case Evaluate():
                 self._test(action)
+            case KeepBest() if self.best is not None:
+                action = self.best.keep(action)
             case Snapshot() if self.snapshots is not None:
                 self._write_snapshot(partial(self.snapshots.take, action.iteration, False))
             case SetAside():
@@ -363,6 +378,7 @@ class Driver:
     def _train(self, command: Train) -> None:
         if self._first_train is None:
             self._first_train = self._last_merge = self.clock()
+            self._limit.begin(self._first_train)
         self.center.hold(command.version)
         self._turns.issue(command, self.clock())
         if (
@@ -385,14 +401,19 @@ class Driver:
         if len(self._tests) >= MOST_TESTS and self._finish is None:
             return self.tell(Tested(command.version, {}, busy_tester(len(self._tests))))
         self.center.hold(command.version)
+        if self.best is not None:
+            self.best.begin(command.version)
         patience = self.limits.test_s * (len(self._tests) + 1)
         self._tests[command.version] = self.clock() + patience
         self.cluster.send(command)
 
     # ------------------------------------------------------------ deadlines
 
+    def _time_limit(self) -> float:
+        return self._limit.deadline if self._finish is None else float("inf")
+
     def _next_deadline(self) -> float:
-        soonest = min(self._deadlines.soonest(), *self._tests.values(), float("inf"))
+        soonest = min(self._deadlines.soonest(), self._time_limit(), *self._tests.values())
         if self._turns:
             soonest = min(soonest, self._heard + QUIET_S)
         if self.checkpoints is not None:

@@ -12,13 +12,18 @@ from speedo.vectors.vector import Kind
 
 @dataclass(slots=True)
 class Turn:
-    """A turn that its worker still owes the result of."""
+    """A turn that its worker still owes the result of.
+
+    `samples` are those of its steps, of `per_step` each; of fewer if it `may_end_early`.
+    """
 
     ticket: int
     samples: int
     received_before: int
     rule: MergeRule
     stretch: Stretch | None = None
+    per_step: int = 1
+    may_end_early: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,10 +32,18 @@ def crossed(before: int, after: int, interval: int) -> bool:
     return interval > 0 and after // interval > before // interval
 
 
-def rounds_of(plan: Plan, iteration: int, left: int, samples: int, round_s: float) -> int:
+def rounds_of(
+    plan: Plan,
+    iteration: int,
+    left: int,
+    samples: int,
+    round_s: float,
+    change: int | None = None,
+) -> int:
     """How many rounds of so many `samples` a team that trains alone does before it reports; at least 1.
 
-    At most what fits into the plan's seconds, into the samples that are `left`, and before the next test or snapshot.
+    At most what fits into the plan's seconds, into the samples that are `left`, before the next test or snapshot, and
+    before the iteration at which turns `change` their length.
     1 where the samples of a round are no whole number of iterations: each iteration keeps its learning rate.
     """
     per_round, rest = divmod(samples, plan.batch)
@@ -45,4 +53,6 @@ def rounds_of(plan: Plan, iteration: int, left: int, samples: int, round_s: floa
     for interval in (plan.test_interval, plan.snapshot):
         if interval:
             rounds = min(rounds, -(-(interval - iteration % interval) // per_round))
+    if change is not None:
+        rounds = min(rounds, -(-(change - iteration) // per_round))
     return max(1, rounds)

@@ -10,9 +10,22 @@ from dataclasses import dataclass, field, replace
 from speedo.master.members import Member, Turn
 from speedo.master.plan import Plan, rounds_of
 from speedo.master.teams import Stretch, TeamUnit
-from speedo.messages import Action, Joined, OwnResults, Part, Refused, Team, Train, Trained
+from speedo.messages import (
+    NO_TUNING,
+    Action,
+    Joined,
+    OwnResults,
+    Part,
+    Refused,
+    Team,
+    Train,
+    Trained,
+    Tuning,
+)
 from speedo.sgd_modes.base import Strategy
+from speedo.sgd_modes.phases import Phased
 from speedo.sgd_modes.rules import MergeRule, TakeCenter
+from speedo.sgd_modes.turn_length import as_turn_length
 from speedo.vectors.vector import Kind
 
 
@@ -34,6 +47,7 @@ class TurnBook:
 
     def __post_init__(self) -> None:
         self._next_ticket = self.first_ticket
+        self._phased = self.strategy if isinstance(self.strategy, Phased) else None
 
     # ------------------------------------------------------------ questions
 
@@ -46,6 +60,16 @@ class TurnBook:
     def complete(self) -> bool:
         """Whether all of the plan's work is merged."""
         return self.samples >= self.plan.samples
+
+    @property
+    def _tuning(self) -> Tuning:
+        """The solver values of the present phase."""
+        return NO_TUNING if self._phased is None else self._phased.phase.tuning
+
+    @property
+    def _test_interval(self) -> int:
+        own = None if self._phased is None else self._phased.phase.test_interval
+        return self.plan.test_interval if own is None else own
 
     def outstanding(self, worker: int, ticket: int) -> bool:
         """Whether this worker still owes the result of this ticket."""
@@ -80,8 +104,13 @@ class TurnBook:
         return unit
 
     def _end_turn(self, event: Trained, member: Member, turn: Turn, leader: int) -> Part:
-        """Its result has come: the record of it."""
+        """Its result has come: the record of it.
+
+        Nobody is credited with more samples than were issued; with fewer who may end a turn earlier.
+        """
         member.end(turn)
+        whole_steps, rest = divmod(event.samples, turn.per_step)
+        ends_early = turn.may_end_early and not rest and 0 < event.samples < turn.samples
         self._samples_in_flight -= turn.samples
         staleness = self.received - turn.received_before
         self.received += 1
@@ -89,11 +118,12 @@ class TurnBook:
             event.worker,
             event.incarnation,
             event.ticket,
-            turn.samples,  # as issued: nobody is credited with more
+            event.samples if ends_early else turn.samples,
             staleness,
             event.loss,
             event.losses,
             None if event.worker == leader else leader,
+            whole_steps if ends_early else turn.samples // turn.per_step,
         )
 
     def _workers_of(self, unit: int) -> tuple[int, ...]:
@@ -106,7 +136,9 @@ class TurnBook:
         per_step = sum(self.members[worker].samples_per_step for worker in workers)
         if len(workers) > 1 and rule.payload is Kind.DELTA and self._is_only(team):
             rule = team.alone = team.alone or TakeCenter(rule)
-            rounds = rounds_of(self.plan, self.iteration, left, steps * per_step, team.round_s)
+            change = as_turn_length(self.strategy.local_steps).next_change(self.iteration)
+            work = steps * per_step
+            rounds = rounds_of(self.plan, self.iteration, left, work, team.round_s, change)
         issued = []
         stretch = Stretch(unit, rule, workers, rounds)
         for worker in workers:
@@ -135,7 +167,16 @@ class TurnBook:
         ) and all(other is team or not other.joined for other in self._teams.values())
 
     def _begin_turn(self, member: Member, steps: int, rule: MergeRule) -> Turn:
-        turn = Turn(self._next_ticket, steps * member.samples_per_step, self.received, rule)
+        per_step = member.samples_per_step * self._tuning.batches
+        early = as_turn_length(self.strategy.local_steps).norm > 0
+        turn = Turn(
+            self._next_ticket,
+            steps * per_step,
+            self.received,
+            rule,
+            per_step=per_step,
+            may_end_early=early,
+        )
         self._next_ticket += 1
         self._samples_in_flight += turn.samples
         member.turns.append(turn)
@@ -162,12 +203,14 @@ class TurnBook:
             self.version,
             (self.samples + ahead) // self.plan.batch,
             steps,
-            max(1, self._samples_per_step // self.plan.batch),
+            max(1, self._samples_per_step * self._tuning.batches // self.plan.batch),
             turn.rule.payload,
             moving_rate,
             carry_over,
             own,
             team,
+            self._tuning,
+            as_turn_length(self.strategy.local_steps).norm if steps > 1 else 0.0,
         )
 
     def _rate(self, rule: MergeRule) -> float:

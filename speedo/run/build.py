@@ -26,8 +26,10 @@ from speedo.master.plan import Plan
 from speedo.master.served_center import ServedCenter
 from speedo.master.server_requests import Servers
 from speedo.master.slots import Roster
+from speedo.master.stopping import Stopping, StopRules
 from speedo.monitor.status import StatusBoard
 from speedo.remote.uris import uri_of
+from speedo.run.best_model import BestFile
 from speedo.run.caffe_snapshot import CaffeSnapshot
 from speedo.run.exports import make_exports
 from speedo.run.outputs import ModelFiles
@@ -35,11 +37,11 @@ from speedo.run.remote_inputs import located
 from speedo.run.settings import RunSettings
 from speedo.run.snapshot_files import SnapshotFiles
 from speedo.run.training import Training
-from speedo.run_dir.checkpoint_file import Checkpoint
+from speedo.run_dir.checkpoint_file import Checkpoint, Progress
 from speedo.run_dir.directory import CHECKPOINTS, CONFIG, METRICS, write_config
 from speedo.run_dir.fence import Fence
 from speedo.run_dir.metrics_log import MetricsLog
-from speedo.sgd_modes.registry import Update, make_strategy, needs_update
+from speedo.sgd_modes.registry import Adjust, Update, make_strategy, needs_update
 from speedo.sgd_modes.rules import by_servers
 from speedo.solver import SolverSpec, solver_for_server
 from speedo.solver.proto import caffe_proto, parse_text
@@ -117,7 +119,11 @@ def build_training(
     log = _run_log(run_dir, board, resumed=settings.epoch > 0)
     files = ModelFiles(run_dir, engine, center)
     coordinator = _coordinator(
-        config, settings, resume, _solver_update(engine) if servers is None else by_servers
+        config,
+        settings,
+        resume,
+        _solver_update(engine) if servers is None else by_servers,
+        lambda own: engine.adjust(own.lr, own.momentum, own.weight_decay, 1),
     )
     if isinstance(center, ServedCenter):
         center.rule = lambda: coordinator.strategy.rule
@@ -160,6 +166,9 @@ def build_training(
             lambda: board.dropped,
             roster.data_of,
         )
+    best = None
+    if config.keep_best and spec.has_test:
+        best = BestFile(run_dir, engine, center, fence.require, board.notice)
     counters = resume.counters if resume else None
     exports, copies = make_exports(
         config, settings, run_dir, center, board, counters, time.monotonic
@@ -178,6 +187,9 @@ def build_training(
         diverged=watch.saw if config.stop_on_divergence else lambda loss, samples: None,
         outages=lambda: center.outages,
         together=log.together,
+        best=best,
+        final_test=config.final_test,
+        seconds_before=seconds_before,
     )
     values = config_for_people(config, spec.path, settings.seed)
     try:
@@ -187,7 +199,7 @@ def build_training(
     histories = dict(resume.histories) if resume else {}
     return Training(
         settings, store, driver, files, roster, board, log, fence, keeper, histories, seconds_before, values,
-        exports,
+        exports, best,
     )  # fmt: skip
 
 
@@ -224,7 +236,11 @@ def _first_center(
 
 
 def _coordinator(
-    config: RunConfig, settings: RunSettings, resume: Checkpoint | None, update: Update
+    config: RunConfig,
+    settings: RunSettings,
+    resume: Checkpoint | None,
+    update: Update,
+    adjust: Adjust,
 ) -> Coordinator:
     spec = settings.spec
     test_interval = spec.test_interval if spec.has_test and config.test_interval != 0 else 0
@@ -241,16 +257,37 @@ def _coordinator(
         stretch_s=config.stretch if settings.compression.payload == "none" else 0.0,
     )
     samples = resume.counters.samples if resume else 0
+    progress = resume.counters.progress if resume else None
     return Coordinator(
         make_strategy(
-            config, spec.batch, update if needs_update(config) else None, samples=samples
+            config,
+            spec.batch,
+            update if needs_update(config) else None,
+            samples=samples,
+            place=None if progress is None else (progress.phase, progress.phase_samples),
+            adjust=adjust,
+            batch_size=spec.batch_size,
         ),
         plan,
         version=resume.counters.version if resume else 0,
         samples=samples,
         first_ticket=settings.epoch * TICKETS_OF_AN_EPOCH + 1,
         received=resume.counters.received if resume else 0,
+        stopping=_stopping(config, progress),
     )
+
+
+def _stopping(config: RunConfig, progress: Progress | None) -> Stopping:
+    rules = StopRules(
+        config.max_seconds,
+        config.target or "",
+        config.patience or 0,
+        config.best_by or "",
+        config.keep_best,
+    )
+    if progress is None:
+        return Stopping(rules)
+    return Stopping(rules, progress.best, progress.since_best, progress.best_iteration)
 
 
 def _solver_update(engine: PycaffeEngine) -> Update:

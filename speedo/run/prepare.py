@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Final
 
 from speedo.config.run_config import RunConfig
+from speedo.config.stopping_checks import problems_with_outputs, problems_with_tests
 from speedo.data import default_data_root
 from speedo.data.roots import cache_root
 from speedo.engines.net_trial import CaffeFacts, check_in_subprocess
 from speedo.engines.weights_check import check_weights
-from speedo.errors import ConfigError, StoreError
+from speedo.errors import ConfigError, SolverError, StoreError
 from speedo.remote.run_copy import check_writable
 from speedo.run.caffe_snapshot import CaffeSnapshot, is_snapshot, read_snapshot
 from speedo.run.datasets import make_dataset, preparable_dataset
@@ -111,6 +112,7 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
     if not spec.update_is_linear:
         config = with_whole_gradient(config)
     config, spec = _with_momentum_correction(config, spec)
+    _check_stopping_and_phases(config, spec, path, overrides, data_root)
     records = count_records(spec)
     if config.data_share == "offset" and records is None:
         raise ConfigError(
@@ -118,7 +120,7 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
             "same"
         )
     if resumed is not None:
-        _check_there_is_more(resumed, spec)
+        _check_there_is_more(resumed, spec, config.max_seconds)
     if isinstance(resumed, Resumed):
         settings = run_settings(config, spec, resumed.counters.run)
         return Prepared(config, settings, resumed.run_dir, data_root, records, resumed)
@@ -197,7 +199,52 @@ def _resumed(config: RunConfig) -> Resumed | CaffeSnapshot | None:
     return read_snapshot(config.resume)
 
 
-def _check_there_is_more(resumed: Resumed | CaffeSnapshot, spec: SolverSpec) -> None:
+def _check_stopping_and_phases(
+    config: RunConfig, spec: SolverSpec, path: Path, overrides: SolverOverrides, data_root: Path
+) -> None:
+    """What ends the run or a phase needs tests; a phase's solver values must be such as a solver may have."""
+    interval = 0 if config.test_interval == 0 else spec.test_interval
+    found = problems_with_tests(config, has_test=spec.has_test, test_interval=interval)
+    for number, phase in enumerate(config.phases, 1):
+        start = f"phase {number} ({phase.mode})"
+        if not phase.has_own_values:
+            continue
+        own = replace(
+            overrides,
+            lr=overrides.lr if phase.lr is None else phase.lr,
+            momentum=overrides.momentum if phase.momentum is None else phase.momentum,
+            weight_decay=overrides.weight_decay
+            if phase.weight_decay is None
+            else phase.weight_decay,
+        )
+        try:
+            read_solver(path, overrides=own, data_root=data_root)
+        except SolverError as error:
+            found += [f"{start}: {problem}" for problem in error.problems]
+        if phase.batch is not None and phase.batch % spec.batch_size:
+            found.append(
+                f"{start}: batch is {phase.batch}, which is no multiple of the run's {spec.batch_size}; a step of a "
+                "phase sums the gradients of several batches, because Caffe fixes the batch of a net when it builds "
+                "it: give the run the smallest, with --batch"
+            )
+        if config.serves and phase.server_gradient:
+            found.append(
+                f"{start}: solver values of a phase, server_gradient and servers do not go together: servers are "
+                "given their solver once; leave one of them out"
+            )
+    if found:
+        raise ConfigError(found)
+
+
+def _check_there_is_more(
+    resumed: Resumed | CaffeSnapshot, spec: SolverSpec, max_seconds: float | None
+) -> None:
+    seconds = resumed.counters.seconds if isinstance(resumed, Resumed) else 0.0
+    if max_seconds is not None and seconds >= max_seconds:
+        raise ConfigError(
+            f"{resumed.path} has trained for {seconds:.1f} s of {max_seconds:g}, the end; give a larger --max-seconds "
+            "to go on"
+        )
     if resumed.iteration >= spec.max_iter:
         raise ConfigError(
             f"{resumed.path} has reached iteration {resumed.iteration} of {spec.max_iter}, the end; give a larger "
@@ -225,7 +272,8 @@ def chosen_solver(given: Path | None) -> Path:
 def check_nets(prepared: Prepared, scratch: Path) -> CaffeFacts:
     """Build every net once in a child process; raises `SolverError` with Caffe's own message.
 
-    Lists of records that the nets need are written to `scratch`.
+    Raises `ConfigError` for a test output that the test nets do not have. Lists of records that the nets need are
+    written to `scratch`.
     """
     spec, batch_size = prepared.spec, prepared.settings.batch_sizes[0]
     worker = solver_for_worker(
@@ -241,7 +289,7 @@ def check_nets(prepared: Prepared, scratch: Path) -> CaffeFacts:
     if spec.has_test:  # what a filler is, the worker's net shows
         tester = solver_for_tester(spec, seed=1, scratch=scratch, draws=Draws.NONE)
     records = solver_for_records(spec, batch_size=batch_size, scratch=scratch)
-    return check_in_subprocess(
+    facts = check_in_subprocess(
         worker,
         tester,
         count=prepared.config.workers,
@@ -253,6 +301,9 @@ def check_nets(prepared: Prepared, scratch: Path) -> CaffeFacts:
         records=records,
         cache=checked_records(),
     )
+    if spec.has_test and (problems := problems_with_outputs(prepared.config, facts.outputs)):
+        raise ConfigError(problems)
+    return facts
 
 
 def checked_records() -> Path:

@@ -13,7 +13,8 @@ class RunResult:
 
     `images_per_s` counts samples merged over the seconds from the first turn to the last merge. `bytes_pushed` and
     `bytes_pulled` are those of the vectors that workers sent and fetched, since the last resume. `log_lines_lost`
-    counts lines of the run log that could not be written; `problems` names outputs that are not in `run_dir`.
+    counts lines of the run log that could not be written; `problems` names outputs that are not in `run_dir`. `best` is
+    what `--keep-best` kept: output, value, iteration, version, model.
     """
 
     mode: str
@@ -35,6 +36,7 @@ class RunResult:
     bytes_pulled: int = 0
     log_lines_lost: int = 0
     problems: tuple[str, ...] = ()
+    best: Mapping[str, Any] | None = None
 
 
 def accuracy_of(metrics: Mapping[str, float]) -> float | None:

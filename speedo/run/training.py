@@ -15,6 +15,7 @@ from speedo.master.slots import Roster
 from speedo.messages import Event
 from speedo.monitor.export.background import Background
 from speedo.monitor.status import Status, StatusBoard
+from speedo.run.best_model import BestFile
 from speedo.run.outputs import ModelFiles, hand_over
 from speedo.run.result import RunResult, accuracy_of
 from speedo.run.settings import RunSettings
@@ -49,6 +50,7 @@ class Training:
     seconds_before: float
     config_values: Mapping[str, Any]
     exports: Background | None = None
+    best: BestFile | None = None
 
     @property
     def center(self) -> RunCenter:
@@ -136,7 +138,7 @@ class Training:
     def _result(self, outcome: Outcome) -> RunResult:
         seconds = self.seconds_before + outcome.seconds
         untested = outcome.test_problem
-        if self.settings.spec.has_test and not outcome.metrics:
+        if self.settings.spec.has_test and not outcome.metrics and self.driver.final_test:
             untested = untested or "the tester gave no answer"
         return RunResult(
             self.board.mode,
@@ -156,4 +158,5 @@ class Training:
             str(self.files.run_dir),
             self.board.results * self.center.payload_bytes,
             self.board.turns * self.center.center_bytes,
+            best=None if self.best is None else self.best.result,
         )

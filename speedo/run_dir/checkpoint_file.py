@@ -59,6 +59,19 @@ class WorkerState:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """Where phases and stopping rules are: the index of the phase and the samples merged in it, the best value of the
+    watched test output and its iteration, and the tests since then."""
+
+    __pydantic_config__ = _STRICT
+    phase: Count = 0
+    phase_samples: Count = 0
+    best: float | None = None
+    best_iteration: Int32 | None = None
+    since_best: Count = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Counters:
     """The counters of a run at `version`; `seconds` are those of training, `received` counts results."""
 
@@ -73,6 +86,7 @@ class Counters:
     seconds: Annotated[float, Field(ge=0, le=MOST_SECONDS)]
     layout: Digest
     dropped: Mapping[str, Count] = field(default_factory=dict)
+    progress: Progress | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,8 @@ METRICS: Final = "metrics.jsonl"
 CONFIG: Final = "config.yaml"
 RESULT: Final = "result.json"
 MODEL: Final = "model.caffemodel"
+BEST_MODEL: Final = "best.caffemodel"
+BEST: Final = "best.json"
 LOG: Final = "train.log"
 LOGS: Final = "logs"
 CAFFE_LOG: Final = "caffe.log"
@@ -28,7 +30,7 @@ CHECKPOINTS: Final = "checkpoints"
 EPOCH: Final = "epoch"
 LOCK: Final = "lock"
 
-FILES: Final = (CONFIG, MODEL, LOG, EPOCH, LOCK, CAFFE_LOG)
+FILES: Final = (CONFIG, MODEL, BEST_MODEL, BEST, LOG, EPOCH, LOCK, CAFFE_LOG)
 FOLDERS: Final = (CHECKPOINTS, LOGS)
 
 

@@ -22,6 +22,7 @@ from speedo.messages import (
     Event,
     Finish,
     Joined,
+    KeepBest,
     Left,
     Merge,
     SetAside,
@@ -173,6 +174,7 @@ class MetricsLog:
                         iteration=action.iteration,
                         staleness=part.staleness,
                         samples=part.samples,
+                        steps=part.steps,
                         loss=part.loss,
                         rate=action.rate,
                         timings={**theirs, **own},
@@ -196,6 +198,16 @@ class MetricsLog:
                 self._iterations[action.version] = action.iteration
             case SetAside():
                 self._write(now, "set-aside", worker=action.worker, reason=action.reason)
+            case KeepBest():
+                self._write(
+                    now,
+                    "best",
+                    version=action.version,
+                    iteration=action.iteration,
+                    output=action.output,
+                    value=action.value,
+                    problem=action.problem or None,
+                )
             case Finish():
                 self._write(now, "finish", complete=action.complete, reason=action.reason)
             case _:

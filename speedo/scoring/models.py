@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from speedo.config.formats import read_options
 from speedo.errors import ConfigError
-from speedo.run_dir.directory import CONFIG, METRICS, MODEL, RESULT
+from speedo.run_dir.directory import BEST, BEST_MODEL, CONFIG, METRICS, MODEL, RESULT
 from speedo.run_dir.read_back import read_result
+from speedo.system.files import read_bytes
 
 _SNAPSHOT: Final = re.compile(r"_iter_(\d{1,10})\.caffemodel(\.h5)?")
 
@@ -38,7 +41,7 @@ def models_of(weights: Path, *, snapshots: bool) -> list[Model]:
             raise ConfigError(
                 f"--weights names {weights}, which does not exist or is no file; give a .caffemodel or a run directory"
             )
-        return [Model(weights)]
+        return [Model(weights, best_iteration(weights) if weights.name == BEST_MODEL else None)]
     if not any((weights / name).exists() for name in (METRICS, RESULT, CONFIG)):
         raise ConfigError(f"--weights names {weights}, which is no run directory; give a run")
     found, last = snapshots_in(weights), _last_model(weights)
@@ -64,9 +67,21 @@ def snapshots_in(run: Path) -> list[Model]:
 
 
 def options_of(weights: Path) -> Mapping[str, Any]:
-    """The options that a run was started with; empty for what is no run. Raises `ConfigError`."""
-    file = weights / CONFIG
-    return read_options(file) if weights.is_dir() and file.is_file() else {}
+    """The options that a run was started with, of which this is the directory or a model; empty for what is no run.
+
+    Raises `ConfigError`.
+    """
+    run = weights if weights.is_dir() else weights.parent
+    file = run / CONFIG
+    is_run = weights.is_dir() or (run / METRICS).is_file()
+    return read_options(file) if is_run and file.is_file() else {}
+
+
+def best_iteration(model: Path) -> int | None:
+    """The iteration of the best model of a run, by the file beside it; None if that does not say."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return int(json.loads(read_bytes(model.parent / BEST))["iteration"])
+    return None
 
 
 def _last_model(run: Path) -> Model | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from speedo.messages import NOTHING, Decision, Result
-from speedo.sgd_modes.base import Mode
+from speedo.sgd_modes.base import Length, Mode
 from speedo.sgd_modes.rules import AddDelta, MergeRule, ServerGradient
 
 
@@ -17,7 +17,7 @@ class Asynchronous:
     """Merge a worker's result at once and let it train again. With the elastic rule this is EASGD's schedule."""
 
     rule: MergeRule
-    local_steps: int = 1
+    local_steps: Length = 1
     name: str = "async"
 
     def on_join(self, workers: tuple[int, ...]) -> Decision:

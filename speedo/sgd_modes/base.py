@@ -16,6 +16,9 @@ from typing import Any, Protocol, get_args, get_type_hints
 from speedo.bounds import Option
 from speedo.messages import Decision, Result
 from speedo.sgd_modes.rules import AddDelta, MergeRule, RuleClass
+from speedo.sgd_modes.turn_length import TurnLength
+
+Length = int | TurnLength  # of a turn, in local steps
 
 
 class Strategy(Protocol):
@@ -32,8 +35,8 @@ class Strategy(Protocol):
         ...
 
     @property
-    def local_steps(self) -> int:
-        """Solver steps per turn (tau)."""
+    def local_steps(self) -> Length:
+        """Solver steps per turn (tau), which may depend on the iteration."""
         ...
 
     def on_join(self, workers: tuple[int, ...]) -> Decision:
@@ -94,6 +97,8 @@ class Mode:
     def takes(self, option: str) -> bool:
         """Whether this mode uses the option."""
         chosen = {"local_steps", *(rule.option for rule in self.rules)}
+        if not self.rounds:  # whose workers are waited for, so that none ends its turn earlier
+            chosen.add("sync_when")
         if AddDelta in self.rules:
             chosen.add("momentum_correction")
         return option in chosen or option in self.own

@@ -7,11 +7,11 @@ asynchronous schedule with the elastic rule; the communication period tau is `lo
 from __future__ import annotations
 
 from speedo.sgd_modes.asynchronous import Asynchronous
-from speedo.sgd_modes.base import Mode
+from speedo.sgd_modes.base import Length, Mode
 from speedo.sgd_modes.rules import Elastic
 
 
-def easgd(moving_rate: float | None = None, local_steps: int = 1) -> Asynchronous:
+def easgd(moving_rate: float | None = None, local_steps: Length = 1) -> Asynchronous:
     """EASGD with this alpha; None is the paper's 0.9 / n."""
     return Asynchronous(rule=Elastic(moving_rate), local_steps=local_steps, name="easgd")
 

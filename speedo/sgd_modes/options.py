@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from speedo.bounds import LARGEST_COUNT, Interval, Option, Whole
+from speedo.bounds import Interval, Option, said
+from speedo.sgd_modes.turn_length import Steps, as_steps, check_sync_when, most_steps
 
 
 class ModeOptions(BaseModel):
@@ -20,9 +21,12 @@ class ModeOptions(BaseModel):
 
     # fmt: off
     mode: str
-    local_steps: Annotated[int, Option(
-        "Solver steps between two exchanges (tau).", Whole(1, LARGEST_COUNT, "a turn needs a step; "),
-        source="an exchange after every step, as in the original")] = 1
+    local_steps: Annotated[str | int, BeforeValidator(as_steps), Option(
+        "Solver steps between two exchanges (tau); 1,10@500: 1, and 10 from iteration 500 on.", Steps(),
+        source="an exchange after every step, as in the original", metavar="N[,N@ITERATION...]")] = 1
+    sync_when: Annotated[str | None, Option(
+        "A worker sends after the first local step at which what it gathered since its last send has an L2 norm above "
+        "X, and after --local-steps at the latest.", check_sync_when, metavar="norm>X")] = None
     moving_rate: Annotated[float | None, Option(
         "Alpha of elastic averaging.",
         Interval("(0, 1)", "the pull must lie between 0 and 1, both excluded; 0.9 divided by the number of workers "
@@ -58,6 +62,11 @@ class ModeOptions(BaseModel):
                 f"delta_scale is {self.delta_scale} together with moving_rate {self.moving_rate}: elastic "
                 "averaging merges weights, not deltas; leave one of the two out"
             )
+        if self.sync_when is not None and most_steps(self.local_steps) == 1:
+            found.append(
+                f"sync_when is {self.sync_when} with local_steps 1: each turn is one step already; give --local-steps "
+                "the most steps of a turn"
+            )
         if self.momentum_correction and (self.moving_rate is not None or self.server_gradient):
             other = "server_gradient" if self.server_gradient else "moving_rate"
             found.append(
@@ -67,10 +76,10 @@ class ModeOptions(BaseModel):
             return found
         if self.moving_rate is not None:
             found.append("server_gradient and elastic averaging cannot be combined; leave one out")
-        if self.local_steps > 1:
+        if most_steps(self.local_steps) > 1:
             found.append(
-                f"server_gradient with local_steps {self.local_steps}: a raw gradient is that of one set of weights; "
-                "use local_steps 1, and --batch for more samples per gradient"
+                f"server_gradient with local_steps {said(self.local_steps)}: a raw gradient is that of one set of "
+                "weights; use local_steps 1, and --batch for more samples per gradient"
             )
         if self.delta_scale is not None:
             found.append("server_gradient sends no deltas; leave delta_scale out")
@@ -78,9 +87,24 @@ class ModeOptions(BaseModel):
 
 
 class PhaseOptions(ModeOptions):
-    """A phase of mode hybrid: another mode, for so many iterations."""
+    """A phase of mode hybrid: another mode, for so many iterations or until a test fulfils `until`.
 
-    iterations: int
+    The rest takes the place of the run's solver values while the phase lasts.
+    """
+
+    iterations: int | None = None
+    until: str | None = None
+    lr: float | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
+    batch: int | None = None
+    test_interval: int | None = None
+
+    @property
+    def has_own_values(self) -> bool:
+        """Whether it has solver values of its own."""
+        own = (self.lr, self.momentum, self.weight_decay, self.batch)
+        return any(value is not None for value in own)
 
 
 class RunOptions(ModeOptions):

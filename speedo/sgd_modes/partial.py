@@ -12,7 +12,7 @@ from typing import Annotated
 
 from speedo.bounds import LARGEST_INT32, Option, Whole
 from speedo.messages import Decision, Result
-from speedo.sgd_modes.base import Mode
+from speedo.sgd_modes.base import Length, Mode
 from speedo.sgd_modes.rules import AddDelta, Elastic, MergeRule, ServerGradient
 
 MAX_ADVANCE = Option(
@@ -27,7 +27,7 @@ class Partial:
 
     rule: MergeRule
     max_advance: Annotated[int, MAX_ADVANCE] = 2
-    local_steps: int = 1
+    local_steps: Length = 1
     name: str = "partial"
     turns: dict[int, int] = field(default_factory=dict)
     at: Counter[int] = field(default_factory=Counter)

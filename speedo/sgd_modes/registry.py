@@ -7,20 +7,25 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import create_model
 
 from speedo import sgd_modes
 from speedo.bounds import declared, digits
+from speedo.messages import Tuning
 from speedo.sgd_modes.base import Mode, Strategy
-from speedo.sgd_modes.hybrid import Hybrid, Phase
-from speedo.sgd_modes.options import ModeOptions, RunOptions
+from speedo.sgd_modes.conditions import parse_condition
+from speedo.sgd_modes.hybrid import Hybrid
+from speedo.sgd_modes.options import ModeOptions, PhaseOptions, RunOptions
+from speedo.sgd_modes.phases import Phase
 from speedo.sgd_modes.rules import AddDelta, Elastic, MergeRule, RuleClass, ServerGradient
+from speedo.sgd_modes.turn_length import turn_length
 from speedo.vectors.vector import Vector
 
 Update = Callable[[Vector, Vector, int], None]
+Adjust = Callable[[Tuning], None]
 Options = TypeVar("Options", bound=ModeOptions)
 Run = TypeVar("Run", bound=RunOptions)
 
@@ -155,31 +160,73 @@ def adds_deltas(options: ModeOptions) -> bool:
 
 
 def make_strategy(
-    config: RunOptions, batch: int, update: Update | None = None, *, samples: int = 0
+    config: RunOptions,
+    batch: int,
+    update: Update | None = None,
+    *,
+    samples: int = 0,
+    place: tuple[int, int] | None = None,
+    adjust: Adjust | None = None,
+    batch_size: int | None = None,
 ) -> Strategy:
     """The strategy of this configuration. `batch` is the samples of one iteration, for hybrid phases.
 
-    `update` applies a raw gradient to the center; only `server_gradient` needs it. `samples` is what a
-    resumed run had merged: its phases continue from there.
+    `update` applies a raw gradient to the center; only `server_gradient` needs it, and `adjust` gives it the solver
+    values of a phase. `batch_size` is the run's, of which that of a phase is a multiple. `samples` is what a resumed
+    run had merged, and `place` the index of its phase and the samples merged in it: its phases continue from there.
     """
     if config.mode != HYBRID:
         return _plain(config, update)
-    phases = [
-        Phase(lambda phase=phase: _plain(phase, update), phase.iterations * batch)  # type: ignore[misc]
-        for phase in config.phases
-    ]
+    phases = [_phase(one, batch, batch_size or batch, update, adjust) for one in config.phases]
+    if place is None or place[0] >= len(phases):
+        place = _place_after(samples, phases)
+    return Hybrid(phases, index=place[0], merged=place[1])
+
+
+def _phase(
+    options: PhaseOptions,
+    batch: int,
+    batch_size: int,
+    update: Update | None,
+    adjust: Adjust | None,
+) -> Phase:
+    batches = 1 if options.batch is None else max(1, options.batch // batch_size)
+    tuning = Tuning(options.lr, options.momentum, options.weight_decay, batches)
+
+    def tuned(gradient: Vector, center: Vector, iteration: int) -> None:
+        assert update is not None
+        if adjust is not None:
+            adjust(tuning)
+        update(gradient, center, iteration)
+
+    return Phase(
+        lambda: _plain(options, None if update is None else tuned),
+        (options.iterations or 0) * batch,
+        None if options.until is None else parse_condition(options.until),
+        tuning,
+        options.test_interval,
+    )
+
+
+def _place_after(samples: int, phases: Sequence[Phase]) -> tuple[int, int]:
+    """The phase after so many merged samples, and those merged in it, if each phase had its length exactly.
+
+    The first, if some phase ends by a condition.
+    """
+    if not all(phase.samples for phase in phases):
+        return 0, 0
     index, merged = 0, samples % sum(phase.samples for phase in phases)
     while merged >= phases[index].samples:
         merged -= phases[index].samples
         index += 1
-    return Hybrid(phases, index=index, merged=merged)
+    return index, merged
 
 
 def _plain(options: ModeOptions, update: Update | None) -> Strategy:
     mode = PLAIN[options.mode]
     return mode.schedule(
         rule=_rule(options, update),
-        local_steps=options.local_steps,
+        local_steps=turn_length(options.local_steps, options.sync_when),
         name=mode.name,
         **own_options(options),
     )

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from speedo.bounds import LARGEST_COUNT, Option, Whole
 from speedo.messages import NOTHING, Decision, Result
-from speedo.sgd_modes.base import Mode
+from speedo.sgd_modes.base import Length, Mode
 from speedo.sgd_modes.rules import AverageDeltas, MergeRule, ServerGradient
 
 BACKUP_WORKERS = Option(
@@ -29,7 +29,7 @@ class Synchronous:
     """
 
     rule: MergeRule
-    local_steps: int = 1
+    local_steps: Length = 1
     backup_workers: Annotated[int, BACKUP_WORKERS] = 0
     name: str = "sync"
     live: set[int] = field(default_factory=set)

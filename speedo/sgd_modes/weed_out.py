@@ -11,7 +11,7 @@ from typing import Annotated
 
 from speedo.bounds import LARGEST_INT32, Option, Whole
 from speedo.messages import NOTHING, Decision, Result
-from speedo.sgd_modes.base import Mode
+from speedo.sgd_modes.base import Length, Mode
 from speedo.sgd_modes.rules import AddDelta, Elastic, MergeRule, ServerGradient
 
 WINDOW = Option(
@@ -30,7 +30,7 @@ class WeedOut:
 
     rule: MergeRule
     window: Annotated[int | None, WINDOW] = None
-    local_steps: int = 1
+    local_steps: Length = 1
     name: str = "weed-out"
     live: set[int] = field(default_factory=set)
 

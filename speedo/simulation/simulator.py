@@ -24,6 +24,7 @@ from speedo.master.plan import Plan
 from speedo.master.range_server import RangeServer
 from speedo.master.served_center import ServedCenter
 from speedo.master.server_requests import Servers
+from speedo.master.stopping import Stopping
 from speedo.messages import Command, Event, Joined, Left, Refused, Team, Tested, Train, Trained
 from speedo.sgd_modes.base import Strategy
 from speedo.simulation.simulated_hosts import SimulatedHosts
@@ -377,14 +378,16 @@ def simulate(
     serve: Callable[[Sequence[RangeServer]], Servers] = LocalServers,
     notes: Callable[[str], None] = lambda _: None,
     solver: Callable[[Layout], Recipe] | None = None,
+    stopping: Stopping | None = None,
+    seconds_before: float = 0.0,
     hosts: Callable[[int], str] | None = None,
 ) -> Simulation:
     """Run `plan` on simulated workers, `plan.workers` of them unless `joins` says otherwise.
 
     `samples_per_step` is each worker's batch: the plan's by default. `script` may add joins and deaths. The workers in
     `overlap` are given their next turns ahead; `places` says where a worker can meet others, as a team. With `servers`
-    each of so many has a range of the center; `serve` makes the way to them, and `notes` is
-    told of those that are lost. With a `solver`, made for the simulated layout, servers apply its update to gradients.
+    each of so many has a range of the center; `serve` makes the way to them, and `notes` is told of those that are
+    lost. `seconds_before` is as in a driver. With a `solver`, made for the simulated layout, servers apply its update.
     With `hosts`, which names the host of a worker, those of one host share the centers that they fetch.
     Raises `TrainingStopped` for a run that makes no progress.
     """
@@ -408,7 +411,7 @@ def simulate(
         cluster.join(worker)
     if script is not None:
         script(cluster)
-    coordinator = Coordinator(strategy, plan)
+    coordinator = Coordinator(strategy, plan, stopping=stopping or Stopping())
     cluster.version = lambda: coordinator.version
     vector = first.layout.zeros()
     first.read_weights(vector)
@@ -441,6 +444,6 @@ def simulate(
     trace = Trace(keep_trace)
     driver = Driver(
         coordinator, center, cluster, observer(trace), cluster.clock, limits or Limits(),
-        has_tester=True,
+        has_tester=True, seconds_before=seconds_before,
     )  # fmt: skip
     return Simulation(driver.run(), coordinator, center, cluster, trace)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from speedo.messages import (
     Action,
     Drop,
+    Elapsed,
     Evaluate,
     Event,
     Finish,
     Joined,
+    KeepBest,
     Left,
     Merge,
     Refused,
@@ -46,6 +48,8 @@ class Trace:
             case Refused():
                 who = f"{event.worker}.{event.incarnation}"
                 text = f"worker {who} failed ticket {event.ticket}: {event.reason}"
+            case Elapsed():
+                text = f"trained for {event.seconds:.4g} s"
             case StopAsked():
                 text = f"stop asked: {event.reason}"
         self.lines.append(f"{now:10.4f}  > {text}")
@@ -76,6 +80,8 @@ class Trace:
                 text = f"finish, {'complete' if action.complete else 'incomplete'}: {action.reason}"
             case Evaluate():
                 text = f"test version {action.version}, iteration {action.iteration}"
+            case KeepBest():
+                text = f"keep version {action.version}: {action.output} {action.value:.6g} is the best so far"
             case Snapshot():
                 text = f"snapshot of version {action.version}, iteration {action.iteration}"
         self.lines.append(f"{now:10.4f}  < {text}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from speedo.engines.update_rules import float32
@@ -75,6 +75,10 @@ class LrPolicy:
         if iteration < self.warm_up:
             rate *= 0.1 + 0.9 * iteration / self.warm_up
         return float32(rate)
+
+    def from_base(self, lr: float) -> LrPolicy:
+        """The same policy with another `base_lr`, a float32 value as the solver would have it."""
+        return replace(self, base_lr=float32(lr))
 
     def steps_taken(self, iteration: int) -> int:
         """Caffe's `current_step` once it has computed the rate of this iteration; 0 for policies without steps."""

@@ -27,7 +27,7 @@ from speedo.errors import (
     TeamBrokenError,
 )
 from speedo.json_lines import line_of, values_of
-from speedo.messages import OwnResults, Refused, SaveState, StateSaved, Team, Train, Trained
+from speedo.messages import OwnResults, Refused, SaveState, StateSaved, Team, Train, Trained, Tuning
 from speedo.transport.core_affinity import Draw, DriverCore, DriverThread
 from speedo.transport.event_queue import READ_BYTES, EventQueue
 from speedo.vectors.vector import Kind
@@ -65,6 +65,8 @@ def unpack(line: bytes) -> Message:
         values["payload"] = Kind(values["payload"])
     if "own" in values:
         values["own"] = OwnResults(**values["own"])
+    if "tuning" in values:
+        values["tuning"] = Tuning(**values["tuning"])
     if values.get("team") is not None:
         members = tuple(tuple(member) for member in values["team"].pop("members"))
         values["team"] = Team(members=members, **values["team"])

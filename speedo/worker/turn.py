@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from speedo.engines.base import Engine
 from speedo.failpoints import reached
-from speedo.messages import Train, Trained
+from speedo.messages import NO_TUNING, Train, Trained, Tuning
 from speedo.sgd_modes.rules import pull_towards
 from speedo.storage.base import Store
 from speedo.vectors.codecs import NO_COMPRESSION, Compression
@@ -42,6 +45,9 @@ class Worker:
     _own: Vector | None = field(default=None, init=False)
     _lost: Vector | None = field(default=None, init=False)
     _lost_of: Kind | None = field(default=None, init=False)
+    _begun: Vector | None = field(default=None, init=False)
+    _tuning: Tuning = field(default=NO_TUNING, init=False)
+    _done: int = field(default=0, init=False)  # steps of the present turn
 
     def __post_init__(self) -> None:
         self.stores = self.servers or (Stores(self.store, self.outgoing),)
@@ -62,9 +68,10 @@ class Worker:
         fetched = self.clock()
         reached("worker-fetched")
         payload = self._memory_for(command)
+        self._done = command.steps
         loss = self._compute(command, payload)
         computed = self.clock()
-        samples = command.steps * self.engine.samples_per_step
+        samples = self._done * command.tuning.batches * self.engine.samples_per_step
         self.samples += samples
         self._publish(command, payload)
         reached("worker-pushed")
@@ -122,6 +129,9 @@ class Worker:
         their updates would be rounded less often, but costs a passage through memory at each.
         """
         engine = self.engine
+        if command.tuning != self._tuning:
+            own = self._tuning = command.tuning
+            engine.adjust(own.lr, own.momentum, own.weight_decay, own.batches)
         if command.payload is Kind.GRADIENT:
             engine.set_iteration(command.iteration)
             return engine.gradient(command.steps, payload)
@@ -145,15 +155,43 @@ class Worker:
         return self._own
 
     def _steps(self, command: Train) -> float:
-        engine = self.engine
-        if command.steps == 1 or command.stride == 1:
+        engine, self._done = self.engine, command.steps
+        start = self._start(command)
+        if start is None and (command.steps == 1 or command.stride == 1):
             engine.set_iteration(command.iteration)
             return engine.step(command.steps)
         total = 0.0
         for step in range(command.steps):
             engine.set_iteration(command.iteration + step * command.stride)
             total += engine.step(1)
-        return total / command.steps
+            if start is not None and self._distance(start) > command.norm:
+                self._done = step + 1
+                break
+        return total / self._done
+
+    def _start(self, command: Train) -> Vector | None:
+        """The weights that the turn begins from, if how far it comes from there ends it."""
+        if not command.norm:
+            return None
+        if needs_center(command):
+            return self._center
+        if self._begun is None:
+            self._begun = self.engine.layout.zeros()
+        self.engine.read_weights(self._begun)
+        return self._begun
+
+    def _distance(self, start: Vector) -> float:
+        """L2 norm of the way from there to the present weights; BatchNorm's statistics are no part of it."""
+        squares = 0.0
+
+        def add(blob: Blob, place: slice, weights: Vector) -> None:
+            nonlocal squares
+            if not blob.statistic:
+                way = weights - start[place]
+                squares += float(np.dot(way, way))
+
+        self.engine.change_weights(add)
+        return math.sqrt(squares)
 
     def _carried_over(self, command: Train) -> Vector | None:
         """What the payloads before this one lost by their encoding, to be made up for: error feedback.

@@ -169,7 +169,7 @@ def test_nothing_given_is_a_synchronous_run_of_two_workers() -> None:
         ({"moving_rat": 0.3}, "moving_rat is no option; did you mean moving_rate?"),
         (hybrid(localsteps=3), "phase 1: localsteps is no option; did you mean local_steps?"),
         ({"mode": "hybrid", "phases": [{"mode": "sync"}]},
-         "phase 1: iterations is missing; give it"),
+         "phase 1 (sync) has no end; give its iterations, as in sync:500, or a condition, as in sync:accuracy>=0.8"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_with_its_remedy(options: dict[str, Any], problem: str) -> None:
@@ -262,7 +262,7 @@ def test_a_phase_is_written_as_mode_iterations_and_options() -> None:
     assert (config.phases[0].iterations, config.phases[0].moving_rate) == (7, 0.3)
 
 
-@pytest.mark.parametrize("text", ["sync", "sync:", "sync:ten", "sync:-5", "easgd:10,moving_rate"])
+@pytest.mark.parametrize("text", ["sync:", "sync:ten", "sync:-5", "easgd:10,moving_rate"])
 def test_a_phase_of_another_form_is_told_with_an_example(text: str) -> None:
     with pytest.raises(ConfigError, match=r"is not of the form .*; for example"):
         parse_phase(text)

@@ -223,12 +223,12 @@ def test_every_result_has_one_line(tmp_path: Path, log: MetricsLog) -> None:
 
 def test_a_merged_result_is_written_with_all_that_is_known(tmp_path: Path, log: MetricsLog) -> None:
     log.saw(Trained(0, 1, 5, 0.5, 10, {"fetch": 0.1, "compute": 0.7}), 101.0)
-    log.did(Merge(3, 2, 20, 0.5, (Part(0, 1, 5, 10, 4, 0.25),)), 101.5)
+    log.did(Merge(3, 2, 20, 0.5, (Part(0, 1, 5, 10, 4, 0.25, steps=2),)), 101.5)
     assert lines(tmp_path) == [
         {
             "time": 1.5, "event": "result", "decision": "merged", "worker": 0, "incarnation": 1,
-            "ticket": 5, "version": 3, "iteration": 2, "staleness": 4, "samples": 10, "loss": 0.25,
-            "rate": 0.5, "timings": {"fetch": 0.1, "compute": 0.7},
+            "ticket": 5, "version": 3, "iteration": 2, "staleness": 4, "samples": 10, "steps": 2,
+            "loss": 0.25, "rate": 0.5, "timings": {"fetch": 0.1, "compute": 0.7},
         }
     ]  # fmt: skip
 

@@ -31,6 +31,7 @@ from speedo.messages import (
     Train,
     Trained,
 )
+from speedo.sgd_modes.turn_length import as_turn_length, turn_length
 from speedo.simulation.simulator import SimulatedCluster, Simulation
 from speedo.storage.memory_store import MemoryStore
 from tests.support.mode_checks import ModeCheck, mode_check
@@ -179,7 +180,14 @@ class Checker:
         staleness = self.accepted - turn.accepted_before
         self.accepted += 1
         key = (worker, event.incarnation, ticket)
-        self.held[key] = Part(*key, turn.samples, staleness, event.loss)
+        steps, samples = turn.train.steps, turn.samples
+        if turn.train.norm:
+            per_step = samples // steps
+            steps = event.samples // per_step
+            self.require(steps * per_step == event.samples, "no whole steps", event)
+            self.require(1 <= steps <= turn.train.steps, "wrong length", event)
+            samples = event.samples
+        self.held[key] = Part(*key, samples, staleness, event.loss, steps=steps)
         self.mode.accepted(worker)
 
     def _take_turn(self, worker: int, ticket: int) -> Turn | None:
@@ -227,7 +235,12 @@ class Checker:
         own_samples = 0 if former is None else former.samples
         iteration = (self.samples + own_samples) // rules.batch
         self.require(train.iteration == iteration, "wrong iteration", train)
-        self.require(1 <= train.steps <= options.get("local_steps", 1), "wrong length", train)
+        length = as_turn_length(
+            turn_length(options.get("local_steps", 1), options.get("sync_when"))
+        )
+        most = length.at(self.samples // rules.batch)
+        self.require(1 <= train.steps <= most, "wrong length", most, train)
+        self.require(train.norm == (length.norm if train.steps > 1 else 0.0), "wrong norm", train)
         self.require(train.payload == KINDS[kind_of(options)], "wrong payload", train)
         under_way = [*self.turns.values(), *self.ahead.values()]
         ahead = self.samples + sum(turn.samples for turn in under_way)

@@ -22,6 +22,7 @@ from speedo.master.server_requests import Servers
 from speedo.master.turn_deadlines import HEARTBEAT_S
 from speedo.messages import Event, Left, StopAsked
 from speedo.sgd_modes.registry import make_strategy
+from speedo.sgd_modes.turn_length import most_steps
 from speedo.simulation.simulator import SimulatedCluster, simulate
 from speedo.simulation.trace import Trace
 from speedo.simulation.world import Faults, World
@@ -74,10 +75,12 @@ def make_schedule(mode: str, chance: random.Random) -> Schedule:
         options = {"mode": "hybrid", "phases": phases}
     options["workers"] = workers
     overlaps = mode in ("async", "easgd") and not options.get("server_gradient")
-    overlaps = overlaps and chance.random() < 0.5
+    overlaps = overlaps and chance.random() < 0.5 and "sync_when" not in options
     batch = chance.choice((4, 6, 12))
     share = chance.choice((batch, max(1, batch // workers)))
-    longest = max(part.get("local_steps", 1) for part in options.get("phases") or [options])
+    longest = max(
+        most_steps(part.get("local_steps", 1)) for part in options.get("phases") or [options]
+    )
     results = chance.randint(10, 45)
     plan = Plan(
         batch,
@@ -121,6 +124,10 @@ def _options(mode: str, chance: random.Random, workers: int) -> dict[str, Any]:
         options["delta_scale"] = chance.choice((0.25, 1.0))
     elif mode != "easgd" and kind < 0.75:
         options |= {"server_gradient": True, "local_steps": 1}
+    if not options.get("server_gradient") and chance.random() < 0.25:
+        options["local_steps"] = chance.choice(("1,4@9", "3,1@5", "2,5@4,1@12"))
+    if mode != "sync" and options["local_steps"] != 1 and chance.random() < 0.3:
+        options["sync_when"] = chance.choice(("norm>0.02", "norm>0.3"))
     return options
 
 
@@ -171,7 +178,7 @@ def run(
     `serve` makes the way to servers, where the schedule has any.
     """
     plan, parts = schedule.plan, schedule.options.get("phases") or [schedule.options]
-    steps = max(part.get("local_steps", 1) for part in parts)
+    steps = max(most_steps(part.get("local_steps", 1)) for part in parts)
     slowest = 2.0 * 0.1 * steps * max(schedule.speeds) + 1.0
     if schedule.overlap:  # a turn may begin behind one that nobody waits for any more
         slowest *= 2
