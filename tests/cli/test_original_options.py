@@ -26,7 +26,7 @@ def parsed(command: str, line: str) -> dict[str, object]:
         ("--maxIter=1000", {"max_iter": 1000}),
         ("--test 500", {"test_interval": 500}),
         ("--test 0", {"test_interval": 0}),
-        ("--train 4", {"local_steps": 4}),
+        ("--train 4", {"local_steps": "4"}),
         ("--weightDecay 0.1", {"weight_decay": 0.1}),
         ("--worker 3", {"workers": 3}),
         ("--factor 4", {"delta_scale": 0.25}),

@@ -122,6 +122,9 @@ TELLS = {
     "launch/commands.py",
     "monitor/console.py",
     "monitor/control_socket.py",
+    "monitor/export/caffe_log.py",
+    "monitor/export/tensorboard.py",
+    "run/exports.py",
     "run/prepare.py",
 }
 WALL = {"time", "time_ns", "now", "today", "utcnow", "localtime", "strftime"}
