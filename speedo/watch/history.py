@@ -178,7 +178,7 @@ class LogReader:
         self._path = folder / METRICS
         self._at, self._inode, self._size = 0, 0, 0
         self._rest = b""
-        self._changed_at = time.monotonic()
+        self._changed_at = time.time()
         self.history = History()
 
     def read(self) -> bool:
@@ -209,7 +209,7 @@ class LogReader:
 
     def seconds_ago(self, moment: float) -> float:
         """How long ago a time of the log was; the log's last line is as old as its file's time."""
-        return max(time.monotonic() - self._changed_at + self.history.time - moment, 0.0)
+        return max(time.time() - self._changed_at + self.history.time - moment, 0.0)
 
     def _take(self, line: bytes) -> None:
         try:

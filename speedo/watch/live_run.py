@@ -193,11 +193,11 @@ class LiveRun:
 
     def _state(self, result: Mapping[str, Any]) -> tuple[str, str]:
         """A word or two, and what there is to say on it; `result` is that of an earlier or the present end."""
-        if self._live.status is not None:
-            return str(self._live.status["state"]), ""
+        log = self._reader.history
+        if self._live.status is not None:  # a master that has ended the run answers a little longer
+            return str(self._live.status["state"]), log.finished
         if self._live.problem:
             return "no answer", self._live.problem
-        log = self._reader.history
         if log.finished:
             return "finished", str(result.get("reason") or log.finished)
         if not log.time:

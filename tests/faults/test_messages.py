@@ -123,9 +123,11 @@ TELLS = {
     "monitor/console.py",
     "monitor/control_socket.py",
     "monitor/export/caffe_log.py",
+    "monitor/export/prometheus.py",
     "monitor/export/tensorboard.py",
     "run/exports.py",
     "run/prepare.py",
+    "watch/history.py",
 }
 WALL = {"time", "time_ns", "now", "today", "utcnow", "localtime", "strftime"}
 

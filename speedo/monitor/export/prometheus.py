@@ -122,7 +122,7 @@ class PrometheusMetrics(Collector):
                 self._tested_iteration = self._tests.of(told.version)
             case Checkpointed() if told.bytes:
                 self._checkpoints += 1
-                self._checkpoint_s = time.monotonic()
+                self._checkpoint_s = time.time()
             case _:
                 pass
 
@@ -216,7 +216,7 @@ class PrometheusMetrics(Collector):
             yield GaugeMetricFamily(
                 "speedo_checkpoint_age_seconds",
                 "Seconds since the last checkpoint was written.",
-                max(time.monotonic() - self._checkpoint_s, 0.0),
+                max(time.time() - self._checkpoint_s, 0.0),
             )
 
 
