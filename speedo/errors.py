@@ -55,6 +55,10 @@ class StoreUnavailableError(StoreError):
     """A passing problem: no connection, no reply in time, no memory left; the call may be repeated."""
 
 
+class StoreCrowdedError(StoreUnavailableError):
+    """The store has no room for one more connection at this moment."""
+
+
 class StoreTimeoutError(StoreUnavailableError):
     """The store did not answer within its deadline."""
 

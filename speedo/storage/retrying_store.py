@@ -14,6 +14,7 @@ from speedo.errors import (
     MissingKeyError,
     PayloadError,
     StoreAccessError,
+    StoreCrowdedError,
     StoreError,
     StoreUnavailableError,
 )
@@ -22,12 +23,14 @@ from speedo.storage.base import Arrived, Store, View
 Result = TypeVar("Result")
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 2.0
+# `LoginWatch` makes room twenty times a second, and others take it as fast.
+CROWDED_PAUSE_S: Final = 0.03
 
 
 class Patience:
     """Repeats calls that failed with `StoreUnavailableError`, after pauses of 0.1 s doubling to 2 s.
 
-    A call is given up `patience_s` seconds after its first failure; its last try may end later, by the store's own
+    If the server only has no room for one more connection, the pauses are 0.03 s. A call is given up `patience_s` seconds after its first failure; its last try may end later, by the store's own
     deadline. Once a call has worked, an unknown user counts as a passing problem: a restarted server gets its users
     again later. `on_trouble` is called with the problem when an outage begins, and with None when a call works again;
     `outages` counts those that ended.
@@ -65,6 +68,9 @@ class Patience:
                 left = began + self._patience_s - now
                 if left <= 0:
                     raise _given_up(error, now - began) from error
+                if isinstance(error, StoreCrowdedError):
+                    self._sleep(min(CROWDED_PAUSE_S, left))
+                    continue
                 self._sleep(min(pause, left))
                 pause = min(2 * pause, LONGEST_PAUSE_S)
             else:

@@ -8,6 +8,7 @@ from speedo.errors import (
     MissingKeyError,
     PayloadError,
     StoreAccessError,
+    StoreCrowdedError,
     StoreError,
     StoreTimeoutError,
     StoreUnavailableError,
@@ -62,6 +63,12 @@ def test_a_call_is_repeated_after_growing_pauses_until_it_works(ailing: Ailing):
     put(ailing.patient, "k", b"body")
     assert ailing.pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
     assert get(ailing.patient, "k") == (b"head", b"body")
+
+
+def test_a_place_among_many_connections_is_tried_for_often(ailing: Ailing):
+    ailing.failures = [StoreCrowdedError("no room")] * 3 + [StoreUnavailableError("away")]
+    ailing.patient.ping()
+    assert ailing.pauses == [0.03, 0.03, 0.03, 0.1]
 
 
 def test_trouble_is_told_when_it_begins_and_when_it_is_over(ailing: Ailing):

@@ -7,7 +7,12 @@ import ssl
 from collections.abc import Mapping
 from typing import Final
 
-from speedo.errors import StoreAccessError, StoreError, StoreUnavailableError
+from speedo.errors import (
+    StoreAccessError,
+    StoreCrowdedError,
+    StoreError,
+    StoreUnavailableError,
+)
 from speedo.storage.redis.resp import ProtocolError, ReplyError
 
 PER_WORKER: Final = (
@@ -47,7 +52,9 @@ ENDED: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 def refusal_kind(error: ReplyError) -> type[StoreError]:
     """The kind of a refused command: a passing problem, an unknown user, or final."""
     code = _code(error)
-    if code in _PASSING or _CROWDED in str(error):
+    if _CROWDED in str(error):
+        return StoreCrowdedError
+    if code in _PASSING:
         return StoreUnavailableError
     return StoreAccessError if code in _STRANGER else StoreError
 
