@@ -30,10 +30,10 @@ CROWDED_PAUSE_S: Final = 0.03
 class Patience:
     """Repeats calls that failed with `StoreUnavailableError`, after pauses of 0.1 s doubling to 2 s.
 
-    If the server only has no room for one more connection, the pauses are 0.03 s. A call is given up `patience_s` seconds after its first failure; its last try may end later, by the store's own
-    deadline. Once a call has worked, an unknown user counts as a passing problem: a restarted server gets its users
-    again later. `on_trouble` is called with the problem when an outage begins, and with None when a call works again;
-    `outages` counts those that ended.
+    If the server only has no room for one more connection, the pauses are 0.03 s. A call is given up `patience_s`
+    seconds after its first failure; its last try may end later, by the store's own deadline. Once a call has worked, an
+    unknown user counts as a passing problem: a restarted server gets its users again later. `on_trouble` is called with
+    the problem when an outage begins, and with None when a call works again; `outages` counts those that ended.
     """
 
     def __init__(
