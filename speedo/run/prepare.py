@@ -141,7 +141,7 @@ def _with_momentum_correction(config: RunConfig, spec: SolverSpec) -> tuple[RunC
 
     Hakimi, Barkai, Gabel, Schuster, Taming Momentum in a Distributed Asynchronous Environment, 2019, section 4
     (DANA-Slim): each worker steps by Nesterov's form of its own momentum, so the center is where the gradients of the
-    other workers expect it.
+    other workers expect it. A single worker keeps its solver, and trains the model of plain Caffe.
     """
     fits = spec.type == "SGD" and spec.momentum > 0
     if config.momentum_correction and not fits:
@@ -150,7 +150,11 @@ def _with_momentum_correction(config: RunConfig, spec: SolverSpec) -> tuple[RunC
             f"momentum_correction is for solver type SGD with momentum, and {spec.path} has {spec.type}{momentum}; "
             "leave --momentum-correction out"
         )
-    if not (fits and adds_deltas(config)) or config.momentum_correction is False:
+    if config.momentum_correction is None:
+        wanted = fits and adds_deltas(config) and config.workers > 1
+    else:
+        wanted = config.momentum_correction
+    if not wanted:
         return config, spec
     return config.model_copy(update={"momentum_correction": True}), spec.with_nesterov()
 

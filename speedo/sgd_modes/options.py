@@ -39,7 +39,7 @@ class ModeOptions(BaseModel):
         source="only so the step is that of one solver")] = None
     momentum_correction: Annotated[bool | None, Option(
         "Workers step by Nesterov's form of momentum, which anticipates the steps of the others.",
-        usual="for solver type SGD with momentum, if deltas are added",
+        usual="for solver type SGD with momentum and several workers, if deltas are added",
         source="measured: modes.md, momentum and the scale of deltas")] = None
     # fmt: on
 
