@@ -101,6 +101,11 @@ class Commands(click.Group):
                     "it writable, and try again"
                 )
                 sys.exit(1)
+            if error.errno == errno.ENAMETOOLONG:
+                _complain(
+                    f"{str(error.filename)[:60]}... is no path: {error.strerror}; give a shorter one"
+                )
+                sys.exit(2)
             if error.errno in NO_FILES:
                 _complain(f"{error.strerror}: raise the limit with `ulimit -n` and try again")
                 sys.exit(1)

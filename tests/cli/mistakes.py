@@ -83,7 +83,7 @@ def _options() -> Iterator[Mistake]:
         ("pull-in-sync", "--moving-rate 0.3", "moving_rate is 0.3, but mode sync", "leave moving_rate out", ()),
         ("pull-too-strong", "--mode easgd --moving-rate 1.5", "moving_rate is 1.5", "between 0 and 1", ()),
         ("no-phases", "--mode hybrid", "mode hybrid has no phases", "give at least one", ()),
-        ("bad-phase", "--mode hybrid --phase sync", "phase 'sync' is not of the form", "for example --phase", ()),
+        ("bad-phase", "--mode hybrid --phase sync", "phase 1 (sync) has no end", "as in sync:500", ()),
         ("phase-option", "--mode hybrid --phase easgd:9,moving_rat=1", "phase 1: moving_rat is no option",
          "did you mean moving_rate?", ()),
         ("misspelt-yaml", "--config {home}/misspelt.yaml", "moving_rat in {home}/misspelt.yaml is no option",
