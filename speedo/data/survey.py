@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +34,11 @@ def opened(database: Path) -> Iterator[lmdb.Transaction]:
         raise DataError(f"{database} is not a database: name the folder of an LMDB or a LevelDB")
     try:
         environment = lmdb.open(
-            str(database), readonly=True, lock=False, subdir=database.is_dir(), max_readers=1
+            os.fsencode(database),
+            readonly=True,
+            lock=False,
+            subdir=database.is_dir(),
+            max_readers=1,
         )
     except lmdb.Error as error:
         raise _damaged(database, error) from error
