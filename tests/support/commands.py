@@ -71,7 +71,7 @@ class Commands:
             stderr=subprocess.PIPE if terminal is None else None,
             text=True,
             start_new_session=terminal is None,
-            preexec_fn=None if terminal is None else partial(os.login_tty, terminal),
+            preexec_fn=None if terminal is None else partial(log_in, terminal),
         )
         self._started.append(process)
         return process
@@ -131,6 +131,12 @@ class Commands:
             _, errors = started.communicate()
             if errors:  # seen where the test has failed
                 print(f"{started.args!r}\n{errors[-2000:]}")
+
+
+def log_in(terminal: int) -> None:
+    """In a child: a terminal of its own, whose end it is told of even if the tests themselves run under `nohup`."""
+    os.login_tty(terminal)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @contextmanager
