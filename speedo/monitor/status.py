@@ -170,6 +170,7 @@ class StatusBoard:
     _iterations: dict[int, int] = field(default_factory=dict)  # of versions that are being tested
     _first: float | None = None
     _now: float = 0.0
+    _noted_worker: int = -1  # whose wait for the store was noted
 
     def name_host(self, worker: int, host: str) -> None:
         self._lines.setdefault(worker, _Line()).host = host
@@ -191,8 +192,13 @@ class StatusBoard:
     def trouble_of_worker(self, worker: int, problem: str) -> None:
         """Why this worker waits for the store; empty if it does not. If several wait, the first is noted."""
         before = self._any_worker_waits()
-        self._lines.setdefault(worker, _Line()).trouble = problem
+        line = self._lines.setdefault(worker, _Line())
+        own, line.trouble = line.trouble, problem
         now = f"worker {worker} waits for the store: {problem}" if self._any_worker_waits() else ""
+        if not before:
+            self._noted_worker = worker
+        elif own and problem not in ("", own) and worker == self._noted_worker:
+            self.notice(f"warning: {now}")
         self._note(before, now, NO_WORKER_WAITS)
 
     def _any_worker_waits(self) -> str:

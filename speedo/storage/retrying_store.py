@@ -33,7 +33,8 @@ class Patience:
     If the server only has no room for one more connection, the pauses are 0.03 s. A call is given up `patience_s`
     seconds after its first failure; its last try may end later, by the store's own deadline. Once a call has worked, an
     unknown user counts as a passing problem: a restarted server gets its users again later. `on_trouble` is called with
-    the problem when an outage begins, and with None when a call works again; `outages` counts those that ended.
+    the problem when an outage begins, once more if it turns out that the server has no room for it, and with
+    None when a call works again; `outages` counts those that ended.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Patience:
         self.outages = 0
         self._patience_s = patience_s
         self._on_trouble, self._clock, self._sleep = on_trouble, clock, sleep
-        self._has_worked = self._in_trouble = False
+        self._has_worked = self._in_trouble = self._is_crowded = False
 
     def call(self, what: Callable[[], Result]) -> Result:
         """What `what` returns, once it works; raises its last `StoreError` with the time waited."""
@@ -62,7 +63,7 @@ class Patience:
             except (StoreUnavailableError, StoreAccessError) as error:
                 if isinstance(error, StoreAccessError) and not self._has_worked:
                     raise
-                self._fails(str(error))
+                self._fails(error)
                 now = self._clock()
                 began = now if began is None else began
                 left = began + self._patience_s - now
@@ -77,15 +78,16 @@ class Patience:
                 self._works()
                 return result
 
-    def _fails(self, text: str) -> None:
-        if not self._in_trouble:
-            self._in_trouble = True
-            self._on_trouble(text)
+    def _fails(self, error: StoreError) -> None:
+        crowded = isinstance(error, StoreCrowdedError)
+        if not self._in_trouble or (crowded and not self._is_crowded):
+            self._in_trouble, self._is_crowded = True, crowded
+            self._on_trouble(str(error))
 
     def _works(self) -> None:
         self._has_worked = True
         if self._in_trouble:
-            self._in_trouble = False
+            self._in_trouble = self._is_crowded = False
             self.outages += 1
             self._on_trouble(None)
 

@@ -115,6 +115,22 @@ def test_of_workers_that_wait_for_the_store_the_first_is_noted_and_each_is_seen(
     assert scene.said() == [NO_WORKER_WAITS]
 
 
+def test_another_reason_of_the_worker_whose_wait_was_noted_is_noted_too() -> None:
+    scene = Scene()
+    assert scene.said() == []
+    scene.board.trouble_of_worker(1, "broke")
+    scene.board.trouble_of_worker(2, "broke")
+    scene.board.trouble_of_worker(2, "no room")
+    scene.board.trouble_of_worker(1, "no room")
+    assert scene.said() == [
+        "warning: worker 1 waits for the store: broke",
+        "warning: worker 1 waits for the store: no room",
+    ]
+    scene.board.trouble_of_worker(1, "")
+    scene.board.trouble_of_worker(1, "no room")
+    assert scene.said() == []
+
+
 def test_a_worker_that_died_waits_for_nothing() -> None:
     scene = Scene()
     scene.board.saw(Joined(1, 1, 8), 1.0)

@@ -80,6 +80,16 @@ def test_trouble_is_told_when_it_begins_and_when_it_is_over(ailing: Ailing):
     assert ailing.patient.outages == 2
 
 
+def test_a_server_without_room_is_told_though_the_connection_broke_first(ailing: Ailing):
+    broken, crowded = StoreUnavailableError("broke"), StoreCrowdedError("no room")
+    ailing.failures = [broken, crowded, broken, crowded]
+    ailing.patient.ping()
+    assert ailing.told == ["broke", "no room", None]
+    ailing.failures = [broken]
+    ailing.patient.ping()
+    assert ailing.told == ["broke", "no room", None, "broke", None]
+
+
 def test_patience_ends_with_the_last_error_and_the_time_waited(ailing: Ailing):
     ailing.failures = [StoreUnavailableError("away")] * 8 + [StoreTimeoutError("slow")] * 50
     with pytest.raises(StoreTimeoutError, match=r"slow; it did not recover in 20\.\d s"):
