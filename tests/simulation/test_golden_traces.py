@@ -88,6 +88,11 @@ SCENARIOS: dict[str, Callable[[], str]] = {
     "partial_holds_the_fastest": lambda: scenario(
         {"mode": "partial", "max_advance": 2}, iterations=12, slowness=(1.0, 1.1, 4.0)
     ),
+    "partial_catches_up": lambda: scenario(
+        {"mode": "partial", "max_advance": 2, "catch_up": True},
+        iterations=12,
+        slowness=(1.0, 1.1, 4.0),
+    ),
     "weed_out_discards_the_slowest": lambda: scenario(
         {"mode": "weed-out", "window": 3}, iterations=12, slowness=(1.0, 1.0, 3.5)
     ),
