@@ -291,9 +291,9 @@ class Part:
 class Merge:
     """Merge these results into the center, which becomes `version` at `iteration`, and publish it.
 
-    `rate` is the factor of the rule at this membership: delta scale or moving rate. `samples_seen` counts all
-    samples merged so far, this merge included. `timings` is filled in when it is carried out: for each part the
-    seconds that the master took to receive, to merge, and to publish the center.
+    `rate` is the factor of the rule at this membership and staleness: delta scale or moving rate. `samples_seen`
+    counts all samples merged so far, this merge included. `timings` is filled in when it is carried out: for each part
+    the seconds that the master took to receive, to merge, and to publish the center.
     """
 
     version: int

@@ -27,6 +27,8 @@ class Stops(Protocol):
     @property
     def sync_when(self) -> str | None: ...
     @property
+    def staleness_scaling(self) -> bool | None: ...
+    @property
     def phases(self) -> Sequence[PhaseOptions]: ...
 
 
@@ -46,12 +48,17 @@ def _problems_of_ends(phases: Sequence[PhaseOptions]) -> list[str]:
 
 
 def problems_of_stopping(config: Stops) -> list[str]:
-    """What is wrong with the ends of phases, and options of stopping that contradict each other."""
+    """What is wrong with the ends of phases, and options of stopping and of turns that contradict each other."""
     found = _problems_of_ends(config.phases)
     if config.overlap != "none" and config.sync_when is not None:
         found.append(
             f"overlap is {config.overlap} together with sync_when, which ends turns early: the turn after one is given "
             "ahead by its length; leave one of the two out"
+        )
+    if config.overlap != "none" and config.staleness_scaling:
+        found.append(
+            f"overlap is {config.overlap} together with staleness_scaling: a worker that goes on before its result is "
+            "merged adds it itself, and cannot know its staleness yet; leave one of the two out"
         )
     if config.best_by is not None and not (config.patience or config.keep_best):
         found.append(

@@ -324,7 +324,8 @@ class Coordinator(TurnBook):
         before = self.iteration
         self.version += 1
         self.samples += sum(part.samples for part in parts)
-        now, rate = self.iteration, self._rate(rule)
+        now = self.iteration
+        rate = self._rate(rule, max(part.staleness for part in parts))
         actions.append(Merge(self.version, now, self.samples, rate, parts))
         for part in parts:
             if self._is_member(part.worker, part.incarnation):

@@ -45,7 +45,7 @@ class RangeUpdate:
     def __post_init__(self) -> None:
         self._gradient = self.layout.zeros()
 
-    def rate(self, workers: int) -> float:
+    def rate(self, workers: int, staleness: int = 0) -> float:
         """See `MergeRule.rate`."""
         return 1.0
 

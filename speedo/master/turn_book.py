@@ -213,5 +213,5 @@ class TurnBook:
             as_turn_length(self.strategy.local_steps).norm if steps > 1 else 0.0,
         )
 
-    def _rate(self, rule: MergeRule) -> float:
-        return rule.rate(max(len(self.members), 1))
+    def _rate(self, rule: MergeRule, staleness: int = 0) -> float:
+        return rule.rate(max(len(self.members), 1), staleness)

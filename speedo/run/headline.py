@@ -6,7 +6,7 @@ from typing import Final
 
 from speedo.engines.net_trial import CaffeFacts
 from speedo.run.prepare import Prepared
-from speedo.sgd_modes.registry import PLAIN, has_rounds, own_options
+from speedo.sgd_modes.registry import PLAIN, has_rounds, is_elastic, own_options
 from speedo.vectors.codecs import Compression, bytes_of
 
 _SHARES: Final = {
@@ -38,7 +38,11 @@ def headline(prepared: Prepared) -> list[str]:
     update = ""
     if config.server_gradient:
         update = f" applied by the {'servers' if config.serves else 'master'}"
-    kind = "SGD with momentum correction" if config.momentum_correction else spec.type
+    kind = spec.type
+    if config.momentum_correction:
+        kind = f"SGD with momentum correction{' (EAMSGD)' if is_elastic(config) else ''}"
+    if config.staleness_scaling:
+        kind += ", deltas divided by their staleness"
     return [
         (
             f"{spec.net_name or spec.path.stem}: mode {config.mode}, {config.workers} workers, "

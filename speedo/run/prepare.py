@@ -141,7 +141,8 @@ def _with_momentum_correction(config: RunConfig, spec: SolverSpec) -> tuple[RunC
 
     Hakimi, Barkai, Gabel, Schuster, Taming Momentum in a Distributed Asynchronous Environment, 2019, section 4
     (DANA-Slim): each worker steps by Nesterov's form of its own momentum, so the center is where the gradients of the
-    other workers expect it. A single worker keeps its solver, and trains the model of plain Caffe.
+    other workers expect it. A single worker keeps its solver, and trains the model of plain Caffe. With elastic
+    averaging the same solver makes EAMSGD (Zhang, Choromanska, LeCun 2015, algorithm 2), only if it is asked for.
     """
     fits = spec.type == "SGD" and spec.momentum > 0
     if config.momentum_correction and not fits:

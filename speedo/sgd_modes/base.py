@@ -15,7 +15,7 @@ from typing import Any, Protocol, get_args, get_type_hints
 
 from speedo.bounds import Option
 from speedo.messages import Decision, Result
-from speedo.sgd_modes.rules import AddDelta, MergeRule, RuleClass
+from speedo.sgd_modes.rules import AddDelta, Elastic, MergeRule, RuleClass
 from speedo.sgd_modes.turn_length import TurnLength
 
 Length = int | TurnLength  # of a turn, in local steps
@@ -100,5 +100,7 @@ class Mode:
         if not self.rounds:  # whose workers are waited for, so that none ends its turn earlier
             chosen.add("sync_when")
         if AddDelta in self.rules:
+            chosen.add("staleness_scaling")
+        if AddDelta in self.rules or Elastic in self.rules:
             chosen.add("momentum_correction")
         return option in chosen or option in self.own

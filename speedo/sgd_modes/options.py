@@ -38,9 +38,13 @@ class ModeOptions(BaseModel):
         usual="in sync with one local step, for solvers other than SGD and Nesterov, and with clip_gradients",
         source="only so the step is that of one solver")] = None
     momentum_correction: Annotated[bool | None, Option(
-        "Workers step by Nesterov's form of momentum, which anticipates the steps of the others.",
+        "Workers step by Nesterov's form of momentum, which anticipates the steps of the others; with the elastic rule "
+        "this is EAMSGD.",
         usual="for solver type SGD with momentum and several workers, if deltas are added",
         source="measured: modes.md, momentum and the scale of deltas")] = None
+    staleness_scaling: Annotated[bool | None, Option(
+        "Divide each delta by its staleness: the older the weights that it is of, the less it moves the center.",
+        usual="the same factor for every delta", source="measured: modes.md, scaling by staleness")] = None
     # fmt: on
 
     @field_validator("*", mode="before")
@@ -67,10 +71,14 @@ class ModeOptions(BaseModel):
                 f"sync_when is {self.sync_when} with local_steps 1: each turn is one step already; give --local-steps "
                 "the most steps of a turn"
             )
-        if self.momentum_correction and (self.moving_rate is not None or self.server_gradient):
+        if self.momentum_correction and self.server_gradient:
+            found.append(
+                "momentum_correction together with server_gradient, where workers have no momentum; leave one out"
+            )
+        if self.staleness_scaling and (self.moving_rate is not None or self.server_gradient):
             other = "server_gradient" if self.server_gradient else "moving_rate"
             found.append(
-                f"momentum_correction together with {other}: it corrects deltas; leave one out"
+                f"staleness_scaling together with {other}: it scales deltas; leave one out"
             )
         if not self.server_gradient:
             return found

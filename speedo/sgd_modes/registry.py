@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import create_model
@@ -245,6 +246,8 @@ def _rule(options: ModeOptions, update: Update | None) -> MergeRule:
         if update is None:
             raise ValueError("server_gradient needs the master's update")
         return rule(update)
-    if rule is AddDelta and options.momentum_correction:
-        return AddDelta(options.delta_scale, whole=4.0)
+    if rule is AddDelta:
+        by_staleness = bool(options.staleness_scaling)
+        whole = inf if by_staleness else 4.0 if options.momentum_correction else 2.0
+        return AddDelta(options.delta_scale, whole, by_staleness)
     return rule(getattr(options, rule.option))

@@ -33,8 +33,8 @@ class MergeRule(Protocol):
         """What the workers send."""
         ...
 
-    def rate(self, workers: int) -> float:
-        """The rule's factor for this many live workers; 1 if it has none."""
+    def rate(self, workers: int, staleness: int = 0) -> float:
+        """The rule's factor for this many live workers and a result of this staleness; 1 if it has none."""
         ...
 
     def merge(
@@ -135,17 +135,24 @@ class AddDelta:
     `scale` None means min(1, whole / n) for n live workers. Each worker keeps its own momentum, which sees every n-th
     step of the center, so it acts n times as long as that of one solver. With momentum 0.9 two workers whose deltas
     are added whole converge, and four diverge at the rate that one bears. With momentum correction four converge.
+
+    `by_staleness`: also divided by the result's staleness tau, if that is above 1 (Zhang, Gupta, Lian, Liu,
+    Staleness-aware Async-SGD for Distributed Deep Learning, IJCAI 2016, section 3: alpha / tau).
     """
 
     payload: ClassVar[Kind] = Kind.DELTA
     option: ClassVar[str] = "delta_scale"
-    usual: ClassVar[str] = "min(1, 4 / workers); without momentum correction min(1, 2 / workers)"
+    usual: ClassVar[str] = (
+        "min(1, 4 / workers); without momentum correction min(1, 2 / workers); with staleness scaling 1"
+    )
     source: ClassVar[str] = "measured: modes.md, momentum and the scale of deltas"
     scale: float | None = None
     whole: float = 2.0
+    by_staleness: bool = False
 
-    def rate(self, workers: int) -> float:
-        return self.scale if self.scale is not None else min(1.0, self.whole / max(workers, 1))
+    def rate(self, workers: int, staleness: int = 0) -> float:
+        scale = min(1.0, self.whole / max(workers, 1)) if self.scale is None else self.scale
+        return scale / max(staleness, 1) if self.by_staleness else scale
 
     def merge(
         self, center: Vector, contributions: Sequence[Contribution], rate: float, iteration: int
@@ -164,7 +171,7 @@ class AverageDeltas:
     source: ClassVar[str] = "the mean is the step of one solver"
     scale: float | None = None
 
-    def rate(self, workers: int) -> float:
+    def rate(self, workers: int, staleness: int = 0) -> float:
         return self.scale if self.scale is not None else 1.0
 
     def merge(
@@ -183,7 +190,7 @@ class TakeCenter:
     payload: ClassVar[Kind] = Kind.WEIGHTS
     each: MergeRule
 
-    def rate(self, workers: int) -> float:
+    def rate(self, workers: int, staleness: int = 0) -> float:
         return self.each.rate(workers)
 
     def merge(
@@ -207,7 +214,7 @@ class Elastic:
     source: ClassVar[str] = "Zhang, Choromanska, LeCun 2015"
     alpha: float | None = None
 
-    def rate(self, workers: int) -> float:
+    def rate(self, workers: int, staleness: int = 0) -> float:
         return self.alpha if self.alpha is not None else 0.9 / max(workers, 1)
 
     def merge(
@@ -254,7 +261,7 @@ class ServerGradient:
     source: ClassVar[str] = ""
     update: Callable[[Vector, Vector, int], None]
 
-    def rate(self, workers: int) -> float:
+    def rate(self, workers: int, staleness: int = 0) -> float:
         return 1.0
 
     def merge(
