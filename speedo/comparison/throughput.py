@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from speedo.bounds import whole_number
 from speedo.comparison.wish import Planned, Wish
 from speedo.errors import SpeedoError
 from speedo.planning.calibrate_by_measuring import measure_solver
@@ -84,7 +85,12 @@ class Forecasts:
         known = self._calibration
         if known is None or options.get("compress", "none") != "none":
             return None
-        split, steps = options.get("split_batch"), int(options.get("local_steps") or 1)
+        split, steps = (
+            options.get("split_batch"),
+            whole_number(str(options.get("local_steps") or 1)),
+        )
+        if steps is None:  # turns that change their length
+            return None
         key = (mode, workers, cores, split, steps, options.get("overlap"), options.get("team"))
         if key not in self._made:
             site = Site(

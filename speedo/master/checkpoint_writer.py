@@ -23,9 +23,11 @@ from speedo.run_dir.checkpoint_file import (
     Checkpoint,
     Counters,
     Progress,
+    TurnLengths,
     WorkerState,
     write_checkpoint,
 )
+from speedo.sgd_modes.turn_length import AdaptiveLength
 from speedo.storage.base import Store
 from speedo.vectors.transfer import take_history
 
@@ -222,8 +224,14 @@ class CheckpointWriter:
 
 
 def _progress(coordinator: Coordinator) -> Progress:
-    stopping = coordinator.stopping
-    return Progress(*coordinator.place, stopping.best, stopping.best_iteration, stopping.since_best)
+    stopping, length = coordinator.stopping, coordinator.strategy.local_steps
+    return Progress(
+        *coordinator.place,
+        stopping.best,
+        stopping.best_iteration,
+        stopping.since_best,
+        TurnLengths(*length.state) if isinstance(length, AdaptiveLength) else None,
+    )
 
 
 def _without(worker: int, why: object) -> str:

@@ -56,7 +56,7 @@ from speedo.messages import (
     Tested,
     Trained,
 )
-from speedo.sgd_modes.turn_length import as_turn_length
+from speedo.sgd_modes.turn_length import AdaptiveLength, as_turn_length
 from speedo.vectors.vector import Kind
 
 STRIKES = 3  # refused results in a row after which a worker is set aside
@@ -204,7 +204,7 @@ class Coordinator(TurnBook):
         for part in parts:
             if self._is_member(part.worker, part.incarnation):
                 self.members[part.worker].strikes = 0
-        self._held[unit] = Held(parts, rule)
+        self._held[unit] = Held(parts, rule, self.strategy.local_steps)
         samples = sum(part.samples for part in parts)
         staleness = max(part.staleness for part in parts)
         self._carry_out(self.strategy.on_result(Result(unit, samples, staleness)), actions)
@@ -327,6 +327,9 @@ class Coordinator(TurnBook):
         now = self.iteration
         rate = self._rate(rule, max(part.staleness for part in parts))
         actions.append(Merge(self.version, now, self.samples, rate, parts))
+        length = held[0].length
+        if isinstance(length, AdaptiveLength):
+            length.merged([(part.loss, part.samples) for part in parts], before, now)
         for part in parts:
             if self._is_member(part.worker, part.incarnation):
                 self.members[part.worker].merged = Merged(self.version, rule, rate, part.ticket)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from speedo.master.teams import Stretch
 from speedo.messages import Drop, Part, Refused, Trained
 from speedo.sgd_modes.rules import MergeRule
+from speedo.sgd_modes.turn_length import Length
 from speedo.vectors.vector import Kind
 
 
@@ -96,6 +97,7 @@ class Held:
 
     parts: tuple[Part, ...]
     rule: MergeRule
+    length: Length = 1  # of the turns of its phase
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +259,7 @@ def _coordinator(
     )
     samples = resume.counters.samples if resume else 0
     progress = resume.counters.progress if resume else None
+    turns = progress.turns if progress else None
     return Coordinator(
         make_strategy(
             config,
@@ -267,6 +269,7 @@ def _coordinator(
             place=None if progress is None else (progress.phase, progress.phase_samples),
             adjust=adjust,
             batch_size=spec.batch_size,
+            turns=None if turns is None else astuple(turns),
         ),
         plan,
         version=resume.counters.version if resume else 0,

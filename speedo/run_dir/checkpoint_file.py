@@ -59,9 +59,20 @@ class WorkerState:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnLengths:
+    """Where an adaptive length of turns is: its steps, the mean loss of the first window, the sums of this one."""
+
+    __pydantic_config__ = _STRICT
+    steps: Count
+    first: float | None
+    loss: float
+    samples: Count
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
-    """Where phases and stopping rules are: the index of the phase and the samples merged in it, the best value of the
-    watched test output and its iteration, and the tests since then."""
+    """Where phases, stopping rules and turns are: the index of the phase and the samples merged in it, the best value
+    of the watched test output and its iteration, and the tests since then."""
 
     __pydantic_config__ = _STRICT
     phase: Count = 0
@@ -69,6 +80,7 @@ class Progress:
     best: float | None = None
     best_iteration: Int32 | None = None
     since_best: Count = 0
+    turns: TurnLengths | None = None
 
 
 @dataclass(frozen=True, slots=True)

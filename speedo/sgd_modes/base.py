@@ -16,9 +16,7 @@ from typing import Any, Protocol, get_args, get_type_hints
 from speedo.bounds import Option
 from speedo.messages import Decision, Result
 from speedo.sgd_modes.rules import AddDelta, Elastic, MergeRule, RuleClass
-from speedo.sgd_modes.turn_length import TurnLength
-
-Length = int | TurnLength  # of a turn, in local steps
+from speedo.sgd_modes.turn_length import Length as Length
 
 
 class Strategy(Protocol):

@@ -22,8 +22,9 @@ class ModeOptions(BaseModel):
     # fmt: off
     mode: str
     local_steps: Annotated[str | int, BeforeValidator(as_steps), Option(
-        "Solver steps between two exchanges (tau); 1,10@500: 1, and 10 from iteration 500 on.", Steps(),
-        source="an exchange after every step, as in the original", metavar="N[,N@ITERATION...]")] = 1
+        "Solver steps between two exchanges (tau); 1,10@500: 1, and 10 from iteration 500 on; adaptive:10/50: 10 at "
+        "first, and fewer as the loss falls, decided every 50 iterations.", Steps(),
+        source="an exchange after every step, as in the original", metavar="N[,N@ITERATION...]|adaptive:N[/N]")] = 1
     sync_when: Annotated[str | None, Option(
         "A worker sends after the first local step at which what it gathered since its last send has an L2 norm above "
         "X, and after --local-steps at the latest.", check_sync_when, metavar="norm>X")] = None

@@ -22,7 +22,7 @@ from speedo.sgd_modes.hybrid import Hybrid
 from speedo.sgd_modes.options import ModeOptions, PhaseOptions, RunOptions
 from speedo.sgd_modes.phases import Phase
 from speedo.sgd_modes.rules import AddDelta, Elastic, MergeRule, RuleClass, ServerGradient
-from speedo.sgd_modes.turn_length import turn_length
+from speedo.sgd_modes.turn_length import AdaptiveLength, LengthState, turn_length
 from speedo.vectors.vector import Vector
 
 Update = Callable[[Vector, Vector, int], None]
@@ -169,16 +169,34 @@ def make_strategy(
     place: tuple[int, int] | None = None,
     adjust: Adjust | None = None,
     batch_size: int | None = None,
+    turns: LengthState | None = None,
 ) -> Strategy:
     """The strategy of this configuration. `batch` is the samples of one iteration, for hybrid phases.
 
     `update` applies a raw gradient to the center; only `server_gradient` needs it, and `adjust` gives it the solver
     values of a phase. `batch_size` is the run's, of which that of a phase is a multiple. `samples` is what a resumed
     run had merged, and `place` the index of its phase and the samples merged in it: its phases continue from there.
+    `turns` is what its adaptive length of turns was decided by: `AdaptiveLength.state`.
     """
+    strategy = _strategy(config, batch, update, samples, place, adjust, batch_size or batch)
+    length = strategy.local_steps
+    if isinstance(length, AdaptiveLength) and turns is not None:
+        length.state = turns
+    return strategy
+
+
+def _strategy(
+    config: RunOptions,
+    batch: int,
+    update: Update | None,
+    samples: int,
+    place: tuple[int, int] | None,
+    adjust: Adjust | None,
+    batch_size: int,
+) -> Strategy:
     if config.mode != HYBRID:
         return _plain(config, update)
-    phases = [_phase(one, batch, batch_size or batch, update, adjust) for one in config.phases]
+    phases = [_phase(one, batch, batch_size, update, adjust) for one in config.phases]
     if place is None or place[0] >= len(phases):
         place = _place_after(samples, phases)
     return Hybrid(phases, index=place[0], merged=place[1])

@@ -1,17 +1,22 @@
-"""How many local steps a turn has: a number, a schedule by iterations as in `1,10@500`, a norm that ends it earlier."""
+"""How many local steps a turn has: a number, a schedule by iterations as in `1,10@500`, as many as the loss asks for,
+as in `adaptive:10`; and a norm that ends it earlier."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final
+from math import ceil, sqrt
+from typing import Any, Final, TypeAlias
 
 from pydantic_core import PydanticCustomError
 
 from speedo.bounds import LARGEST_COUNT, LARGEST_INT32, digits, said, whole_number
 
+WINDOW: Final = 100  # iterations; the mean loss of so many batches of usual size is steady
 _NORM: Final = re.compile(r"\s*norm\s*>\s*(\S+)\s*")
+_ADAPTIVE: Final = re.compile(r"adaptive:([0-9]{1,18})(?:/([0-9]{1,18}))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +38,84 @@ class TurnLength:
         return next((first for first, _ in self.stages if first > iteration), None)
 
 
-@lru_cache(maxsize=256)
-def as_turn_length(length: int | TurnLength) -> TurnLength:
+LengthState: TypeAlias = tuple[int, float | None, float, int]
+
+
+@dataclass(eq=False, slots=True)
+class AdaptiveLength:
+    """tau = ceil(sqrt(F(x) / F(x0)) tau0), decided at the end of each `window` of iterations.
+
+    Wang and Joshi, Adaptive Communication Strategies to Achieve the Best Error-Runtime Trade-off in Local-Update SGD,
+    SysML 2019, section 4: long turns at first, shorter ones as the loss falls. F(x) is the mean loss of the samples
+    merged in the last window, F(x0) that of the first one (`first`). tau is at most tau0 (`longest`), which it is in
+    the first window. `loss` is the sum over the `samples` merged in the present window; `steps` 0 means tau0.
+    """
+
+    longest: int
+    window: int = WINDOW
+    norm: float = 0.0
+    steps: int = 0
+    first: float | None = None
+    loss: float = 0.0
+    samples: int = 0
+
+    def at(self, iteration: int) -> int:
+        """Steps of a turn that is issued now."""
+        return min(self.steps or self.longest, self.longest)
+
+    @property
+    def state(self) -> LengthState:
+        """What a resumed run needs: the present steps, F(x0), and the sums of the present window."""
+        return self.steps, self.first, self.loss, self.samples
+
+    @state.setter
+    def state(self, state: LengthState) -> None:
+        self.steps, self.first, self.loss, self.samples = state
+
+    def next_change(self, iteration: int) -> int | None:
+        """The end of the window that this iteration is in."""
+        return (iteration // self.window + 1) * self.window
+
+    def merged(self, results: Iterable[tuple[float, int]], before: int, now: int) -> None:
+        """Results of this mean loss and so many samples were merged, which led from one iteration to another."""
+        for loss, samples in results:
+            self.loss += loss * samples
+            self.samples += samples
+        if now // self.window == before // self.window:
+            return
+        mean, self.loss, self.samples = self.loss / self.samples, 0.0, 0
+        self.first = mean if self.first is None else self.first
+        ratio = max(mean, 0.0) / self.first if self.first > 0 else 1.0  # else there is no measure
+        self.steps = max(1, min(self.longest, ceil(sqrt(ratio) * self.longest)))
+
+
+Length: TypeAlias = int | TurnLength | AdaptiveLength  # of a turn, in local steps
+
+
+def as_turn_length(length: Length) -> TurnLength | AdaptiveLength:
     """A number of steps as a schedule without changes."""
-    return length if isinstance(length, TurnLength) else TurnLength(((0, length),))
+    return _constant(length) if isinstance(length, int) else length
 
 
-def turn_length(steps: int | str, sync_when: str | None) -> int | TurnLength:
+@lru_cache(maxsize=256)
+def _constant(steps: int) -> TurnLength:
+    return TurnLength(((0, steps),))
+
+
+def turn_length(steps: int | str, sync_when: str | None) -> Length:
     """The length of turns by these options, which `check_steps` and `check_sync_when` have passed."""
     norm = 0.0 if sync_when is None else parse_norm(sync_when)
     if isinstance(steps, int) and not norm:
         return steps
+    if adaptive := _parse_adaptive(str(steps)):
+        return AdaptiveLength(*adaptive, norm)
     return TurnLength(parse_stages(str(steps)), norm)
+
+
+def _parse_adaptive(text: str) -> tuple[int, int] | None:
+    """Parse `adaptive:10/50`: 10 steps at first, decided every 50 iterations; None for another form."""
+    match = _ADAPTIVE.fullmatch(text.strip())
+    return None if match is None else (int(match[1]), int(match[2] or WINDOW))
 
 
 def parse_stages(text: str) -> tuple[tuple[int, int], ...]:
@@ -70,6 +141,8 @@ def parse_norm(text: str) -> float:
 
 def most_steps(steps: int | str) -> int:
     """The largest number of steps in a schedule; 0 if it is none."""
+    if adaptive := _parse_adaptive(str(steps)):
+        return adaptive[0]
     try:
         return steps if isinstance(steps, int) else max(n for _, n in parse_stages(steps))
     except ValueError:
@@ -77,8 +150,8 @@ def most_steps(steps: int | str) -> int:
 
 
 def as_steps(value: Any) -> Any:
-    """What was given for local steps: a number in digits becomes one, a text with `@` stays a schedule."""
-    if type(value) is int or (isinstance(value, str) and "@" in value):
+    """What was given for local steps: a number in digits becomes one, a text with `@` or `adaptive` stays one."""
+    if type(value) is int or (isinstance(value, str) and ("@" in value or "adaptive" in value)):
         return value
     number = whole_number(value) if isinstance(value, str) else None
     if number is None:
@@ -90,15 +163,22 @@ class Steps:
     """A number of steps, or a schedule of them."""
 
     def __call__(self, name: str, value: int | str) -> list[str]:
+        stages: tuple[tuple[int, int], ...]
         if isinstance(value, int):
-            stages: tuple[tuple[int, int], ...] = ((0, value),)
+            stages = ((0, value),)
+        elif adaptive := _parse_adaptive(value):
+            most, window = adaptive
+            stages = ((0, most), (window, 1))
+            if window < 1:
+                return [f"{name} is {said(value)}: a window needs an iteration; use 1 or more"]
         else:
             try:
                 stages = parse_stages(value)
             except ValueError:
-                return [
-                    f"{name} is {said(value)}; use a number, or a schedule with rising iterations, as in 1,10@500"
-                ]
+                forms = (
+                    "a number, a schedule with rising iterations, as in 1,10@500, or adaptive:10"
+                )
+                return [f"{name} is {said(value)}; use {forms}"]
         steps = [steps for _, steps in stages]
         if min(steps) < 1:
             return [f"{name} is {_said(value)}: a turn needs a step; use 1 or more"]
@@ -109,7 +189,7 @@ class Steps:
         return []
 
     def __str__(self) -> str:
-        return "1 or more, or a schedule"
+        return "1 or more, a schedule, or adaptive"
 
 
 def check_sync_when(name: str, value: str) -> list[str]:
