@@ -34,6 +34,23 @@ def test_deltas_that_are_added_are_corrected(tmp_path: Path, mode: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "options",
+    [{"mode": "easgd"}, *({"mode": m, "moving_rate": 0.3} for m in ("partial", "weed-out"))],
+)
+def test_elastic_workers_step_by_nesterovs_momentum_if_asked(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    found = prepared(tmp_path, {"workers": 2, "momentum_correction": True, **options})
+    assert found.spec.type == "Nesterov"
+    assert "SGD with momentum correction (EAMSGD)" in headline(found)[0]
+
+
+def test_the_first_line_tells_of_staleness_scaling(tmp_path: Path) -> None:
+    found = prepared(tmp_path, {"mode": "weed-out", "workers": 2, "staleness_scaling": True})
+    assert "momentum correction, deltas divided by their staleness, learning" in headline(found)[0]
+
+
+@pytest.mark.parametrize(
     ("options", "fields"),
     [
         ({"mode": "sync", "workers": 2}, {}),
@@ -60,7 +77,7 @@ def test_others_keep_their_solver(
     [
         ({"mode": "async"}, {"type": '"Adam"'}, "Adam"),
         ({"mode": "async"}, {"momentum": 0.0}, "momentum 0"),
-        ({"mode": "partial", "moving_rate": 0.3}, {}, "moving_rate"),
+        ({"mode": "easgd"}, {"momentum": 0.0}, "momentum 0"),
         ({"mode": "async", "server_gradient": True}, {}, "server_gradient"),
         ({"mode": "sync"}, {}, "momentum_correction"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,9 +31,13 @@ def tiny_solver(folder: Path, **fields: Any) -> Path:
     return write_solver(folder, text, **fields)
 
 
-def scores_of(run: Path) -> list[dict[str, Any]]:
+def lines_of(run: Path, event: str) -> list[dict[str, Any]]:
     lines = (run / "metrics.jsonl").read_text().splitlines()
-    return [one for one in map(json.loads, lines) if one["event"] == "test"]
+    return [one for one in map(json.loads, lines) if one["event"] == event]
+
+
+def scores_of(run: Path) -> list[dict[str, Any]]:
+    return lines_of(run, "test")
 
 
 def test_a_run_keeps_its_best_model_and_its_patience_over_a_resume(tmp_path: Path) -> None:
@@ -58,6 +63,32 @@ def test_a_run_keeps_its_best_model_and_its_patience_over_a_resume(tmp_path: Pat
     assert second.iteration == 10  # tests at 4, 6, 8, 10 were no better
     assert second.accuracy == first.best["value"]  # of the test that ended it
     assert (first.accuracy, first.test_problem) == (None, "")
+
+
+def test_a_resumed_run_decides_its_turns_as_it_would_have(tmp_path: Path) -> None:
+    """The mean loss of the first window, and what is summed up in the present one, are in the checkpoint."""
+    solver = tiny_solver(tmp_path)
+    options: dict[str, Any] = {"mode": "easgd", "workers": 1, "local_steps": "adaptive:4/8"}
+    options |= {"final_test": False, "checkpointed": True}
+    short = SolverOverrides(max_iter=12)
+    train_here(solver, MemoryStore(), tmp_path / "run", overrides=short, **options)
+    kept = read_checkpoint(checkpoints_in(tmp_path / "run" / "checkpoints")[0])
+    assert kept.counters.progress is not None
+    turns = kept.counters.progress.turns
+    assert turns is not None
+    assert turns.first is not None
+    assert (turns.steps, turns.samples) == (4, 4 * 8)
+    results = lines_of(tmp_path / "run", "result")
+    assert turns.first == sum(one["loss"] for one in results[:2]) / 2
+    assert turns.loss == results[2]["loss"] * turns.samples
+    longer = SolverOverrides(max_iter=24)
+    train_here(
+        solver, MemoryStore(), tmp_path / "again", overrides=longer, checkpoint=kept, **options
+    )
+    again = lines_of(tmp_path / "again", "result")
+    mean = (results[2]["loss"] + again[0]["loss"]) / 2
+    steps = max(1, min(4, math.ceil(4 * math.sqrt(mean / turns.first))))
+    assert [one["steps"] for one in again[:2]] == [4, steps]
 
 
 def trained(folder: Path, solver: Path, *phases: dict[str, Any]) -> tuple[Vector, Vector]:

@@ -11,7 +11,12 @@ from speedo.messages import Result
 from speedo.sgd_modes.conditions import Condition, Watched, parse_condition, watched_of
 from speedo.sgd_modes.hybrid import Hybrid
 from speedo.sgd_modes.registry import make_strategy
-from speedo.sgd_modes.turn_length import TurnLength, as_turn_length, turn_length
+from speedo.sgd_modes.turn_length import (
+    AdaptiveLength,
+    TurnLength,
+    as_turn_length,
+    turn_length,
+)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +66,64 @@ def test_a_schedule_has_its_steps_from_its_iterations_on() -> None:
     assert turn_length(3, "norm > 0.5") == TurnLength(((0, 3),), 0.5)
 
 
+def losses(length: AdaptiveLength, *means: float) -> list[int]:
+    """The steps after each window of 10 iterations with these mean losses."""
+    found, start = [length.at(0)], 0
+    for mean in means:
+        length.merged([(mean / 2, 32)], start, start + 5)
+        assert length.at(start + 5) == found[-1]
+        length.merged([(mean, 64), (mean * 2, 32)], start + 5, start + 10)
+        start += 10
+        found.append(length.at(start))
+    return found
+
+
+def test_turns_get_shorter_by_the_root_of_the_loss() -> None:
+    """ceil(sqrt(F / F0) 10), where F0 is the mean of the first window."""
+    length = turn_length("adaptive:10/10", None)
+    assert isinstance(length, AdaptiveLength)
+    assert losses(length, 2.0, 1.0, 0.5, 0.1, 0.02, 0.5) == [10, 10, 8, 5, 3, 1, 5]
+
+
+@pytest.mark.parametrize(
+    ("means", "steps"),
+    [
+        ((1.0, 4.0), [8, 8, 8]),  # never more than tau0
+        ((1.0, 0.0, -1.0), [8, 8, 1, 1]),
+        ((0.0, 1.0), [8, 8, 8]),  # there is no measure
+    ],
+)
+def test_turns_have_one_step_at_least_and_the_first_number_at_most(
+    means: tuple[float, ...], steps: list[int]
+) -> None:
+    assert losses(AdaptiveLength(8, 10), *means) == steps
+
+
+def test_an_adaptive_length_is_decided_every_100_iterations_unless_said_otherwise() -> None:
+    length = turn_length("adaptive:6", "norm>0.5")
+    assert isinstance(length, AdaptiveLength)
+    assert (length.longest, length.window, length.norm) == (6, 100, 0.5)
+    assert [length.next_change(i) for i in (0, 99, 100)] == [100, 100, 200]
+
+
+def test_an_adaptive_length_goes_on_where_it_was() -> None:
+    first, second = AdaptiveLength(10, 10), AdaptiveLength(10, 10)
+    first.merged([(2.0, 8)], 0, 10)
+    first.merged([(0.3, 8)], 10, 15)
+    second.state = first.state
+    for length in (first, second):
+        length.merged([(0.7, 8)], 15, 20)
+    assert first.at(20) == second.at(20) == 5
+
+
+@pytest.mark.parametrize(
+    "text", ["adaptive", "adaptive:0", "adaptive:x", "adaptive:4/0", "adaptive:4@5", "adaptive:-1"]
+)
+def test_what_is_no_adaptive_length_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="local_steps"):
+        make_config({"mode": "easgd", "local_steps": text})
+
+
 @pytest.mark.parametrize("text", ["1,10", "1@5", "1,10@0", "1,5@9,6@9", "0,2@5", "1,x@5", "1,2@-3"])
 def test_what_is_no_schedule_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="local_steps"):
@@ -77,6 +140,19 @@ def test_what_is_no_schedule_is_refused(text: str) -> None:
         (
             {"mode": "async", "sync_when": "norm>1", "local_steps": 5, "overlap": "all"},
             "together with sync_when",
+        ),
+        (
+            {"mode": "async", "staleness_scaling": True, "overlap": "all"},
+            "cannot know its staleness",
+        ),
+        ({"mode": "easgd", "staleness_scaling": True}, "does not use it; use --mode async"),
+        ({"mode": "sync", "staleness_scaling": True}, "does not use it"),
+        ({"mode": "partial", "staleness_scaling": True, "moving_rate": 0.2}, "it scales deltas"),
+        ({"mode": "async", "staleness_scaling": True, "server_gradient": True}, "it scales deltas"),
+        ({"mode": "async", "catch_up": True}, "does not use it; use --mode partial"),
+        (
+            {"mode": "async", "server_gradient": True, "local_steps": "adaptive:4"},
+            "a raw gradient",
         ),
         ({"best_by": "loss"}, "only patience and keep_best use it"),
         ({"target": "loss<1", "test_interval": 0}, "test_interval is 0"),
@@ -96,6 +172,10 @@ def test_options_that_do_not_go_together_are_refused(options: dict[str, object],
         ("sync:500", {"mode": "sync", "iterations": 500}),
         ("sync:accuracy>=0.8", {"mode": "sync", "until": "accuracy>=0.8"}),
         ("async,lr=0.001", {"mode": "async", "lr": "0.001"}),
+        (
+            "easgd:9,local_steps=adaptive:10/50,lr=0.1",
+            {"mode": "easgd", "iterations": 9, "local_steps": "adaptive:10/50", "lr": "0.1"},
+        ),
         (
             "easgd:9,local_steps=1,10@500,lr=0.1",
             {"mode": "easgd", "iterations": 9, "local_steps": "1,10@500", "lr": "0.1"},

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 from speedo.config.run_config import make_config
 from speedo.messages import NOTHING, Decision, Result
 from speedo.sgd_modes.asynchronous import Asynchronous
+from speedo.sgd_modes.catch_up import CatchUp
 from speedo.sgd_modes.easgd import easgd
 from speedo.sgd_modes.hybrid import Hybrid, Phase
 from speedo.sgd_modes.partial import Partial
@@ -159,6 +162,64 @@ def test_partial_releases_whoever_was_held_back_by_one_that_left() -> None:
     assert mode.on_leave(1) == Decision(train=(0,))
 
 
+def test_a_catch_up_stops_all_until_each_of_the_others_has_delivered_once_more() -> None:
+    """`max_advance` 2, three workers, results 0, 1, 0, 2, 1: as the table in docs/modes.md."""
+    mode = CatchUp(AddDelta(), max_advance=2)
+    assert mode.on_join((0, 1, 2)) == Decision(train=(0, 1, 2))
+    assert mode.on_result(result(0)) == Decision(merge=(0,), train=(0,))
+    assert mode.on_result(result(1)) == Decision(merge=(1,), train=(1,))
+    assert mode.on_result(result(0)) == Decision(merge=(0,), train=())  # 2 ahead of worker 2
+    assert mode.on_result(result(2)) == Decision(merge=(2,), train=())
+    assert mode.on_result(result(1)) == Decision(merge=(1,), train=(0, 1, 2))
+    assert mode.counts.turns == {0: 1, 1: 1, 2: 1}
+    assert mode.on_result(result(1)) == Decision(merge=(1,), train=(1,))
+
+
+def catching_up() -> CatchUp:
+    """Worker 0 is ahead, and 1 and 2 still train."""
+    mode = CatchUp(AddDelta(), max_advance=1)
+    mode.on_join((0, 1, 2))
+    assert mode.on_result(result(0)).train == ()
+    return mode
+
+
+def test_a_catch_up_does_not_wait_for_the_dead() -> None:
+    mode = catching_up()
+    assert mode.on_leave(1) == Decision()
+    assert mode.on_leave(2) == Decision(train=(0,))
+
+
+def test_a_catch_up_goes_on_when_the_fastest_dies() -> None:
+    mode = catching_up()
+    assert mode.on_leave(0) == NOTHING
+    assert mode.on_result(result(1)) == Decision(merge=(1,), train=())
+    assert mode.on_result(result(2)) == Decision(merge=(2,), train=(1, 2))
+
+
+def test_who_joins_during_a_catch_up_starts_with_all() -> None:
+    mode = catching_up()
+    assert mode.on_join((3,)) == NOTHING
+    assert mode.on_result(result(2)).train == ()
+    assert mode.on_result(result(1)) == Decision(merge=(1,), train=(0, 1, 2, 3))
+
+
+def test_after_a_catch_up_that_all_have_left_who_joins_trains_at_once() -> None:
+    mode = catching_up()
+    for worker in (0, 1):
+        mode.on_leave(worker)
+    assert mode.on_leave(2) == Decision(train=())
+    assert mode.on_join((1,)) == Decision(train=(1,))
+    assert mode.on_result(result(1)) == Decision(merge=(1,), train=(1,))  # ahead of nobody
+
+
+def test_who_joins_between_catch_ups_is_level_with_the_fastest() -> None:
+    mode = CatchUp(AddDelta(), max_advance=2)
+    mode.on_join((0, 1))
+    mode.on_result(result(0))
+    assert mode.on_join((2,)) == Decision(train=(2,))
+    assert mode.on_result(result(2)) == Decision(merge=(2,), train=())
+
+
 def test_weed_out_discards_a_worker_absent_from_the_window() -> None:
     """Window 3, three workers, results 0, 1, 1, 0, 2: the coordinator's staleness is 0, 1, 0, 2, 4."""
     mode = WeedOut(AddDelta(), window=3)
@@ -248,6 +309,12 @@ def test_hybrid_lets_a_worker_that_joins_at_the_switch_in_with_the_new_phase() -
         ({"mode": "sync"}, Synchronous, AverageDeltas()),
         ({"mode": "async", "delta_scale": 0.25}, Asynchronous, AddDelta(0.25)),
         ({"mode": "partial", "max_advance": 5}, Partial, AddDelta()),
+        ({"mode": "partial", "catch_up": True, "moving_rate": 0.2}, CatchUp, Elastic(0.2)),
+        (
+            {"mode": "weed-out", "staleness_scaling": True},
+            WeedOut,
+            AddDelta(whole=math.inf, by_staleness=True),
+        ),
         ({"mode": "partial", "moving_rate": 0.2}, Partial, Elastic(0.2)),
         ({"mode": "weed-out", "moving_rate": 0.2}, WeedOut, Elastic(0.2)),
         ({"mode": "easgd"}, Asynchronous, Elastic()),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -38,6 +40,13 @@ def test_add_delta_scales_by_two_over_n_from_three_workers_on() -> None:
     assert [AddDelta().rate(n) for n in (1, 2, 4, 8)] == [1.0, 1.0, 0.5, 0.25]
     assert [AddDelta(whole=4.0).rate(n) for n in (1, 4, 8)] == [1.0, 1.0, 0.5]
     assert AddDelta(0.7).rate(8) == 0.7
+    assert AddDelta(0.7).rate(8, staleness=7) == 0.7
+
+
+def test_with_staleness_scaling_a_delta_is_divided_by_its_staleness_if_that_is_above_one() -> None:
+    scaled = AddDelta(whole=math.inf, by_staleness=True)
+    assert [scaled.rate(4, staleness) for staleness in (0, 1, 2, 4)] == [1.0, 1.0, 0.5, 0.25]
+    assert AddDelta(0.6, by_staleness=True).rate(4, 3) == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize("size", SIZES)

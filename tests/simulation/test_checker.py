@@ -14,10 +14,12 @@ from speedo.master.coordinator import Coordinator
 from speedo.master.driver import Driver
 from speedo.master.members import Member, Merged, Turn
 from speedo.messages import NOTHING, Decision, Result
+from speedo.sgd_modes.catch_up import CatchUp
 from speedo.sgd_modes.hybrid import Hybrid
 from speedo.sgd_modes.partial import Partial
 from speedo.sgd_modes.rules import AddDelta, AverageDeltas
 from speedo.sgd_modes.synchronous import Synchronous
+from speedo.sgd_modes.turn_length import AdaptiveLength
 from speedo.sgd_modes.weed_out import WeedOut
 from speedo.vectors.codecs.int8 import Int8
 from tests.support.rules_of_a_run import Violation
@@ -80,6 +82,20 @@ def releases_all(self: Partial, first: int = -1) -> tuple[int, ...]:
     return free
 
 
+def stops_only_the_fastest(self: CatchUp, worker: int) -> tuple[int, ...]:
+    self.owing.discard(worker)
+    return (worker,) if self.owing else tuple(sorted(self.counts.turns))
+
+
+def starts_without_the_fastest(self: CatchUp, worker: int) -> tuple[int, ...]:
+    self.owing.discard(worker)
+    return () if self.owing else tuple(sorted(self.counts.turns.keys() - {worker}))
+
+
+def stays_as_it_was(self: AdaptiveLength, iteration: int) -> int:
+    return self.longest
+
+
 def keeps_own_rate(self: Member, rule: Any, version: int) -> tuple[float | None, int]:
     merged = self.merged
     return (0.3, merged.ticket) if rule.payload == 3 and merged is not None else (None, 0)
@@ -140,6 +156,21 @@ BREAKS: dict[str, tuple[str, str, Break]] = {
         "too far ahead",
         replace(Partial, "_release", releases_all),
     ),
+    "a catch-up stops the fastest alone": (
+        "partial",
+        "begins during a catch-up|trained during a catch-up",
+        replace(CatchUp, "_finished", stops_only_the_fastest),
+    ),
+    "after a catch-up one is left out": (
+        "partial",
+        "do not start",
+        replace(CatchUp, "_finished", starts_without_the_fastest),
+    ),
+    "the loss does not shorten turns": (
+        "async",
+        "wrong length",
+        replace(AdaptiveLength, "at", stays_as_it_was),
+    ),
     "a phase begins too early": (
         "hybrid",
         "after the end of the phase|payload|rate|length",
@@ -177,7 +208,12 @@ BREAKS: dict[str, tuple[str, str, Break]] = {
     "another rate": (
         "async",
         "wrong rate|another rate",
-        replace(AddDelta, "rate", lambda self, workers: 1.0),
+        replace(AddDelta, "rate", lambda self, workers, staleness: 1.0),
+    ),
+    "staleness changes nothing": (
+        "weed-out",
+        "wrong rate",
+        replace(AddDelta, "by_staleness", property(lambda self: False, lambda self, new: None)),
     ),
     "a part is left out": (
         "sync",

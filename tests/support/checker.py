@@ -34,6 +34,7 @@ from speedo.messages import (
 from speedo.sgd_modes.turn_length import as_turn_length, turn_length
 from speedo.simulation.simulator import SimulatedCluster, Simulation
 from speedo.storage.memory_store import MemoryStore
+from tests.support.loss_window import LossWindow
 from tests.support.mode_checks import ModeCheck, mode_check
 from tests.support.replica import Replica, kind_of, rate_of
 from tests.support.rules_of_a_run import KINDS, Rules, Turn, Violation
@@ -75,6 +76,7 @@ class Checker:
         self.phases = list(options.get("phases") or [options])
         self.phase_number = self.phase_samples = 0
         self.mode: ModeCheck = mode_check(self.phases[0], self)
+        self.losses = LossWindow(self.phases[0])
 
     # ------------------------------------------------------------ the seams
 
@@ -238,7 +240,7 @@ class Checker:
         length = as_turn_length(
             turn_length(options.get("local_steps", 1), options.get("sync_when"))
         )
-        most = length.at(self.samples // rules.batch)
+        most = self.losses.steps or length.at(self.samples // rules.batch)
         self.require(1 <= train.steps <= most, "wrong length", most, train)
         self.require(train.norm == (length.norm if train.steps > 1 else 0.0), "wrong norm", train)
         self.require(train.payload == KINDS[kind_of(options)], "wrong payload", train)
@@ -279,12 +281,15 @@ class Checker:
             self.merged_keys.add(key)
             del self.held[key]
         options = self._options()
-        rate = rate_of(options, len(self.members))
+        rate = rate_of(options, len(self.members), max(part.staleness for part in merge.parts))
         self.require(math.isclose(merge.rate, rate, rel_tol=1e-12), "wrong rate", rate, merge)
         self.replica.merge(merge, kind_of(options))
         self.version += 1
-        samples = sum(part.samples for part in merge.parts)
+        samples, before = sum(part.samples for part in merge.parts), self.samples
         self.samples += samples
+        self.losses.merged(
+            merge.parts, before // self.rules.batch, self.samples // self.rules.batch
+        )
         self.phase_samples += samples
         self.counts["merged"] += len(merge.parts)
         self.require(merge.samples_seen == self.samples, "wrong samples", self.samples, merge)
@@ -319,6 +324,13 @@ class Checker:
     def _options(self) -> Mapping[str, Any]:
         return self.phases[self.phase_number % len(self.phases)]
 
+    def has_work(self) -> bool:
+        """Whether whoever has no turn is to be given one, where the mode lets it train."""
+        under_way = [*self.turns.values(), *self.ahead.values()]
+        ahead = self.samples + sum(turn.samples for turn in under_way)
+        enough = len(self.members) >= self.rules.min_workers
+        return enough and ahead < self.rules.batch * self.rules.max_iter
+
     def _phase_may_end(self) -> None:
         """A phase of a hybrid run ends when its samples are merged and nobody trains any more."""
         if len(self.phases) == 1 and "iterations" not in self.phases[0]:
@@ -331,6 +343,7 @@ class Checker:
             self.phase_number, self.phase_samples = self.phase_number + 1, 0
             self.own_merge.clear()
             self.mode = mode_check(self._options(), self)
+            self.losses = LossWindow(self._options())
 
     def _may_wait(self, event: Event) -> bool:
         """Whether who trains after the last event may be told after this one: both are results of different workers."""

@@ -124,6 +124,55 @@ class PartialCheck(ModeCheck):
                 idle.remove(worker)
 
 
+class CatchUpCheck(ModeCheck):
+    """Who is `max_advance` turns ahead stops all: the others finish their turns, and then all begin together.
+
+    Meanwhile nobody else begins a turn, a newcomer neither. A worker without a turn outside of that is parked.
+    """
+
+    def __init__(self, options: Mapping[str, Any], books: Checker) -> None:
+        super().__init__(options, books)
+        self.bound = options.get("max_advance", 2)
+        self.turns: dict[int, int] = {}
+        self.owing: set[int] = set()  # whose result the others wait for
+
+    def accepted(self, worker: int) -> None:
+        if self.owing:
+            self.books.require(worker in self.owing, "trained during a catch-up", worker)
+            return self._finished(worker)
+        self.turns[worker] += 1
+        if self.turns[worker] >= min(self.turns.values()) + self.bound:
+            self.owing = set(self.turns) - {worker}
+
+    def gone(self, worker: int) -> None:
+        self.turns.pop(worker, None)
+        if worker in self.owing:
+            self._finished(worker)
+
+    def _finished(self, worker: int) -> None:
+        self.owing.discard(worker)
+        if not self.owing:
+            self.turns = dict.fromkeys(self.turns, 1)
+
+    def training(self, worker: int) -> None:
+        super().training(worker)
+        may = not self.owing or worker in self.owing  # told after others that came together
+        self.books.require(may, "begins during a catch-up", worker, *self.owing)
+        self.turns.setdefault(worker, max(self.turns.values(), default=1))
+
+    def event_ends(self) -> None:
+        super().event_ends()
+        if self.draining:
+            return
+        for worker in [one for one in self.owing if one not in self.books.turns]:
+            self.gone(worker)
+        if not self.owing:
+            idle = [one for one in self.turns if one not in self.books.turns]
+            self.books.require(not (idle and self.books.has_work()), "do not start", *idle)
+            for worker in idle:
+                del self.turns[worker]
+
+
 class WeedOutCheck(ModeCheck):
     """Discarded from a staleness of max(window, n) on, and never below.
 
@@ -148,4 +197,6 @@ CHECKS = {"sync": SyncCheck, "partial": PartialCheck, "weed-out": WeedOutCheck}
 
 
 def mode_check(options: Mapping[str, Any], books: Checker) -> ModeCheck:
+    if options.get("catch_up"):
+        return CatchUpCheck(options, books)
     return CHECKS.get(options["mode"], ModeCheck)(options, books)

@@ -32,13 +32,15 @@ def kind_of(options: Mapping[str, Any]) -> str:
     return "GRADIENT" if options.get("server_gradient") else "DELTA"
 
 
-def rate_of(options: Mapping[str, Any], members: int) -> float:
-    """The factor of a merge while so many workers are in the run."""
+def rate_of(options: Mapping[str, Any], members: int, staleness: int = 0) -> float:
+    """The factor of a merge of a result of this staleness while so many workers are in the run."""
     workers, kind = max(members, 1), kind_of(options)
     if kind == "WEIGHTS":
         return float(options.get("moving_rate") or 0.9 / workers)
     if kind == "GRADIENT":
         return 1.0
+    if options.get("staleness_scaling"):
+        return float(options.get("delta_scale") or 1.0) / max(staleness, 1)
     plain = 1.0 if options["mode"] == "sync" else min(1.0, 2.0 / workers)
     return float(options.get("delta_scale") or plain)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from speedo.config.run_config import make_config
@@ -92,7 +92,7 @@ def make_schedule(mode: str, chance: random.Random) -> Schedule:
         snapshot=chance.choice((0, 5)),
     )
     overlap = {slot for slot in range(workers + 2) if overlaps and chance.random() < 0.8}
-    return Schedule(
+    made = Schedule(
         options,
         plan,
         share,
@@ -107,6 +107,24 @@ def make_schedule(mode: str, chance: random.Random) -> Schedule:
         overlap=frozenset(overlap),
         gather_s=chance.choice((0.0, 0.0, 0.05, 0.2, 1.0)),
     )
+    for part in options.get("phases") or [options]:
+        _choose_more(part, chance, overlaps=bool(overlap))
+        if part.get("catch_up") and made.faults.poison:
+            # A refused result among others lets those before it begin, or park, before those after it are decided.
+            made = replace(made, gather_s=0.0)
+    return made
+
+
+def _choose_more(options: dict[str, Any], chance: random.Random, *, overlaps: bool) -> None:
+    """What came later than the other options, and is drawn after them: so a seed's run is as it was but for these."""
+    mode, steps = options["mode"], options["local_steps"]
+    if mode == "partial" and chance.random() < 0.4:
+        options["catch_up"] = True
+    adds = not ("moving_rate" in options or options.get("server_gradient") or overlaps)
+    if mode in ("async", "partial", "weed-out") and adds and chance.random() < 0.3:
+        options["staleness_scaling"] = True
+    if isinstance(steps, int) and steps > 1 and chance.random() < 0.4:
+        options["local_steps"] = f"adaptive:{steps}/{chance.choice((2, 5))}"
 
 
 def _options(mode: str, chance: random.Random, workers: int) -> dict[str, Any]:
