@@ -45,7 +45,7 @@ class ModeOptions(BaseModel):
         source="measured: modes.md, momentum and the scale of deltas")] = None
     staleness_scaling: Annotated[bool | None, Option(
         "Divide each delta by its staleness: the older the weights that it is of, the less it moves the center.",
-        usual="the same factor for every delta", source="measured: modes.md, scaling by staleness")] = None
+        usual="the same factor for every delta", source="measured: modes.md, measured with real workers")] = None
     # fmt: on
 
     @field_validator("*", mode="before")
