@@ -217,10 +217,10 @@ def _read_binary(file: IO[bytes], size: int) -> tuple[StoredLayer, ...]:
     try:
         for number, content in _fields(file, size, rest):
             if number == _LAYER:
-                layers.append(_stored(_parsed(_Layer, caffe_pb2.LayerParameter, content)))
-                continue
-            layer = _parsed(_V1Layer, caffe_pb2.V1LayerParameter, content)
-            (oldest if layer.HasField("layer") else old).append(_stored(_inner(layer)))
+                layers.append(_stored(_Layer, caffe_pb2.LayerParameter, content)[1])
+            else:
+                is_oldest, layer = _stored(_V1Layer, caffe_pb2.V1LayerParameter, content)
+                (oldest if is_oldest else old).append(layer)
         caffe_pb2.NetParameter.FromString(bytes(rest))
     except DecodeError:
         raise _DamagedError(_NOT_ONE) from None
@@ -252,57 +252,57 @@ def _fields(file: IO[bytes], size: int, rest: bytearray) -> Iterator[tuple[int, 
             rest += _varint(tag) + (_varint(length) if delimited else b"") + content
 
 
-def _parsed(kind: Any, whole: Any, content: bytes) -> Any:
-    """The layer as a message of `kind`; what another writer did not pack in one piece, `whole` packs first."""
-    layer = kind.FromString(content)
-    if all(
-        len(_raw(blob)[0]) == _raw(blob)[1].itemsize * _needed(blob) for blob in _inner(layer).blobs
-    ):
-        return layer
-    return kind.FromString(whole.FromString(content).SerializeToString())
-
-
-def _inner(layer: Any) -> Any:
-    """What holds name and blobs: the layer, or the oldest form within a V1LayerParameter."""
-    return layer.layer if isinstance(layer, _V1Layer) and layer.HasField("layer") else layer
-
-
-def _stored(layer: Any) -> StoredLayer:
+def _stored(kind: Any, whole: Any, content: bytes) -> tuple[bool, StoredLayer]:
+    """Whether it is in the oldest form, and the layer; what is not packed in one piece, `whole` packs first."""
+    is_oldest, layer = _inner(kind.FromString(content))
+    blobs = [_Stored.of(blob) for blob in layer.blobs]
+    if any(blob.problem for blob in blobs):
+        _, layer = _inner(kind.FromString(whole.FromString(content).SerializeToString()))
+        blobs = [_Stored.of(blob) for blob in layer.blobs]
     name = layer.name.decode("utf-8", "replace")
-    blobs: list[Values] = []
-    for index, blob in enumerate(layer.blobs):
-        shape = _shape(blob)
-        if any(extent < 0 for extent in shape):
-            raise _DamagedError(f"has the shape {_text(shape)} for blob {index} of layer {name!r}")
-        content, kind = _raw(blob)
-        if len(content) != kind.itemsize * _needed(blob):
-            raise _DamagedError(
-                f"is damaged: blob {index} of layer {name!r} holds {len(content) // kind.itemsize:,} values, but its "
-                f"shape is {_text(shape)}"
-            )
-        blobs.append(np.frombuffer(content, kind).astype(np.float32, copy=False).reshape(shape))
-    legacy = frozenset(index for index, blob in enumerate(layer.blobs) if _is_legacy(blob))
-    return StoredLayer(name, tuple(blobs), legacy)
+    for index, blob in enumerate(blobs):
+        if blob.problem:
+            raise _DamagedError(f"is damaged: blob {index} of layer {name!r} {blob.problem}")
+    legacy = frozenset(index for index, blob in enumerate(blobs) if blob.legacy)
+    return is_oldest, StoredLayer(name, tuple(blob.array() for blob in blobs), legacy)
 
 
-def _raw(blob: Any) -> tuple[bytes, np.dtype[Any]]:
-    """The values as Caffe takes them (Caffe: blob.cpp, FromProto)."""
-    doubles = blob.double_data
-    return (doubles, _DOUBLES) if doubles else (blob.data, _FLOATS)
+def _inner(layer: Any) -> tuple[bool, Any]:
+    """Whether it is in the oldest form, within a V1LayerParameter, and the message that holds name and blobs."""
+    is_oldest = isinstance(layer, _V1Layer) and layer.HasField("layer")
+    return is_oldest, layer.layer if is_oldest else layer
 
 
-def _shape(blob: Any) -> Shape:
-    if _is_legacy(blob):
-        return int(blob.num), int(blob.channels), int(blob.height), int(blob.width)
-    return tuple(int(extent) for extent in blob.shape.dim)
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A BlobProto, whose values protobuf copies each time that they are asked for."""
 
+    shape: Shape
+    legacy: bool
+    content: bytes
+    kind: np.dtype[Any]
 
-def _is_legacy(blob: Any) -> bool:
-    return any(blob.HasField(axis) for axis in ("num", "channels", "height", "width"))
+    @classmethod
+    def of(cls, blob: Any) -> _Stored:
+        """Caffe: blob.cpp, FromProto."""
+        legacy = any(blob.HasField(axis) for axis in ("num", "channels", "height", "width"))
+        extents = (blob.num, blob.channels, blob.height, blob.width) if legacy else blob.shape.dim
+        shape = tuple(map(int, extents))
+        if doubles := blob.double_data:
+            return cls(shape, legacy, doubles, _DOUBLES)
+        return cls(shape, legacy, blob.data, _FLOATS)
 
+    @property
+    def problem(self) -> str:
+        """What is wrong with it, or nothing."""
+        held, needed = len(self.content), self.kind.itemsize * math.prod(self.shape)
+        if min(self.shape, default=0) >= 0 and held == needed:
+            return ""
+        return f"holds {held // self.kind.itemsize:,} values, but its shape is {_text(self.shape)}"
 
-def _needed(blob: Any) -> int:
-    return math.prod(_shape(blob))
+    def array(self) -> Values:
+        values = np.frombuffer(self.content, self.kind).astype(np.float32, copy=False)
+        return values.reshape(self.shape)
 
 
 def _read_hdf5(file: IO[bytes]) -> Iterator[StoredLayer]:
