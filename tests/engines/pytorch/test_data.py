@@ -243,7 +243,7 @@ def test_a_bad_record_is_refused_by_its_key(
     source = source_of(data_layer(database, 2), ahead=ahead)
     source.setup([])
     source.forward([], [])
-    with pytest.raises(EngineError, match="layer 'records'.*'00000003'") as error:
+    with pytest.raises(EngineError, match=r"layer 'records'.*'00000003'") as error:
         source.forward([], [])
     source.close()
     assert said in str(error.value)

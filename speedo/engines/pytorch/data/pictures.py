@@ -75,7 +75,8 @@ def _channels_first(gray: npt.NDArray[np.generic], colors: Colors) -> Bytes:
 def _blue_first(rgb: Bytes) -> Bytes:
     """(H, W, RGB[A]) as (BGR[A], H, W)."""
     order = [2, 1, 0, 3][: rgb.shape[2]]
-    return rgb.transpose(2, 0, 1)[order]
+    planes: Bytes = rgb.transpose(2, 0, 1)[order]
+    return planes
 
 
 def _luma(rgb: Bytes, kind: str | None) -> Bytes:
