@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from speedo.data.shared_lmdb import SharedLmdb
 from speedo.engines.caffe_import import load_caffe
 from speedo.errors import EngineError
+from speedo.system.shared_lmdb import SharedLmdb
 from tests.support.data_layers import (
     assert_same,
     by_caffe,

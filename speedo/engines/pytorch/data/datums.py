@@ -10,8 +10,6 @@ import lmdb
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from speedo.data.leveldb import converted
-from speedo.data.shared_lmdb import SharedLmdb
 from speedo.engines.caffe_schema.caffe_pb2 import Datum
 from speedo.engines.pytorch.data.pictures import Colors, UnreadablePictureError, decoded
 from speedo.engines.pytorch.data.prefetch import Batch
@@ -20,6 +18,7 @@ from speedo.engines.pytorch.data.transform import Pixels, Size, Transform
 from speedo.engines.pytorch.layer import Shape
 from speedo.engines.record_rules import RecordRule
 from speedo.errors import DataError, EngineError
+from speedo.system.shared_lmdb import SharedLmdb
 
 _AGAIN = "create the database again"
 
@@ -53,7 +52,9 @@ class Data(BatchSource):
         self._transform = Transform(
             param, self.place.phase, self.refuse, self.draws("transform"), mean
         )
-        self._colors: Colors = "color" if param.force_color else "gray" if param.force_gray else "own"
+        self._colors: Colors = (
+            "color" if param.force_color else "gray" if param.force_gray else "own"
+        )
         self._source = self._find_database()
         self._rule = RecordRule(
             self.name, str(self._source), False, "", self.samples, self._transform.crop, None, 0,
@@ -110,6 +111,8 @@ class Data(BatchSource):
         source = self.find(data.source, "database")
         if data.backend == data.LMDB:
             return source
+        from speedo.data.leveldb import converted  # with all that makes datasets: few nets need it
+
         try:
             return converted(source)
         except DataError as error:

@@ -106,7 +106,8 @@ def resized(pixels: Bytes, height: int, width: int) -> Bytes:
     across >>= 4
     upper = (across[:, over] * over_weight[:, None]) >> 16
     lower = (across[:, under] * under_weight[:, None]) >> 16
-    return ((upper + lower + 2) >> 2).astype(np.uint8)
+    new: Bytes = ((upper + lower + 2) >> 2).astype(np.uint8)
+    return new
 
 
 def _taps(extent: int, wanted: int) -> tuple[npt.NDArray[np.signedinteger[Any]], ...]:
