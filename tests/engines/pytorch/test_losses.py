@@ -94,6 +94,7 @@ def test_contrastive_loss_is_pycaffes_at_and_beside_its_margin(
     inner=st.lists(st.integers(1, 3), min_size=0, max_size=2),
     ignored=st.sampled_from([None, 0, -1]),
     axis_from_behind=st.booleans(),
+    rows=st.sampled_from([None, 1, 2]),
 )
 @pytest.mark.parametrize("normalization", [*NORMALIZATIONS, None])
 def test_infogain_loss_with_a_matrix_from_below(
@@ -103,10 +104,14 @@ def test_infogain_loss_with_a_matrix_from_below(
     inner: list[int],
     ignored: int | None,
     axis_from_behind: bool,
+    rows: int | None,
 ) -> None:
-    scores, matrix = filled((outer, classes, *inner)), filled((1, 1, classes, classes), 1)
-    labels = whole((outer, *inner), -1 if ignored == -1 else 0, classes, 2)
-    axis = 1 - scores.ndim if axis_from_behind else 1
+    between = [] if rows is None else [rows]
+    scores = filled((outer, *between, classes, *inner))
+    matrix = filled((1, 1, classes, classes), 1)
+    labels = whole((outer, *between, *inner), -1 if ignored == -1 else 0, classes, 2)
+    axis = 1 + len(between)
+    axis -= scores.ndim if axis_from_behind else 0
     options = "" if normalization is None else f"normalization: {normalization} "
     options += "" if ignored is None else f"ignore_label: {ignored}"
     trial(
