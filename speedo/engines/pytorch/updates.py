@@ -252,13 +252,13 @@ class ParameterUpdate:
         return None if number == 1.0 else number
 
     def _with_decay(self, g: Tensor, piece: _Piece, own: Tensor, t: Tensor) -> Tensor:
-        w, decay = piece.weights, self._weight_decay
-        if not decay or piece.decay == 0.0:
+        w, multiplier = piece.weights, piece.decay
+        if not self._weight_decay or (isinstance(multiplier, float) and not multiplier):
             return g
         pull = torch.sign(w, out=t) if self.fields.l1 else w
-        if isinstance(piece.decay, Tensor):
-            return torch.addcmul(g, pull, piece.decay, value=decay, out=own)
-        local = float(np.float32(decay) * np.float32(piece.decay))
+        if isinstance(multiplier, Tensor):
+            return torch.addcmul(g, pull, multiplier, value=self._weight_decay, out=own)
+        local = float(np.float32(self._weight_decay) * np.float32(multiplier))
         return torch.add(g, pull, alpha=local, out=own)
 
     def _gradient_of(self, piece: _Piece, gradients: Sequence[Tensor | None]) -> Tensor:
@@ -288,7 +288,7 @@ class ParameterUpdate:
             for start in range(0, blob.size, BLOCK):
                 at = slice(start, min(start + BLOCK, blob.size))
                 here = slice(place.start + at.start, place.start + at.stop)
-                pieces.append(self._piece(here, index, at, own.lr, own.decay))
+                pieces.append(self._piece(here, index, at, float(own.lr), float(own.decay)))
         return pieces
 
     def _all_at_once(self) -> list[_Piece]:
