@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from speedo.engines.pytorch.data import SOURCES
+from speedo.engines.pytorch.data.source import BatchSource
 from speedo.engines.pytorch.fillers import fill
 from speedo.engines.pytorch.flat import FlatParameters
 from speedo.engines.pytorch.layer import BlobSpec, Layer, Place, Shape, SourceLayer
@@ -197,7 +198,8 @@ class Net:
                 f"layer {param.name!r} has the type {param.type!r}, which the PyTorch engine does not have: "
                 "use --engine caffe, or layers that docs/engines.md lists"
             )
-        layer = kind(param, place)
+        pin = self.device.type == "cuda"
+        layer = kind(param, place, pin=pin) if issubclass(kind, BatchSource) else kind(param, place)
         bottoms = []
         for name in param.bottom:
             if name not in self._names:
@@ -247,9 +249,9 @@ class Net:
     def _find_losses(self, readers: Sequence[Sequence[tuple[_Wired, int]]]) -> None:
         """The losses of every layer, from the last layer to the first.
 
-        A loss with the weight that it has by default, and which a later loss is computed from, counts in the value only:
-        in Caffe the later layer's gradient overwrites the weight. One with a weight of its own has it added to that
-        gradient, by a Split layer; but then a layer of losses has the default besides, in the value only.
+        A loss with the weight that it has by default, and from which a later loss is computed, counts in the value
+        only: in Caffe the later layer's gradient overwrites the weight. One with a weight of its own has it added to
+        that gradient, by a Split layer; but then a layer of losses has the default besides, in the value only.
         """
         contributing: set[int] = set()  # layers, by identity
         for wired in reversed(self._wired):
