@@ -27,7 +27,6 @@ def dummy_layer(param: str, tops: int = 2) -> str:
         "num: 2 num: 7 channels: 3 height: 1 height: 2 width: 5",
         'shape { dim: 4 } data_filler { type: "constant" value: 0.1 }',
         'shape { dim: 4 } data_filler { value: 7 } data_filler { type: "constant" value: -3 }',
-        "shape { }",
     ],
 )
 def test_shapes_and_constants_are_caffes(tmp_path: Path, param: str) -> None:
@@ -82,6 +81,7 @@ def test_skipped_batches_draw_what_reading_draws(ahead: bool) -> None:
         ("shape { dim: 1 } num: 2", "has both shape and num"),
         ("num: 2 channels: 3 height: 1", "has 0 shapes for 3 tops"),
         ("shape { dim: 1 } data_filler { } data_filler { }", "has 2 data_filler for 3 tops"),
+        ('shape { dim: 1 } data_filler { type: "other" }', "cannot fill top 'top0': filler type"),
     ],
 )
 def test_counts_that_do_not_fit_are_refused(param: str, said: str) -> None:
