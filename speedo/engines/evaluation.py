@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import lmdb
 from google.protobuf import text_format
 
 from speedo.errors import EngineError
+from speedo.system.shared_lmdb import SharedLmdb
 
 # What a share of a test found: of each net the sums of its outputs over the batches, and the number of batches.
 Part = Sequence[tuple[Mapping[str, float], int]]
@@ -135,7 +135,7 @@ class TestNets:
                     key = name if len(values) == 1 else f"{name}/{place}"
                     sums[key] = sums.get(key, 0.0) + value
             passed(samples)
-        if _ends_with_the_data(self._parameters[index], iterations):
+        if ends_with_the_data(self._parameters[index], iterations):
             self._kept[index] = (net, batches.stop % iterations)
         return sums, len(batches)
 
@@ -163,7 +163,7 @@ def _samples(net: Any) -> int:
     return int(shape[0]) if shape else 0
 
 
-def _ends_with_the_data(parameter: Any, iterations: int) -> bool:
+def ends_with_the_data(parameter: Any, iterations: int) -> bool:
     """Whether `iterations` batches use every record equally often, and no layer draws random numbers."""
     sources = [layer for layer in parameter.layer if not layer.bottom]
     for layer in sources:
@@ -179,6 +179,5 @@ def _ends_with_the_data(parameter: Any, iterations: int) -> bool:
 
 def _records(source: str) -> int:
     """Number of records in an LMDB."""
-    # Without locks: a second handle's closing would drop the locks that Caffe's own handle holds.
-    with lmdb.open(source, readonly=True, lock=False, subdir=Path(source).is_dir()) as environment:
+    with SharedLmdb(Path(source)) as environment:
         return int(environment.stat()["entries"])

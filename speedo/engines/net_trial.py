@@ -24,6 +24,7 @@ from speedo.engines.caffe_import import load_caffe, prepare_environment, with_ou
 from speedo.engines.native_failures import describe_death, describe_exception
 from speedo.engines.record_check import first_problem, is_known, remember, until
 from speedo.engines.record_rules import RecordRule, record_rules, with_classes
+from speedo.engines.schema import caffe_schema
 from speedo.engines.weights_check import check_start
 from speedo.errors import EngineError, SolverError, SpeedoError
 
@@ -142,7 +143,7 @@ def _refusal(stderr: str, returncode: int, weights: Path | None, origin: str) ->
 
 
 def _solver(text: str) -> Any:
-    return text_format.Parse(text, load_caffe().proto.caffe_pb2.SolverParameter())
+    return text_format.Parse(text, caffe_schema().SolverParameter())
 
 
 def _build(request: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Checks whether a file is a .caffemodel for a net, because Caffe silently accepts many files that are not.
 
-A child process loads the file with Caffe and examines the result, so files in HDF5 are checked as well.
+Its layers are compared without Caffe. Then a child process loads it with Caffe and examines the result, because Caffe
+does not find in HDF5 what has a slash in its name.
 """
 
 from __future__ import annotations
@@ -10,11 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from google.protobuf.message import DecodeError
 
-from speedo.engines.caffe_import import load_caffe
-from speedo.errors import SolverError
-from speedo.system.files import read_bytes
+from speedo.engines.pytorch.model_files import read_model
+from speedo.errors import EngineError, SolverError
 
 _HDF5: Final = b"\x89HDF"  # Caffe reads such files too
 _UNTOUCHED: Final = np.float32(-2.7182819e-31)  # no weight has it: what keeps it was not loaded
@@ -23,20 +22,10 @@ _UNTOUCHED: Final = np.float32(-2.7182819e-31)  # no weight has it: what keeps i
 def check_weights(path: Path, layers: Iterable[str]) -> None:
     """Raises `SolverError` unless the file holds parameters for one of these layers."""
     try:
-        content = read_bytes(path)
-    except OSError as error:
-        raise SolverError(
-            f"weights {path} cannot be read ({error.strerror}): correct --weights"
-        ) from error
-    if content.startswith(_HDF5):
-        return
-    try:
-        net = load_caffe().proto.caffe_pb2.NetParameter.FromString(content)
-    except DecodeError as error:
-        raise SolverError(
-            f"weights {path} is not a .caffemodel, or a truncated one: give another --weights"
-        ) from error
-    held = [layer.name for layer in (*net.layer, *net.layers) if layer.blobs]
+        model = read_model(path)
+    except EngineError as error:
+        raise SolverError(f"weights {error}") from error
+    held = [layer.name for layer in model.layers if layer.blobs]
     if not held:
         raise SolverError(f"weights {path} holds no parameters: give another --weights")
     if not set(held) & set(layers):
