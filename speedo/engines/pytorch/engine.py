@@ -252,10 +252,9 @@ class PytorchEngine:
                 names = [layer.name for layer in self._net.layers]
                 write_model_hdf5(names, self.layout, weights, file)
             else:
-                found = zip(self._net.layers, self._net.blobs_of_layers(), strict=True)
+                found = zip(self._parameter.layer, self._net.blobs_of_layers(), strict=True)
                 layers = [
-                    (layer.param, [blob.cpu().numpy() for blob in blobs])
-                    for layer, (_, blobs) in found
+                    (param, [blob.cpu().numpy() for blob in blobs]) for param, (_, blobs) in found
                 ]
                 write_model(file, str(self._parameter.name), layers)
         return WrittenModel(file)
