@@ -22,6 +22,7 @@ from speedo.engines.pytorch.fillers import fill
 from speedo.engines.pytorch.flat import FlatParameters
 from speedo.engines.pytorch.layer import BlobSpec, Layer, Place, Shape, SourceLayer
 from speedo.engines.pytorch.layers import LAYERS
+from speedo.engines.pytorch.layers.further import REFUSED
 from speedo.errors import EngineError
 from speedo.vectors.vector import Blob, Layout
 
@@ -194,10 +195,12 @@ class Net:
     def _add(self, param: Any, place: Place, unread: set[str]) -> None:
         """Wire and set up one layer."""
         kind = LAYERS.get(param.type) or SOURCES.get(param.type)
+        if param.type in REFUSED:
+            raise EngineError(f"layer {param.name!r} ({param.type}) {REFUSED[param.type]}")
         if kind is None:
             raise EngineError(
                 f"layer {param.name!r} has the type {param.type!r}, which the PyTorch engine does not have: "
-                "use --engine caffe, or layers that docs/engines.md lists"
+                "use --engine caffe, or layers that docs/layers.md lists"
             )
         if param.type.endswith("Loss") and not param.top:
             # Caffe gives a loss the top that it lacks.

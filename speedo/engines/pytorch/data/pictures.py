@@ -75,7 +75,8 @@ def _channels_first(gray: npt.NDArray[np.generic], colors: Colors) -> Bytes:
 def _blue_first(rgb: Bytes) -> Bytes:
     """(H, W, RGB[A]) as (BGR[A], H, W)."""
     order = [2, 1, 0, 3][: rgb.shape[2]]
-    return rgb.transpose(2, 0, 1)[order]
+    planes: Bytes = rgb.transpose(2, 0, 1)[order]
+    return planes
 
 
 def _luma(rgb: Bytes, kind: str | None) -> Bytes:
@@ -105,7 +106,8 @@ def resized(pixels: Bytes, height: int, width: int) -> Bytes:
     across >>= 4
     upper = (across[:, over] * over_weight[:, None]) >> 16
     lower = (across[:, under] * under_weight[:, None]) >> 16
-    return ((upper + lower + 2) >> 2).astype(np.uint8)
+    new: Bytes = ((upper + lower + 2) >> 2).astype(np.uint8)
+    return new
 
 
 def _taps(extent: int, wanted: int) -> tuple[npt.NDArray[np.signedinteger[Any]], ...]:
