@@ -18,7 +18,6 @@ from typing import Any, Final
 
 from google.protobuf import text_format
 
-from speedo.data.shared_lmdb import SharedLmdb
 from speedo.errors import EngineError
 from speedo.system.shared_lmdb import SharedLmdb
 
