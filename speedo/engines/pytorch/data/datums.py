@@ -66,11 +66,10 @@ class Data(BatchSource):
         first = self._parsed(key, value)
         self._encoded = bool(first.encoded)
         shape: Size = self._image(key, first, None).shape
-        self._rank, self._step = (
-            (self.place.rank, self.place.count) if self.place.phase == "TRAIN" else (0, 1)
-        )
-        # How far the cursor is before the next record to read.
-        self._ahead_by = self._rank % self._entries
+        rank, step = (self.place.rank, self.place.count) if self.place.phase == "TRAIN" else (0, 1)
+        self._step = step % self._entries
+        # How many records the next one to read is ahead of the cursor.
+        self._ahead_by = rank % self._entries
         shapes: list[Shape] = [(self.samples, *self._transform.window(shape)), (self.samples,)]
         return shapes[: len(self.param.top)]
 
@@ -88,7 +87,7 @@ class Data(BatchSource):
         if len(self.param.top) == 1:
             return [out]
         labels = self.empty((len(records),))
-        labels.numpy()[:] = [self._label(key, datum) for key, datum in records]
+        labels.numpy()[:] = [datum.label for _, datum in records]  # 0 if it has none, as in Caffe
         return [out, labels]
 
     def pass_over(self, batches: int) -> None:
@@ -206,11 +205,6 @@ class Data(BatchSource):
         problem = self._rule.shape_problem(shape, first or shape)
         if problem is not None:
             raise self._bad(key, problem)
-
-    def _label(self, key: bytes, datum: Any) -> int:
-        if not datum.HasField("label"):
-            raise self._bad(key, f"has no label: {_AGAIN}, or take the second top away")
-        return int(datum.label)
 
     def _bad(self, key: bytes, what: str) -> EngineError:
         name = key.decode(errors="replace")
