@@ -25,6 +25,7 @@ from speedo.cli.run_options import (
     GroupedCommand,
     WorkerCommand,
     checked_cores,
+    checked_device,
     checked_threads,
     host_options,
     logs_option,
@@ -207,6 +208,7 @@ def worker(
     timeout: float,
     threads: str | None,
     bind: Bind | None,
+    device: str | None,
     cores: tuple[str, ...],
     data_root: Path | None,
     token_file: Path | None,
@@ -218,6 +220,7 @@ def worker(
 
     checked = checked_threads(threads)
     bound = checked_cores(cores, workers)
+    device = checked_device(device)
     request = Request(master=with_port(address), workers=workers, threads=checked)
     require(request)
     with Progress(ErrorConsole()) as watch:
@@ -231,6 +234,7 @@ def worker(
             threads=threads,
             bind=bind,
             cores=bound,
+            device=device,
             logs=logs,
         )
     click.echo(f"the run is over at iteration {status.iteration}")

@@ -5,7 +5,7 @@ A child process loads the file with Caffe and examines the result, so files in H
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from speedo.engines.caffe_import import load_caffe
+from speedo.engines.base import ModelEngine
 from speedo.errors import SolverError
 from speedo.system.files import read_bytes
 
@@ -46,26 +47,31 @@ def check_weights(path: Path, layers: Iterable[str]) -> None:
         )
 
 
-def check_start(net: Any, weights: Path | None, load: Callable[[Path], None]) -> None:
+def check_start(engine: ModelEngine, weights: Path | None) -> None:
     """Raises `SolverError`, naming the layer, if parameters begin with NaN or infinity, or if no weights were loaded.
 
-    `load` loads the weights into `net`, which is built for this check only: loading from HDF5 overwrites its weights.
+    The engine is built for this check only: loading from HDF5 overwrites its weights.
     """
+    vector = engine.layout.zeros()
     if weights is not None:
         named = not _is_hdf5(weights)  # then `check_weights` has compared the names
         if not named:
-            for _, _, blob in _blobs(net):
-                blob.data[...] = _UNTOUCHED
-        load(weights)
-        if not named and all((blob.data == _UNTOUCHED).all() for _, _, blob in _blobs(net)):
+            vector.fill(_UNTOUCHED)
+            engine.load_weights(vector)
+        engine.copy_from(weights)
+        engine.read_weights(vector)
+        if not named and (vector == _UNTOUCHED).all():
             raise SolverError(
                 f"weights {weights} has no layer of this net: give another --weights, or name the layers alike"
             )
-    for name, index, blob in _blobs(net):
-        wrong = blob.data.size - int(np.isfinite(blob.data).sum())
+    else:
+        engine.read_weights(vector)
+    for blob, place in engine.layout.slices():
+        wrong = blob.size - int(np.isfinite(vector[place]).sum())
         if not wrong:
             continue
-        which = f"{wrong:,} of {blob.data.size:,} values of blob {index} of layer {name!r} are NaN or infinite"
+        layer, _, index = blob.name.rpartition("/")
+        which = f"{wrong:,} of {blob.size:,} values of blob {index} of layer {layer!r} are NaN or infinite"
         if weights is not None:
             raise SolverError(
                 f"weights {weights} cannot be trained from: {which}; give others, such as an earlier snapshot"
