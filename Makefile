@@ -12,7 +12,7 @@ ARGS ?=
 # Where `make wheels` puts what other hosts install
 DIST ?= dist
 
-.PHONY: help setup test check format demo bench faults wheels images lock clean distclean
+.PHONY: help setup test check format demo bench faults wheels images lock schema clean distclean
 
 help: ## this list
 	@echo 'SpeeDO trains one Caffe model with many workers. First time here: make demo'
@@ -61,6 +61,9 @@ images: ## as root: build the container image and train with a master and three 
 
 lock: ## write the lock files anew from pyproject.toml (ARGS=--upgrade: with the newest of everything)
 	scripts/lock.sh $(ARGS)
+
+schema: ## generate speedo/engines/caffe_schema/caffe_pb2.py from caffe.proto (Debian's protobuf-compiler)
+	protoc --proto_path=. --python_out=. speedo/engines/caffe_schema/caffe.proto
 
 clean: ## remove what builds, tests and tools left here; keep .venv and the cached wheel
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

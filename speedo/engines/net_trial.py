@@ -26,6 +26,7 @@ from speedo.engines.make import CAFFE, EngineChoice, make_engine, prepare_proces
 from speedo.engines.native_failures import describe_death, describe_exception
 from speedo.engines.record_check import first_problem, is_known, remember, until
 from speedo.engines.record_rules import RecordRule, record_rules, with_classes
+from speedo.engines.schema import caffe_schema
 from speedo.engines.weights_check import check_start
 from speedo.errors import EngineError, SolverError, SpeedoError
 

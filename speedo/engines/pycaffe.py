@@ -269,7 +269,7 @@ class PycaffeEngine:
     def load_history(self, state: bytes) -> None:
         """Take over `history()`, weights aside; `EngineError` if it is another solver's."""
         with self._native():
-            restore_history(self._caffe, self._solver, self._type, self.layout, state)
+            restore_history(self._solver, self._type, self.layout, state)
 
     def history_from(self, solverstate: bytes) -> bytes:
         """The content of a `.solverstate` of Caffe's own as a `history`."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
-from speedo.engines.caffe_import import load_caffe
+from speedo.engines.schema import caffe_schema
 
 Shape = tuple[int, int, int]
 """Channels, height, width."""
@@ -159,7 +159,7 @@ def _mean_shape(file: str) -> Shape | None:
     if not file:
         return None
     try:
-        blob = load_caffe().proto.caffe_pb2.BlobProto.FromString(Path(file).read_bytes())
+        blob = caffe_schema().BlobProto.FromString(Path(file).read_bytes())
     except (OSError, DecodeError):
         return None  # Caffe says it
     if blob.HasField("num") or blob.HasField("channels"):

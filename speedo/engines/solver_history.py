@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from speedo.engines.files import memory_file
+from speedo.engines.solverstate import read_state
 from speedo.engines.update_rules import RULES
 from speedo.errors import EngineError
 from speedo.vectors.vector import Layout
@@ -46,17 +47,11 @@ def history_from(solver_type: str, layout: Layout, solverstate: bytes) -> bytes:
     return _header(solver_type, layout) + solverstate
 
 
-def restore_history(
-    caffe: Any, solver: Any, solver_type: str, layout: Layout, state: bytes
-) -> None:
+def restore_history(solver: Any, solver_type: str, layout: Layout, state: bytes) -> None:
     """Take over `state`; `EngineError`, and no change, if it is not of this solver and net."""
     solverstate = solverstate_in(solver_type, layout, state)
-    parsed = caffe.proto.caffe_pb2.SolverState()
-    try:
-        parsed.ParseFromString(solverstate)
-    except Exception as error:  # protobuf's DecodeError differs between its implementations
-        raise EngineError(f"the solver history is damaged: {error}") from error
-    sizes = [blob.size for blob in layout.blobs] * RULES[solver_type].vectors
+    parsed = read_state(solverstate)
+    sizes = [4 * blob.size for blob in layout.blobs] * RULES[solver_type].vectors
     if [len(blob.data) for blob in parsed.history] != sizes:
         raise EngineError("the solver history is damaged: its blobs are not those of this net")
     parsed.ClearField("learned_net")

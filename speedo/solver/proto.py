@@ -11,7 +11,7 @@ from typing import Any, Final
 from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
 
-from speedo.engines.caffe_import import load_caffe
+from speedo.engines.schema import caffe_schema
 from speedo.errors import SolverError
 from speedo.system import files
 
@@ -30,8 +30,8 @@ _INTEGERS: Final = {
 
 
 def caffe_proto() -> Any:
-    """Caffe's generated module `caffe_pb2`; the first call imports pycaffe."""
-    return load_caffe().proto.caffe_pb2
+    """Caffe's generated module `caffe_pb2`; the first call imports pycaffe, if it is there."""
+    return caffe_schema()
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
