@@ -16,7 +16,13 @@ from typing import Any, TypeVar
 
 from speedo import failpoints
 from speedo.engines.base import Engine
-from speedo.engines.make import EngineChoice, let_others_run, make_engine, prepare_process, use_threads
+from speedo.engines.make import (
+    EngineChoice,
+    let_others_run,
+    make_engine,
+    prepare_process,
+    use_threads,
+)
 from speedo.engines.native_failures import capture_stderr
 from speedo.errors import MissingKeyError, PayloadError, SpeedoError
 from speedo.master.slots import Assignment

@@ -312,6 +312,7 @@ def plot(runs: tuple[Path, ...], output: Path | None) -> None:
 def _run(launch: Callable[[RunConfig, Progress], RunResult], options: dict[str, Any]) -> None:
     """Make the configuration, run, and print what came out."""
     from speedo.doctor import require_for
+    from speedo.run.engine_choice import with_engine
 
     file = options.pop("config_file")
     phases = options.pop("phases")
@@ -321,7 +322,7 @@ def _run(launch: Callable[[RunConfig, Progress], RunResult], options: dict[str, 
         from speedo.run.remote_inputs import fetch_run
 
         options["resume"] = fetch_run(uri, options.pop("run_dir"), _complain)
-    config = make_config(options, file=file)
+    config = with_engine(make_config(options, file=file), lambda line: click.echo(line, err=True))
     require_for(config)
     with Progress(ErrorConsole()) as watch, traceback_kept(lambda: watch.run_dir):
         result = launch(config, watch)

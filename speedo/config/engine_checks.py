@@ -34,7 +34,5 @@ def problems_of_engine(config: Computes) -> list[str]:
             "--engine torch"
         )
     if config.engine == "torch" and config.cpu and config.device.startswith("cuda"):
-        found.append(
-            f"cpu is given together with device {config.device}; leave one of the two out"
-        )
+        found.append(f"cpu is given together with device {config.device}; leave one of the two out")
     return found

@@ -27,7 +27,6 @@ from speedo.bounds import (
     WholeOr,
     declared,
     digits,
-    said,
 )
 from speedo.config.engine_checks import problems_of_engine
 from speedo.config.findings import sentence

@@ -11,6 +11,7 @@ from typing import Final, Literal, get_args
 
 from speedo.engines.base import ModelEngine, Schedule
 from speedo.engines.caffe_import import prepare_environment
+from speedo.engines.schema import use_own_schema
 from speedo.errors import ConfigError, EngineError
 
 EngineName = Literal["caffe", "torch"]
@@ -55,9 +56,7 @@ class EngineChoice:
             return self
         from speedo.engines.pytorch.devices import device_of_tester
 
-        return replace(
-            self, device=device_of_tester(self.device, number), precision="float32"
-        )
+        return replace(self, device=device_of_tester(self.device, number), precision="float32")
 
     def on_cpu(self) -> EngineChoice:
         """The same on the CPU in float32: for the master, and for building a net to look at it."""
@@ -98,12 +97,19 @@ def chosen_engine(given: EngineName | None) -> tuple[EngineName, str]:
     )
 
 
+def prepare_to_read(engine: EngineName) -> None:
+    """Have this process read Caffe's files for that engine; with torch it never imports pycaffe."""
+    if engine == "torch":
+        use_own_schema()
+
+
 def prepare_process(choice: EngineChoice, threads: int | None = 1) -> None:
     """Load what the engine needs, before this process computes anything. Raises `EngineError` if it is not here.
 
     `threads` are those of the BLAS; None leaves the user's own setting.
     """
     prepare_environment(threads)
+    prepare_to_read(choice.engine)
     if choice.engine == "caffe":
         from speedo.engines.caffe_import import load_caffe
 

@@ -118,9 +118,7 @@ def record_rules(net: Any) -> list[RecordRule]:
     return rules
 
 
-def with_classes(
-    rule: RecordRule, net: Any, shapes: Mapping[str, tuple[int, ...]]
-) -> RecordRule:
+def with_classes(rule: RecordRule, net: Any, shapes: Mapping[str, tuple[int, ...]]) -> RecordRule:
     """The rule with the fewest classes that a layer of this net judges its labels by.
 
     `shapes` are those of the blobs of the net as built, by name.

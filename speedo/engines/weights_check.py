@@ -12,8 +12,8 @@ from typing import Any, Final
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from speedo.engines.caffe_import import load_caffe
 from speedo.engines.base import ModelEngine
+from speedo.engines.schema import caffe_schema
 from speedo.errors import SolverError
 from speedo.system.files import read_bytes
 
@@ -32,7 +32,7 @@ def check_weights(path: Path, layers: Iterable[str]) -> None:
     if content.startswith(_HDF5):
         return
     try:
-        net = load_caffe().proto.caffe_pb2.NetParameter.FromString(content)
+        net = caffe_schema().NetParameter.FromString(content)
     except DecodeError as error:
         raise SolverError(
             f"weights {path} is not a .caffemodel, or a truncated one: give another --weights"

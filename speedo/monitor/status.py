@@ -40,9 +40,9 @@ RECENT_S = 10.0  # images/s and losses are means over so many of the latest seco
 class WorkerStatus:
     """One worker; `state` is training, waiting, or why it is away, with the cause.
 
-    For a worker that waits for the store, it is the store's problem. `process`, `threads`, `cores` and `device` are those
-    of `speedo.messages.RunsAt`: 0 and empty for a worker that has not joined, or is away. `team` is the worker that leads
-    the team of its present turn; None for a worker that trains by itself.
+    For a worker that waits for the store, it is the store's problem. `process`, `threads`, `cores` and `device` are
+    those of `speedo.messages.RunsAt`: 0 and empty for a worker that has not joined, or is away. `team` is the worker
+    that leads the team of its present turn; None for a worker that trains by itself.
     """
 
     worker: int

@@ -80,7 +80,7 @@ def table(workers: list[Mapping[str, Any]]) -> list[str]:
     """A row per worker under a row of headings, aligned; nothing without workers."""
     if not workers:
         return []
-    rows = [
+    rows: list[tuple[str, ...]] = [
         COLUMNS,
         *(
             (

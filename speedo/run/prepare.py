@@ -14,13 +14,14 @@ from speedo.config.run_config import RunConfig
 from speedo.config.stopping_checks import problems_with_outputs, problems_with_tests
 from speedo.data import default_data_root
 from speedo.data.roots import cache_root
+from speedo.engines.make import prepare_to_read
 from speedo.engines.net_trial import CaffeFacts, check_in_subprocess
 from speedo.engines.weights_check import check_weights
 from speedo.errors import ConfigError, SolverError, StoreError
 from speedo.remote.run_copy import check_writable
 from speedo.run.caffe_snapshot import CaffeSnapshot, is_snapshot, read_snapshot
-from speedo.run.engine_choice import decided_choice, with_engine
 from speedo.run.datasets import make_dataset, preparable_dataset
+from speedo.run.engine_choice import decided_choice, with_engine
 from speedo.run.exports import check_exports
 from speedo.run.remote_inputs import fetch_sources, fetch_weights, located
 from speedo.run.settings import RunSettings

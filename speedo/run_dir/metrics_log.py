@@ -25,6 +25,7 @@ from speedo.messages import (
     KeepBest,
     Left,
     Merge,
+    RunsAt,
     SetAside,
     Snapshotted,
     StoreTrouble,

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from speedo.bounds import LARGEST_INT32
-from speedo.engines.caffe_import import load_caffe
+from speedo.engines.layer_types import layer_types
+from speedo.engines.make import EngineName
 from speedo.solver.data_layers import (
     FED_FROM_OUTSIDE,
     SOURCES,
@@ -27,7 +28,9 @@ _TRAIN: Final = "train net"
 _TEST: Final = "test net"
 
 
-def net_problems(parameter: Any, search: SearchPath, net_files: Sequence[str]) -> list[str]:
+def net_problems(
+    parameter: Any, search: SearchPath, net_files: Sequence[str], engine: EngineName = "caffe"
+) -> list[str]:
     """Every problem in the nets of an inlined SolverParameter and in the files that they name.
 
     Each sentence begins with the net's file; a problem of both train and test net is reported once.
@@ -36,23 +39,25 @@ def net_problems(parameter: Any, search: SearchPath, net_files: Sequence[str]) -
     nets += [(_TEST, net) for net in parameter.test_net_param]
     found: list[str] = []
     for (role, net), file in zip(nets, net_files, strict=False):
-        found += [f"{file}: {text}" for text in _layers(net, search)]
+        found += [f"{file}: {text}" for text in _layers(net, search, engine)]
         found += [f"{file}: {text}" for text in (_train(net) if role == _TRAIN else _test(net))]
     for weights in (name.strip() for names in parameter.weights for name in names.split(",")):
         found += file_problem("the solver names the weights", weights, search)
     return list(dict.fromkeys(found))
 
 
-def problems_of_tests(parameter: Any, search: SearchPath, net_files: Sequence[str]) -> list[str]:
+def problems_of_tests(
+    parameter: Any, search: SearchPath, net_files: Sequence[str], engine: EngineName = "caffe"
+) -> list[str]:
     """As `net_problems`, of the test nets alone; `net_files` are theirs."""
     found: list[str] = []
     for net, file in zip(parameter.test_net_param, net_files, strict=True):
-        found += [f"{file}: {text}" for text in (*_layers(net, search), *_test(net))]
+        found += [f"{file}: {text}" for text in (*_layers(net, search, engine), *_test(net))]
     return list(dict.fromkeys(found))
 
 
-def _layers(net: Any, search: SearchPath) -> Iterator[str]:
-    known = list(load_caffe().layer_type_list())
+def _layers(net: Any, search: SearchPath, engine: EngineName) -> Iterator[str]:
+    known = layer_types(engine)
     tops: list[str] = []
     for layer in net.layer:
         name = f"layer {layer.name!r}"

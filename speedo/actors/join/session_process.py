@@ -27,11 +27,11 @@ import psutil
 from speedo.actors.join.master_monitor import MasterMonitor
 from speedo.actors.ray_node import session
 from speedo.actors.ray_node.ports import server_port
-from speedo.engines.make import EngineChoice
+from speedo.engines.make import EngineChoice, prepare_to_read
 from speedo.errors import ClusterError, ConfigError, EngineError, SpeedoError
 from speedo.monitor.status import Status
-from speedo.run.engine_choice import require_engine
 from speedo.run.datasets import make_dataset, preparable_dataset
+from speedo.run.engine_choice import require_engine
 from speedo.run.host_memory import with_host_memory
 from speedo.run.remote_inputs import fetch_sources, located
 from speedo.run.scratch import scratch_folder

@@ -63,9 +63,10 @@ def serve_worker(
 ) -> Status:
     """Join the master at `address` with `count` workers and take part until the run ends. Raises `SpeedoError`.
 
-    With a count of 0 this host only serves a range of the center. `threads`, `bind`, `cores` (of each worker)
-    and `device` replace the master's for this host's workers. If the master is lost, waits up to `timeout_s` seconds for it, each
-    time, and joins again. `logs` is a folder that keeps the logs; without it they go with a run that ended well.
+    With a count of 0 this host only serves a range of the center. `threads`, `bind`, `cores` (of each worker) and
+    `device` replace the master's for this host's workers. If the master is lost, waits up to `timeout_s` seconds for
+    it, each time, and joins again. `logs` is a folder that keeps the logs; without it they go with a run that ended
+    well.
     """
     if ignored := session.ignored_settings():
         watch.note(ignored)
