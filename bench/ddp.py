@@ -1,6 +1,6 @@
-"""LeNet in PyTorch's DistributedDataParallel (gloo, CPU) beside our sync, with the same batch per process.
+"""A net in PyTorch's DistributedDataParallel (gloo, CPU) beside our sync, with the same batch per process.
 
-    python -m bench.ddp [--python FILE] [--rounds 5] [--seconds 5] [--options "..."]
+    python -m bench.ddp [--nets lenet] [--engine caffe] [--python FILE] [--rounds 5] [--seconds 5] [--options "..."]
 
 Both have one thread per process. Rounds take turns: free-running Caffe, free-running PyTorch, DistributedDataParallel,
 sync. Prints medians, and ratios taken within a round. PyTorch is no dependency of SpeeDO: install the group `peers`, or
@@ -9,12 +9,14 @@ give an interpreter that has it. Status 1 if a measurement failed.
 
 from __future__ import annotations
 
+import argparse
 import os
 import shlex
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from bench.support import table
@@ -29,6 +31,7 @@ from bench.support.throughput import Round, Row, rounds_of
 
 TORCH = Path(__file__).with_name("support") / "torch_lenet.py"
 DDP, SYNC = "DistributedDataParallel", "sync"
+TORCH_NETS = ("lenet", "cifar10_full", "alexnet", "googlenet")  # those of `torch_script.py`
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 
 
@@ -94,50 +97,55 @@ def main() -> int:
         "--seconds", type=seconds, default=5.0, metavar="S", help="of training each"
     )
     parser.add_argument("--workers", type=whole, default=2, metavar="N")
+    parser.add_argument("--nets", nargs="+", choices=TORCH_NETS, default=["lenet"])
+    parser.add_argument("--engine", choices=("caffe", "torch"), default="caffe", help="of sync")
     parser.add_argument("--options", default="", help="more options of speedo train")
     asked = parser.parse_args()
     end_by_signals()
     version = torch_version(asked.python)
     _, say = heading("bench.ddp")
     os.environ.update(LOOPBACK)
-    with tempfile.TemporaryDirectory(prefix="speedo-bench-") as folder:
-        net = Bench.make("lenet", Path(folder) / "lenet")
-        rows = rows_of(net.batch, asked.workers)
-        alone = [asked.python, "-P", str(TORCH), str(asked.seconds), str(net.batch)]
-
-        def measure(row: Row, done: Round, scratch: Path) -> Measured:
-            if row.name == SYNC:
-                if rows[0].name not in done:
-                    raise MeasureError("the length of the run cannot be told without plain Caffe")
-                rate = done[rows[0].name].images_per_s / asked.workers
-                count = iterations_for(asked.seconds, rate, net.batch, asked.workers, 1)
-                options = ["--whole-batch", *shlex.split(asked.options)]
-                return train(
-                    net, "sync", asked.workers, count, options, scratch, seconds=asked.seconds
-                )
-            if row.name == DDP:
-                meeting = str(scratch / "rendezvous")
-                commands = [
-                    [*alone, str(rank), str(asked.workers), meeting]
-                    for rank in range(asked.workers)
-                ]
-            elif "PyTorch" in row.name:
-                commands = [alone] * asked.workers
-            else:
-                commands = [plain_caffe(net, net.batch, asked.seconds)] * asked.workers
-            return free_running(commands, row.batches, asked.seconds, scratch)
-
-        rounds, failures = rounds_of("lenet", rows, asked.rounds, measure, say)
     write = table.markdown if asked.markdown else table.text
-    print(
-        f"\nLeNet, batch {net.batch} for each of {asked.workers} processes, PyTorch {version}: medians of "
-        f"{said(asked.rounds)} of {asked.seconds:g} s\n\n{write(rates(rows, rounds))}"
-    )
-    for sentence in table.starved(rows[:2], rounds, cores()):
-        print(f"\n{sentence}.")
+    failures = []
+    for name in asked.nets:
+        with tempfile.TemporaryDirectory(prefix="speedo-bench-") as folder:
+            net = Bench.make(name, Path(folder) / name)
+            rows = rows_of(net.batch, asked.workers)
+            rounds, failed = rounds_of(
+                name, rows, asked.rounds, partial(_measure, net, rows[0].name, asked), say
+            )
+        failures += failed
+        print(
+            f"\n{name}, batch {net.batch} for each of {asked.workers} processes, engine {asked.engine}, PyTorch "
+            f"{version}: medians of {said(asked.rounds)} of {asked.seconds:g} s\n\n{write(rates(rows, rounds))}"
+        )
+        for sentence in table.starved(rows[:2], rounds, cores()):
+            print(f"\n{sentence}.")
     for failure in failures:
         print(f"failed: {failure}", file=sys.stderr)
     return 1 if failures else 0
+
+
+def _measure(
+    net: Bench, caffe: str, asked: argparse.Namespace, row: Row, done: Round, scratch: Path
+) -> Measured:
+    """One row; `caffe` is the one by whose rate the length of a run is told."""
+    if row.name == SYNC:
+        if caffe not in done:
+            raise MeasureError("the length of the run cannot be told without plain Caffe")
+        rate = done[caffe].images_per_s / asked.workers
+        count = iterations_for(asked.seconds, rate, net.batch, asked.workers, 1)
+        options = ["--whole-batch", "--engine", asked.engine, *shlex.split(asked.options)]
+        return train(net, "sync", asked.workers, count, options, scratch, seconds=asked.seconds)
+    alone = [asked.python, "-P", str(TORCH), net.name, str(asked.seconds), str(net.batch)]
+    if row.name == DDP:
+        together = ["--processes", str(asked.workers), "--rendezvous", str(scratch / "rendezvous")]
+        commands = [[*alone, "--rank", str(rank), *together] for rank in range(asked.workers)]
+    elif "PyTorch" in row.name:
+        commands = [alone] * asked.workers
+    else:
+        commands = [plain_caffe(net, net.batch, asked.seconds)] * asked.workers
+    return free_running(commands, row.batches, asked.seconds, scratch)
 
 
 if __name__ == "__main__":

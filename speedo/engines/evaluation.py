@@ -135,7 +135,7 @@ class TestNets:
                     key = name if len(values) == 1 else f"{name}/{place}"
                     sums[key] = sums.get(key, 0.0) + value
             passed(samples)
-        if _ends_with_the_data(self._parameters[index], iterations):
+        if ends_with_the_data(self._parameters[index], iterations):
             self._kept[index] = (net, batches.stop % iterations)
         return sums, len(batches)
 
@@ -163,7 +163,7 @@ def _samples(net: Any) -> int:
     return int(shape[0]) if shape else 0
 
 
-def _ends_with_the_data(parameter: Any, iterations: int) -> bool:
+def ends_with_the_data(parameter: Any, iterations: int) -> bool:
     """Whether `iterations` batches use every record equally often, and no layer draws random numbers."""
     sources = [layer for layer in parameter.layer if not layer.bottom]
     for layer in sources:

@@ -57,6 +57,7 @@ def test_workers_are_bound_to_a_core_each_and_shown_with_it(
     for line in lines:
         assert "ray::WorkerActor" in " ".join(psutil.Process(line["process"]).cmdline())
         assert allowed(int(str(line["process"]))) == {line["cores"]}
+        assert psutil.Process(line["process"]).nice() == psutil.Process(process.pid).nice()
 
     out, _ = speedo.start("status", "--json").communicate(timeout=WAIT_S)
     (run,) = json.loads(out)["runs"]

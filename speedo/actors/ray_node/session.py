@@ -43,6 +43,8 @@ def environment(token: str) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         # Its monitor would end the master, or a worker, where any other program has taken the memory.
         "RAY_memory_monitor_refresh_ms": "0",
+        # Ray's own 15 leaves a run, beside any other program, a fraction of what a plain Caffe would get there.
+        "RAY_worker_niceness": "0",
         "RAY_DISABLE_IMPORT_WARNING": "1",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         **_RARELY,

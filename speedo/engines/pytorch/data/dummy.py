@@ -1,0 +1,95 @@
+"""DummyData: tops that fillers fill. Caffe: layers/dummy_data_layer.cpp."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from speedo.engines.pytorch.data.prefetch import Batch
+from speedo.engines.pytorch.data.source import BatchSource
+from speedo.engines.pytorch.layer import Shape
+
+
+class DummyData(BatchSource):
+    """Caffe's DummyData layer: tops of any shapes, float32.
+
+    A constant top is filled once and is the same tensor in every batch; the others are drawn anew, by the place's seed
+    and rank. Without a filler a top is zero.
+    """
+
+    @property
+    def samples(self) -> int:
+        """Leading extent of the first top."""
+        return self._shape(0)[0] if self._shape(0) else 1
+
+    def open(self) -> list[Shape]:
+        """See `BatchSource.open`."""
+        self._check_counts()
+        shapes = [self._shape(index) for index in range(len(self.param.top))]
+        seed = int(self.draws("fillers").integers(1 << 63))
+        self._generator = torch.Generator().manual_seed(seed)
+        self._constant = [
+            self._fill(index) if self._is_constant(index) else None for index in range(len(shapes))
+        ]
+        return shapes
+
+    def read(self) -> Batch:
+        """See `BatchSource.read`."""
+        return [
+            self._fill(index) if constant is None else constant
+            for index, constant in enumerate(self._constant)
+        ]
+
+    def pass_over(self, batches: int) -> None:
+        """See `BatchSource.pass_over`; draws as reading does."""
+        for _ in range(batches):
+            self.read()
+
+    def _check_counts(self) -> None:
+        param, tops = self.param.dummy_data_param, len(self.param.top)
+        fillers = len(param.data_filler)
+        if fillers not in (0, 1, tops):
+            raise self.refuse(f"has {fillers} data_filler for {tops} tops: give none, one or {tops}")
+        old = [len(getattr(param, field)) for field in ("num", "channels", "height", "width")]
+        if any(old) and len(param.shape):
+            raise self.refuse("has both shape and num, channels, height, width: keep shape")
+        for found in old if any(old) else [len(param.shape)]:
+            if found not in (1, tops):
+                raise self.refuse(
+                    f"has {found} shapes for {tops} tops: give one shape, or one for each top"
+                )
+
+    def _shape(self, index: int) -> Shape:
+        param = self.param.dummy_data_param
+
+        def chosen(values: Sequence[Any]) -> Any:
+            return values[0] if len(values) == 1 else values[index]
+
+        if len(param.num):
+            return tuple(
+                int(chosen(extents))
+                for extents in (param.num, param.channels, param.height, param.width)
+            )
+        return tuple(int(extent) for extent in chosen(param.shape).dim)
+
+    def _filler(self, index: int) -> Any:
+        """The FillerParameter of a top; None where the layer has none."""
+        fillers = self.param.dummy_data_param.data_filler
+        return None if not len(fillers) else fillers[0 if len(fillers) == 1 else index]
+
+    def _is_constant(self, index: int) -> bool:
+        filler = self._filler(index)
+        return filler is None or filler.type == "constant"
+
+    def _fill(self, index: int) -> Tensor:
+        from speedo.engines.pytorch.fillers import fill
+
+        filler, out = self._filler(index), self.empty(self._shape(index))
+        if filler is None:
+            return out.zero_()
+        if filler.type == "constant":
+            return out.fill_(filler.value)
+        return out.copy_(fill(filler, tuple(out.shape), self._generator))

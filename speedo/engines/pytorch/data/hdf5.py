@@ -1,0 +1,159 @@
+"""HDF5Data: the rows of datasets in HDF5 files. Caffe: layers/hdf5_data_layer.cpp."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from speedo.engines.pytorch.data.prefetch import Batch
+from speedo.engines.pytorch.data.source import BatchSource
+from speedo.engines.pytorch.layer import Shape
+from speedo.errors import EngineError
+from speedo.system.files import read_bytes
+
+Floats = npt.NDArray[np.float32]
+
+
+class HDF5Data(BatchSource):
+    """Caffe's HDF5Data layer: each top has the rows of the dataset of its name, (N, ...), float32.
+
+    Shards as in `Data`. The rows of all files, one file after the other, are one sequence, which begins again after
+    the last; a batch may hold rows of two files, and rows twice if there are fewer than it needs. `shuffle` changes the
+    order of the files before every epoch and of the rows in each; it is the same order in every rank, so that the
+    shards have no row in common.
+    """
+
+    @property
+    def samples(self) -> int:
+        """See `SourceLayer.samples`."""
+        return int(self.param.hdf5_data_param.batch_size)
+
+    def open(self) -> list[Shape]:
+        """See `BatchSource.open`."""
+        if self.param.HasField("transform_param"):
+            raise self.refuse("has transform_param, which HDF5Data does not take: remove it")
+        self._files = self._read_list()
+        self._order = np.arange(len(self._files))
+        self._shuffles = (
+            self.draws("shuffle", alike=True) if self.param.hdf5_data_param.shuffle else None
+        )
+        if self._shuffles is not None:
+            self._shuffles.shuffle(self._order)
+        self._shapes: list[Shape] = []
+        self._at = 0
+        self._load()
+        trains = self.place.phase == "TRAIN"
+        self._step = self.place.count if trains else 1
+        self._row = 0
+        self._advance(self.place.rank if trains else 0)
+        return [(self.samples, *shape) for shape in self._shapes]
+
+    def read(self) -> Batch:
+        """See `BatchSource.read`."""
+        tops = [self.empty((self.samples, *shape)) for shape in self._shapes]
+        arrays = [top.numpy() for top in tops]
+        done = 0
+        while done < self.samples:
+            # Where this file's rows end, those of the shard among them.
+            rows = self._rows[self._row :: self._step][: self.samples - done]
+            for out, values in zip(arrays, self._values, strict=True):
+                values.take(rows, axis=0, out=out[done : done + len(rows)], mode="clip")
+            done += len(rows)
+            self._advance(len(rows) * self._step)
+        return tops
+
+    def pass_over(self, batches: int) -> None:
+        """See `BatchSource.pass_over`."""
+        self._advance(batches * self.samples * self._step)
+
+    def release(self) -> None:
+        """Free the rows in memory."""
+        self._values: list[Floats] = []
+
+    def _advance(self, rows: int) -> None:
+        """Move on by so many rows of the sequence."""
+        self._row += rows
+        while self._row >= len(self._rows):
+            self._row -= len(self._rows)
+            self._next_file()
+
+    def _next_file(self) -> None:
+        if len(self._files) > 1:
+            self._at += 1
+            if self._at == len(self._files):
+                self._at = 0
+                if self._shuffles is not None:
+                    self._shuffles.shuffle(self._order)
+            self._load()
+        elif self._shuffles is not None:
+            self._shuffles.shuffle(self._rows)
+
+    def _load(self) -> None:
+        """Read the present file's datasets into memory, as Caffe does."""
+        import h5py
+
+        file = self._files[self._order[self._at]]
+        self._values = []
+        try:
+            with h5py.File(file, "r") as opened:
+                self._values = [self._dataset(opened, file, str(top)) for top in self.param.top]
+        except OSError as error:
+            raise self._bad(file, f"cannot be read ({error}): create it again") from error
+        rows = {len(values) for values in self._values}
+        if len(rows) != 1 or not rows.pop():
+            shapes = ", ".join(
+                f"{top} {values.shape}"
+                for top, values in zip(self.param.top, self._values, strict=True)
+            )
+            raise self._bad(
+                file, f"does not have the same number of rows, 1 or more, in each: {shapes}"
+            )
+        shapes_of_rows: list[Shape] = [values.shape[1:] for values in self._values]
+        self._shapes = self._shapes or shapes_of_rows
+        for top, shape, first in zip(self.param.top, shapes_of_rows, self._shapes, strict=True):
+            if shape != first:
+                raise self._bad(
+                    file,
+                    f"has rows of shape {shape} in {top}, and the first file {first}: use one shape",
+                )
+        self._rows = np.arange(len(self._values[0]))
+        if self._shuffles is not None:
+            self._shuffles.shuffle(self._rows)
+
+    def _dataset(self, opened: Any, file: Path, name: str) -> Floats:
+        import h5py
+
+        found = opened.get(name)
+        if not isinstance(found, h5py.Dataset):
+            held = ", ".join(sorted(opened)) or "nothing"
+            raise self._bad(
+                file, f"has no dataset {name!r} (it has {held}): rename the top or the dataset"
+            )
+        if found.dtype.kind not in "fiu" or not found.shape:
+            raise self._bad(
+                file, f"has {name!r} of type {found.dtype} and shape {found.shape}: write rows of numbers"
+            )
+        out = np.empty(found.shape, np.float32)
+        if found.size:
+            found.read_direct(out)
+        return out
+
+    def _read_list(self) -> list[Path]:
+        source = self.find(self.param.hdf5_data_param.source, "list of HDF5 files")
+        try:
+            names = read_bytes(source).decode("utf-8", "surrogateescape").split()
+        except OSError as error:
+            raise self.refuse(
+                f"needs the list {source}, which cannot be read ({error.strerror}): correct source"
+            ) from error
+        if not names:
+            raise self.refuse(
+                f"needs the list {source}, which is empty: write the names of HDF5 files into it"
+            )
+        return [self.find(name, "HDF5 file") for name in names]
+
+    def _bad(self, file: Path, what: str) -> EngineError:
+        return self.refuse(f"reads {file}, which {what}")

@@ -1,0 +1,391 @@
+"""Trains a Caffe solver's net with PyTorch, step by step, on a CPU or a GPU.
+
+Solver and net mean what they mean in Caffe, and history and model files are Caffe's: a run that one engine has begun can
+be resumed by the other. Parameters, gradients and updates are float32; with bfloat16 only the layers compute in it, where
+PyTorch deems it safe (`torch.autocast`).
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from google.protobuf import text_format
+from torch import Tensor
+
+from speedo.engines.base import Schedule
+from speedo.engines.evaluation import WHOLE, Part, Share, combined
+from speedo.engines.files import WrittenModel
+from speedo.engines.pytorch.model_files import matched, read_model, write_model
+from speedo.engines.pytorch.net import Net
+from speedo.engines.pytorch.test_nets import TestNets
+from speedo.engines.pytorch.updates import ParameterUpdate
+from speedo.engines.schema import caffe_schema
+from speedo.engines.snapshot_hdf5 import write_model_hdf5
+from speedo.engines.solver_history import history_from, solverstate_in
+from speedo.engines.solver_update import multipliers
+from speedo.engines.solverstate import read_solverstate, write_solverstate
+from speedo.engines.update_rules import SolverFields, float32
+from speedo.errors import EngineError
+from speedo.vectors.vector import Blob, Layout, Vector
+
+PRECISIONS = ("float32", "bfloat16")
+
+
+class PytorchEngine:
+    """An `Engine` made from the text of a SolverParameter with inline nets and absolute paths.
+
+    `rank` and `count` choose the shard of the data layers. Test nets in the text are built at the first `evaluate`.
+    `folder` is where files with relative names are searched. `threads` are PyTorch's in this process; None leaves them.
+    `device` is "cpu", "cuda" or "cuda:N", `precision` "float32" or "bfloat16". `python_layers` and `scratch` are those of
+    `PycaffeEngine`, and are not needed here.
+    """
+
+    def __init__(
+        self,
+        solver_text: str,
+        *,
+        lr_policy: Schedule,
+        rank: int = 0,
+        count: int = 1,
+        folder: Path | None = None,
+        python_layers: Collection[str] = (),
+        scratch: Path | None = None,
+        threads: int | None = 1,
+        device: str = "cpu",
+        precision: str = "float32",
+    ) -> None:
+        if not 0 <= rank < count:
+            raise EngineError(
+                f"rank {rank} of {count}: a rank is 0 or more and less than the count"
+            )
+        if precision not in PRECISIONS:
+            raise EngineError(f"the precision {precision!r} is not one of {', '.join(PRECISIONS)}")
+        self._closed = False
+        self._device = _device(device)
+        self._bfloat16 = precision == "bfloat16"
+        _use_threads(threads)
+        self._schedule = self._own_schedule = lr_policy
+        self._batches = 1  # of a step, times iter_size
+        self._iteration = 0
+        self._rate = float32(lr_policy.rate(0))
+        parameter = caffe_schema().SolverParameter()
+        text_format.Parse(solver_text, parameter)
+        self._parameter = parameter.train_net_param
+        self._fields = SolverFields.from_solver(parameter)
+        seed = int(parameter.random_seed)
+        self._tests = TestNets(
+            list(parameter.test_net_param),
+            list(parameter.test_iter),
+            seed=seed,
+            device=self._device,
+            folder=folder,
+            precision=self._precision,
+        )
+        # Caffe adds the rank, so that workers drop out different units (Caffe: solver.cpp, Init).
+        torch.manual_seed(seed + rank) if seed >= 0 else torch.seed()
+        self._net = Net(
+            self._parameter,
+            "TRAIN",
+            rank=rank,
+            count=count,
+            seed=seed if seed >= 0 else None,
+            folder=folder,
+            device=self._device,
+        )
+        self._parameters = self._net.parameters
+        blobs = multipliers(self._parameter, self.layout)
+        self._update = ParameterUpdate(self._fields, self.layout, blobs, self._net.flat)
+        try:
+            for names in parameter.weights:
+                for name in names.split(","):
+                    self.copy_from(Path(name.strip()))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def layout(self) -> Layout:
+        """The train net's parameter blobs."""
+        return self._net.layout
+
+    @property
+    def samples_per_step(self) -> int:
+        """Records of one solver step, taken from the shape of the data in the net as built."""
+        return self._net.batch * self._fields.iter_size
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate that was used last, in float32."""
+        return self._rate
+
+    def read_weights(self, out: Vector) -> None:
+        """Copy the parameters into `out`."""
+        self._parameters.read(out)
+
+    def load_weights(self, vector: Vector) -> None:
+        """Copy `vector` into the parameters; test nets share them, the history stays."""
+        self._parameters.write(vector)
+
+    def change_weights(self, change: Callable[[Blob, slice, Vector], None]) -> None:
+        """See `Engine.change_weights`."""
+        self._parameters.change(change)
+
+    def set_iteration(self, iteration: int) -> None:
+        """The global iteration of the next step, from which the rate follows."""
+        self._iteration = iteration
+
+    def step(self, n: int, delta: Vector | None = None) -> float:
+        """Run `n` solver steps; mean loss over all their batches. See `Engine.step`."""
+        with self._open():
+            change: Tensor | None = None
+            before: list[Tensor] = []
+            if delta is not None:
+                before = self._parameters.read_statistics()
+                on_host = self._device.type == "cpu"
+                change = torch.from_numpy(delta) if on_host else torch.empty_like(self._net.flat)
+                for place in self.layout.statistics:
+                    change[place].zero_()
+            losses: list[Tensor] = []
+            batches = self._fields.iter_size * self._batches
+            for step in range(n):
+                losses += self._accumulate(batches)
+                self._apply(self._parameters.gradients(), batches, change, onto=step > 0)
+            self._parameters.clear_gradients()
+            mean = _mean(losses)
+            if delta is not None:
+                if change is not None and self._device.type != "cpu":
+                    self._parameters.copy_out(change, delta)
+                self._parameters.read_statistics_change(before, delta)
+        return mean
+
+    def adjust(
+        self, lr: float | None, momentum: float | None, weight_decay: float | None, batches: int
+    ) -> None:
+        """See `Engine.adjust`."""
+        self._batches = batches
+        self._schedule = self._own_schedule if lr is None else self._own_schedule.from_base(lr)
+        own = self._fields
+        self._update.use(
+            replace(
+                own,
+                momentum=own.momentum if momentum is None else momentum,
+                weight_decay=own.weight_decay if weight_decay is None else weight_decay,
+            )
+        )
+
+    def advance(self, batches: int) -> None:
+        """Make every data layer skip this number of batches.
+
+        The skipped batches draw the random numbers that reading would draw, so a net that is built and advanced
+        continues with the same images.
+        """
+        with self._open():
+            self._net.skip(batches)
+
+    def gradient(self, n: int, out: Vector) -> float:
+        """Mean raw gradient over `n * iter_size` batches at the present weights; mean loss. See `Engine.gradient`."""
+        batches = n * self._fields.iter_size * self._batches
+        with self._open():
+            before = self._parameters.read_statistics()
+            losses = self._accumulate(batches)
+            self._parameters.read_gradient(out, batches)
+            self._parameters.clear_gradients()
+            self._parameters.read_statistics_change(before, out)
+            return _mean(losses)
+
+    def apply_gradient(self, vector: Vector) -> None:
+        """One update as Caffe does it: the sum over `iter_size` batches is clipped, then divided."""
+        with self._open():
+            self._parameters.add_statistics(vector)
+            self._apply(self._parameters.as_gradients(vector), 1)
+
+    def evaluate(self) -> Mapping[str, float]:
+        """The metrics; `EngineError` without a test net, or if weights or outputs are not finite."""
+        metrics = combined([self.evaluate_share(WHOLE)])
+        if not metrics:
+            raise EngineError("there is no test net with an output: add one and its test_iter")
+        return metrics
+
+    def evaluate_share(self, share: Share) -> Part:
+        """This share of a test, to be `combined` with the others; `EngineError` if weights are not finite.
+
+        An Accuracy layer answers 1.0 for a net full of NaN, so the weights are looked at first.
+        """
+        with self._open():
+            if not self._parameters.are_finite():
+                raise EngineError(
+                    "the weights are not finite: training has diverged; lower base_lr"
+                )
+            return self._tests.score(self._net, share)
+
+    def test_outputs(self) -> tuple[str, ...]:
+        """The names that `evaluate` will give; builds the test nets, but runs none."""
+        with self._open():
+            return self._tests.outputs(self._net)
+
+    def copy_from(self, path: Path) -> None:
+        """Copy the parameters of a `.caffemodel`, matching layers by name, as Caffe's `--weights` does.
+
+        Raises `EngineError`, and changes nothing, where a shape differs.
+        """
+        with self._open():
+            copy_model(path, self._net)
+
+    def save(self, path: Path) -> None:
+        """Write the `.caffemodel`, in place by renaming; `EngineError` if it cannot be."""
+        self.written(hdf5=False).write(path)
+
+    def written(self, *, hdf5: bool) -> WrittenModel:
+        """The `.caffemodel`, or `.caffemodel.h5`, of the present weights; what follows needs no engine."""
+        file = io.BytesIO()
+        with self._open():
+            if hdf5:
+                weights = self.layout.zeros()
+                self.read_weights(weights)
+                names = [layer.name for layer in self._net.layers]
+                write_model_hdf5(names, self.layout, weights, file)
+            else:
+                found = zip(self._net.layers, self._net.blobs_of_layers(), strict=True)
+                layers = [
+                    (layer.param, [blob.cpu().numpy() for blob in blobs])
+                    for layer, (_, blobs) in found
+                ]
+                write_model(file, str(self._parameter.name), layers)
+        return WrittenModel(file)
+
+    def history(self) -> bytes:
+        """A line naming solver type and layout, then Caffe's `.solverstate`."""
+        with self._open():
+            vectors = list(self._update.history.cpu().numpy())
+            content = write_solverstate(self.layout, vectors, self._update.updates)
+            return history_from(self._fields.type, self.layout, content)
+
+    def load_history(self, state: bytes) -> None:
+        """Take over `history()`, weights aside; `EngineError` if it is another solver's."""
+        with self._open():
+            content = solverstate_in(self._fields.type, self.layout, state)
+            vectors = len(self._update.history)
+            self._update.restore(*read_solverstate(self.layout, vectors, content))
+
+    def history_from(self, solverstate: bytes) -> bytes:
+        """The content of a `.solverstate` of Caffe's own as a `history`."""
+        return history_from(self._fields.type, self.layout, solverstate)
+
+    def close(self) -> None:
+        """Free nets and solver, and end the reading threads."""
+        if self._closed:
+            return
+        self._closed = True
+        self._tests.close()
+        self._net.close()
+        del self._net, self._parameters, self._update
+
+    def _accumulate(self, batches: int) -> list[Tensor]:
+        """Sum the gradients of `batches` batches; their losses, which may still be computed."""
+        self._parameters.clear_gradients()
+        losses = []
+        for _ in range(batches):
+            with self._precision():
+                loss, _ = self._net.forward()
+            losses.append(loss.detach())
+            if loss.requires_grad:
+                loss.backward()  # type: ignore[no-untyped-call]
+        return losses
+
+    def _apply(
+        self,
+        gradients: Sequence[Tensor | None],
+        divisor: int,
+        delta: Tensor | None = None,
+        *,
+        onto: bool = False,
+    ) -> None:
+        # Adam's bias correction counts this solver's own updates, as its moments do.
+        self._rate = float32(self._schedule.rate(self._iteration))
+        self._update.apply(gradients, self._rate, divisor=divisor, delta=delta, onto=onto)
+        self._iteration += 1
+
+    def _precision(self) -> Any:
+        """The context of a forward pass."""
+        if not self._bfloat16:
+            return nullcontext()
+        return torch.autocast(self._device.type, dtype=torch.bfloat16)
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        """Refuse a closed engine; errors of PyTorch become ours."""
+        if self._closed:
+            raise EngineError("the engine is closed")
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise EngineError(
+                f"{self._device} has too little memory: use a smaller batch_size, or fewer workers on it"
+            ) from error
+        except RuntimeError as error:
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise EngineError(f"PyTorch failed: {first}") from error
+
+
+def copy_model(path: Path, net: Net) -> None:
+    """Copy the parameters of a `.caffemodel` or `.caffemodel.h5` into those layers of the net that have their names.
+
+    Raises `EngineError`, and changes nothing, where a shape differs.
+    """
+    blobs: dict[tuple[str, int], Tensor] = {}
+    shared: set[tuple[str, int]] = set()
+    seen: set[int] = set()
+    names = []
+    for name, tensors in net.blobs_of_layers():
+        names.append(name)
+        for index, tensor in enumerate(tensors):
+            blobs[name, index] = tensor
+            if tensor.data_ptr() in seen:
+                shared.add((name, index))
+            seen.add(tensor.data_ptr())
+    shapes = [(*key, tuple(tensor.shape)) for key, tensor in blobs.items()]
+    found = matched(read_model(path), shapes, layers=names, shared=shared)
+    for key, values in found.items():
+        blobs[key].copy_(torch.from_numpy(np.array(values, np.float32)))
+
+
+def _mean(losses: Sequence[Tensor]) -> float:
+    """In double precision, as Python's floats; the only place where the host waits for a GPU."""
+    if not losses:
+        return 0.0
+    if len(losses) == 1:
+        return float(losses[0])
+    return float(torch.stack([loss.double() for loss in losses]).sum()) / len(losses)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise EngineError(f"the device {name!r} is none of cpu, cuda and cuda:N") from None
+    if device.type != "cuda":
+        return device
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    number = device.index if device.index is not None else 0
+    if number >= count:
+        raise EngineError(
+            f"the device is {name}, but PyTorch sees {count} CUDA devices here: use cpu, or install a driver and a build "
+            "of PyTorch that fit the GPU"
+        )
+    return torch.device("cuda", number)
+
+
+def _use_threads(threads: int | None) -> None:
+    if threads is None:
+        return
+    torch.set_num_threads(threads)
+    if torch.get_num_interop_threads() > 1:
+        with suppress(RuntimeError):  # PyTorch allows it once, before the first work
+            torch.set_num_interop_threads(1)

@@ -1,0 +1,127 @@
+"""The parameters of a net as one flat float32 tensor, whose parts are the parameters' own memory.
+
+So the weights leave and arrive by one copy. A GPU's go through a buffer of the host that it can reach by itself (pinned).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from speedo.vectors.vector import Blob, Layout, Vector
+
+
+class FlatParameters:
+    """The blobs of `layout` in one tensor of the device; they begin as zeros.
+
+    `leaves` has a tensor for every blob, in its shape, for autograd. Each has a version counter of its own: a running
+    sum that changes in the forward pass must not make autograd refuse the weights beside it.
+    """
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        self.layout = layout
+        self.flat = torch.zeros(layout.size, device=device)
+        self.leaves = [
+            self.flat[place].view(blob.shape).data for blob, place in layout.slices()
+        ]
+        self._places = [place for _, place in layout.slices()]
+        self._statistics = layout.statistics
+        self._on_host = device.type == "cpu"
+        self._buffer: Tensor | None = None
+
+    def read(self, out: Vector) -> None:
+        """Copy the weights into `out`."""
+        self.copy_out(self.flat, out)
+
+    def write(self, vector: Vector) -> None:
+        """Copy `vector` into the weights."""
+        self.copy_in(vector, self.flat)
+
+    def copy_out(self, tensor: Tensor, out: Vector) -> None:
+        """Copy a tensor of the layout's size to the host's memory."""
+        if self._on_host:
+            np.copyto(out, tensor.numpy())
+        else:
+            buffer = self._host_buffer()
+            buffer.copy_(tensor)
+            np.copyto(out, buffer.numpy())
+
+    def copy_in(self, vector: Vector, tensor: Tensor) -> None:
+        """Copy a vector into a tensor of the layout's size."""
+        if self._on_host:
+            np.copyto(cast(Vector, tensor.numpy()), vector)
+        else:
+            buffer = self._host_buffer()
+            np.copyto(cast(Vector, buffer.numpy()), vector)
+            tensor.copy_(buffer)
+
+    def change(self, change: Callable[[Blob, slice, Vector], None]) -> None:
+        """Call `change(blob, place, weights)` for every blob; a GPU's weights are a copy that is written back."""
+        if self._on_host:
+            memory = cast(Vector, self.flat.numpy())
+        else:
+            buffer = self._host_buffer()
+            buffer.copy_(self.flat)
+            memory = cast(Vector, buffer.numpy())
+        for blob, place in self.layout.slices():
+            change(blob, place, memory[place])
+        if not self._on_host:
+            self.flat.copy_(buffer)
+
+    def clear_gradients(self) -> None:
+        """Forget the gradients, so that the next backward pass begins with its own memory instead of adding."""
+        for leaf in self.leaves:
+            leaf.grad = None
+
+    def gradients(self) -> list[Tensor | None]:
+        """The sum that the backward passes left for every blob, as a vector; None is zero."""
+        return [None if leaf.grad is None else leaf.grad.reshape(-1) for leaf in self.leaves]
+
+    def read_gradient(self, out: Vector, divisor: int) -> None:
+        """Copy the gradients, divided by `divisor`, into `out`."""
+        whole = torch.from_numpy(out) if self._on_host else torch.empty_like(self.flat)
+        for gradient, place in zip(self.gradients(), self._places, strict=True):
+            if gradient is None:
+                whole[place].zero_()
+            elif divisor == 1:
+                whole[place].copy_(gradient)
+            else:
+                torch.div(gradient, divisor, out=whole[place])
+        if not self._on_host:
+            self.copy_out(whole, out)
+
+    def as_gradients(self, vector: Vector) -> list[Tensor | None]:
+        """A vector in the form of `gradients`; running sums have none, and count in no norm."""
+        whole = torch.from_numpy(vector)
+        if not self._on_host:
+            moved = torch.empty_like(self.flat)
+            self.copy_in(vector, moved)
+            whole = moved
+        return [None if blob.statistic else whole[place] for blob, place in self.layout.slices()]
+
+    def read_statistics(self) -> list[Tensor]:
+        """A copy of each of BatchNorm's running sums."""
+        return [self.flat[place].clone() for place in self._statistics]
+
+    def read_statistics_change(self, before: Sequence[Tensor], out: Vector) -> None:
+        """Write the change of the running sums since `before` to their places in `out`."""
+        for place, former in zip(self._statistics, before, strict=True):
+            out[place] = (self.flat[place] - former).cpu().numpy()
+
+    def add_statistics(self, vector: Vector) -> None:
+        """Add the values at their places in `vector` to the running sums."""
+        for place in self._statistics:
+            self.flat[place] += torch.from_numpy(vector[place]).to(self.flat.device)
+
+    def are_finite(self) -> bool:
+        """Whether no weight is NaN or infinite."""
+        return all(bool(torch.isfinite(leaf).all()) for leaf in self.leaves)
+
+    def _host_buffer(self) -> Tensor:
+        if self._buffer is None:
+            self._buffer = torch.empty(self.layout.size, pin_memory=True)
+        return self._buffer

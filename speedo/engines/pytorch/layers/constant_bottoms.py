@@ -1,0 +1,20 @@
+"""Bottoms that get no gradient: labels, indices, masks."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from speedo.engines.pytorch.layer import Layer
+
+
+def without_gradient(layer: Layer, bottom: Tensor, what: str) -> Tensor:
+    """`bottom`, once it is sure that nothing below it is trained through this layer.
+
+    Caffe ends the process where a gradient is wanted here; this raises `EngineError`.
+    """
+    if bottom.requires_grad:
+        raise layer.refuse(
+            f"gives no gradient to its {what}, but a layer below is trained through them: "
+            "set propagate_down: false for that bottom, or lr_mult: 0 below"
+        )
+    return bottom

@@ -1,0 +1,11 @@
+"""Reading options of a LayerParameter, whichever generated module its class comes from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def choice(message: Any, field: str) -> str:
+    """The name of the enum value that `field` of `message` has, "PROD" for example."""
+    values = message.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number
+    return str(values[getattr(message, field)].name)

@@ -1,0 +1,445 @@
+"""A Caffe net in PyTorch: the layers in their order, what flows between them, and the parameters that they share.
+
+What Caffe does by inserting Split layers, autograd does: the gradients of all readers of a blob are added. A layer that
+works in place makes a new value under the old name. The corners of loss weights are Caffe's (Caffe: net.cpp, Init;
+util/insert_splits.cpp; layers/loss_layer.cpp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from speedo.engines.pytorch.data import SOURCES
+from speedo.engines.pytorch.fillers import fill
+from speedo.engines.pytorch.flat import FlatParameters
+from speedo.engines.pytorch.layer import BlobSpec, Layer, Place, Shape, SourceLayer
+from speedo.engines.pytorch.layers import LAYERS
+from speedo.errors import EngineError
+from speedo.vectors.vector import Blob, Layout
+
+_CONVOLUTIONS = frozenset({"Convolution", "Deconvolution"})
+_PERMISSIVE = 1  # ParamSpec.DimCheckMode
+
+
+@dataclass(slots=True)
+class _Wired:
+    """A layer with the numbers of the values that it reads and makes."""
+
+    layer: Layer
+    bottoms: tuple[int, ...]
+    tops: tuple[int, ...]
+    detached: frozenset[int]  # bottoms that get no gradient
+    blobs: list[Tensor] = field(default_factory=list)
+    views: dict[int, Shape] = field(default_factory=dict)  # shared blobs that it sees in another shape
+    losses: list[tuple[int, float, bool]] = field(default_factory=list)  # top, weight, has a gradient
+    used_up: tuple[int, ...] = ()  # values that nobody reads afterwards
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether Caffe derives it from LossLayer."""
+        return str(self.layer.param.type).endswith("Loss")
+
+
+class Net:
+    """A net made from a NetParameter in today's format, of which only the layers of its own state are left.
+
+    `rank`, `count` and `folder` are for its data layers. Random numbers are those of PyTorch's global generators, which
+    the caller seeds; `seed` is what data layers are given. With `share` the layers that have the name of one of that
+    net use its parameters, as Caffe's test nets do (Caffe: net.cpp, ShareTrainedLayersWith).
+
+    `layout` and `parameters` have the blobs that the net owns. Raises `EngineError`, which names the layer.
+    """
+
+    def __init__(
+        self,
+        net: Any,
+        phase: str,
+        *,
+        rank: int = 0,
+        count: int = 1,
+        seed: int | None = None,
+        folder: Path | None = None,
+        device: torch.device | str = "cpu",
+        share: Net | None = None,
+        channels_last: bool | None = None,
+    ) -> None:
+        self.device = torch.device(device)
+        self._shapes: list[Shape] = []
+        self._wired: list[_Wired] = []
+        # Names that may be read, and those whose value nobody has read yet.
+        self._names: dict[str, int] = {}
+        unread: set[str] = set()
+        try:
+            for param in net.layer:
+                own = _phase_of(param, phase)
+                self._add(param, Place(own, rank, count, seed, folder), unread)
+            readers = self._readers()
+            self._find_losses(readers)
+            self._outputs = {name: self._names[name] for name in unread}
+            self._outputs |= self._split_outputs(readers)
+            self._outputs = dict(sorted(self._outputs.items()))
+            self._make_parameters(share)
+        except BaseException:
+            self.close()
+            raise
+        self._free_early(readers)
+        if channels_last is None:
+            channels_last = any(map(_reads_channels, self.layers))
+        self._channels_last = channels_last
+
+    @property
+    def layers(self) -> list[Layer]:
+        return [wired.layer for wired in self._wired]
+
+    @property
+    def sources(self) -> list[SourceLayer]:
+        return [layer for layer in self.layers if isinstance(layer, SourceLayer)]
+
+    @property
+    def layout(self) -> Layout:
+        return self.parameters.layout
+
+    @property
+    def flat(self) -> Tensor:
+        return self.parameters.flat
+
+    @property
+    def outputs(self) -> Mapping[str, Shape]:
+        """The values that no layer reads, in the order of their names, as Caffe's outputs."""
+        return {name: self._shapes[number] for name, number in self._outputs.items()}
+
+    @property
+    def batch(self) -> int:
+        """Leading extent of the first layer's first top; 0 if it has none."""
+        tops = self._wired[0].tops if self._wired else ()
+        shape = self._shapes[tops[0]] if tops else ()
+        return shape[0] if shape else 0
+
+    def forward(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of the next batch, for a backward pass, and the outputs without gradient."""
+        values: list[Tensor | None] = [None] * len(self._shapes)
+        total: Tensor | None = None
+        for wired in self._wired:
+            bottoms: list[Any] = [values[number] for number in wired.bottoms]
+            for at in wired.detached:
+                bottoms[at] = bottoms[at].detach()
+            blobs = wired.blobs
+            if wired.views:
+                blobs = [
+                    blob.view(wired.views.get(index, blob.shape))
+                    for index, blob in enumerate(blobs)
+                ]
+            try:
+                tops = wired.layer.forward(bottoms, blobs)
+            except RuntimeError as error:
+                raise _failed(wired.layer, error) from error
+            if not wired.bottoms:
+                tops = [self._place(top) for top in tops]
+            for number, top in zip(wired.tops, tops, strict=True):
+                values[number] = top
+            for at, weight, with_gradient in wired.losses:
+                loss = _weighted(tops[at] if with_gradient else tops[at].detach(), weight)
+                total = loss if total is None else total + loss
+            for number in wired.used_up:
+                values[number] = None
+        outputs: dict[str, Tensor] = {}
+        for name, number in self._outputs.items():
+            value = values[number]
+            assert value is not None, f"{name} was given away before the end"
+            outputs[name] = value.detach()
+        if total is None:
+            total = torch.zeros((), device=self.device)
+        return total, outputs
+
+    def skip(self, batches: int) -> None:
+        """Let the data layers pass over so many batches, as if the net had computed them."""
+        for source in self.sources:
+            source.skip(batches)
+
+    def share_with(self, other: Net) -> None:
+        """Use the parameters of `other` from now on; see `share`."""
+        for (index, number), blob in self._found_in(other).items():
+            self._wired[index].blobs[number] = blob
+            self._wired[index].views.pop(number, None)
+
+    def blobs_of_layers(self) -> Iterator[tuple[str, list[Tensor]]]:
+        """Each layer's name with the memory of its blobs, shared ones at each of their layers."""
+        for wired in self._wired:
+            yield (
+                wired.layer.name,
+                [
+                    blob.detach().view(spec.shape)
+                    for blob, spec in zip(wired.blobs, wired.layer.blobs, strict=True)
+                ],
+            )
+
+    def close(self) -> None:
+        """End the threads of the data layers; may be called twice."""
+        for source in self.sources:
+            source.close()
+
+    def _add(self, param: Any, place: Place, unread: set[str]) -> None:
+        """Wire and set up one layer."""
+        kind = LAYERS.get(param.type) or SOURCES.get(param.type)
+        if kind is None:
+            raise EngineError(
+                f"layer {param.name!r} has the type {param.type!r}, which the PyTorch engine does not have: "
+                "use --engine caffe, or layers that docs/engines.md lists"
+            )
+        layer = kind(param, place)
+        bottoms = []
+        for name in param.bottom:
+            if name not in self._names:
+                raise layer.refuse(f"reads {name!r}, which no layer before it makes: correct bottom")
+            bottoms.append(self._names[name])
+        _check_number(layer, "bottom", len(param.bottom), kind.bottoms)
+        automatic = param.type.endswith("Loss")  # Caffe gives a loss the tops that it lacks
+        least, most = kind.tops
+        _check_number(layer, "top", len(param.top), (0 if automatic else least, most))
+        if param.propagate_down and len(param.propagate_down) != len(bottoms):
+            raise layer.refuse(
+                f"has {len(param.propagate_down)} propagate_down for {len(bottoms)} bottoms: give one for each"
+            )
+        detached = frozenset(at for at, given in enumerate(param.propagate_down) if not given)
+        shapes = layer.setup([self._shapes[number] for number in bottoms])
+        first = len(self._shapes)
+        self._shapes += [tuple(shape) for shape in shapes]
+        tops = tuple(range(first, len(self._shapes)))
+        # Appended before the checks: `close` must find a data layer's threads.
+        self._wired.append(_Wired(layer, tuple(bottoms), tops, detached))
+        unread.difference_update(param.bottom)
+        for at, (name, number) in enumerate(zip(param.top, tops, strict=False)):
+            in_place = at < len(param.bottom) and name == param.bottom[at]
+            if name in self._names and not in_place:
+                raise layer.refuse(f"makes {name!r}, which another layer makes too: rename its top")
+            self._names[name] = number
+            unread.add(name)
+        if len(param.param) > len(layer.blobs):
+            raise layer.refuse(
+                f"has {len(param.param)} param for {len(layer.blobs)} blobs: remove those too many"
+            )
+        if param.loss_weight and len(param.loss_weight) != len(tops):
+            raise layer.refuse(
+                f"has {len(param.loss_weight)} loss_weight for {len(tops)} tops: give one for each"
+            )
+
+    def _readers(self) -> list[list[tuple[_Wired, int]]]:
+        """Of every value the layers that read it, and as which bottom."""
+        readers: list[list[tuple[_Wired, int]]] = [[] for _ in self._shapes]
+        for wired in self._wired:
+            for at, number in enumerate(wired.bottoms):
+                readers[number].append((wired, at))
+        return readers
+
+    def _find_losses(self, readers: Sequence[Sequence[tuple[_Wired, int]]]) -> None:
+        """The losses of every layer, from the last layer to the first.
+
+        A loss with the weight that it has by default, and which a later loss is computed from, counts in the value only:
+        in Caffe the later layer's gradient overwrites the weight. One with a weight of its own has it added to that
+        gradient, by a Split layer; but then a layer of losses has the default besides, in the value only.
+        """
+        contributing: set[int] = set()  # layers, by identity
+        for wired in reversed(self._wired):
+            weights = wired.layer.param.loss_weight
+            for at, number in enumerate(wired.tops):
+                read = any(
+                    id(reader) in contributing and bottom not in reader.detached
+                    for reader, bottom in readers[number]
+                )
+                default = 1.0 if wired.is_loss and at == 0 else 0.0
+                if not weights:
+                    if default:
+                        wired.losses.append((at, default, not read))
+                elif weights[at]:
+                    wired.losses.append((at, float(weights[at]), True))
+                    if readers[number] and default:
+                        wired.losses.append((at, default, False))
+                if read or wired.losses:
+                    contributing.add(id(wired))
+
+    def _split_outputs(
+        self, readers: Sequence[Sequence[tuple[_Wired, int]]]
+    ) -> Iterator[tuple[str, int]]:
+        """Where a top with a loss weight is read, too, Caffe's Split makes an output for the loss."""
+        for wired in self._wired:
+            for at, weight in enumerate(wired.layer.param.loss_weight):
+                if weight and readers[wired.tops[at]]:
+                    name = wired.layer.param.top[at]
+                    yield f"{name}_{wired.layer.name}_{at}_split_0", wired.tops[at]
+
+    def _make_parameters(self, share: Net | None) -> None:
+        """Allocate the blobs that the net owns, fill them, and bind every layer to its own."""
+        found = self._found_in(share) if share is not None else {}
+        named: dict[str, tuple[int, int]] = {}
+        owners: dict[tuple[int, int], int] = {}  # to the place among the net's own blobs
+        owned: list[Blob] = []
+        specs: list[tuple[Layer, int, BlobSpec]] = []
+        for index, wired in enumerate(self._wired):
+            layer = wired.layer
+            for number, spec in enumerate(layer.blobs):
+                key = (index, number)
+                name = _param_name(layer, number)
+                if name and name in named:
+                    owner = named[name]
+                    self._check_shared(name, owner, wired, number)
+                    if owner in found:
+                        found.setdefault(key, found[owner])
+                    else:
+                        owners[key] = owners[owner]
+                elif key not in found:
+                    owners[key] = len(owned)
+                    owned.append(Blob(f"{layer.name}/{number}", tuple(spec.shape), spec.statistic))
+                    specs.append((layer, number, spec))
+                if name:
+                    named.setdefault(name, key)
+        self.parameters = FlatParameters(Layout(tuple(owned)), self.device)
+        for leaf, (layer, number, spec) in zip(self.parameters.leaves, specs, strict=True):
+            _first_values(leaf, layer, number, spec)
+        for index, wired in enumerate(self._wired):
+            for number, spec in enumerate(wired.layer.blobs):
+                key = (index, number)
+                if key in found:
+                    blob = found[key]
+                else:
+                    blob = self.parameters.leaves[owners[key]]
+                    if spec.statistic or _lr_mult(wired.layer, number) == 0:
+                        blob = blob.detach()
+                    else:
+                        blob.requires_grad_()
+                wired.blobs.append(blob)
+                if tuple(blob.shape) != tuple(spec.shape):
+                    wired.views[number] = tuple(spec.shape)
+
+    def _check_shared(
+        self, name: str, owner: tuple[int, int], wired: _Wired, number: int
+    ) -> None:
+        """Caffe: net.cpp, AppendParam."""
+        other = self._wired[owner[0]].layer
+        theirs, ours = other.blobs[owner[1]].shape, wired.layer.blobs[number].shape
+        permissive = wired.layer.param.param[number].share_mode == _PERMISSIVE
+        same = np.prod(theirs) == np.prod(ours) if permissive else tuple(theirs) == tuple(ours)
+        if not same:
+            raise wired.layer.refuse(
+                f"shares the param {name!r} of layer {other.name!r}, whose shape is {_dims(theirs)}, "
+                f"and needs {_dims(ours)}: give them equal shapes, or the param another name"
+            )
+
+    def _found_in(self, other: Net) -> dict[tuple[int, int], Tensor]:
+        """The blobs of `other` for each of this net's layers that has the name of one of its layers."""
+        places: dict[str, int] = {}
+        for index, wired in enumerate(self._wired):
+            places.setdefault(wired.layer.name, index)
+        found = {}
+        for name, blobs in other.blobs_of_layers():
+            if name not in places:
+                continue
+            layer = self._wired[places[name]].layer
+            theirs, ours = [tuple(b.shape) for b in blobs], [tuple(s.shape) for s in layer.blobs]
+            if theirs != ours:
+                raise layer.refuse(
+                    f"needs blobs of {_all_dims(ours)}, and the layer of this name in the train net has "
+                    f"{_all_dims(theirs)}: make both alike, or rename one"
+                )
+            for number, blob in enumerate(blobs):
+                found[places[name], number] = blob
+        return found
+
+    def _free_early(self, readers: Sequence[Sequence[tuple[_Wired, int]]]) -> None:
+        """Note after which layer each value is read no more: its memory is used again while it is in the cache."""
+        last = {id(wired): at for at, wired in enumerate(self._wired)}
+        used_up: list[list[int]] = [[] for _ in self._wired]
+        kept = set(self._outputs.values())
+        for number, found in enumerate(readers):
+            if found and number not in kept:
+                used_up[max(last[id(reader)] for reader, _ in found)].append(number)
+        for wired, numbers in zip(self._wired, used_up, strict=True):
+            wired.used_up = tuple(numbers)
+
+    def _place(self, records: Tensor) -> Tensor:
+        """A top of a layer without bottoms, on the device and in the order of memory that convolutions like best."""
+        if records.device != self.device:
+            records = records.to(self.device, non_blocking=True)
+        if not self._channels_last or records.dim() != 4:
+            return records
+        if records.shape[1] == 1:
+            # Both orders are the same memory: only the strides say which one is meant.
+            _, _, height, width = records.shape
+            records = records.contiguous()
+            return records.as_strided(records.shape, (height * width, 1, width, 1))
+        return records.contiguous(memory_format=torch.channels_last)
+
+
+def _reads_channels(layer: Layer) -> bool:
+    """Whether it is a convolution with several channels of input."""
+    if layer.param.type not in _CONVOLUTIONS:
+        return False
+    return layer.blobs[0].shape[1] > 1 or layer.param.convolution_param.group > 1
+
+
+def _phase_of(param: Any, phase: str) -> str:
+    """A layer may have a phase of its own."""
+    if not param.HasField("phase"):
+        return phase
+    values = param.DESCRIPTOR.fields_by_name["phase"].enum_type.values_by_number
+    return str(values[param.phase].name)
+
+
+def _param_name(layer: Layer, number: int) -> str:
+    return str(layer.param.param[number].name) if number < len(layer.param.param) else ""
+
+
+def _lr_mult(layer: Layer, number: int) -> float:
+    return float(layer.param.param[number].lr_mult) if number < len(layer.param.param) else 1.0
+
+
+def _first_values(leaf: Tensor, layer: Layer, number: int, spec: BlobSpec) -> None:
+    """Draw them, or take those that the prototxt itself has (Caffe: layer.hpp)."""
+    if layer.param.blobs:
+        given = layer.param.blobs[number] if number < len(layer.param.blobs) else None
+        values = [] if given is None else given.data or given.double_data
+        if len(values) != leaf.numel():
+            raise layer.refuse(
+                f"has blobs of its own, and blob {number} has {len(values)} values instead of {leaf.numel()}: "
+                "correct or remove blobs"
+            )
+        leaf.copy_(torch.tensor(values, dtype=torch.float32).view(leaf.shape))
+    elif spec.filler is not None:
+        leaf.copy_(fill(spec.filler, tuple(spec.shape)))
+
+
+def _weighted(top: Tensor, weight: float) -> Tensor:
+    top = top.float()
+    if top.dim():
+        top = top.sum()
+    return top if weight == 1.0 else top * weight
+
+
+def _check_number(layer: Layer, what: str, found: int, bounds: tuple[int, int | None]) -> None:
+    least, most = bounds
+    if found >= least and (most is None or found <= most):
+        return
+    wanted = f"{least} or more" if most is None else f"{least}" if least == most else f"{least} to {most}"
+    raise layer.refuse(f"has {found} {what}s, and needs {wanted}: correct its {what}s")
+
+
+def _failed(layer: Layer, error: RuntimeError) -> EngineError:
+    lines = str(error).strip().splitlines()
+    first = lines[0] if lines else type(error).__name__
+    if isinstance(error, torch.OutOfMemoryError):
+        return layer.refuse(f"found too little memory ({first}): use a smaller batch_size")
+    return layer.refuse(f"failed in PyTorch: {first}")
+
+
+def _dims(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape)) or "one value"
+
+
+def _all_dims(shapes: Sequence[Sequence[int]]) -> str:
+    return ", ".join(map(_dims, shapes)) or "none"

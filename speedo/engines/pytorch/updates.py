@@ -1,0 +1,320 @@
+"""Caffe's six solver updates on PyTorch tensors, on whichever device the parameters are.
+
+As in Caffe the sum over `iter_size` batches is clipped, then divided; then come the weight decay and the solver's rule
+(Caffe: solvers/sgd_solver.cpp, ApplyUpdate). The rules are those of `speedo.engines.update_rules`, which is NumPy's; PyTorch
+fuses a multiplication with an addition, so the last bits differ.
+
+A processor walks the parameters in blocks that stay in its cache. A GPU takes all at once: then what differs from blob to
+blob, the multipliers, is a tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from speedo.engines.solver_update import BLOCK, Multipliers
+from speedo.engines.update_rules import SolverFields, float32
+from speedo.engines.update_rules import RULES as NUMPY_RULES
+from speedo.errors import EngineError
+from speedo.vectors.vector import Layout, Vector
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """The learning rate of a piece: `number`, times `factors` if its blobs have several multipliers."""
+
+    number: float
+    factors: Tensor | None
+
+    def add(self, h: Tensor, x: Tensor) -> None:
+        """h += rate x."""
+        if self.factors is None:
+            h.add_(x, alpha=self.number)
+        else:
+            h.addcmul_(x, self.factors, value=self.number)
+
+    def scale(self, u: Tensor) -> Tensor:
+        """u *= rate."""
+        u.mul_(self.number)
+        return u if self.factors is None else u.mul_(self.factors)
+
+
+class Rule(ABC):
+    """One solver type, in the symbols of `speedo.engines.update_rules`."""
+
+    def __init__(self, fields: SolverFields) -> None:
+        self._momentum = float32(fields.momentum)
+        self._rest = float32(1.0 - self._momentum)
+        self._delta = float32(fields.delta)
+
+    @abstractmethod
+    def step(self, g: Tensor, history: Sequence[Tensor], u: Tensor, t: Tensor, rate: Rate) -> Tensor:
+        """What is to be subtracted from the weights; `history` is brought up to date. `u` and `t` are free memory."""
+
+    def _over_root(self, x: Tensor, h: Tensor, u: Tensor, rate: Rate) -> Tensor:
+        """rate x / (sqrt(h) + delta), in `u`."""
+        torch.sqrt(h, out=u).add_(self._delta)
+        return rate.scale(torch.div(x, u, out=u))
+
+
+class Sgd(Rule):
+    def step(self, g: Tensor, history: Sequence[Tensor], u: Tensor, t: Tensor, rate: Rate) -> Tensor:
+        (h,) = history
+        rate.add(h.mul_(self._momentum), g)
+        return h
+
+
+class Nesterov(Rule):
+    def step(self, g: Tensor, history: Sequence[Tensor], u: Tensor, t: Tensor, rate: Rate) -> Tensor:
+        (h,) = history
+        torch.mul(h, -self._momentum, out=u)
+        rate.add(h.mul_(self._momentum), g)
+        return u.add_(h, alpha=float32(1.0 + self._momentum))
+
+
+class AdaGrad(Rule):
+    def step(self, g: Tensor, history: Sequence[Tensor], u: Tensor, t: Tensor, rate: Rate) -> Tensor:
+        (h,) = history
+        return self._over_root(g, h.addcmul_(g, g), u, rate)
+
+
+class RmsProp(Rule):
+    def __init__(self, fields: SolverFields) -> None:
+        super().__init__(fields)
+        self._decay = float32(fields.rms_decay)
+        self._other = float32(1.0 - self._decay)
+
+    def step(self, g: Tensor, history: Sequence[Tensor], u: Tensor, t: Tensor, rate: Rate) -> Tensor:
+        (h,) = history
+        h.mul_(self._decay).addcmul_(g, g, value=self._other)
+        return self._over_root(g, h, u, rate)
+
+
+class AdaDelta(Rule):
+    def step(self, g: Tensor, history: Sequence[Tensor], u: Tensor, t: Tensor, rate: Rate) -> Tensor:
+        h, d = history
+        h.mul_(self._momentum).addcmul_(g, g, value=self._rest)
+        torch.add(h, self._delta, out=t)
+        torch.add(d, self._delta, out=u).div_(t).sqrt_().mul_(g)
+        d.mul_(self._momentum).addcmul_(u, u, value=self._rest)
+        return rate.scale(u)
+
+
+class Adam(Rule):
+    def __init__(self, fields: SolverFields) -> None:
+        super().__init__(fields)
+        self._momentum2 = float32(fields.momentum2)
+        self._rest2 = float32(1.0 - self._momentum2)
+
+    def step(self, g: Tensor, history: Sequence[Tensor], u: Tensor, t: Tensor, rate: Rate) -> Tensor:
+        m, v = history
+        m.mul_(self._momentum).add_(g, alpha=self._rest)
+        v.mul_(self._momentum2).addcmul_(g, g, value=self._rest2)
+        return self._over_root(m, v, u, rate)
+
+
+RULES: Final[Mapping[str, type[Rule]]] = {
+    "SGD": Sgd,
+    "Nesterov": Nesterov,
+    "AdaGrad": AdaGrad,
+    "RMSProp": RmsProp,
+    "AdaDelta": AdaDelta,
+    "Adam": Adam,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """What one call of the rule updates: its memory and its multipliers, numbers or a tensor of its length.
+
+    Its gradient is part `at` of the gradient of `blob`, or of the whole vector where `blob` is None.
+    """
+
+    place: slice
+    blob: int | None
+    at: slice
+    weights: Tensor
+    history: tuple[Tensor, ...]
+    lr: float | Tensor
+    decay: float | Tensor
+
+
+class ParameterUpdate:
+    """The solver's update of the tensor `flat`, with its history: `history[k]` is Caffe's vector k.
+
+    `updates` counts the solver's own updates, by which Adam corrects its bias. BatchNorm's statistics have no update, and
+    zeros in the history. `whole` takes all at once, which is for GPUs.
+    """
+
+    def __init__(
+        self,
+        fields: SolverFields,
+        layout: Layout,
+        blobs: Sequence[Multipliers],
+        flat: Tensor,
+        *,
+        whole: bool | None = None,
+    ) -> None:
+        self._layout, self._blobs, self._flat = layout, tuple(blobs), flat
+        self._whole = flat.device.type != "cpu" if whole is None else whole
+        numpy_rule = NUMPY_RULES[fields.type]
+        self.history = torch.zeros(numpy_rule.vectors, layout.size, device=flat.device)
+        self.updates = 0
+        self._pieces = list(self._all_at_once() if self._whole else self._in_blocks())
+        longest = max((piece.weights.numel() for piece in self._pieces), default=0)
+        self._scratch = [torch.empty(longest, device=flat.device) for _ in range(3)]
+        self._zeros = torch.zeros(0 if self._whole else longest, device=flat.device)
+        self._gathered = torch.zeros(layout.size if self._whole else 0, device=flat.device)
+        self.use(fields)
+
+    def use(self, fields: SolverFields) -> None:
+        """Use these fields from the next update on; the type must be the same. The history stays."""
+        self.fields = fields
+        self._rule = RULES[fields.type](fields)
+        self._scale = NUMPY_RULES[fields.type](fields).scale
+        self._weight_decay = float(np.float32(fields.weight_decay))
+
+    def restore(self, history: Sequence[Vector], updates: int) -> None:
+        """Copy the history of an equal solver."""
+        for own, given in zip(self.history, history, strict=True):
+            own.copy_(torch.from_numpy(given))
+        self.updates = updates
+
+    @torch.no_grad()
+    def apply(
+        self,
+        gradients: Sequence[Tensor | None],
+        rate: float,
+        *,
+        divisor: int = 1,
+        delta: Tensor | None = None,
+        onto: bool = False,
+    ) -> None:
+        """Update the weights with the gradients of every blob, which are sums over `divisor` batches, at this rate.
+
+        None is a gradient of zero. `delta`, of the device, becomes what was added to the weights, or `onto` it is added;
+        places of statistics are left alone.
+        """
+        fields = self.fields
+        factor = self._factor(gradients, divisor)
+        if self._whole:
+            self._gather(gradients)
+        number = float(np.float32(rate) * np.float32(self._scale(self.updates + 1)))
+        for piece in self._pieces:
+            size = piece.weights.numel()
+            own, u, t = (
+                self._scratch
+                if size == self._scratch[0].numel()
+                else [scratch[:size] for scratch in self._scratch]
+            )
+            g = self._gradient_of(piece, gradients)
+            if factor is not None:
+                g = torch.mul(g, factor, out=own)
+            g = self._with_decay(g, piece, own, t)
+            if isinstance(piece.lr, float):
+                step_rate = Rate(float(np.float32(number) * np.float32(piece.lr)), None)
+            else:
+                step_rate = Rate(number, piece.lr)
+            step = self._rule.step(g, piece.history, u, t, step_rate)
+            piece.weights.sub_(step)
+            if delta is not None:
+                part = delta[piece.place]
+                part.sub_(step) if onto else torch.neg(step, out=part)
+        self.updates += 1
+
+    def _factor(self, gradients: Sequence[Tensor | None], divisor: int) -> float | Tensor | None:
+        """What the sum of the gradients is multiplied by: to the norm allowed and to the mean; None for 1."""
+        batches = self.fields.iter_size
+        if not self.fields.clips:
+            return None if divisor == 1 else float32(1.0 / divisor)
+        norms = [
+            torch.linalg.vector_norm(gradient, dtype=torch.float64)
+            for gradient, blob in zip(gradients, self._layout.blobs, strict=True)
+            if gradient is not None and not blob.statistic
+        ]
+        if not norms:
+            return None
+        # Of the sum over `iter_size` batches, as Caffe has it.
+        norm = torch.linalg.vector_norm(torch.stack(norms)).mul_(batches / divisor).float()
+        bound = torch.tensor(float32(self.fields.clip_gradients), device=norm.device)
+        factor = torch.where(norm > bound, bound / norm, 1.0).div_(divisor)
+        if self._whole:
+            return factor  # read here, it would make the host wait for the GPU
+        number = float(factor)
+        return None if number == 1.0 else number
+
+    def _with_decay(self, g: Tensor, piece: _Piece, own: Tensor, t: Tensor) -> Tensor:
+        w, multiplier = piece.weights, piece.decay
+        if not self._weight_decay or (isinstance(multiplier, float) and not multiplier):
+            return g
+        pull = torch.sign(w, out=t) if self.fields.l1 else w
+        if isinstance(multiplier, Tensor):
+            return torch.addcmul(g, pull, multiplier, value=self._weight_decay, out=own)
+        local = float(np.float32(self._weight_decay) * np.float32(multiplier))
+        return torch.add(g, pull, alpha=local, out=own)
+
+    def _gradient_of(self, piece: _Piece, gradients: Sequence[Tensor | None]) -> Tensor:
+        if piece.blob is None:
+            return self._gathered[piece.at]
+        gradient = gradients[piece.blob]
+        if gradient is None:
+            return self._zeros[: piece.weights.numel()]
+        return gradient if gradient.numel() == piece.weights.numel() else gradient[piece.at]
+
+    def _gather(self, gradients: Sequence[Tensor | None]) -> None:
+        parts = [self._gathered[place] for _, place in self._layout.slices()]
+        found = [(a, b) for a, b in zip(parts, gradients, strict=True) if b is not None]
+        for part, gradient in zip(parts, gradients, strict=True):
+            if gradient is None:
+                part.zero_()
+        if found:
+            torch._foreach_copy_([part for part, _ in found], [given for _, given in found])
+
+    def _in_blocks(self) -> list[_Piece]:
+        """Blob by blob, each in blocks of the cache's size."""
+        pieces = []
+        for index, (blob, place) in enumerate(self._layout.slices()):
+            if blob.statistic:
+                continue
+            own = self._blobs[index]
+            for start in range(0, blob.size, BLOCK):
+                at = slice(start, min(start + BLOCK, blob.size))
+                here = slice(place.start + at.start, place.start + at.stop)
+                pieces.append(self._piece(here, index, at, float(own.lr), float(own.decay)))
+        return pieces
+
+    def _all_at_once(self) -> list[_Piece]:
+        """From one statistic to the next, with the multipliers of every value where they differ."""
+        size = self._layout.size
+        lr, decay = torch.empty(size), torch.empty(size)
+        for own, (_, place) in zip(self._blobs, self._layout.slices(), strict=True):
+            lr[place], decay[place] = own.lr, own.decay
+        ends = [(place.start, place.stop) for place in self._layout.statistics]
+        pieces = []
+        start = 0
+        for stop, after in [*ends, (size, size)]:
+            if start < stop:
+                here = slice(start, stop)
+                pieces.append(
+                    self._piece(here, None, here, self._same(lr[here]), self._same(decay[here]))
+                )
+            start = after
+        return pieces
+
+    def _same(self, values: Tensor) -> float | Tensor:
+        first = float(values[0])
+        return first if bool((values == first).all()) else values.to(self._flat.device)
+
+    def _piece(
+        self, place: slice, blob: int | None, at: slice, lr: float | Tensor, decay: float | Tensor
+    ) -> _Piece:
+        history = tuple(vector[place] for vector in self.history)
+        return _Piece(place, blob, at, self._flat[place], history, lr, decay)
