@@ -52,7 +52,7 @@ def trial(
     or None (no diff) for each top; the default is random numbers from `seed`, and for losses 1 and then None. `blobs`
     are the parameters' values; the default is random numbers. `constant` are the indices of bottoms without a gradient,
     such as labels; `backward=False` makes all so, and is needed where Caffe has no backward pass. `passes` are forward
-    passes. Returns ours and pycaffe's results.
+    passes. Bottoms with 4 axes are tried in PyTorch's two memory formats. Returns ours and pycaffe's results.
     """
     text, tops = _split(layer)
     arrays = [np.asarray(bottom, dtype=np.float32) for bottom in bottoms]
@@ -61,8 +61,20 @@ def trial(
     theirs, layer_param, values, diffs = _run_pycaffe(
         text, tops, arrays, phase, rng, top_diffs, blobs, constant, backward, passes
     )
-    ours = _run_ours(layer_param, arrays, phase, seed, diffs, values, constant, backward, passes)
-    compare(ours, theirs, tolerance)
+    for channels_last in (True, False) if any(array.ndim == 4 for array in arrays) else (False,):
+        ours = _run_ours(
+            layer_param,
+            arrays,
+            phase,
+            seed,
+            diffs,
+            values,
+            constant,
+            backward,
+            passes,
+            channels_last,
+        )
+        compare(ours, theirs, tolerance)
     return ours, theirs
 
 
@@ -211,6 +223,7 @@ def _run_ours(
     constant: Collection[int],
     backward: bool,
     passes: int,
+    channels_last: bool,
 ) -> Result:
     import torch
 
@@ -225,10 +238,12 @@ def _run_ours(
         torch.from_numpy(value.copy()).requires_grad_(backward and not spec.statistic)
         for value, spec in zip(values, layer.blobs, strict=True)
     ]
-    bottoms = [
-        torch.from_numpy(array.copy()).requires_grad_(index not in constant)
-        for index, array in enumerate(arrays)
-    ]
+    bottoms = []
+    for index, array in enumerate(arrays):
+        bottom = torch.from_numpy(array.copy())
+        if channels_last and bottom.ndim == 4:
+            bottom = bottom.to(memory_format=torch.channels_last)
+        bottoms.append(bottom.requires_grad_(index not in constant))
     for _ in range(passes):
         tops = layer.forward(bottoms, parameters)
     assert [tuple(top.shape) for top in tops] == shapes, "shapes that setup gave"

@@ -1,0 +1,171 @@
+"""Softmax, its loss, and Accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from speedo.engines.pytorch.layer import Layer, Shape
+from speedo.engines.pytorch.layers.axes import canonical_axis, count
+from speedo.errors import EngineError
+
+_LEAST = float(torch.finfo(torch.float32).tiny)  # FLT_MIN, below which Caffe takes no logarithm
+
+
+class Softmax(Layer):
+    """exp(x) over its sum along `axis`. Caffe: layers/softmax_layer.cpp."""
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        self._axis = canonical_axis(self, self.param.softmax_param.axis, bottoms[0])
+        return [bottoms[0]]
+
+    def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
+        return [torch.softmax(bottoms[0].float(), self._axis)]
+
+
+class _Labelled(Layer):
+    """A layer with scores, and a label for each place outside of their class axis."""
+
+    bottoms: ClassVar[tuple[int, int | None]] = (2, 2)
+    tops: ClassVar[tuple[int, int | None]] = (1, 2)
+
+    def read(self, axis: int, bottoms: Sequence[Shape]) -> None:
+        """Sets places before, classes and places after; checks that there are as many labels."""
+        scores, labels = bottoms
+        axis = canonical_axis(self, axis, scores)
+        self._outer, self._classes = count(scores, 0, axis), scores[axis]
+        self._inner = count(scores, axis + 1)
+        if self._outer * self._inner != count(labels):
+            raise self.refuse(
+                f"has {count(labels)} labels for {self._outer * self._inner} predictions of shape {scores}: "
+                "give one label for each, or change axis"
+            )
+
+    def scores(self, bottom: Tensor) -> Tensor:
+        """(outer, classes, inner), in float32."""
+        return bottom.reshape(self._outer, self._classes, self._inner).float()
+
+    def labels(self, bottom: Tensor) -> Tensor:
+        """(outer, 1, inner), as whole numbers."""
+        return bottom.detach().reshape(self._outer, 1, self._inner).long()
+
+    def bad_label(self, labels: Tensor, ignored: int | None) -> EngineError | None:
+        """What is wrong with a label, where one is no class."""
+        wrong = (labels < 0) | (labels >= self._classes)
+        if ignored is not None:
+            wrong &= labels != ignored
+        if not wrong.any():
+            return None
+        return self.refuse(
+            f"read label {int(labels[wrong][0])}, but has {self._classes} classes: labels go from 0 to "
+            f"{self._classes - 1}; correct the data or num_output"
+        )
+
+
+class SoftmaxWithLoss(_Labelled):
+    """The mean of -log softmax at each label; a second top has the softmax, without a gradient.
+
+    As in Caffe the logarithm stops at FLT_MIN (a loss of 87.34), the gradient does not.
+    Caffe: layers/softmax_loss_layer.cpp.
+    """
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        loss = self.param.loss_param
+        self.read(self.param.softmax_param.axis, bottoms)
+        if bottoms[0][:1] != bottoms[1][:1]:
+            raise self.refuse(
+                f"has scores {bottoms[0]} and labels {bottoms[1]}: their first axes must be equal"
+            )
+        self._ignored = loss.ignore_label if loss.HasField("ignore_label") else None
+        if loss.HasField("normalize") and not loss.HasField("normalization"):
+            self._normalization = "VALID" if loss.normalize else "BATCH_SIZE"
+        else:
+            kinds = loss.DESCRIPTOR.fields_by_name["normalization"].enum_type
+            self._normalization = str(kinds.values_by_number[loss.normalization].name)
+        return [(), bottoms[0]][: len(self.param.top)]
+
+    def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
+        labels = self.labels(bottoms[1])
+        divisor = {"FULL": self._outer * self._inner, "BATCH_SIZE": self._outer, "NONE": 1}.get(
+            self._normalization
+        )
+        try:
+            loss, probability = _SoftmaxLoss.apply(
+                self.scores(bottoms[0]), labels, self._ignored, divisor
+            )  # type: ignore[no-untyped-call]
+        except (RuntimeError, IndexError):
+            if error := self.bad_label(labels, self._ignored):
+                raise error from None
+            raise
+        return [loss, probability.reshape(bottoms[0].shape)][: len(self.param.top)]
+
+
+class _SoftmaxLoss(torch.autograd.Function):
+    """Loss and softmax of (outer, classes, inner); `divisor` is None for the number of labels that count."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, scores: Tensor, labels: Tensor, ignored: int | None, divisor: int | None
+    ) -> tuple[Tensor, Tensor]:
+        probability = torch.softmax(scores, 1)
+        valid = None if ignored is None else labels != ignored
+        index = labels if valid is None else labels * valid
+        losses = probability.gather(1, index).clamp_min_(_LEAST).log_().neg_()
+        if valid is not None:
+            losses *= valid
+        if divisor is None and valid is not None:
+            ctx.divisor = valid.sum().clamp_min_(1)
+        else:
+            ctx.divisor = max(1, labels.numel() if divisor is None else divisor)
+        ctx.save_for_backward(probability, index, valid)
+        ctx.mark_non_differentiable(probability)
+        return losses.sum() / ctx.divisor, probability
+
+    @staticmethod
+    def backward(ctx: Any, *top_diffs: Tensor) -> Any:
+        probability, index, valid = ctx.saved_tensors
+        factor = top_diffs[0] / ctx.divisor
+        minus = factor.neg() if valid is None else valid * -factor
+        diff = probability * (factor if valid is None else valid * factor)
+        diff.scatter_add_(1, index, minus.expand(index.shape))
+        return diff, None, None, None
+
+
+class Accuracy(_Labelled):
+    """The part of labels that are among the `top_k` scores, ties counted against them; a second top has it by class.
+
+    Caffe: layers/accuracy_layer.cpp.
+    """
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        param = self.param.accuracy_param
+        self.read(param.axis, bottoms)
+        if param.top_k > self._classes:
+            raise self.refuse(f"has top_k {param.top_k} of {self._classes} classes: use less")
+        self._ignored = param.ignore_label if param.HasField("ignore_label") else None
+        return [(), (self._classes,)][: len(self.param.top)]
+
+    @torch.no_grad()
+    def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
+        scores, labels = self.scores(bottoms[0]), self.labels(bottoms[1])
+        valid = labels == labels if self._ignored is None else labels != self._ignored
+        index = labels * valid
+        try:
+            true = scores.gather(1, index)
+        except (RuntimeError, IndexError):
+            if error := self.bad_label(labels, self._ignored):
+                raise error from None
+            raise
+        better = (scores >= true).sum(1, keepdim=True) - 1  # the label itself is among them
+        right = ((better < self.param.accuracy_param.top_k) & valid).float()
+        counted = valid.float()
+        tops = [right.sum() / counted.sum().clamp_min(1)]
+        if len(self.param.top) > 1:
+            by_class = scores.new_zeros(2, self._classes)
+            by_class[0].scatter_add_(0, index.flatten(), right.flatten())
+            by_class[1].scatter_add_(0, index.flatten(), counted.flatten())
+            tops.append(by_class[0] / by_class[1].clamp_min(1))
+        return tops
