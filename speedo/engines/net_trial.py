@@ -176,16 +176,15 @@ def _build(choice: EngineChoice, request: dict[str, Any]) -> dict[str, Any]:
             raise SolverError("the tester's train net has other parameters than the worker's")
         tester.close()
     cache = None if request["cache"] is None else Path(request["cache"])
-    shapes = worker.shapes()
+    shapes, layout, samples = worker.shapes(), worker.layout, worker.samples_per_step
+    worker.close()  # LMDB may be open only once in a process
     rules = [with_classes(rule, net, shapes) for net, rule in sources]
     unchecked = _check_records([rule for rule in rules if not is_known(rule, cache)], cache)
-    layout = worker.layout
     facts = CaffeFacts(
-        layout.size, layout.nbytes, len(layout.blobs), layout.digest, worker.samples_per_step,
+        layout.size, layout.nbytes, len(layout.blobs), layout.digest, samples,
         outputs, loss, sum(8 * math.prod(shape) for shape in shapes.values()),
         tuple(unchecked),
     )  # fmt: skip
-    worker.close()
     values = {name: getattr(facts, name) for name in CaffeFacts.__slots__}
     return {**values, "unchecked": [rule.to_plain() for rule in unchecked]}
 

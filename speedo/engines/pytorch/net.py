@@ -116,6 +116,11 @@ class Net:
         return {name: self._shapes[number] for name, number in self._outputs.items()}
 
     @property
+    def shapes(self) -> Mapping[str, Shape]:
+        """The shape of each value between the layers, by its name; of several under one name the last."""
+        return {name: self._shapes[number] for name, number in self._names.items()}
+
+    @property
     def batch(self) -> int:
         """Leading extent of the first layer's first top; 0 if it has none."""
         tops = self._wired[0].tops if self._wired else ()
