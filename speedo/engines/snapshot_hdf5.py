@@ -25,7 +25,7 @@ def write_model_hdf5(
     with h5py.File(file, "w") as out:
         data = out.create_group("data")
         for layer in layers:
-            data.create_group(layer)
+            data.require_group(layer)  # "a/b" has made "a"
         for blob, place in layout.slices():
             data.create_dataset(blob.name, data=weights[place].reshape(blob.shape))
 

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from google.protobuf.message import DecodeError
 
 from speedo.engines.base import ModelEngine
-from speedo.engines.schema import caffe_schema
-from speedo.errors import SolverError
-from speedo.system.files import read_bytes
+from speedo.engines.pytorch.model_files import read_model
+from speedo.errors import EngineError, SolverError
 
 _HDF5: Final = b"\x89HDF"  # Caffe reads such files too
 _UNTOUCHED: Final = np.float32(-2.7182819e-31)  # no weight has it: what keeps it was not loaded
@@ -24,20 +22,10 @@ _UNTOUCHED: Final = np.float32(-2.7182819e-31)  # no weight has it: what keeps i
 def check_weights(path: Path, layers: Iterable[str]) -> None:
     """Raises `SolverError` unless the file holds parameters for one of these layers."""
     try:
-        content = read_bytes(path)
-    except OSError as error:
-        raise SolverError(
-            f"weights {path} cannot be read ({error.strerror}): correct --weights"
-        ) from error
-    if content.startswith(_HDF5):
-        return
-    try:
-        net = caffe_schema().NetParameter.FromString(content)
-    except DecodeError as error:
-        raise SolverError(
-            f"weights {path} is not a .caffemodel, or a truncated one: give another --weights"
-        ) from error
-    held = [layer.name for layer in (*net.layer, *net.layers) if layer.blobs]
+        model = read_model(path)
+    except EngineError as error:
+        raise SolverError(f"weights {error}") from error
+    held = [layer.name for layer in model.layers if layer.blobs]
     if not held:
         raise SolverError(f"weights {path} holds no parameters: give another --weights")
     if not set(held) & set(layers):

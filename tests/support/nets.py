@@ -10,6 +10,7 @@ import numpy as np
 
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.parameters import Parameters
+from speedo.engines.schema import caffe_schema
 from speedo.vectors.vector import Vector
 
 DATA = """
@@ -77,7 +78,7 @@ def records(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def write_lmdb(folder: Path, images: np.ndarray, labels: np.ndarray) -> Path:
-    proto = load_caffe().proto.caffe_pb2
+    proto = caffe_schema()
     environment = lmdb.open(str(folder), map_size=1 << 24)
     with environment, environment.begin(write=True) as transaction:
         for index, (image, label) in enumerate(zip(images, labels, strict=True)):
