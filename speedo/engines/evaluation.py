@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import lmdb
 from google.protobuf import text_format
 
+from speedo.data.shared_lmdb import SharedLmdb
 from speedo.errors import EngineError
 
 # What a share of a test found: of each net the sums of its outputs over the batches, and the number of batches.
@@ -179,6 +179,5 @@ def ends_with_the_data(parameter: Any, iterations: int) -> bool:
 
 def _records(source: str) -> int:
     """Number of records in an LMDB."""
-    # Without locks: a second handle's closing would drop the locks that Caffe's own handle holds.
-    with lmdb.open(source, readonly=True, lock=False, subdir=Path(source).is_dir()) as environment:
+    with SharedLmdb(Path(source)) as environment:
         return int(environment.stat()["entries"])

@@ -12,13 +12,20 @@ import pytest
 from speedo.engines.base import Engine
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.errors import EngineError
+from speedo.solver import SolverSpec, read_solver, solver_for_tester
 from speedo.vectors.vector import Vector
 from tests.support.nets import net_text, write_solver
 
 Make = Callable[[], Engine]
 
 
-@pytest.fixture(params=["quadratic", pytest.param("pycaffe", marks=pytest.mark.caffe)])
+@pytest.fixture(
+    params=[
+        "quadratic",
+        pytest.param("pycaffe", marks=pytest.mark.caffe),
+        pytest.param("pytorch", marks=[pytest.mark.torch, pytest.mark.caffe]),
+    ]
+)
 def make(request: pytest.FixtureRequest) -> Iterator[Make]:
     """Makes engines that are alike, each at the beginning of its records."""
     made: list[Engine] = []
@@ -26,17 +33,27 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
     def quadratic() -> Engine:
         return QuadraticEngine(batch=4, momentum=0.9, lr=0.05, noise=0.5)
 
-    def pycaffe() -> Engine:
-        from speedo.engines.pycaffe import PycaffeEngine
-        from speedo.solver import read_solver, solver_for_tester
-
+    def solver() -> tuple[SolverSpec, str]:
         home = request.getfixturevalue("home")
         spec = read_solver(write_solver(home, net_text(batch=4)))
-        text = solver_for_tester(spec).replace("batch_size: 1\n", "batch_size: 4\n")
-        return PycaffeEngine(text, lr_policy=spec.lr_policy, scratch=home)
+        return spec, solver_for_tester(spec).replace("batch_size: 1\n", "batch_size: 4\n")
+
+    def pycaffe() -> Engine:
+        from speedo.engines.pycaffe import PycaffeEngine
+
+        spec, text = solver()
+        return PycaffeEngine(text, lr_policy=spec.lr_policy, scratch=spec.folder)
+
+    def pytorch() -> Engine:
+        from speedo.engines.pytorch.engine import PytorchEngine
+
+        spec, text = solver()
+        return PytorchEngine(text, lr_policy=spec.lr_policy, scratch=spec.folder)
+
+    kinds = {"quadratic": quadratic, "pycaffe": pycaffe, "pytorch": pytorch}
 
     def build() -> Engine:
-        engine = quadratic() if request.param == "quadratic" else pycaffe()
+        engine = kinds[request.param]()
         made.append(engine)
         return engine
 

@@ -25,9 +25,7 @@ class FlatParameters:
     def __init__(self, layout: Layout, device: torch.device) -> None:
         self.layout = layout
         self.flat = torch.zeros(layout.size, device=device)
-        self.leaves = [
-            self.flat[place].view(blob.shape).data for blob, place in layout.slices()
-        ]
+        self.leaves = [self.flat[place].view(blob.shape).data for blob, place in layout.slices()]
         self._places = [place for _, place in layout.slices()]
         self._statistics = layout.statistics
         self._on_host = device.type == "cpu"

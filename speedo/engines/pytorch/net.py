@@ -37,8 +37,12 @@ class _Wired:
     tops: tuple[int, ...]
     detached: frozenset[int]  # bottoms that get no gradient
     blobs: list[Tensor] = field(default_factory=list)
-    views: dict[int, Shape] = field(default_factory=dict)  # shared blobs that it sees in another shape
-    losses: list[tuple[int, float, bool]] = field(default_factory=list)  # top, weight, has a gradient
+    views: dict[int, Shape] = field(
+        default_factory=dict
+    )  # shared blobs that it sees in another shape
+    losses: list[tuple[int, float, bool]] = field(
+        default_factory=list
+    )  # top, weight, has a gradient
     used_up: tuple[int, ...] = ()  # values that nobody reads afterwards
 
     @property
@@ -202,7 +206,9 @@ class Net:
         bottoms = []
         for name in param.bottom:
             if name not in self._names:
-                raise layer.refuse(f"reads {name!r}, which no layer before it makes: correct bottom")
+                raise layer.refuse(
+                    f"reads {name!r}, which no layer before it makes: correct bottom"
+                )
             bottoms.append(self._names[name])
         _check_number(layer, "bottom", len(param.bottom), kind.bottoms)
         automatic = param.type.endswith("Loss")  # Caffe gives a loss the tops that it lacks
@@ -322,9 +328,7 @@ class Net:
                 if tuple(blob.shape) != tuple(spec.shape):
                     wired.views[number] = tuple(spec.shape)
 
-    def _check_shared(
-        self, name: str, owner: tuple[int, int], wired: _Wired, number: int
-    ) -> None:
+    def _check_shared(self, name: str, owner: tuple[int, int], wired: _Wired, number: int) -> None:
         """Caffe: net.cpp, AppendParam."""
         other = self._wired[owner[0]].layer
         theirs, ours = other.blobs[owner[1]].shape, wired.layer.blobs[number].shape
@@ -430,7 +434,13 @@ def _check_number(layer: Layer, what: str, found: int, bounds: tuple[int, int | 
     least, most = bounds
     if found >= least and (most is None or found <= most):
         return
-    wanted = f"{least} or more" if most is None else f"{least}" if least == most else f"{least} to {most}"
+    wanted = (
+        f"{least} or more"
+        if most is None
+        else f"{least}"
+        if least == most
+        else f"{least} to {most}"
+    )
     raise layer.refuse(f"has {found} {what}s, and needs {wanted}: correct its {what}s")
 
 

@@ -56,7 +56,9 @@ class Rule(ABC):
         self._delta = float32(fields.delta)
 
     @abstractmethod
-    def step(self, g: Tensor, history: Sequence[Tensor], u: Tensor, t: Tensor, rate: Rate) -> Tensor:
+    def step(
+        self, g: Tensor, history: Sequence[Tensor], u: Tensor, t: Tensor, rate: Rate
+    ) -> Tensor:
         """What is to be subtracted from the weights; `history` is brought up to date. `u` and `t` are free memory."""
 
     def _over_root(self, x: Tensor, h: Tensor, u: Tensor, rate: Rate) -> Tensor:
@@ -66,14 +68,18 @@ class Rule(ABC):
 
 
 class Sgd(Rule):
-    def step(self, g: Tensor, history: Sequence[Tensor], u: Tensor, t: Tensor, rate: Rate) -> Tensor:
+    def step(
+        self, g: Tensor, history: Sequence[Tensor], u: Tensor, t: Tensor, rate: Rate
+    ) -> Tensor:
         (h,) = history
         rate.add(h.mul_(self._momentum), g)
         return h
 
 
 class Nesterov(Rule):
-    def step(self, g: Tensor, history: Sequence[Tensor], u: Tensor, t: Tensor, rate: Rate) -> Tensor:
+    def step(
+        self, g: Tensor, history: Sequence[Tensor], u: Tensor, t: Tensor, rate: Rate
+    ) -> Tensor:
         (h,) = history
         torch.mul(h, -self._momentum, out=u)
         rate.add(h.mul_(self._momentum), g)
@@ -81,7 +87,9 @@ class Nesterov(Rule):
 
 
 class AdaGrad(Rule):
-    def step(self, g: Tensor, history: Sequence[Tensor], u: Tensor, t: Tensor, rate: Rate) -> Tensor:
+    def step(
+        self, g: Tensor, history: Sequence[Tensor], u: Tensor, t: Tensor, rate: Rate
+    ) -> Tensor:
         (h,) = history
         return self._over_root(g, h.addcmul_(g, g), u, rate)
 
@@ -92,14 +100,18 @@ class RmsProp(Rule):
         self._decay = float32(fields.rms_decay)
         self._other = float32(1.0 - self._decay)
 
-    def step(self, g: Tensor, history: Sequence[Tensor], u: Tensor, t: Tensor, rate: Rate) -> Tensor:
+    def step(
+        self, g: Tensor, history: Sequence[Tensor], u: Tensor, t: Tensor, rate: Rate
+    ) -> Tensor:
         (h,) = history
         h.mul_(self._decay).addcmul_(g, g, value=self._other)
         return self._over_root(g, h, u, rate)
 
 
 class AdaDelta(Rule):
-    def step(self, g: Tensor, history: Sequence[Tensor], u: Tensor, t: Tensor, rate: Rate) -> Tensor:
+    def step(
+        self, g: Tensor, history: Sequence[Tensor], u: Tensor, t: Tensor, rate: Rate
+    ) -> Tensor:
         h, d = history
         h.mul_(self._momentum).addcmul_(g, g, value=self._rest)
         torch.add(h, self._delta, out=t)
@@ -114,7 +126,9 @@ class Adam(Rule):
         self._momentum2 = float32(fields.momentum2)
         self._rest2 = float32(1.0 - self._momentum2)
 
-    def step(self, g: Tensor, history: Sequence[Tensor], u: Tensor, t: Tensor, rate: Rate) -> Tensor:
+    def step(
+        self, g: Tensor, history: Sequence[Tensor], u: Tensor, t: Tensor, rate: Rate
+    ) -> Tensor:
         m, v = history
         m.mul_(self._momentum).add_(g, alpha=self._rest)
         v.mul_(self._momentum2).addcmul_(g, g, value=self._rest2)

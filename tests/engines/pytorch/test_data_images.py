@@ -31,7 +31,8 @@ GRAY = pixels((20, 15), 2)
 # Smooth, as photographs are.
 PHOTO = np.stack(
     [
-        np.add.outer(np.sin(np.arange(40) / 7 + phase), np.cos(np.arange(50) / 5 - phase)) * 60 + 125
+        np.add.outer(np.sin(np.arange(40) / 7 + phase), np.cos(np.arange(50) / 5 - phase)) * 60
+        + 125
         for phase in range(3)
     ],
     axis=-1,
@@ -204,7 +205,12 @@ def test_rand_skip_begins_at_a_random_line(numbered: Path) -> None:
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(batch=st.integers(1, 9), before=st.integers(0, 2), skipped=st.integers(0, 9), ahead=st.booleans())
+@given(
+    batch=st.integers(1, 9),
+    before=st.integers(0, 2),
+    skipped=st.integers(0, 9),
+    ahead=st.booleans(),
+)
 def test_skipped_images_are_those_that_would_have_come(
     numbered: Path, batch: int, before: int, skipped: int, ahead: bool
 ) -> None:
@@ -254,11 +260,15 @@ def test_a_list_that_cannot_be_is_refused(numbered: Path, tmp_path: Path) -> Non
     assert "does not exist" in refusal(image_layer(tmp_path / "none", 1), 0)
     (tmp_path / "empty").write_text("\n")
     assert "is empty" in refusal(image_layer(tmp_path / "empty", 1), 0)
-    assert "only one of new_height and new_width" in refusal(image_layer(numbered, 1, "new_width: 3"), 0)
+    assert "only one of new_height and new_width" in refusal(
+        image_layer(numbered, 1, "new_width: 3"), 0
+    )
     assert "smaller than crop_size 6" in refusal(
         image_layer(numbered, 1, transform="transform_param { crop_size: 6 }"), 0
     )
-    answers = {refusal_or_none(image_layer(numbered, 1, "rand_skip: 60"), seed) for seed in range(9)}
+    answers = {
+        refusal_or_none(image_layer(numbered, 1, "rand_skip: 60"), seed) for seed in range(9)
+    }
     assert any(answer and "use 7 or less" in answer for answer in answers)
 
 

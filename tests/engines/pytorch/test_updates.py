@@ -87,7 +87,8 @@ def test_twenty_updates_are_those_of_caffe(home: Path, trial: Trial, whole: bool
 def test_large_blobs_and_statistics_are_updated_as_by_the_rules_in_numpy(
     kind: str, whole: bool
 ) -> None:
-    fields = SolverFields(kind, 0.9 if kind not in ("AdaGrad", "RMSProp") else 0.0, weight_decay=0.01)
+    # Without decay: where it all but cancels a gradient, Adam and RMSProp enlarge what rounding leaves.
+    fields = SolverFields(kind, 0.9 if kind not in ("AdaGrad", "RMSProp") else 0.0)
     schedule = LrPolicy("fixed", 0.05)
     before = np.random.default_rng(1).standard_normal(LAYOUT.size).astype(np.float32)
     rules = SolverUpdate(fields, LAYOUT, MULTIPLIERS, schedule)

@@ -52,7 +52,9 @@ class DummyData(BatchSource):
         param, tops = self.param.dummy_data_param, len(self.param.top)
         fillers = len(param.data_filler)
         if fillers not in (0, 1, tops):
-            raise self.refuse(f"has {fillers} data_filler for {tops} tops: give none, one or {tops}")
+            raise self.refuse(
+                f"has {fillers} data_filler for {tops} tops: give none, one or {tops}"
+            )
         old = [len(getattr(param, field)) for field in ("num", "channels", "height", "width")]
         if any(old) and len(param.shape):
             raise self.refuse("has both shape and num, channels, height, width: keep shape")

@@ -134,7 +134,8 @@ class HDF5Data(BatchSource):
             )
         if found.dtype.kind not in "fiu" or not found.shape:
             raise self._bad(
-                file, f"has {name!r} of type {found.dtype} and shape {found.shape}: write rows of numbers"
+                file,
+                f"has {name!r} of type {found.dtype} and shape {found.shape}: write rows of numbers",
             )
         out = np.empty(found.shape, np.float32)
         if found.size:

@@ -119,9 +119,7 @@ class Transform:
                 f"needs the mean file {file}, which cannot be read ({error}): {remedy}"
             ) from error
         old = any(blob.HasField(name) for name in ("num", "channels", "height", "width"))
-        shape = (
-            [blob.num, blob.channels, blob.height, blob.width] if old else list(blob.shape.dim)
-        )
+        shape = [blob.num, blob.channels, blob.height, blob.width] if old else list(blob.shape.dim)
         values = np.array(blob.double_data or blob.data, np.float32)
         if len(shape) > 4 or values.size != math.prod(shape) or not values.size:
             raise self._refuse(
