@@ -417,6 +417,8 @@ def make_config(
         file = former if os.path.isfile(former) else None
     read = read_options(file) if file is not None else {}
     read = {name: value for name, value in read.items() if name not in RETIRED}
+    if given.get("engine", read.get("engine")) != read.get("engine"):  # those were the other's
+        read = {name: value for name, value in read.items() if name not in ("device", "precision")}
     origins = {name: f" in {file}" for name in read if name not in given}
     try:
         config = model.model_validate({**read, **given})

@@ -24,6 +24,7 @@ import lmdb
 import psutil
 from PIL import Image
 
+from speedo.data.shared_lmdb import SharedLmdb
 from speedo.engines.caffe_import import prepare_environment
 from speedo.engines.record_rules import RecordRule, Shape
 from speedo.engines.schema import caffe_schema, use_own_schema
@@ -113,7 +114,7 @@ def _datums(rule: RecordRule) -> Generator[tuple[str, Shape, int]]:
     datum = caffe_schema().Datum()
     path = Path(rule.source)
     with (
-        lmdb.open(str(path), readonly=True, lock=False, subdir=path.is_dir()) as database,
+        SharedLmdb(path) as database,
         database.begin() as transaction,
     ):
         for key, value in transaction.cursor():
