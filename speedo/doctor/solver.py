@@ -11,7 +11,7 @@ from typing import Any, Final
 from speedo.data import default_data_root
 from speedo.data.mnist import FASHION_MNIST, FASHION_MNIST_PACKAGE, FASHION_MNIST_SOURCE
 from speedo.doctor.base import Finding, Request, fail, ok, size, warn
-from speedo.doctor.resources import Net
+from speedo.doctor.resources import TORCH_BYTES, Net
 from speedo.engines.make import CAFFE, EngineChoice, chosen_engine
 from speedo.engines.net_trial import CaffeFacts, check_in_subprocess
 from speedo.engines.update_rules import RULES
@@ -90,7 +90,9 @@ def examine_solver(
     found.append(_layout(net, facts))
     written = 1 + (spec.max_iter // spec.snapshot if spec.snapshot > 0 else 0)
     models = written * (1 + RULES[spec.type].vectors)  # with the solver's history
-    return found, Net(net.nbytes, net.activations, models)
+    return found, Net(
+        net.nbytes, net.activations, models, TORCH_BYTES if choice.engine == "torch" else 0
+    )
 
 
 def _read(request: Request, facts: dict[str, Any], choice: EngineChoice) -> SolverSpec:

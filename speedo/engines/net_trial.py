@@ -22,6 +22,7 @@ from typing import Any, Final
 from google.protobuf import text_format
 
 from speedo.engines.caffe_import import prepare_environment, with_our_path
+from speedo.engines.layer_types import line_of_layer
 from speedo.engines.make import CAFFE, EngineChoice, make_engine, prepare_process
 from speedo.engines.native_failures import describe_death, describe_exception
 from speedo.engines.record_check import first_problem, is_known, remember, until
@@ -36,6 +37,8 @@ CHECK_S: Final = 2.0  # for all records afterwards; the rest is read beside the 
 WORTH_S: Final = 0.2  # a check that took longer is kept in mind
 # Caffe: net.cpp, Init. The name of each layer that it begins with; nothing where a net is whole.
 _LAYERS: Final = re.compile(r"net\.cpp:\d+\] (?:Creating Layer (.+)|Network initialization done)")
+
+_NAMED: Final = re.compile(r"layer '([^']+)'")  # how the sentences of PyTorch's engine begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +129,16 @@ def check_in_subprocess(
         raise EngineError(answer["problem"])
     if "problem" in answer:
         about_net = origin and not answer["problem"].startswith("weights ")
-        raise SolverError(f"{origin}: {answer['problem']}" if about_net else answer["problem"])
+        place = f"{origin}{_line(answer['problem'], origin, choice)}: " if about_net else ""
+        raise SolverError(f"{place}{answer['problem']}")
     unchecked = tuple(map(RecordRule.from_plain, answer["unchecked"]))
     return CaffeFacts(**{**answer, "outputs": tuple(answer["outputs"]), "unchecked": unchecked})
+
+
+def _line(problem: str, origin: str, choice: EngineChoice) -> str:
+    """Where the file of the net names the layer that PyTorch's engine refuses."""
+    named = _NAMED.match(problem) if choice.engine == "torch" else None
+    return "" if named is None else line_of_layer(origin, named[1])
 
 
 def _refusal(stderr: str, returncode: int, weights: Path | None, origin: str) -> str:

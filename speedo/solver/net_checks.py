@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from speedo.bounds import LARGEST_INT32
-from speedo.engines.layer_types import layer_types
+from speedo.engines.layer_types import layer_types, line_of_layer, refusals
 from speedo.engines.make import EngineName
 from speedo.solver.data_layers import (
     FED_FROM_OUTSIDE,
@@ -39,6 +39,7 @@ def net_problems(
     nets += [(_TEST, net) for net in parameter.test_net_param]
     found: list[str] = []
     for (role, net), file in zip(nets, net_files, strict=False):
+        found += _refused(net, file, engine)
         found += [f"{file}: {text}" for text in _layers(net, search, engine)]
         found += [f"{file}: {text}" for text in (_train(net) if role == _TRAIN else _test(net))]
     for weights in (name.strip() for names in parameter.weights for name in names.split(",")):
@@ -52,6 +53,7 @@ def problems_of_tests(
     """As `net_problems`, of the test nets alone; `net_files` are theirs."""
     found: list[str] = []
     for net, file in zip(parameter.test_net_param, net_files, strict=True):
+        found += _refused(net, file, engine)
         found += [f"{file}: {text}" for text in (*_layers(net, search, engine), *_test(net))]
     return list(dict.fromkeys(found))
 
@@ -76,8 +78,17 @@ def _layers(net: Any, search: SearchPath, engine: EngineName) -> Iterator[str]:
         if is_data_layer(layer):
             yield from (f"{name} {text}" for text in source_problems(layer, search))
         yield from (f"{name} {text}" for text in transform_problems(layer, search))
-        if layer.type == "Python":
+        if layer.type == "Python" and engine == "caffe":
             yield from (f"{name} {text}" for text in _python(layer, search))
+
+
+def _refused(net: Any, file: str, engine: EngineName) -> list[str]:
+    """The layers that the engine does not have, a sentence each with its place."""
+    return [
+        f"{file}{line_of_layer(file, layer.name)}: layer {layer.name!r} ({layer.type}) {refusals(engine)[layer.type]}"
+        for layer in net.layer
+        if layer.type in refusals(engine) and layer.type not in FED_FROM_OUTSIDE
+    ]
 
 
 def _train(net: Any) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Further families of layers, which `speedo.engines.pytorch.layers` merges into its table, and what is refused."""
+"""Further families of layers, which `speedo.engines.pytorch.layers` merges into its table."""
 
 from __future__ import annotations
 
@@ -42,13 +42,4 @@ FURTHER: dict[str, type[Layer]] = {
     "SigmoidCrossEntropyLoss": SigmoidCrossEntropyLoss,
     "Slice": Slice,
     "Tile": Tile,
-}
-
-# Types of Caffe that this engine does not have, with the reason and the remedy: the end of a sentence that begins with
-# the layer's name and type.
-REFUSED: dict[str, str] = {
-    "HDF5Output": "writes a file at each forward pass, which only pycaffe does: remove it, or use --engine caffe",
-    "MemoryData": "is fed by C++ or Python code around the net, which a run does not have: use Data or HDF5Data",
-    "Python": "calls code written for pycaffe's blobs: use --engine caffe",
-    "WindowData": "reads windows of images by a list of regions, which only pycaffe does: use --engine caffe",
 }
