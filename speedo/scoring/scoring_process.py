@@ -22,7 +22,7 @@ from speedo.engines.evaluation import Part, Share, TestNets
 from speedo.engines.make import EngineChoice, prepare_process
 from speedo.engines.native_failures import describe_exception
 from speedo.engines.python_layers import import_python_layers
-from speedo.engines.weights_check import load_to_score
+from speedo.engines.weights_check import UNTOUCHED, check_scored, load_to_score
 from speedo.errors import SpeedoError
 
 BATCH: Final = "speedo-batch: "  # its records
@@ -65,7 +65,13 @@ def _scorer(request: dict[str, Any], scratch: Path) -> _Scorer:
     from speedo.engines.pytorch.scoring import Scorer
 
     device = choice.of_worker(request["share"][0]).device
-    return Scorer(request["nets"], folder=Path(request["folder"]), device=device)
+    return Scorer(
+        request["nets"],
+        folder=Path(request["folder"]),
+        device=device,
+        untouched=float(UNTOUCHED),
+        check=check_scored,
+    )
 
 
 def _say(start: str, what: Any) -> None:

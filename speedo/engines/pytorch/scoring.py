@@ -15,14 +15,22 @@ from speedo.engines.pytorch.engine import copy_model
 from speedo.engines.pytorch.net import Net
 from speedo.engines.pytorch.test_nets import TestNets
 from speedo.engines.schema import caffe_schema
-from speedo.engines.weights_check import UNTOUCHED, check_scored
 from speedo.errors import EngineError, SolverError
+from speedo.vectors.vector import Vector
+
+Check = Callable[[Path, str, int, Vector], None]
 
 
 class Scorer:
-    """The test nets of the text of a SolverParameter, on this device, in float32."""
+    """The test nets of the text of a SolverParameter, on this device, in float32.
 
-    def __init__(self, solver_text: str, *, folder: Path, device: str) -> None:
+    Every blob holds `untouched` before weights are loaded; afterwards `check` is given the file, layer, index and values.
+    """
+
+    def __init__(
+        self, solver_text: str, *, folder: Path, device: str, untouched: float, check: Check
+    ) -> None:
+        self._untouched, self._check = untouched, check
         torch.set_num_threads(1)
         parameter: Any = caffe_schema().SolverParameter()
         text_format.Parse(solver_text, parameter)
@@ -41,18 +49,17 @@ class Scorer:
         Raises `SolverError` for weights that lack values, or hold NaN or infinity.
         """
         return self._nets.score(
-            None, share, take_weights=lambda net: _load(weights, net), passed=passed
+            None, share, take_weights=lambda net: self._load(weights, net), passed=passed
         )
 
-
-def _load(weights: Path, net: Net) -> None:
-    for _, blobs in net.blobs_of_layers():
-        for blob in blobs:
-            blob.fill_(float(UNTOUCHED))
-    try:
-        copy_model(weights, net)
-    except EngineError as error:
-        raise SolverError(str(error)) from error
-    for name, blobs in net.blobs_of_layers():
-        for index, blob in enumerate(blobs):
-            check_scored(weights, name, index, blob.cpu().numpy())
+    def _load(self, weights: Path, net: Net) -> None:
+        for _, blobs in net.blobs_of_layers():
+            for blob in blobs:
+                blob.fill_(self._untouched)
+        try:
+            copy_model(weights, net)
+        except EngineError as error:
+            raise SolverError(f"weights {error}") from error
+        for name, blobs in net.blobs_of_layers():
+            for index, blob in enumerate(blobs):
+                self._check(weights, name, index, blob.cpu().numpy())
