@@ -28,7 +28,8 @@ class Near:
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """What every node needs to know of a run. `redis_url` holds the master's password and is for the master alone.
+    """What every node needs to know of a run. `redis_url` holds the master's password and is for the master alone;
+    a run on one machine may have none, and only shared memory.
 
     With `teams` the workers of a host sum among themselves. Workers in `overlap` get their next turns ahead. `redis_ca`
     is the certificate of the CA of a server with TLS; `redis_is_ours` says that the run started the server. `cores` is
