@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from google.protobuf import text_format
 
-from speedo.data.shared_lmdb import SharedLmdb
 from speedo.errors import EngineError
+from speedo.system.shared_lmdb import SharedLmdb
 
 # What a share of a test found: of each net the sums of its outputs over the batches, and the number of batches.
 Part = Sequence[tuple[Mapping[str, float], int]]

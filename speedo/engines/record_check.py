@@ -24,10 +24,10 @@ import lmdb
 import psutil
 from PIL import Image
 
-from speedo.data.shared_lmdb import SharedLmdb
 from speedo.engines.caffe_import import prepare_environment
 from speedo.engines.record_rules import RecordRule, Shape
 from speedo.engines.schema import caffe_schema, use_own_schema
+from speedo.system.shared_lmdb import SharedLmdb
 
 ORIGIN: Final = "converted-from.json"  # beside an LMDB that was made from another database
 _LOOK_RECORDS: Final = 64  # between two looks at the clock

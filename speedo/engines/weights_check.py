@@ -1,6 +1,7 @@
 """Checks whether a file is a .caffemodel for a net, because Caffe silently accepts many files that are not.
 
-A child process loads the file with Caffe and examines the result, so files in HDF5 are checked as well.
+Its layers are compared without Caffe. Then a child process loads it with Caffe and examines the result, because Caffe
+does not find in HDF5 what has a slash in its name.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from speedo.solver.conversion import conversion_of, reads_leveldb
 from speedo.solver.proto import caffe_proto, parse_text, set_field
 from speedo.solver.spec import SolverSpec
 from speedo.system.files import open_to_read, read_bytes
+from speedo.system.shared_lmdb import SharedLmdb
 
 # Layer type -> the parameter that holds `source` and `batch_size`.
 SOURCES: Final = {
@@ -120,9 +121,7 @@ def count_records(spec: SolverSpec) -> int | None:
                     found = conversion_of(found)
                 if not os.path.isfile(found / "data.mdb" if found.is_dir() else found):
                     return None  # LMDB waits for what comes out of a pipe
-                with lmdb.open(
-                    str(found), readonly=True, lock=False, subdir=found.is_dir()
-                ) as database:
+                with SharedLmdb(found) as database:
                     return int(database.stat()["entries"])
             except (lmdb.Error, DataError):
                 return None

@@ -16,6 +16,7 @@ from speedo.solver.data_layers import SOURCES, count_records, data_layers
 from speedo.solver.proto import caffe_proto, parse_text
 from speedo.solver.spec import SolverSpec
 from speedo.system.files import read_bytes
+from speedo.system.shared_lmdb import SharedLmdb
 
 MOST_LIST_BYTES: Final = 4 << 30
 
@@ -65,7 +66,7 @@ def _marks(layer: Any, spec: SolverSpec) -> Iterator[bytes]:
     if not os.path.isfile(found / "data.mdb" if found.is_dir() else found):
         raise FileNotFoundError
     with (
-        lmdb.open(str(found), readonly=True, lock=False, subdir=found.is_dir()) as database,
+        SharedLmdb(found) as database,
         database.begin(buffers=True) as transaction,
     ):
         yield b"%d" % database.stat()["entries"]

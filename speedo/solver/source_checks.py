@@ -18,6 +18,7 @@ from speedo.solver.data_layers import SOURCES, batch_of, source_of
 from speedo.solver.paths import SearchPath
 from speedo.solver.proto import caffe_proto
 from speedo.system.files import read_bytes
+from speedo.system.shared_lmdb import SharedLmdb
 
 _MOST_MEAN_BYTES: Final = 1 << 30
 
@@ -142,8 +143,7 @@ _LEVELDB = (".ldb", ".sst", ".log")
 
 def _lmdb_problem(found: Path) -> Iterator[str]:
     try:
-        # Without locks: a second handle's closing would drop the locks of Caffe's own handle.
-        with lmdb.open(str(found), readonly=True, lock=False) as environment:
+        with SharedLmdb(found) as environment:
             stat = environment.stat()
             if not stat["entries"]:
                 yield f"reads {found}, which holds no record: create it again"

@@ -103,7 +103,9 @@ def write_records(folder: Path, values: Iterable[bytes]) -> Path:
     return folder
 
 
-def data_layer(source: Path, batch: int, more: str = "", tops: str = 'top: "data" top: "label"') -> str:
+def data_layer(
+    source: Path, batch: int, more: str = "", tops: str = 'top: "data" top: "label"'
+) -> str:
     """A Data layer over an LMDB."""
     return (
         f'name: "records" type: "Data" {tops} '

@@ -1,8 +1,8 @@
 """Trains a Caffe solver's net with PyTorch, step by step, on a CPU or a GPU.
 
-Solver and net mean what they mean in Caffe, and history and model files are Caffe's: a run that one engine has begun can
-be resumed by the other. Parameters, gradients and updates are float32; with bfloat16 only the layers compute in it, where
-PyTorch deems it safe (`torch.autocast`).
+Solver and net mean what they mean in Caffe, and history and model files are Caffe's: a run that one engine has begun
+can be resumed by the other. Parameters, gradients and updates are float32; with bfloat16 only the layers compute in it,
+where PyTorch deems it safe (`torch.autocast`).
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class PytorchEngine:
     """An `Engine` made from the text of a SolverParameter with inline nets and absolute paths.
 
     `rank` and `count` choose the shard of the data layers. Test nets in the text are built at the first `evaluate`.
-    `folder` is where files with relative names are searched. `threads` are PyTorch's in this process; None leaves them.
-    `device` is "cpu", "cuda" or "cuda:N", `precision` "float32" or "bfloat16". `python_layers` and `scratch` are those of
-    `PycaffeEngine`, and are not needed here.
+    `folder` is where files with relative names are searched. `threads` are PyTorch's in this process; None leaves
+    them. `device` is "cpu", "cuda" or "cuda:N", `precision` "float32" or "bfloat16". `python_layers` and `scratch` are
+    those of `PycaffeEngine`, and are not needed here.
     """
 
     def __init__(
@@ -256,10 +256,9 @@ class PytorchEngine:
                 names = [layer.name for layer in self._net.layers]
                 write_model_hdf5(names, self.layout, weights, file)
             else:
-                found = zip(self._net.layers, self._net.blobs_of_layers(), strict=True)
+                found = zip(self._parameter.layer, self._net.blobs_of_layers(), strict=True)
                 layers = [
-                    (layer.param, [blob.cpu().numpy() for blob in blobs])
-                    for layer, (_, blobs) in found
+                    (param, [blob.cpu().numpy() for blob in blobs]) for param, (_, blobs) in found
                 ]
                 write_model(file, str(self._parameter.name), layers)
         return WrittenModel(file)
@@ -377,13 +376,13 @@ def _device(name: str) -> torch.device:
     if device.type != "cuda":
         return device
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    number = device.index if device.index is not None else 0
-    if number >= count:
+    _, _, number = name.partition(":")
+    if int(number or 0) >= count:
         raise EngineError(
-            f"the device is {name}, but PyTorch sees {count} CUDA devices here: use cpu, or install a driver and a build "
-            "of PyTorch that fit the GPU"
+            f"the device is {name}, but PyTorch sees {count} CUDA devices here: use cpu, or install a driver and a "
+            "build of PyTorch that fit the GPU"
         )
-    return torch.device("cuda", number)
+    return torch.device("cuda", int(number or 0))
 
 
 def _use_threads(threads: int | None) -> None:

@@ -85,8 +85,8 @@ def _bilinear(filler: Any, shape: Shape, generator: Generator | None) -> Tensor:
     half = (width + 1) // 2
     center = np.float32((width - 1) / (2.0 * half))
     away = np.abs(np.arange(width, dtype=np.float32) / np.float32(half) - center)
-    weights = 1 - away.astype(np.float64)
-    kernel = torch.from_numpy(np.outer(weights, weights).astype(np.float32))
+    weights = np.float32(1) - away
+    kernel = torch.from_numpy(np.outer(weights, weights))
     return kernel.expand(shape).clone()
 
 

@@ -1,6 +1,6 @@
 """The parameters of a net as one flat float32 tensor, whose parts are the parameters' own memory.
 
-So the weights leave and arrive by one copy. A GPU's go through a buffer of the host that it can reach by itself (pinned).
+So the weights leave and arrive by one copy. A GPU's go through a buffer of the host that it reaches by itself (pinned).
 """
 
 from __future__ import annotations

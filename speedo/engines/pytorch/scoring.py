@@ -24,7 +24,7 @@ Check = Callable[[Path, str, int, Vector], None]
 class Scorer:
     """The test nets of the text of a SolverParameter, on this device, in float32.
 
-    Every blob holds `untouched` before weights are loaded; afterwards `check` is given the file, layer, index and values.
+    Every blob holds `untouched` before weights are loaded; then `check` is given the file, layer, index and values.
     """
 
     def __init__(

@@ -1,29 +1,27 @@
 """Caffe's six solver updates on PyTorch tensors, on whichever device the parameters are.
 
 As in Caffe the sum over `iter_size` batches is clipped, then divided; then come the weight decay and the solver's rule
-(Caffe: solvers/sgd_solver.cpp, ApplyUpdate). The rules are those of `speedo.engines.update_rules`, which is NumPy's; PyTorch
-fuses a multiplication with an addition, so the last bits differ.
+(Caffe: solvers/sgd_solver.cpp, ApplyUpdate). The rules are those of `speedo.engines.update_rules`, which are NumPy's;
+PyTorch fuses a multiplication with an addition, so the last bits differ.
 
-A processor walks the parameters in blocks that stay in its cache. A GPU takes all at once: then what differs from blob to
-blob, the multipliers, is a tensor.
+A processor walks the parameters in blocks that stay in its cache. A GPU takes all at once: then what differs from blob
+to blob, the multipliers, is a tensor.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from speedo.engines.solver_update import BLOCK, Multipliers
-from speedo.engines.update_rules import SolverFields, float32
 from speedo.engines.update_rules import RULES as NUMPY_RULES
-from speedo.errors import EngineError
+from speedo.engines.update_rules import SolverFields, float32
 from speedo.vectors.vector import Layout, Vector
 
 
@@ -68,6 +66,8 @@ class Rule(ABC):
 
 
 class Sgd(Rule):
+    """h = momentum h + rate g, subtract h."""
+
     def step(
         self, g: Tensor, history: Sequence[Tensor], u: Tensor, t: Tensor, rate: Rate
     ) -> Tensor:
@@ -77,6 +77,8 @@ class Sgd(Rule):
 
 
 class Nesterov(Rule):
+    """As SGD, then subtract (1 + momentum) h - momentum h before it."""
+
     def step(
         self, g: Tensor, history: Sequence[Tensor], u: Tensor, t: Tensor, rate: Rate
     ) -> Tensor:
@@ -87,6 +89,8 @@ class Nesterov(Rule):
 
 
 class AdaGrad(Rule):
+    """h = h + g^2, subtract rate g / (sqrt(h) + delta)."""
+
     def step(
         self, g: Tensor, history: Sequence[Tensor], u: Tensor, t: Tensor, rate: Rate
     ) -> Tensor:
@@ -95,6 +99,8 @@ class AdaGrad(Rule):
 
 
 class RmsProp(Rule):
+    """h = rms_decay h + (1 - rms_decay) g^2, subtract rate g / (sqrt(h) + delta)."""
+
     def __init__(self, fields: SolverFields) -> None:
         super().__init__(fields)
         self._decay = float32(fields.rms_decay)
@@ -109,6 +115,8 @@ class RmsProp(Rule):
 
 
 class AdaDelta(Rule):
+    """u = g sqrt((d + delta) / (h + delta)), subtract rate u; h and d are moving means of g^2 and u^2."""
+
     def step(
         self, g: Tensor, history: Sequence[Tensor], u: Tensor, t: Tensor, rate: Rate
     ) -> Tensor:
@@ -121,6 +129,8 @@ class AdaDelta(Rule):
 
 
 class Adam(Rule):
+    """m and v are moving means of g and g^2; subtract rate m / (sqrt(v) + delta)."""
+
     def __init__(self, fields: SolverFields) -> None:
         super().__init__(fields)
         self._momentum2 = float32(fields.momentum2)
@@ -164,8 +174,8 @@ class _Piece:
 class ParameterUpdate:
     """The solver's update of the tensor `flat`, with its history: `history[k]` is Caffe's vector k.
 
-    `updates` counts the solver's own updates, by which Adam corrects its bias. BatchNorm's statistics have no update, and
-    zeros in the history. `whole` takes all at once, which is for GPUs.
+    `updates` counts the solver's own updates, by which Adam corrects its bias. BatchNorm's statistics have no update,
+    and zeros in the history. `whole` takes all at once, which is for GPUs.
     """
 
     def __init__(
@@ -214,10 +224,9 @@ class ParameterUpdate:
     ) -> None:
         """Update the weights with the gradients of every blob, which are sums over `divisor` batches, at this rate.
 
-        None is a gradient of zero. `delta`, of the device, becomes what was added to the weights, or `onto` it is added;
-        places of statistics are left alone.
+        None is a gradient of zero. `delta`, of the device, becomes what was added to the weights; `onto` adds it there.
+        Places of statistics are left alone.
         """
-        fields = self.fields
         factor = self._factor(gradients, divisor)
         if self._whole:
             self._gather(gradients)

@@ -78,6 +78,20 @@ def trial(
     return ours, theirs
 
 
+def set_up(layer: str, shapes: Sequence[tuple[int, ...]], phase: str = "TRAIN") -> Any:
+    """Our layer alone, after its `setup`; `layer` as in `trial`."""
+    from speedo.engines.pytorch.layer import Place
+    from speedo.engines.pytorch.layers import LAYERS
+
+    text, tops = _split(layer)
+    named = " ".join(f'top: "top{index}"' for index in range(tops))
+    pb2 = load_caffe().proto.caffe_pb2
+    parsed = text_format.Parse(f'layer {{ name: "tried" {named} {text} }}', pb2.NetParameter())
+    made = LAYERS[parsed.layer[0].type](parsed.layer[0], Place(phase))
+    made.setup(shapes)
+    return made
+
+
 def compare(ours: Result, theirs: Result, tolerance: float = TOLERANCE) -> None:
     """AssertionError where an array differs in shape, or by more than `tolerance` of its largest magnitude."""
     for kind in ("tops", "bottom_diffs", "blobs", "blob_diffs"):
@@ -127,19 +141,31 @@ def _net_text(
     for index, array in enumerate(arrays):
         dims = " ".join(f"dim: {size}" for size in array.shape)
         name = f"bottom{index}" if index in constant else f"input{index}"
-        lines.append(
-            f'layer {{ name: "{name}" type: "Input" top: "{name}" input_param {{ shape {{ {dims} }} }} }}'
-        )
-        if index not in constant:
+        lines.append(_layer("Input", None, name, f"input_param {{ shape {{ {dims} }} }}"))
+        if index in constant:
+            continue
+        if array.ndim:
             lines.append(
-                f'layer {{ name: "bottom{index}" type: "Bias" bottom: "{name}" top: "bottom{index}" '
-                "bias_param { axis: 0 num_axes: 0 } }"
+                _layer("Bias", name, f"bottom{index}", "bias_param { axis: 0 num_axes: 0 }")
             )
+        else:  # Bias has no axis 0 there
+            lines += [
+                _layer("Reshape", name, f"one{index}", "reshape_param { shape { dim: 1 } }"),
+                _layer("Bias", f"one{index}", f"biased{index}", "bias_param { axis: 0 }"),
+                _layer(
+                    "Reshape", f"biased{index}", f"bottom{index}", "reshape_param { shape { } }"
+                ),
+            ]
     ends = [f'bottom: "bottom{index}"' for index in range(len(arrays))]
     ends += [f'top: "top{index}"' for index in range(tops)]
     if any(weighted):
         ends += [f"loss_weight: {int(used)}" for used in weighted]
     return "\n".join([*lines, f'layer {{ name: "tried" {" ".join(ends)}', text, "}"])
+
+
+def _layer(kind: str, bottom: str | None, top: str, param: str) -> str:
+    source = f'bottom: "{bottom}"' if bottom else ""
+    return f'layer {{ name: "{top}" type: "{kind}" {source} top: "{top}" {param} }}'
 
 
 def _run_pycaffe(
@@ -246,7 +272,8 @@ def _run_ours(
         bottoms.append(bottom.requires_grad_(index not in constant))
     for _ in range(passes):
         tops = layer.forward(bottoms, parameters)
-    assert [tuple(top.shape) for top in tops] == shapes, "shapes that setup gave"
+    if layer_param.type != "Filter":  # whose tops' first axis is known when it has its selector
+        assert [tuple(top.shape) for top in tops] == shapes, "shapes that setup gave"
     for bottom, array in zip(bottoms, arrays, strict=True):
         assert np.array_equal(bottom.detach().numpy(), array), "a bottom was overwritten"
     result = Result(

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from speedo.data.shared_lmdb import SharedLmdb
 from speedo.engines.caffe_import import load_caffe
 from speedo.errors import EngineError
+from speedo.system.shared_lmdb import SharedLmdb
 from tests.support.data_layers import (
     assert_same,
     by_caffe,
@@ -243,7 +243,7 @@ def test_a_bad_record_is_refused_by_its_key(
     source = source_of(data_layer(database, 2), ahead=ahead)
     source.setup([])
     source.forward([], [])
-    with pytest.raises(EngineError, match="layer 'records'.*'00000003'") as error:
+    with pytest.raises(EngineError, match=r"layer 'records'.*'00000003'") as error:
         source.forward([], [])
     source.close()
     assert said in str(error.value)

@@ -62,8 +62,11 @@ LOSSLESS = {
     "rgb.ppm": file_of(RGB, "PPM"),
     "rgb.tif": file_of(RGB, "TIFF"),
     "gray.tif": file_of(GRAY, "TIFF"),
+    "rgb.jp2": file_of(RGB, "JPEG2000", irreversible=False),
     "rgb.webp": file_of(RGB, "WEBP", lossless=True),
 }
+# Caffe decodes neither as a record that keeps its channels: more than 8 bits, and WebP (OpenCV 4.6).
+NATIVE = [name for name in LOSSLESS if name not in ("wide.png", "rgb.webp")]
 JPEG = {
     "photo.jpg": file_of(PHOTO, "JPEG", quality=90),
     "full.jpg": file_of(PHOTO, "JPEG", quality=75, subsampling=0),
@@ -104,12 +107,12 @@ def test_jpegs_differ_by_the_decoders_rounding_alone(tmp_path: Path, name: str, 
     layer = image_layer(write_list(tmp_path, {name: JPEG[name]}), 1, f"is_color: {color}")
     found, expected = by_torch(layer, 1)[0][0], by_caffe(layer, 1, tmp_path)[0][0]
     assert found.shape == expected.shape
-    print(name, color, np.abs(found - expected).max())
+    # Zero with the OpenCV of Debian 12; other decoders round otherwise.
     assert np.abs(found - expected).max() <= 2
 
 
 @pytest.mark.parametrize("force", ["", "force_color: true", "force_gray: true"])
-@pytest.mark.parametrize("name", [name for name in LOSSLESS if name != "wide.png"])
+@pytest.mark.parametrize("name", NATIVE)
 def test_encoded_records_are_opencvs_to_the_bit(tmp_path: Path, name: str, force: str) -> None:
     database = write_records(tmp_path / "encoded", [encoded_datum(LOSSLESS[name], 3)])
     layer = data_layer(database, 2, f"transform_param {{ {force} scale: 0.1 }}")
@@ -171,14 +174,20 @@ def test_a_list_is_read_in_order_over_its_end_whatever_the_rank(
 
 def test_root_folder_and_names_are_joined_as_text(numbered: Path, tmp_path: Path) -> None:
     names = tmp_path / "names.txt"
-    names.write_text(".png 4\n.png  -3\n\n.png 12abc")
+    names.write_text(".png 4\n.png -3\n.png 12abc")
     for root in (f"{tmp_path}/5", f"{tmp_path}/6"):
-        layer = image_layer(names, 1, f'root_folder: "{root}"')
-        # pycaffe would look for an image in the empty line.
+        layer = image_layer(names, 3, f'root_folder: "{root}"')
         assert_same(by_torch(layer, 1), by_caffe(layer, 1, tmp_path))
-    found = by_torch(image_layer(names, 3, 'root_folder: "5"'), 1, folder=tmp_path)
-    assert found[0][0].max() == found[0][0].min() == 5
-    assert found[0][1].tolist() == [4, -3, 12]
+
+
+def test_relative_names_are_found_in_the_places_folder_and_empty_lines_are_none(
+    numbered: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "names.txt").write_text("\n5.png 4\n\n6.png 3\n\n")
+    layer = image_layer(Path("names.txt"), 3, f'root_folder: "../{tmp_path.name}/"')
+    data, labels = by_torch(layer, 1, folder=tmp_path)[0]
+    assert labels.tolist() == [4, 3, 4]
+    assert data[:, 0, 0, 0].tolist() == [5, 6, 5]
 
 
 def test_shuffling_changes_the_order_of_every_epoch_by_the_seed(numbered: Path) -> None:

@@ -1,4 +1,4 @@
-"""The updates in PyTorch against Caffe's own: six solver types, L1 and L2, clipped and not, several batches to a step."""
+"""The updates in PyTorch against Caffe's own: six solver types, L1 and L2, clipped and not, several batches."""
 
 from __future__ import annotations
 

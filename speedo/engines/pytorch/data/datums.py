@@ -10,16 +10,15 @@ import lmdb
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from speedo.data.leveldb import converted
-from speedo.data.shared_lmdb import SharedLmdb
-from speedo.engines.pytorch.data.messages import Datum
-from speedo.engines.pytorch.data.pictures import UnreadablePictureError, decoded
+from speedo.engines.caffe_schema.caffe_pb2 import Datum
+from speedo.engines.pytorch.data.pictures import Colors, UnreadablePictureError, decoded
 from speedo.engines.pytorch.data.prefetch import Batch
 from speedo.engines.pytorch.data.source import BatchSource
 from speedo.engines.pytorch.data.transform import Pixels, Size, Transform
 from speedo.engines.pytorch.layer import Shape
 from speedo.engines.record_rules import RecordRule
 from speedo.errors import DataError, EngineError
+from speedo.system.shared_lmdb import SharedLmdb
 
 _AGAIN = "create the database again"
 
@@ -53,7 +52,9 @@ class Data(BatchSource):
         self._transform = Transform(
             param, self.place.phase, self.refuse, self.draws("transform"), mean
         )
-        self._colors = "color" if param.force_color else "gray" if param.force_gray else "own"
+        self._colors: Colors = (
+            "color" if param.force_color else "gray" if param.force_gray else "own"
+        )
         self._source = self._find_database()
         self._rule = RecordRule(
             self.name, str(self._source), False, "", self.samples, self._transform.crop, None, 0,
@@ -64,7 +65,7 @@ class Data(BatchSource):
         key, value = self._cursor.item()
         first = self._parsed(key, value)
         self._encoded = bool(first.encoded)
-        shape: Size = self._image(key, first, None).shape  # type: ignore[assignment]
+        shape: Size = self._image(key, first, None).shape
         self._rank, self._step = (
             (self.place.rank, self.place.count) if self.place.phase == "TRAIN" else (0, 1)
         )
@@ -75,12 +76,12 @@ class Data(BatchSource):
 
     def read(self) -> Batch:
         """See `BatchSource.read`."""
-        records = []
-        for _ in range(self.samples):
-            self._move()
-            key, value = self._cursor.item()
-            records.append((key, self._parsed(key, value)))
-            self._ahead_by += self._step
+        keys, values = zip(*self._take(self.samples), strict=True)
+        try:
+            datums = list(map(Datum.FromString, values))
+        except DecodeError:
+            datums = list(map(self._parsed, keys, values))  # which says the key
+        records = list(zip(keys, datums, strict=True))
         images, shape = self._images(records)
         out = self.empty((len(records), *self._transform.window(shape)))
         self._transform.apply(images, out.numpy())
@@ -110,6 +111,8 @@ class Data(BatchSource):
         source = self.find(data.source, "database")
         if data.backend == data.LMDB:
             return source
+        from speedo.data.leveldb import converted  # with all that makes datasets: few nets need it
+
         try:
             return converted(source)
         except DataError as error:
@@ -136,18 +139,23 @@ class Data(BatchSource):
         except (lmdb.Error, OSError) as error:
             raise self.refuse(f"{reads} cannot be opened ({error}): {_AGAIN}") from error
 
-    def _move(self) -> None:
-        """Move the cursor to the next record to read, after the last one from the first again."""
-        step = self._cursor.next
+    def _take(self, records: int) -> list[tuple[bytes, bytes]]:
+        """Key and value of the shard's next records, after the database's last one from the first again."""
+        taken: list[tuple[bytes, bytes]] = []
+        forward, item, ahead = self._cursor.next, self._cursor.item, self._ahead_by
         try:
-            for _ in range(self._ahead_by):
-                if not step():
-                    self._cursor.first()
+            for _ in range(records):
+                for _ in range(ahead):
+                    if not forward():
+                        self._cursor.first()
+                taken.append(item())
+                ahead = self._step
         except lmdb.Error as error:
             raise self.refuse(
                 f"reads {self._source}, which is damaged ({error}): {_AGAIN}"
             ) from error
-        self._ahead_by = 0
+        self._ahead_by = ahead
+        return taken
 
     def _parsed(self, key: bytes, value: bytes) -> Any:
         try:
@@ -158,7 +166,7 @@ class Data(BatchSource):
     def _images(self, records: list[tuple[bytes, Any]]) -> tuple[Pixels | list[Pixels], Size]:
         """The pixels of a batch, as one array where they have one shape, and the first one's shape."""
         leader = self._image(*records[0], None)
-        first: Size = leader.shape  # type: ignore[assignment]
+        first: Size = leader.shape
         size = leader.size
         if all(
             len(one.data) == size
@@ -178,7 +186,7 @@ class Data(BatchSource):
                 pixels: Pixels = decoded(io.BytesIO(datum.data), self._colors)
             except UnreadablePictureError as error:
                 raise self._bad(key, f"{error}: {_AGAIN} without it") from error
-            self._check(key, pixels.shape, first)  # type: ignore[arg-type]
+            self._check(key, pixels.shape, first)
             return pixels
         shape = (datum.channels, datum.height, datum.width)
         self._check(key, shape, first)

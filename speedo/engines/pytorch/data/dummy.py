@@ -10,7 +10,9 @@ from torch import Tensor
 
 from speedo.engines.pytorch.data.prefetch import Batch
 from speedo.engines.pytorch.data.source import BatchSource
+from speedo.engines.pytorch.fillers import fill
 from speedo.engines.pytorch.layer import Shape
+from speedo.errors import EngineError
 
 
 class DummyData(BatchSource):
@@ -31,15 +33,17 @@ class DummyData(BatchSource):
         shapes = [self._shape(index) for index in range(len(self.param.top))]
         seed = int(self.draws("fillers").integers(1 << 63))
         self._generator = torch.Generator().manual_seed(seed)
-        self._constant = [
-            self._fill(index) if self._is_constant(index) else None for index in range(len(shapes))
-        ]
+        self._constant: list[Tensor | None] = []
+        for index in range(len(shapes)):
+            # Also where the values are not kept: a filler that cannot be is refused before the first batch.
+            values = self._fill(index, torch.Generator())
+            self._constant.append(values if self._is_constant(index) else None)
         return shapes
 
     def read(self) -> Batch:
         """See `BatchSource.read`."""
         return [
-            self._fill(index) if constant is None else constant
+            self._fill(index, self._generator) if constant is None else constant
             for index, constant in enumerate(self._constant)
         ]
 
@@ -86,12 +90,9 @@ class DummyData(BatchSource):
         filler = self._filler(index)
         return filler is None or filler.type == "constant"
 
-    def _fill(self, index: int) -> Tensor:
-        from speedo.engines.pytorch.fillers import fill
-
-        filler, out = self._filler(index), self.empty(self._shape(index))
-        if filler is None:
-            return out.zero_()
-        if filler.type == "constant":
-            return out.fill_(filler.value)
-        return out.copy_(fill(filler, tuple(out.shape), self._generator))
+    def _fill(self, index: int, generator: torch.Generator) -> Tensor:
+        try:
+            values = fill(self._filler(index), self._shape(index), generator)
+        except EngineError as error:
+            raise self.refuse(f"cannot fill top {self.param.top[index]!r}: {error}") from error
+        return values.pin_memory() if self._pin else values

@@ -61,14 +61,14 @@ class ImageData(BatchSource):
         if self._shuffles is not None:
             self._shuffles.shuffle(self._order)
         self._next = self._first_line(int(image.rand_skip))
-        shape: Size = self._image(int(self._order[self._next]), None).shape  # type: ignore[assignment]
+        shape: Size = self._image(int(self._order[self._next]), None).shape
         return [(self.samples, *self._transform.window(shape)), (self.samples,)]
 
     def read(self) -> Batch:
         """See `BatchSource.read`."""
         lines = [self._take_line() for _ in range(self.samples)]
         leader = self._image(lines[0], None)
-        first: Size = leader.shape  # type: ignore[assignment]
+        first: Size = leader.shape
         images = [leader, *self.each(lambda line: self._image(line, first), lines[1:])]
         out = self.empty((len(lines), *self._transform.window(first)))
         self._transform.apply(images, out.numpy())
@@ -144,7 +144,7 @@ class ImageData(BatchSource):
             ) from error
         except UnreadablePictureError as error:
             raise self._bad(number, name, f"{error}: leave it out, or create it again") from error
-        shape: Size = image.shape  # type: ignore[assignment]
+        shape: Size = image.shape
         problem = self._rule.shape_problem(shape, first or shape)
         if problem is not None:
             raise self._bad(number, name, problem)

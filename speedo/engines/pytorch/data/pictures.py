@@ -16,6 +16,13 @@ Bytes = npt.NDArray[np.uint8]
 Colors = Literal["color", "gray", "own"]
 
 _FORMATS: Final = ("JPEG", "PNG", "BMP", "PPM", "TIFF", "WEBP", "JPEG2000")  # what OpenCV decodes
+# Weights of red, green and blue, their bits, and what is added before these are cut off.
+_LUMA: Final = {
+    "PNG": (9797, 19234, 3737, 15, 0),  # libpng: png_do_rgb_to_gray
+    "WEBP": (9798, 19235, 3735, 15, 1 << 14),  # OpenCV: cvtColor
+    "JPEG2000": (9798, 19235, 3735, 15, 1 << 14),
+    "BMP": (4899, 9617, 1868, 14, 1 << 13),  # OpenCV: icvCvt_BGR2Gray, and every other kind
+}
 _COEFFICIENT_BITS: Final = 11  # of OpenCV's fixed point for bilinear weights
 
 
@@ -68,17 +75,15 @@ def _channels_first(gray: npt.NDArray[np.generic], colors: Colors) -> Bytes:
 def _blue_first(rgb: Bytes) -> Bytes:
     """(H, W, RGB[A]) as (BGR[A], H, W)."""
     order = [2, 1, 0, 3][: rgb.shape[2]]
-    return rgb.transpose(2, 0, 1)[order]
+    planes: Bytes = rgb.transpose(2, 0, 1)[order]
+    return planes
 
 
 def _luma(rgb: Bytes, kind: str | None) -> Bytes:
-    """Gray of the colors, by the fixed point of libpng or of OpenCV."""
+    """Gray of the colors, in the fixed point of the decoder that OpenCV uses for this kind of file."""
+    red, green, blue, bits, half = _LUMA.get(kind or "", _LUMA["BMP"])
     wide = rgb.astype(np.int32)
-    if kind == "PNG":
-        red, green, blue, shift, half = 9798, 19235, 3735, 15, 0
-    else:
-        red, green, blue, shift, half = 4899, 9617, 1868, 14, 1 << 13
-    gray = (wide[..., 0] * red + wide[..., 1] * green + wide[..., 2] * blue + half) >> shift
+    gray = (wide[..., 0] * red + wide[..., 1] * green + wide[..., 2] * blue + half) >> bits
     return gray.astype(np.uint8)[None]
 
 
@@ -101,7 +106,8 @@ def resized(pixels: Bytes, height: int, width: int) -> Bytes:
     across >>= 4
     upper = (across[:, over] * over_weight[:, None]) >> 16
     lower = (across[:, under] * under_weight[:, None]) >> 16
-    return ((upper + lower + 2) >> 2).astype(np.uint8)
+    new: Bytes = ((upper + lower + 2) >> 2).astype(np.uint8)
+    return new
 
 
 def _taps(extent: int, wanted: int) -> tuple[npt.NDArray[np.signedinteger[Any]], ...]:

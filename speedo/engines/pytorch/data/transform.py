@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
-from speedo.engines.pytorch.data.messages import BlobProto
+from speedo.engines.caffe_schema.caffe_pb2 import BlobProto
 from speedo.errors import EngineError
 
 Pixels = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
@@ -52,12 +52,12 @@ class Transform:
         self._values = np.array(param.mean_value, np.float32).reshape(-1, 1, 1)
         if mean is not None and len(self._values):
             raise refuse("has both mean_file and mean_value: keep one")
-        self._mean = None if mean is None else self._mean_of(mean)
+        self._mean: Floats | None = None if mean is None else self._mean_of(mean)
 
     @property
     def mean_shape(self) -> Size | None:
         """Shape of the mean file's image, which every record must have."""
-        return None if self._mean is None else self._mean.shape  # type: ignore[return-value]
+        return None if self._mean is None else self._mean.shape
 
     def window(self, shape: Size) -> Size:
         """The shape of a transformed record; raises `EngineError` if the mean values are not for these channels."""
@@ -96,14 +96,14 @@ class Transform:
 
     def _subtract(self, image: Pixels, out: Floats, row: float = 0, column: float = 0) -> None:
         """The window of image(s) (..., C, H, W) less the mean; `row` and `column` place it, from 0 to below 1."""
-        mean: Floats | None = self._mean if self._mean is not None else self._values
+        mean = self._values if self._mean is None else self._mean
         if self.crop:
             height, width = image.shape[-2] - self.crop, image.shape[-1] - self.crop
             top = int(row * (height + 1)) if self._moves else height // 2
             left = int(column * (width + 1)) if self._moves else width // 2
             place = (..., slice(top, top + self.crop), slice(left, left + self.crop))
             image = image[place]
-            mean = mean[place] if self._mean is not None else mean
+            mean = mean if self._mean is None else mean[place]
         if not len(mean):
             out[...] = image
         else:
@@ -127,4 +127,5 @@ class Transform:
                 f"{' x '.join(map(str, shape))}: {remedy}"
             )
         num, channels, height, width = shape + [1] * (4 - len(shape))
-        return values.reshape(num, channels, height, width)[0]
+        first: Floats = values.reshape(num, channels, height, width)[0]
+        return first

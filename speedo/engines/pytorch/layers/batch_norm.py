@@ -55,7 +55,7 @@ class BatchNorm(Layer):
         kept = self.param.batch_norm_param.moving_average_fraction
         with torch.no_grad():
             if values == 1:  # no unbiased variance
-                variance.zero_()
+                variance = torch.zeros_like(variance)
             blobs[0].mul_(kept).add_(mean)
             blobs[1].mul_(kept).add_(variance)
             blobs[2].mul_(kept).add_(1)

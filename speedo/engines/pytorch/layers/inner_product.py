@@ -22,6 +22,8 @@ class InnerProduct(Layer):
         (bottom,) = bottoms
         self._axis = canonical_axis(self, param.axis, bottom)
         outputs, inputs = param.num_output, count(bottom, self._axis)
+        if outputs < 1:
+            raise self.refuse("has num_output 0: use 1 or more")
         self._transposed = param.transpose
         shape = (inputs, outputs) if param.transpose else (outputs, inputs)
         self.blobs = [BlobSpec(shape, param.weight_filler)]

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from speedo.engines.pytorch.layer import Layer, Shape
 from speedo.engines.pytorch.layers.axes import canonical_axis, count
-from speedo.engines.pytorch.layers.constant_bottoms import without_gradient
+from speedo.engines.pytorch.layers.bottoms import rows, without_gradient
 from speedo.engines.pytorch.layers.options import choice
 
 # Caffe's kLOG_THRESHOLD: the smallest probability that it takes a logarithm of.
@@ -69,7 +69,7 @@ class EuclideanLoss(Loss):
         return tops
 
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
-        first, second = (bottom.float().flatten(1) for bottom in bottoms)
+        first, second = (rows(bottom.float()) for bottom in bottoms)
         return [(first - second).square().sum() / (2 * len(first))]
 
 
@@ -84,7 +84,7 @@ class HingeLoss(Loss):
         return super().setup(bottoms)
 
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
-        scores = bottoms[0].float().flatten(1)
+        scores = rows(bottoms[0].float())
         # Caffe asks only for as many labels as items, and reads the first.
         labels = self.labels(bottoms[1])[: len(scores), None]
         signs = torch.ones_like(scores).scatter_(1, labels, -1.0)
@@ -96,8 +96,8 @@ class HingeLoss(Loss):
 class ContrastiveLoss(Loss):
     """Half of d^2 of pairs alike and of max(margin - d, 0)^2 of others, over the batch.
 
-    The third bottom is not 0 for pairs alike. `legacy_version` takes max(margin - d^2, 0) of others. Both items of a pair get a gradient; that of unlike pairs is
-    over d + 1e-4 in place of d. Caffe: layers/contrastive_loss_layer.cpp.
+    The third bottom is not 0 for pairs alike. `legacy_version` takes max(margin - d^2, 0) of others. Both items of a
+    pair get a gradient; that of unlike pairs is over d + 1e-4 in place of d. Caffe: layers/contrastive_loss_layer.cpp.
     """
 
     bottoms = (3, 3)
@@ -116,7 +116,7 @@ class ContrastiveLoss(Loss):
         return tops
 
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
-        difference = bottoms[0].float().flatten(1) - bottoms[1].float().flatten(1)
+        difference = rows(bottoms[0].float()) - rows(bottoms[1].float())
         alike = self.labels(bottoms[2])[:, None] != 0
         with torch.no_grad():
             squared = difference.square().sum(1, keepdim=True)
@@ -188,8 +188,8 @@ class InfogainLoss(Loss):
         labels = self.labels(bottoms[1])
         with torch.no_grad():
             probabilities = scores.softmax(self._axis)
-            rows = probabilities.movedim(self._axis, -1)
-            flat = rows.reshape(-1, classes)
+            by_class = probabilities.movedim(self._axis, -1)
+            flat = by_class.reshape(-1, classes)
             counted = torch.ones_like(labels, dtype=torch.bool)
             if self._ignored is not None:
                 counted = labels != self._ignored
@@ -201,7 +201,7 @@ class InfogainLoss(Loss):
             )
             loss = -(weights * flat.clamp(min=SMALLEST_PROBABILITY).log()).sum() / normalizer
             gradient = (flat * weights.sum(1, keepdim=True) - weights) / normalizer
-            gradient = gradient.reshape(rows.shape).movedim(-1, self._axis)
+            gradient = gradient.reshape(by_class.shape).movedim(-1, self._axis)
         top = _WithGradient.apply(scores, loss, gradient)  # type: ignore[no-untyped-call]
         return [top, probabilities][: max(1, len(self.param.top))]
 
@@ -222,7 +222,7 @@ class MultinomialLogisticLoss(Loss):
         return tops
 
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
-        probabilities = bottoms[0].float().flatten(1)
+        probabilities = rows(bottoms[0].float())
         labels = self.labels(bottoms[1])[:, None]
         with torch.no_grad():
             chosen = probabilities.gather(1, labels).clamp(min=SMALLEST_PROBABILITY)

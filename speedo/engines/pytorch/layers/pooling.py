@@ -37,7 +37,7 @@ class Windows:
 
     @property
     def empty(self) -> bool:
-        """Whether a last window begins behind the end; Caffe lets it where there is no padding."""
+        """Whether a last window begins behind the end; Caffe allows it where there is no padding."""
         return any(
             (count - 1) * stride >= size + pad
             for count, stride, size, pad in zip(
@@ -69,14 +69,12 @@ class Windows:
         )
 
     def average(self, bottom: Tensor) -> Tensor:
-        """The sum of each window over its places, padding among them; 0 for an empty window."""
+        """The sum of each window over its places, padding among them."""
         pad = self.pad
         if not self.narrow:
             bottom, pad = functional.pad(bottom, self._sides), (0, 0)
         top = functional.avg_pool2d(bottom, self.kernel, self.stride, pad, ceil_mode=self.ceil)
-        missing = (self.count[0] - top.shape[2], self.count[1] - top.shape[3])
-        # Negative numbers cut off windows that begin in the padding at the end.
-        return functional.pad(top, (0, missing[1], 0, missing[0])) if any(missing) else top
+        return top[:, :, : self.count[0], : self.count[1]]
 
     @property
     def _sides(self) -> list[int]:
@@ -130,8 +128,8 @@ def _image(layer: Layer, bottom: Shape) -> Pair:
 class Pooling(Layer):
     """MAX or AVE over windows; a second top of MAX has the index of each largest element.
 
-    Caffe: layers/pooling_layer.cpp. Refused: STOCHASTIC, and MAX with empty windows, where Caffe writes to memory
-    that is not the blob's.
+    Caffe: layers/pooling_layer.cpp. Refused: STOCHASTIC, and empty windows, for which Caffe divides by 0 or writes a
+    gradient outside of the blob.
     """
 
     tops: ClassVar[tuple[int, int | None]] = (1, 2)
@@ -145,10 +143,10 @@ class Pooling(Layer):
             raise self.refuse("has global_pooling, which takes no pad and no stride: remove them")
         rounding = _enum_name(param, "round_mode")
         self._windows = windows(self, size, kernel, stride, pad, ceil=rounding == "CEIL")
-        if self._method == "MAX" and self._windows.empty:
+        if self._windows.empty:
             raise self.refuse(
-                "has windows that begin behind the end of its bottom, where Caffe's gradient is written "
-                "outside of the blob: use round_mode: FLOOR or a larger kernel"
+                "has windows that begin behind the end of its bottom, which give NaN or -FLT_MAX in Caffe: "
+                "use round_mode: FLOOR or a larger kernel"
             )
         if len(self.param.top) > 1 and self._method != "MAX":
             raise self.refuse(f"has a second top, which {self._method} does not fill: remove it")

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from speedo.engines.pytorch.layer import BlobSpec, Layer, Place, Shape
 from speedo.engines.pytorch.layers.axes import count
-from speedo.engines.pytorch.layers.constant_bottoms import without_gradient
+from speedo.engines.pytorch.layers.bottoms import without_gradient
 
 
 class LSTMUnit(Layer):

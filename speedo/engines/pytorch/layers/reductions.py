@@ -10,6 +10,7 @@ from torch import Tensor
 
 from speedo.engines.pytorch.layer import Layer, Shape
 from speedo.engines.pytorch.layers.axes import canonical_axis, count
+from speedo.engines.pytorch.layers.bottoms import rows
 from speedo.engines.pytorch.layers.options import choice
 
 
@@ -100,7 +101,7 @@ class ArgMax(Layer):
 
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         bottom = bottoms[0].detach()
-        values = bottom.flatten(1) if self._axis is None else bottom
+        values = rows(bottom) if self._axis is None else bottom
         axis = 1 if self._axis is None else self._axis
         # Sorted from behind: a stable sort then leaves the greater index first among equals.
         found, order = values.flip(axis).sort(dim=axis, descending=True, stable=True)

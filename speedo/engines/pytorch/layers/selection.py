@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from speedo.engines.pytorch.layer import BlobSpec, Layer, Shape
-from speedo.engines.pytorch.layers.constant_bottoms import without_gradient
+from speedo.engines.pytorch.layers.bottoms import without_gradient
 
 
 class BatchReindex(Layer):

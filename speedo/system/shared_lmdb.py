@@ -5,6 +5,7 @@ A training net keeps its database open as long as it lives, while others count i
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,19 +28,21 @@ _HANDLES: Final[dict[tuple[int, int], _Handle]] = {}
 class SharedLmdb:
     """An LMDB, a folder or a file, opened to read, without locks; closed with its last user.
 
-    Raises lmdb.Error, or OSError where the file is missing.
+    Raises lmdb.Error, also where the file is missing.
     """
-
-    # Without locks: a second handle's closing would drop the locks that Caffe's own handle holds.
 
     def __init__(self, path: Path) -> None:
         folder = path.is_dir()
-        found = (path / "data.mdb" if folder else path).stat()
+        try:
+            found = (path / "data.mdb" if folder else path).stat()
+        except OSError as error:
+            raise lmdb.Error(f"{path}: {error.strerror}") from error
         self._key: tuple[int, int] | None = (found.st_dev, found.st_ino)
         with _LOCK:
             handle = _HANDLES.get(self._key)
             if handle is None:
-                opened = lmdb.open(str(path), readonly=True, lock=False, subdir=folder)
+                # Without locks: closing would drop those that Caffe's own handle holds.
+                opened = lmdb.open(os.fsencode(path), readonly=True, lock=False, subdir=folder)
                 handle = _HANDLES[self._key] = _Handle(opened)
             handle.users += 1
         self.environment = handle.environment
