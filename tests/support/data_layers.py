@@ -38,13 +38,15 @@ def by_caffe(
         caffe.set_solver_rank(0)
 
 
-def source_of(layer: str, *, ahead: bool | None = None, **place: Any) -> Any:
+def source_of(
+    layer: str, *, ahead: bool | None = None, decoders: int | None = None, **place: Any
+) -> Any:
     """The layer of the PyTorch engine, before its setup; `place` as in Place."""
     from speedo.engines.pytorch.data import SOURCES
     from speedo.engines.pytorch.layer import Place
 
     param = text_format.Parse(layer, load_caffe().proto.caffe_pb2.LayerParameter())
-    return SOURCES[param.type](param, Place(**place), ahead=ahead)
+    return SOURCES[param.type](param, Place(**place), ahead=ahead, decoders=decoders)
 
 
 def by_torch(layer: str, batches: int, *, ahead: bool | None = None, **place: Any) -> Batches:

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from google.protobuf import text_format
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from speedo.engines.caffe_import import load_caffe
+from speedo.engines.record_check import first_problem
+from speedo.engines.record_rules import RecordRule
 from speedo.errors import EngineError
 from speedo.system.shared_lmdb import SharedLmdb
 from tests.support.data_layers import (
@@ -323,6 +326,8 @@ def test_several_layers_share_one_database_and_its_last_user_closes_it(database:
     layers[0].forward([], [])
     with SharedLmdb(database) as environment:
         assert environment.stat()["entries"] == RECORDS
+    rule = RecordRule("records", str(database), False, "", 3, 0, None, 0, None)
+    assert first_problem(rule, lambda: False) == (None, True)
     layers[0].close()
     layers[0].close()
     assert [layer.forward([], [])[1].tolist() for layer in layers[1:]] == [[0, 1, 2]] * 2
@@ -361,3 +366,16 @@ def test_a_leveldb_is_read_from_its_conversion(
     database = write_leveldb(tmp_path / "leveldb", keyed)
     layer = data_layer(database, 3).replace("backend: LMDB", "backend: LEVELDB")
     assert_same(by_torch(layer, 3), by_caffe(layer, 3, tmp_path))
+
+
+def test_a_layer_of_speedos_own_schema_is_read_alike(database: Path, tmp_path: Path) -> None:
+    from speedo.engines.caffe_schema.caffe_pb2 import LayerParameter
+    from speedo.engines.pytorch.data import SOURCES
+    from speedo.engines.pytorch.layer import Place
+
+    layer = data_layer(database, 4, "transform_param { scale: 0.3 crop_size: 5 }")
+    source = SOURCES["Data"](text_format.Parse(layer, LayerParameter()), Place("TEST"))
+    source.setup([])
+    found = [[top.numpy() for top in source.forward([], [])] for _ in range(3)]
+    source.close()
+    assert_same(found, by_caffe(layer, 3, tmp_path, phase="TEST"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,19 @@ def test_halving_and_large_images_are_opencvs_too(
     size = f"new_height: {wanted[0]} new_width: {wanted[1]}"
     layer = image_layer(write_list(tmp_path, {"image.png": file}), 1, size)
     assert_same(by_torch(layer, 1), by_caffe(layer, 1, tmp_path))
+
+
+def test_several_threads_decode_a_batch_in_its_order(tmp_path: Path) -> None:
+    files = [file_of(np.full((30, 40, 3), at, np.uint8), "PNG") for at in range(11)]
+    database = write_records(tmp_path / "encoded", map(encoded_datum, files, range(11)))
+    source = source_of(data_layer(database, 8), decoders=3)
+    source.setup([])
+    for _ in range(4):
+        data, labels = source.forward([], [])
+        assert data[:, 0, 0, 0].tolist() == labels.tolist()
+    # Waits for all of them.
+    source.close()
+    assert not [one for one in threading.enumerate() if "records of" in one.name]
 
 
 @pytest.fixture

@@ -66,11 +66,10 @@ class Data(BatchSource):
         first = self._parsed(key, value)
         self._encoded = bool(first.encoded)
         shape: Size = self._image(key, first, None).shape
-        self._rank, self._step = (
-            (self.place.rank, self.place.count) if self.place.phase == "TRAIN" else (0, 1)
-        )
-        # How far the cursor is before the next record to read.
-        self._ahead_by = self._rank % self._entries
+        rank, step = (self.place.rank, self.place.count) if self.place.phase == "TRAIN" else (0, 1)
+        self._step = step % self._entries
+        # How many records the next one to read is ahead of the cursor.
+        self._ahead_by = rank % self._entries
         shapes: list[Shape] = [(self.samples, *self._transform.window(shape)), (self.samples,)]
         return shapes[: len(self.param.top)]
 

@@ -30,16 +30,24 @@ _To = TypeVar("_To")
 class BatchSource(SourceLayer):
     """A layer that makes batch after batch of a shard of its records.
 
-    With `pin` the batches lie in page-locked memory, for a GPU, and are made ahead in a thread. `ahead` asks for that
-    thread, or forbids it; None leaves it to the layer.
+    With `pin` the batches lie in page-locked memory, for a GPU. `ahead` asks for a thread that makes them ahead, or
+    forbids it; None leaves it to the layer. `decoders` threads decode the images of a batch; None: several for a GPU,
+    else one.
     """
 
     def __init__(
-        self, param: Any, place: Place, *, pin: bool = False, ahead: bool | None = None
+        self,
+        param: Any,
+        place: Place,
+        *,
+        pin: bool = False,
+        ahead: bool | None = None,
+        decoders: int | None = None,
     ) -> None:
         super().__init__(param, place)
         self._pin = pin
         self._ahead = ahead
+        self._decoders = decoders or (min(_MOST_DECODERS, _cores()) if pin else 1)
         self._prefetch: Prefetch | None = None
         self._pool: ThreadPoolExecutor | None = None
 
@@ -123,12 +131,11 @@ class BatchSource(SourceLayer):
         return np.random.Generator(np.random.PCG64(None if seed is None else [seed, own]))
 
     def each(self, make: Callable[[_From], _To], items: Sequence[_From]) -> list[_To]:
-        """What `make` makes of every item; for a GPU in several threads, as one decodes too slowly for it."""
-        if not self._pin:
+        """What `make` makes of every item, by the decoding threads."""
+        if self._decoders == 1:
             return [make(item) for item in items]
         if self._pool is None:
-            cores = min(_MOST_DECODERS, len(os.sched_getaffinity(0)))
-            self._pool = ThreadPoolExecutor(cores, f"records of {self.name}")
+            self._pool = ThreadPoolExecutor(self._decoders, f"records of {self.name}")
         return list(self._pool.map(make, items))
 
     def empty(self, shape: Sequence[int]) -> Tensor:
@@ -142,3 +149,10 @@ class BatchSource(SourceLayer):
             raise
         except Exception as error:
             raise self.refuse(f"cannot read its next batch: {error}") from error
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
