@@ -7,12 +7,13 @@ import os
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
-from speedo.engines.base import ModelEngine, Schedule
 from speedo.engines.caffe_import import prepare_environment
-from speedo.engines.schema import use_own_schema
 from speedo.errors import ConfigError, EngineError
+
+if TYPE_CHECKING:  # every command imports this file; a mistake in its options is told at once
+    from speedo.engines.base import ModelEngine, Schedule
 
 EngineName = Literal["caffe", "torch"]
 Precision = Literal["float32", "bfloat16"]
@@ -100,6 +101,8 @@ def chosen_engine(given: EngineName | None) -> tuple[EngineName, str]:
 def prepare_to_read(engine: EngineName) -> None:
     """Have this process read Caffe's files for that engine; with torch it never imports pycaffe."""
     if engine == "torch":
+        from speedo.engines.schema import use_own_schema
+
         use_own_schema()
 
 

@@ -34,9 +34,8 @@ def with_engine(config: RunConfig, note: Callable[[str], None]) -> RunConfig:
 
 
 def decided_choice(config: RunConfig) -> EngineChoice:
-    """What a run with a decided engine computes with."""
-    assert config.engine is not None
-    return EngineChoice(config.engine, config.device, config.precision)
+    """What a run computes with, of which `with_engine` has decided the engine; until then Caffe."""
+    return EngineChoice(config.engine or "caffe", config.device, config.precision)
 
 
 def choice_of(

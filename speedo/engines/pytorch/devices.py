@@ -38,19 +38,20 @@ def device_for(device: str, number: int) -> str:
 
     Raises `EngineError` for a device that this machine does not have.
     """
-    return _chosen(device, number, device_count() if device != "cpu" else 0)
+    return chosen_device(device, number, device_count() if device != "cpu" else 0)
 
 
 def device_of_tester(device: str, number: int) -> str:
     """As `device_for`, from the last device on; the CPU where this machine, the master's, has not that device."""
     count = device_count() if device != "cpu" else 0
     try:
-        return _chosen(device, -1 - number, count)
+        return chosen_device(device, -1 - number, count)
     except EngineError:
         return "cpu"
 
 
-def _chosen(device: str, number: int, count: int) -> str:
+def chosen_device(device: str, number: int, count: int) -> str:
+    """The device with this number, in turn, where there are so many. Raises `EngineError` if it is not among them."""
     if device == "cpu" or (device == "auto" and not count):
         return "cpu"
     if not count:
