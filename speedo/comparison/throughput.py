@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from speedo.comparison.sequential import engine_of
 from speedo.comparison.wish import Planned, Wish
 from speedo.errors import SpeedoError
 from speedo.planning.calibrate_by_measuring import measure_solver
@@ -46,6 +47,7 @@ def measured(wish: Wish, seconds: float, note: Note) -> Calibration:
         note,
         data_root=Path(root) if root else None,
         cpu=bool(options.get("cpu")),
+        choice=engine_of(options, lambda _: None),
     )
     batch = options.get("batch")
     if batch is not None and batch != found.batch_size:

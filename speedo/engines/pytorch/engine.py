@@ -120,6 +120,10 @@ class PytorchEngine:
         """Records of one solver step, taken from the shape of the data in the net as built."""
         return self._net.batch * self._fields.iter_size
 
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """See `ModelEngine.shapes`."""
+        return self._net.shapes
+
     @property
     def learning_rate(self) -> float:
         """The rate that was used last, in float32."""

@@ -22,7 +22,7 @@ from speedo.engines.pytorch.fillers import fill
 from speedo.engines.pytorch.flat import FlatParameters
 from speedo.engines.pytorch.layer import BlobSpec, Layer, Place, Shape, SourceLayer
 from speedo.engines.pytorch.layers import LAYERS
-from speedo.engines.pytorch.layers.further import REFUSED
+from speedo.engines.pytorch.refused import REFUSED
 from speedo.errors import EngineError
 from speedo.vectors.vector import Blob, Layout
 
@@ -121,6 +121,11 @@ class Net:
     def outputs(self) -> Mapping[str, Shape]:
         """The values that no layer reads, in the order of their names, as Caffe's outputs."""
         return {name: self._shapes[number] for name, number in self._outputs.items()}
+
+    @property
+    def shapes(self) -> Mapping[str, Shape]:
+        """The shape of each value between the layers, by its name; of several under one name the last."""
+        return {name: self._shapes[number] for name, number in self._names.items()}
 
     @property
     def batch(self) -> int:
