@@ -22,6 +22,7 @@ from torch import Tensor
 from speedo.engines.base import Schedule
 from speedo.engines.evaluation import WHOLE, Part, Share, combined
 from speedo.engines.files import WrittenModel
+from speedo.engines.pytorch.memory import keep_freed_memory
 from speedo.engines.pytorch.model_files import matched, read_model, write_model
 from speedo.engines.pytorch.net import Net
 from speedo.engines.pytorch.test_nets import TestNets
@@ -71,6 +72,8 @@ class PytorchEngine:
         self._device = _device(device)
         self._bfloat16 = precision == "bfloat16"
         _use_threads(threads)
+        if self._device.type == "cpu":
+            keep_freed_memory()
         self._schedule = self._own_schedule = lr_policy
         self._batches = 1  # of a step, times iter_size
         self._iteration = 0
