@@ -100,10 +100,9 @@ def chosen_engine(given: EngineName | None) -> tuple[EngineName, str]:
 
 def prepare_to_read(engine: EngineName) -> None:
     """Have this process read Caffe's files for that engine; with torch it never imports pycaffe."""
-    if engine == "torch":
-        from speedo.engines.schema import use_own_schema
+    from speedo.engines.schema import use_own_schema
 
-        use_own_schema()
+    use_own_schema(engine == "torch")
 
 
 def prepare_process(choice: EngineChoice, threads: int | None = 1) -> None:
