@@ -147,27 +147,20 @@ class PytorchEngine:
 
     def step(self, n: int, delta: Vector | None = None) -> float:
         """Run `n` solver steps; mean loss over all their batches. See `Engine.step`."""
+        batches = self._fields.iter_size * self._batches
+        losses: list[Tensor] = []
         with self._open():
-            change: Tensor | None = None
-            before: list[Tensor] = []
-            if delta is not None:
-                before = self._parameters.read_statistics()
-                on_host = self._device.type == "cpu"
-                change = torch.from_numpy(delta) if on_host else torch.empty_like(self._net.flat)
-                for place in self.layout.statistics:
-                    change[place].zero_()
-            losses: list[Tensor] = []
-            batches = self._fields.iter_size * self._batches
+            parameters = self._parameters
+            room = None if delta is None else parameters.room_for(delta)
+            before = parameters.read_statistics() if delta is not None else []
             for step in range(n):
                 losses += self._accumulate(batches)
-                self._apply(self._parameters.gradients(), batches, change, onto=step > 0)
-            self._parameters.clear_gradients()
-            mean = _mean(losses)
-            if delta is not None:
-                if change is not None and self._device.type != "cpu":
-                    self._parameters.copy_out(change, delta)
-                self._parameters.read_statistics_change(before, delta)
-        return mean
+                self._apply(parameters.gradients(), batches, room, onto=step > 0)
+            parameters.clear_gradients()
+            if delta is not None and room is not None:
+                parameters.read_statistics_change(before, room)
+                parameters.deliver(room, delta)
+            return _mean(losses)
 
     def adjust(
         self, lr: float | None, momentum: float | None, weight_decay: float | None, batches: int
@@ -197,18 +190,22 @@ class PytorchEngine:
         """Mean raw gradient over `n * iter_size` batches at the present weights; mean loss. See `Engine.gradient`."""
         batches = n * self._fields.iter_size * self._batches
         with self._open():
-            before = self._parameters.read_statistics()
+            parameters = self._parameters
+            before = parameters.read_statistics()
             losses = self._accumulate(batches)
-            self._parameters.read_gradient(out, batches)
-            self._parameters.clear_gradients()
-            self._parameters.read_statistics_change(before, out)
+            room = parameters.room_for(out)
+            parameters.read_gradient(room, batches)
+            parameters.clear_gradients()
+            parameters.read_statistics_change(before, room)
+            parameters.deliver(room, out)
             return _mean(losses)
 
     def apply_gradient(self, vector: Vector) -> None:
         """One update as Caffe does it: the sum over `iter_size` batches is clipped, then divided."""
         with self._open():
-            self._parameters.add_statistics(vector)
-            self._apply(self._parameters.as_gradients(vector), 1)
+            whole = self._parameters.on_device(vector)
+            self._parameters.add_statistics(whole)
+            self._apply(self._parameters.as_gradients(whole), 1)
 
     def evaluate(self) -> Mapping[str, float]:
         """The metrics; `EngineError` without a test net, or if weights or outputs are not finite."""

@@ -112,7 +112,8 @@ def test_prelu_learns_slopes_as_pycaffe_does(
 ) -> None:
     bottom = np.random.default_rng(seed).normal(size=shape).round(1)  # with zeros
     layer = f'type: "PReLU" prelu_param {{ channel_shared: {str(shared).lower()} }}'
-    trial(layer, [bottom], seed=seed, phase=phase)
+    # A shared slope's gradient is a sum of up to 256 terms, which may cancel to less than their rounding allows.
+    trial(layer, [bottom], seed=seed, phase=phase, tolerance=1e-4 if shared else 1e-5)
 
 
 def test_prelu_begins_with_a_quarter() -> None:

@@ -248,6 +248,30 @@ def test_bfloat16_trains_and_keeps_its_weights_in_float32(home: Path) -> None:
         assert 1e-5 < relative_difference(weights(rounded), weights(exact), start) < 0.2
 
 
+def test_a_solver_that_names_weights_begins_with_them(home: Path) -> None:
+    spec = read_solver(write_solver(home, net_text(SMOOTH)))
+    with closing(worker(spec)) as caffe:
+        caffe.save(home / "first.caffemodel")
+        expected = weights(caffe)
+    fields = {"weights": '"first.caffemodel"', "random_seed": 99}
+    spec = read_solver(write_solver(home, net_text(SMOOTH), **fields))
+    with closing(torch_worker(spec)) as torch:
+        np.testing.assert_array_equal(weights(torch), expected)
+
+
+def test_weights_of_another_shape_change_nothing(home: Path) -> None:
+    spec = read_solver(write_solver(home, net_text(SMOOTH)))
+    with closing(torch_worker(spec)) as engine:
+        engine.save(home / "first.caffemodel")
+    other = SMOOTH.replace("num_output: 6", "num_output: 7")
+    spec = read_solver(write_solver(home, net_text(other)))
+    with closing(torch_worker(spec)) as engine:
+        before = weights(engine)
+        with pytest.raises(EngineError, match="'conv'"):
+            engine.copy_from(home / "first.caffemodel")
+        np.testing.assert_array_equal(weights(engine), before)
+
+
 def test_what_cannot_be_is_refused_with_a_remedy(home: Path) -> None:
     spec = read_solver(write_solver(home, net_text(SMOOTH)))
     with pytest.raises(EngineError, match="rank 2 of 2"):

@@ -87,7 +87,7 @@ class Data(BatchSource):
         if len(self.param.top) == 1:
             return [out]
         labels = self.empty((len(records),))
-        labels.numpy()[:] = [self._label(key, datum) for key, datum in records]
+        labels.numpy()[:] = [datum.label for _, datum in records]  # 0 if it has none, as in Caffe
         return [out, labels]
 
     def pass_over(self, batches: int) -> None:
@@ -205,11 +205,6 @@ class Data(BatchSource):
         problem = self._rule.shape_problem(shape, first or shape)
         if problem is not None:
             raise self._bad(key, problem)
-
-    def _label(self, key: bytes, datum: Any) -> int:
-        if not datum.HasField("label"):
-            raise self._bad(key, f"has no label: {_AGAIN}, or take the second top away")
-        return int(datum.label)
 
     def _bad(self, key: bytes, what: str) -> EngineError:
         name = key.decode(errors="replace")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from math import exp, isfinite, log
+from math import isfinite, log
 from typing import Any
 
 import torch
@@ -109,7 +109,7 @@ class Exp(Elementwise):
         param = self.param.exp_param
         log_base = _log_of_base(self, param.base)
         self._inner = log_base * param.scale
-        self._outer = exp(log_base * param.shift)
+        self._outer = float(torch.tensor(log_base * param.shift).exp())
 
     def apply(self, bottom: Tensor) -> Tensor:
         top = torch.exp(bottom if self._inner == 1 else bottom * self._inner)

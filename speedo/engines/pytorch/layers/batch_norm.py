@@ -35,8 +35,7 @@ class BatchNorm(Layer):
         return [bottom]
 
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
-        bottom, eps = bottoms[0], self.param.batch_norm_param.eps
-        x = bottom.float()
+        x, eps = bottoms[0], self.param.batch_norm_param.eps  # of narrow types sums are in float32
         if self._stored:
             with torch.no_grad():
                 weight = blobs[2]
@@ -48,7 +47,7 @@ class BatchNorm(Layer):
             mean, variance = torch.zeros_like(blobs[0]), torch.zeros_like(blobs[1])
             top = torch.batch_norm(x, None, None, mean, variance, True, 1.0, eps, False)
             self._add(blobs, mean, variance, x.numel() // x.shape[1])
-        return [top.to(bottom.dtype)]
+        return [top]
 
     def _add(self, blobs: Sequence[Tensor], mean: Tensor, variance: Tensor, values: int) -> None:
         """Add a batch's statistics to the blobs; `values` are those of one channel."""

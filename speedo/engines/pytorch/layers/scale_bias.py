@@ -61,9 +61,11 @@ class Scale(_AlongAxes):
 
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         scale = self.stretched(blobs[0] if self._learned else bottoms[1])
-        if not self.param.scale_param.bias_term:
-            return [bottoms[0] * scale]
-        return [torch.addcmul(self.stretched(blobs[-1]), bottoms[0], scale)]
+        if self.param.scale_param.bias_term:
+            top = torch.addcmul(self.stretched(blobs[-1]), bottoms[0], scale)
+        else:
+            top = bottoms[0] * scale
+        return [top.to(bottoms[0].dtype)]
 
 
 class Bias(_AlongAxes):
@@ -76,4 +78,5 @@ class Bias(_AlongAxes):
         return [bottoms[0]]
 
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
-        return [bottoms[0] + self.stretched(blobs[0] if blobs else bottoms[1])]
+        top = bottoms[0] + self.stretched(blobs[0] if blobs else bottoms[1])
+        return [top.to(bottoms[0].dtype)]
