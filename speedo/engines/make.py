@@ -136,7 +136,8 @@ def make_engine(
 ) -> ModelEngine:
     """The engine for the text of a SolverParameter with inline nets and absolute paths. Raises `EngineError`.
 
-    `choice` has a device of this machine. The rest is as for `speedo.engines.pycaffe.PycaffeEngine`.
+    Where `choice` has no one device, it is that of the host's first worker. The rest is as for
+    `speedo.engines.pycaffe.PycaffeEngine`.
     """
     if choice.engine == "caffe":
         from speedo.engines.pycaffe import PycaffeEngine
@@ -163,7 +164,7 @@ def make_engine(
         python_layers=python_layers,
         scratch=scratch,
         threads=1 if threads is None else threads,
-        device=choice.device,
+        device=choice.of_worker(0).device,
         precision=choice.precision,
     )
 
