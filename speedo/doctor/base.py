@@ -30,7 +30,7 @@ class Request:
     run_dir: Path | None = None
     cpu: bool = False
     engine: EngineName | None = None
-    device: str = "auto"
+    device: str | None = None
     threads: str = "1"
     bind: Bind = "none"
     host: str = "127.0.0.1"

@@ -37,9 +37,10 @@ BUILD_S: Final = 60.0
 def choice_of(request: Request, facts: dict[str, Any]) -> EngineChoice:
     """What a run here would compute with: the master's engine, if that is known, on this host's device."""
     with suppress(KeyError, TypeError):
-        return replace(EngineChoice(**facts["engine"]), device=request.device)
+        masters = EngineChoice(**facts["engine"])
+        return replace(masters, device=request.device or masters.device)
     with suppress(SpeedoError):  # told by the findings on engines
-        return EngineChoice(chosen_engine(request.engine)[0], request.device)
+        return EngineChoice(chosen_engine(request.engine)[0], request.device or "auto")
     return CAFFE
 
 

@@ -100,10 +100,9 @@ def chosen_engine(given: EngineName | None) -> tuple[EngineName, str]:
 
 def prepare_to_read(engine: EngineName) -> None:
     """Have this process read Caffe's files for that engine; with torch it never imports pycaffe."""
-    if engine == "torch":
-        from speedo.engines.schema import use_own_schema
+    from speedo.engines.schema import use_own_schema
 
-        use_own_schema()
+    use_own_schema(engine == "torch")
 
 
 def prepare_process(choice: EngineChoice, threads: int | None = 1) -> None:
@@ -137,7 +136,8 @@ def make_engine(
 ) -> ModelEngine:
     """The engine for the text of a SolverParameter with inline nets and absolute paths. Raises `EngineError`.
 
-    `choice` has a device of this machine. The rest is as for `speedo.engines.pycaffe.PycaffeEngine`.
+    Where `choice` has no one device, it is that of the host's first worker. The rest is as for
+    `speedo.engines.pycaffe.PycaffeEngine`.
     """
     if choice.engine == "caffe":
         from speedo.engines.pycaffe import PycaffeEngine
@@ -164,7 +164,7 @@ def make_engine(
         python_layers=python_layers,
         scratch=scratch,
         threads=1 if threads is None else threads,
-        device=choice.device,
+        device=choice.of_worker(0).device,
         precision=choice.precision,
     )
 

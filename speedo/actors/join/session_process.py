@@ -156,7 +156,7 @@ class Session:
             try:
                 settings = _settings(master, request.name, request.address)
                 settings = replace(settings, cores=_cores(request, settings.cores))
-                settings = replace(settings, engine=_engine(request, settings.engine))
+                settings = replace(settings, engine=engine_of_host(request, settings.engine))
                 prepare_to_read(settings.engine.engine)
                 settings = stack.enter_context(with_host_memory(settings))
                 root = located(request.data_root) or request.data_root
@@ -317,7 +317,7 @@ def _cores(request: Request, masters: CoreOptions) -> CoreOptions:
     )
 
 
-def _engine(request: Request, masters: EngineChoice) -> EngineChoice:
+def engine_of_host(request: Request, masters: EngineChoice) -> EngineChoice:
     """The master's engine on this host's device. Raises `SpeedoError` for a device that it has not."""
     require_engine(masters)
     if request.device is None:
