@@ -74,6 +74,10 @@ class PytorchEngine:
         _use_threads(threads)
         if self._device.type == "cpu":
             keep_freed_memory()
+        else:
+            torch.cuda.set_device(
+                self._device
+            )  # else page-locked memory would occupy the first GPU, too
         self._schedule = self._own_schedule = lr_policy
         self._batches = 1  # of a step, times iter_size
         self._iteration = 0
