@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 
 # Set on the command line or in the environment; scripts/setup.sh says what each does.
-export PYTHON SPEEDO_CAFFE_PYTHONPATH SPEEDO_CAFFE_SOURCE SPEEDO_CAFFE_MIRROR SPEEDO_CACHE
+export PYTHON TORCH SPEEDO_CAFFE_PYTHONPATH SPEEDO_CAFFE_SOURCE SPEEDO_CAFFE_MIRROR SPEEDO_CACHE
 
 BIN := .venv/bin
 # For example: make test ARGS='-k easgd -x', make demo ARGS='--mode easgd'
@@ -19,10 +19,10 @@ help: ## this list
 	@echo
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 18
 	@echo
-	@echo "Settings for setup: PYTHON, SPEEDO_CAFFE_PYTHONPATH, SPEEDO_CAFFE_SOURCE, SPEEDO_CAFFE_MIRROR, SPEEDO_CACHE"
+	@echo "Settings for setup: PYTHON, TORCH, SPEEDO_CAFFE_PYTHONPATH, SPEEDO_CAFFE_SOURCE, SPEEDO_CAFFE_MIRROR, SPEEDO_CACHE"
 	@echo "(scripts/setup.sh says what each does). ARGS='...' is handed on by test, demo, bench and faults."
 
-setup: ## install all that is missing: Debian packages, .venv, pycaffe (built once, some minutes), speedo
+setup: ## install all that is missing: Debian packages, .venv, pycaffe (built once, some minutes), speedo; TORCH=1: PyTorch too
 	@scripts/setup.sh
 
 test: setup ## every test, with real Redis, Ray and Caffe

@@ -2,6 +2,7 @@
 # Makes a fresh Debian 12 or 13 machine ready: Debian packages, .venv with the locked Python packages, pycaffe, speedo.
 #
 #   make setup                              what is there already is found, and takes seconds
+#   make setup TORCH=1                      also PyTorch, for --engine torch; one that is in .venv already is kept
 #   make setup PYTHON=/path/to/python       the interpreter to make .venv with
 #   make setup SPEEDO_CAFFE_PYTHONPATH=DIR  use the pycaffe in DIR, the folder that holds `caffe`
 #   make setup SPEEDO_CAFFE_SOURCE=FILE     build pycaffe from a source archive fetched by hand
@@ -21,6 +22,7 @@ stamps="$venv/.setup"
 venv_python="$venv/bin/python"
 base_python=''  # the interpreter that .venv is made with
 caffe_from=''   # 'own FOLDER' or 'wheel KEY'
+torch_version=2.13 # tried with this code; pyproject.toml has all that it may be
 wheel_folder='' # where the cache keeps the wheel of that key
 
 # An interpreter inside a virtual environment stands for the one that it was made with.
@@ -43,6 +45,7 @@ main() {
   install_python_packages
   install_oldest_ray
   install_pycaffe
+  install_torch
   install_speedo
   if ! fresh check "$caffe_from"; then
     step 'check' check_everything
@@ -284,6 +287,35 @@ link_own_caffe() {
 }
 
 check_pycaffe() { (cd / && "$venv_python" "$SPEEDO_ROOT/scripts/pycaffe/check.py"); }
+
+# --- PyTorch -------------------------------------------------------------------------------------
+
+# What somebody has installed is kept if it works: it may be a build for a GPU.
+install_torch() {
+  local found
+  found="$("$venv_python" -c 'from importlib import metadata; print(metadata.version("torch"))' 2>/dev/null || true)"
+  if [ -n "$found" ] && fresh torch "$found"; then
+    line ok 'PyTorch' "$found"
+  elif [ -n "$found" ] || [ "${TORCH:-}" = 1 ]; then
+    step 'PyTorch' bring_torch "$found"
+    mark torch "$("$venv_python" -c 'from importlib import metadata; print(metadata.version("torch"))')"
+  else
+    line skip 'PyTorch' 'not wanted; for --engine torch: TORCH=1 make setup'
+  fi
+}
+
+# bring_torch FOUND: install it unless this version is there, without changing what is locked, and try it.
+bring_torch() {
+  local locked
+  if [ -z "$1" ]; then
+    locked="$(mktemp)"
+    sed -nE 's/^([A-Za-z0-9_.-]+==[^ ]+)( ;[^\\]*)?.*/\1\2/p' requirements-dev.lock >"$locked"
+    pip install --no-compile --constraint "$locked" "torch==$torch_version.*"
+    rm -f "$locked"
+    compiled "$venv/lib"
+  fi
+  (cd / && "$venv_python" -c 'import torch; print("torch:", torch.__version__, torch.__file__)')
+}
 
 # --- speedo itself -------------------------------------------------------------------------------
 

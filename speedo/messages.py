@@ -19,13 +19,14 @@ from speedo.vectors.vector import Kind
 class RunsAt:
     """Where a worker computes: the name of its host, its process id, its BLAS threads, and the CPUs that it may run on.
 
-    `cores` is written as the kernel writes lists: `0-3,8`.
+    `cores` is written as the kernel writes lists: `0-3,8`. `device` is PyTorch's, `cpu` or `cuda:0`; empty with Caffe.
     """
 
     host: str
     process: int
     threads: int
     cores: str
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,10 @@
-"""The profile of Hypothesis, Ctrl-C for what is started, a net for endless runs, and the flag for golden traces."""
+"""The profile of Hypothesis, what is left out without PyTorch, Ctrl-C for what is started, problems, golden traces."""
 
 from __future__ import annotations
 
+import importlib.util
 import signal
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,30 @@ def problem(tmp_path: Path) -> Path:
     from tests.support.sabotaged_net import write_problem  # which loads a BLAS
 
     return write_problem(tmp_path / "problem")
+
+
+WITHOUT_TORCH = "PyTorch is not installed"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if importlib.util.find_spec("torch") is None:
+        for item in items:
+            if item.get_closest_marker("torch") is not None:
+                item.add_marker(pytest.mark.skip(reason=WITHOUT_TORCH))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # after the list of all that was skipped
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter,
+) -> Generator[None, None, None]:
+    yield
+    skipped = terminalreporter.stats.get("skipped", [])
+    left_out = [one for one in skipped if WITHOUT_TORCH in str(one.longrepr)]
+    if left_out:
+        terminalreporter.write_line(
+            f"{len(left_out)} tests of the engine on PyTorch were left out: {WITHOUT_TORCH}; "
+            "`TORCH=1 make test` installs it first"
+        )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

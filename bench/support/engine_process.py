@@ -14,15 +14,14 @@ import time
 from pathlib import Path
 
 from speedo.engines.make import EngineChoice, make_engine, prepare_process
-
-from speedo.solver import read_solver, solver_for_worker
+from speedo.solver import SolverOverrides, read_solver, solver_for_worker
 
 
 def main() -> None:
     path, seconds, engine, device, precision = sys.argv[1:]
     choice = EngineChoice(engine, device, precision)
     prepare_process(choice)
-    spec = read_solver(Path(path))
+    spec = read_solver(Path(path), overrides=SolverOverrides(engine=choice.engine))
     text = solver_for_worker(spec, rank=0, count=1, batch_size=spec.batch_size)
     one = make_engine(choice, text, lr_policy=spec.lr_policy, folder=spec.folder)
     one.step(3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -33,7 +34,7 @@ from speedo.run_dir.directory import CHECKPOINTS, CONFIG, LOCK, LOGS, discard_ru
 from speedo.run_dir.fence import claim, owned
 from speedo.run_dir.resume import Resumed
 from speedo.storage.redis.errors import clients_of
-from speedo.storage.redis.server import MAX_CLIENTS, PrivateRedis
+from speedo.storage.redis.server import MAX_CLIENTS, PROGRAM, PrivateRedis
 from speedo.storage.redis.store import RedisStore
 from speedo.storage.redis.url import url_with_password
 from speedo.storage.redis.users import Access
@@ -195,15 +196,19 @@ def _start(
             watch.note(line)
         with ExitStack() as node, ThreadPoolExecutor(1) as pool:
             checking = pool.submit(check_nets, prepared, scratch)
-            redis_url, redis_ca, socket = _redis(
-                prepared, watch, stack, redis_port(config.host, port)
-            )
+            redis_url, redis_ca, socket = "", "", ""
+            if alone := _goes_without_redis(config, port):
+                watch.note("redis-server is not installed: vectors go through shared memory alone")
+            else:
+                redis_url, redis_ca, socket = _redis(
+                    prepared, watch, stack, redis_port(config.host, port)
+                )
             dead = node.enter_context(ray)
             facts = checking.result()
             watch.note(exchange(prepared.settings.compression, facts))
             records = RecordWatch(facts.unchecked, checked_records())
             stack.callback(records.close)
-            near = _near(config, facts.nbytes, socket, watch, stack)
+            near = _near(config, facts.nbytes, socket, watch, stack, alone=alone)
             stack.push(node.pop_all())  # ends before what its processes use
     except SpeedoError:
         if not isinstance(prepared.resumed, Resumed):
@@ -239,13 +244,35 @@ def _known(prepared: Prepared, address: str | None = None) -> dict[str, Any]:
     }
 
 
-def _near(config: RunConfig, model_bytes: int, socket: str, watch: Watch, stack: ExitStack) -> Near:
-    """The folder and the socket that workers on this machine use instead of the network."""
+def _goes_without_redis(config: RunConfig, port: int | None) -> bool:
+    """Whether a run of this machine alone uses only shared memory, because there is no Redis."""
+    here = port is None and config.ray is None and config.redis is None and not config.serves
+    by_memory = config.same_node == "shared-memory"
+    return here and by_memory and shutil.which(PROGRAM) is None
+
+
+def _near(
+    config: RunConfig,
+    model_bytes: int,
+    socket: str,
+    watch: Watch,
+    stack: ExitStack,
+    *,
+    alone: bool = False,
+) -> Near:
+    """The folder and the socket that workers on this machine use instead of the network.
+
+    If the run is `alone`, without Redis, raises `StoreError` where shared memory has no room.
+    """
     path = None
     if config.same_node == "shared-memory":
         room = room_for(config.workers, model_bytes)
         memory = stack.enter_context(SharedMemory(room))
         path = memory.path
+        if path is None and alone:
+            raise StoreError(
+                f"{memory.problem}, and redis-server is not installed: make room there, or install redis-server"
+            )
         if path is None:
             watch.note(f"{memory.problem}: vectors go through Redis on this machine too")
     by_memory = path is not None

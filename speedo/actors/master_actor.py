@@ -29,7 +29,7 @@ from speedo.messages import StoreTrouble
 from speedo.monitor.status import Status
 from speedo.run.build import build_training
 from speedo.run.caffe_snapshot import CaffeSnapshot, is_snapshot, read_snapshot
-from speedo.run.open_store import by_shared_memory, redis_store, run_store
+from speedo.run.open_store import impatient_store, run_store
 from speedo.run.result import RunResult
 from speedo.run.settings import RunSettings
 from speedo.run_dir.checkpoint_file import Checkpoint, read_checkpoint
@@ -56,7 +56,7 @@ class MasterActor:
         """`scratch` takes the small files of engine and tester; its owner removes it. `takes_hosts`: workers may join
         from other machines."""
         from speedo.engines.native_failures import capture_stderr
-        from speedo.storage.redis.users import Access
+        from speedo.storage.redis.users import Access, NoUsers
 
         capture_stderr(run_dir / LOGS / "master.log")
         self._settings, self._run_dir, self._scratch = settings, run_dir, scratch
@@ -69,14 +69,16 @@ class MasterActor:
             self._make_tester,
             config.testers,
         )
-        self._access = Access(
-            settings.redis_url,
-            settings.keyspace,
-            ca_pem=settings.redis_ca,
-            saved=settings.redis_is_ours,
-            patience_s=settings.timeout_s,
-            on_trouble=self._trouble_with_users,
-        )
+        self._access: Access | NoUsers = NoUsers()
+        if settings.redis_url:
+            self._access = Access(
+                settings.redis_url,
+                settings.keyspace,
+                ca_pem=settings.redis_ca,
+                saved=settings.redis_is_ours,
+                patience_s=settings.timeout_s,
+                on_trouble=self._trouble_with_users,
+            )
         self._troubles: dict[str, str] = {}
         self._troubling = threading.Lock()
         self._servers = None
@@ -100,9 +102,7 @@ class MasterActor:
             records,
             scratch=scratch,
             resume=None if checkpoint is None else _read(checkpoint),
-            open_store=lambda: by_shared_memory(
-                redis_store(settings.redis_url, settings), settings.near
-            ),
+            open_store=lambda: impatient_store(settings),
             servers=self._servers,
         )
         if self._servers is not None:

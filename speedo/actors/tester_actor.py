@@ -37,14 +37,16 @@ class TesterActor:
     def start(self) -> int:
         """Build the nets; returns the process id."""
         reached("tester-starting")
-        from speedo.engines.pycaffe import PycaffeEngine
+        from speedo.engines.make import make_engine, prepare_process
         from speedo.solver import Draws, solver_for_tester
 
         spec = self._settings.spec
+        prepare_process(self._settings.engine)
         text = solver_for_tester(
             spec, seed=self._settings.seed, scratch=self._scratch, draws=Draws.NONE
         )
-        self._engine = PycaffeEngine(
+        self._engine = make_engine(
+            self._settings.engine.of_tester(self._share.index),
             text,
             lr_policy=spec.lr_policy,
             folder=spec.folder,

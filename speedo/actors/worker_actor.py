@@ -16,8 +16,14 @@ from typing import Any, TypeVar
 
 from speedo import failpoints
 from speedo.engines.base import Engine
+from speedo.engines.make import (
+    EngineChoice,
+    let_others_run,
+    make_engine,
+    prepare_process,
+    use_threads,
+)
 from speedo.engines.native_failures import capture_stderr
-from speedo.engines.openblas_kernels import use_threads
 from speedo.errors import MissingKeyError, PayloadError, SpeedoError
 from speedo.master.slots import Assignment
 from speedo.messages import RunsAt, SaveState, StateSaved, Train, Trained
@@ -59,13 +65,10 @@ class WorkerActor:
     _team: TeamMember | None = None
     _engine_thread: ThreadPoolExecutor | None = None
 
-    def warm_up(self, threads: int = 1) -> None:
+    def warm_up(self, choice: EngineChoice, threads: int = 1) -> None:
         """Load what every worker needs, before it is known which one this will be."""
-        from speedo.engines.caffe_import import load_caffe, prepare_environment
-
-        prepare_environment(threads)
         with suppress(SpeedoError):  # `start` will say so
-            load_caffe()
+            prepare_process(choice, threads)
 
     def process(self) -> int:
         return os.getpid()
@@ -89,7 +92,9 @@ class WorkerActor:
         capture_stderr(log)
         failpoints.i_am_worker(place.worker)
         faulthandler.enable()  # a segmentation fault leaves its name in the log
-        share.bind()  # before Caffe's threads begin: they inherit it
+        share.bind()  # before the engine's threads begin: they inherit it
+        prepare_process(settings.engine, share.threads)
+        self._choice = settings.engine.of_worker(share.number)
         self._settings, self._data_root, self._master = settings, data_root, master
         self._share = share
         self._scratch = scratch
@@ -113,8 +118,13 @@ class WorkerActor:
         near = is_near(self._settings.near)
         overlaps = self._pipeline is not None
         share = self._share
-        threads = use_threads(share.threads) or share.threads
-        at = RunsAt(share.host, os.getpid(), threads, list_of(os.sched_getaffinity(0)))
+        at = RunsAt(
+            share.host,
+            os.getpid(),
+            use_threads(self._choice, share.threads),
+            list_of(os.sched_getaffinity(0)),
+            "" if self._choice.engine == "caffe" else self._choice.device,
+        )
         meets = "" if self._team is None else f"{this_machine()}:{self._scratch.parent}"
         return Ready(at, engine.samples_per_step, engine.layout.digest, near, overlaps, meets)
 
@@ -135,8 +145,6 @@ class WorkerActor:
         return self._ready(engine)
 
     def _begin(self, place: Assignment) -> Engine:
-        from speedo.engines.caffe_import import let_others_run
-        from speedo.engines.pycaffe import PycaffeEngine
         from speedo.run.host_memory import host_centers
         from speedo.run.open_store import run_store, server_stores
         from speedo.solver import Draws, solver_for_worker
@@ -155,8 +163,9 @@ class WorkerActor:
             scratch=self._scratch,
             draws=Draws.NONE,
         )
-        let_others_run(self._engine_thread is not None)
-        engine = PycaffeEngine(
+        let_others_run(self._choice, self._engine_thread is not None)
+        engine = make_engine(
+            self._choice,
             text,
             lr_policy=spec.lr_policy,
             rank=rank,

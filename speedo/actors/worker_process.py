@@ -128,7 +128,7 @@ class WorkerProcess:
 def warm(settings: RunSettings, threads: int = 1) -> Any:
     """A process that loads what any place needs, with this many BLAS threads, for `WorkerProcess.begin`."""
     actor = _spawn(settings, {})
-    actor.warm_up.remote(threads)
+    actor.warm_up.remote(settings.engine, threads)
     return actor
 
 

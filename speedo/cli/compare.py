@@ -16,7 +16,9 @@ from speedo.errors import ConfigError
 from speedo.monitor.console import ErrorConsole
 from speedo.system.workplace import check_names
 
-PASSED_ON: Final = ("batch", "lr", "momentum", "weight_decay", "cpu", "data_root")
+PASSED_ON: Final = (
+    "batch", "lr", "momentum", "weight_decay", "cpu", "engine", "device", "precision", "data_root",
+)  # fmt: skip
 
 
 @click.command(

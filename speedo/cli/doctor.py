@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from speedo.bounds import said, whole_number
-from speedo.cli.run_options import PATH, checked_threads, cores_options, options_named, token_option
+from speedo.cli.run_options import (
+    PATH,
+    checked_device,
+    checked_threads,
+    cores_options,
+    options_named,
+    token_option,
+)
 from speedo.config.run_config import DEFAULT_PORT, LARGEST_WORKERS
 from speedo.errors import ConfigError, SpeedoError
 from speedo.system.cores import USUAL, Bind
@@ -46,7 +53,7 @@ if TYPE_CHECKING:
     help="Port that workers would connect to.",
 )
 @cores_options
-@options_named("cpu")
+@options_named("cpu", "engine", "device")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--facts", is_flag=True, hidden=True, help="Print the solver's facts first, as JSON.")
 @click.option("--facts-stdin", is_flag=True, hidden=True, help="Read them from standard input.")
@@ -63,7 +70,7 @@ def doctor(
 ) -> None:
     """Check this machine before a run, and say what to do.
 
-    Looks at Python, pycaffe, Ray, Redis and the token; at the solver, its nets and the data that they name; at
+    Looks at Python, Ray, Redis, both engines and the token; at the solver, its nets and the data that they name; at
     memory, cores, disk and temporary folder. With --master also whether that master is reached and takes this
     node, whether versions and clocks agree, and whether the data here has as many records, and the net the same
     layout, as the master's. SOLVER may then be left out: the master's own is checked with the data of this node.
@@ -85,6 +92,7 @@ def doctor(
     check_workplace()
     check_names({"the solver": solver, "the data root": options["data_root"]})
     master = None if address is None else with_port(address)
+    checked_device(options["device"])
     given = {name: value for name, value in options.items() if value is not None}
     workers = workers or (1 if master else 2)
     request = Request(

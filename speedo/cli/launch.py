@@ -27,7 +27,7 @@ _OWN: Final = {  # of the cluster, or with a place in the plan
     "token_file": "a launch makes a token for its run: leave --token-file out",
 }
 _PLACED: Final = ("solver", "host", "port", "run_dir", "resume", "data_root", "workers")
-_EXAMINED: Final = ("redis", "run_dir", "cpu", "threads", "bind")
+_EXAMINED: Final = ("redis", "run_dir", "cpu", "engine", "device", "threads", "bind")
 
 
 @click.command(cls=GroupedCommand, short_help="Train on many hosts, started over ssh.")

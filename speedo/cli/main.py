@@ -25,6 +25,7 @@ from speedo.cli.run_options import (
     GroupedCommand,
     WorkerCommand,
     checked_cores,
+    checked_device,
     checked_threads,
     host_options,
     logs_option,
@@ -207,6 +208,7 @@ def worker(
     timeout: float,
     threads: str | None,
     bind: Bind | None,
+    device: str | None,
     cores: tuple[str, ...],
     data_root: Path | None,
     token_file: Path | None,
@@ -218,6 +220,7 @@ def worker(
 
     checked = checked_threads(threads)
     bound = checked_cores(cores, workers)
+    device = checked_device(device)
     request = Request(master=with_port(address), workers=workers, threads=checked)
     require(request)
     with Progress(ErrorConsole()) as watch:
@@ -231,6 +234,7 @@ def worker(
             threads=threads,
             bind=bind,
             cores=bound,
+            device=device,
             logs=logs,
         )
     click.echo(f"the run is over at iteration {status.iteration}")
@@ -308,6 +312,7 @@ def plot(runs: tuple[Path, ...], output: Path | None) -> None:
 def _run(launch: Callable[[RunConfig, Progress], RunResult], options: dict[str, Any]) -> None:
     """Make the configuration, run, and print what came out."""
     from speedo.doctor import require_for
+    from speedo.run.engine_choice import with_engine
 
     file = options.pop("config_file")
     phases = options.pop("phases")
@@ -317,7 +322,7 @@ def _run(launch: Callable[[RunConfig, Progress], RunResult], options: dict[str, 
         from speedo.run.remote_inputs import fetch_run
 
         options["resume"] = fetch_run(uri, options.pop("run_dir"), _complain)
-    config = make_config(options, file=file)
+    config = with_engine(make_config(options, file=file), lambda line: click.echo(line, err=True))
     require_for(config)
     with Progress(ErrorConsole()) as watch, traceback_kept(lambda: watch.run_dir):
         result = launch(config, watch)

@@ -33,7 +33,6 @@ _STRATEGIES: Final = {
 _NO_MORE: Final = {
     "--startIter": "use --resume RUN, which continues at the run's own iteration, or --resume FILE.solverstate",
     "--hybrid": "use --mode hybrid with a --phase for each strategy, as in --phase sync:500 --phase easgd:1000",
-    "--device": "the device cannot be chosen; the solver's solver_mode and --cpu decide between GPU and CPU",
     "--CPUDBActor": "the master needs no GPU; leave it out",
     "--doublePrecision": "weights are float32; leave it out",
     "--debug": "the loss is shown during the run; leave it out",
@@ -137,6 +136,13 @@ def _translate(
 
         if name in _RENAMED:
             made.add(name, _RENAMED[name], value())
+        elif name == "--device":
+            given = value()
+            if given.lstrip("-").isdecimal():  # Caffe's number of a GPU; -1 was the CPU
+                ours = "cpu" if given.startswith("-") else f"cuda:{given}"
+                made.add(f"--device {given}", name, ours)
+            else:
+                made.words += [name, given]
         elif name in _NO_MORE:
             raise ConfigError(
                 f"{name} of the original SpeeDO does not exist here: {_NO_MORE[name]}"

@@ -13,6 +13,7 @@ import click
 from speedo.bounds import LARGEST_SEED
 from speedo.cli.run_options import FILE, PATH, options_named
 from speedo.config.run_config import LARGEST_WORKERS, Overlap, make_config
+from speedo.engines.make import EngineName, Precision
 from speedo.errors import ConfigError
 from speedo.sgd_modes.options import ModeOptions
 from speedo.sgd_modes.registry import MODES, PLAIN, is_elastic
@@ -114,7 +115,7 @@ AS_IT_IS: Final = {"compress": "none", "compress_center": "none"}
     help="Seconds to measure steps, for each batch size.",
 )
 @click.option("--save", type=FILE, help="Save the measurements in this file, for --from.")
-@options_named("data_root", "cpu")
+@options_named("data_root", "cpu", "engine", "device", "precision")
 @click.option(
     "--seed", type=click.IntRange(0, LARGEST_SEED), default=0, show_default=True, metavar="N",
     help="Seed of the simulated jitter; the same seed gives the same table.",
@@ -142,6 +143,9 @@ def plan(
     save: Path | None,
     data_root: Path | None,
     cpu: bool,
+    engine: EngineName | None,
+    device: str | None,
+    precision: Precision | None,
     seed: int,
     as_json: bool,
 ) -> None:
@@ -187,8 +191,10 @@ def plan(
         calibration = work.of(_known(source, here))
     else:
         calibration = _measured(
-            solver, source, wish, how, seconds, work, data_root=data_root, cpu=cpu
-        )
+            solver, source, wish, how, seconds, work,
+            {"engine": engine, "device": device, "precision": precision, "cpu": cpu},
+            data_root=data_root, cpu=cpu,
+        )  # fmt: skip
     if save is not None:
         from speedo.planning.calibration import write_calibration
 
@@ -277,11 +283,13 @@ def _measured(
     how: dict[str, str],
     seconds: float,
     work: _Steps,
+    computes: dict[str, Any],
     **options: Any,
 ) -> Calibration:
     """Measured here, with the messages of a run if one is given."""
     from speedo.planning.calibrate_by_measuring import measure_solver
     from speedo.planning.calibrate_from_run import check_run, with_run
+    from speedo.run.engine_choice import choice_of
     from speedo.vectors.codecs import Compression
 
     check_workplace()
@@ -292,9 +300,13 @@ def _measured(
             raise ConfigError(f"{run} holds the times of a net: leave SOLVER out, or --from")
         check_run(run)
     compression = Compression(how["compress"], how["compress_center"])
+
+    def note(line: str) -> None:
+        click.echo(line, err=True)
+
     measured = measure_solver(
-        solver, wish.modes, wish.workers, wish.split, seconds, lambda line: click.echo(line, err=True),
-        compression=compression, threads=work.measured, step_s=work.step_s, **options,
+        solver, wish.modes, wish.workers, wish.split, seconds, note, compression=compression,
+        threads=work.measured, step_s=work.step_s, choice=choice_of(note, **computes), **options,
     )  # fmt: skip
     return work.scaled(measured if run is None else with_run(run, measured))
 

@@ -11,6 +11,7 @@ import click
 
 from speedo.bounds import said
 from speedo.cli import original_options
+from speedo.config.option_checks import check_device
 from speedo.config.option_table import Row, rows
 from speedo.config.run_config import MASTER, MERGING, RAY, RUN, SOLVER, THREADS, RunConfig
 from speedo.errors import ConfigError
@@ -118,7 +119,11 @@ logs_option = click.option(
 
 def _cores_options(usual: str = "") -> Decorate:
     """Threads and binding, for a command of one host; `usual` is their default there, if it is not that of a run."""
-    there = [row for row in rows() if row.name in ("threads", "bind")]
+    return _named_with_default(("threads", "bind"), usual)
+
+
+def _named_with_default(names: Sequence[str], usual: str) -> Decorate:
+    there = [row for row in rows() if row.name in names]
     return _all([_option(replace(row, option=replace(row.option, usual=usual))) for row in there])
 
 
@@ -152,8 +157,15 @@ def checked_cores(texts: Sequence[str], workers: int) -> tuple[tuple[Core, ...],
     return options.cores
 
 
+def checked_device(device: str | None) -> str | None:
+    """What a command was given for --device; raises `ConfigError`."""
+    if device is not None and (problems := check_device("device", device)):
+        raise ConfigError(problems)
+    return device
+
+
 cores_options = _cores_options()
-host_options = _cores_options("the master's")
+host_options = _named_with_default(("device", "threads", "bind"), "the master's")
 run_options = _all(
     [
         options_for(RunConfig, MERGING, SOLVER, RUN),

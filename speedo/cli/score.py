@@ -14,6 +14,7 @@ import click
 
 from speedo.bounds import LARGEST_INT32
 from speedo.cli.run_options import PATH, options_named
+from speedo.engines.make import EngineName, is_installed
 from speedo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ TELL_S: Final = 5.0  # between two lines where nobody looks at a terminal
     metavar="N",
     help="Batches of each test.  [default: the solver's test_iter; of a NET 50, as in Caffe]",
 )
-@options_named("data_root", "python_layers", "cpu")
+@options_named("data_root", "python_layers", "cpu", "engine", "device")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def score(
     solver: Path | None,
@@ -62,6 +63,8 @@ def score(
     data_root: Path | None,
     python_layers: str | None,
     cpu: bool,
+    engine: EngineName | None,
+    device: str | None,
     as_json: bool,
 ) -> None:
     """Score a model by all test nets of SOLVER, or by NET in the TEST phase, and print the mean of each output.
@@ -76,6 +79,7 @@ def score(
     speedo test my/net.prototxt --weights my.caffemodel --iterations 100
     """
     from speedo.remote.uris import uri_of
+    from speedo.run.engine_choice import choice_of
     from speedo.run.remote_inputs import fetch_weights
     from speedo.scoring.models import models_of, options_of
     from speedo.scoring.report import as_fields, as_lines, as_table
@@ -86,17 +90,22 @@ def score(
             weights = fetch_weights(weights, progress.note) or weights
         models = models_of(weights, snapshots=snapshots)
         of_run = options_of(weights) if solver is None else {}
+        if engine is None and solver is None and is_installed(of_run.get("engine", "caffe")):
+            engine = of_run.get("engine")
+        on_cpu = cpu or bool(of_run.get("cpu"))
+        choice = choice_of(progress.note, engine, device=device, cpu=on_cpu)
         spec = _tests(
             solver or _path(of_run.get("solver")),
             data_root or _path(of_run.get("data_root")),
             iterations,
             python_layers or of_run.get("python_layers"),
-            cpu or bool(of_run.get("cpu")),
+            on_cpu,
+            choice.engine,
             progress.note,
         )
         used = min(workers, max(spec.test_iter))
         scores = []
-        for found in score_models(spec, models, workers, progress):
+        for found in score_models(spec, models, workers, progress, choice):
             scores.append(found)
     if as_json:
         fields = [as_fields(one, used) for one in scores]
@@ -116,6 +125,7 @@ def _tests(
     iterations: int | None,
     python_layers: str | None,
     cpu: bool,
+    engine: EngineName,
     note: Callable[[str], None],
 ) -> SolverSpec:
     """The test nets, with their data on this machine."""
@@ -133,7 +143,7 @@ def _tests(
     path = chosen_solver(solver)
     root = (located(config.data_root) or default_data_root()).absolute()
     check_names({"the solver": path, "the data root": root})
-    spec = read_tests(path, data_root=root, iterations=iterations, cpu=cpu)
+    spec = read_tests(path, data_root=root, iterations=iterations, cpu=cpu, engine=engine)
     spec = replace(spec, python_layers=config.python_modules)
     fetch_sources(spec, config.data_root, note)
     dataset = preparable_dataset(spec)

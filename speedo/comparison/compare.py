@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from speedo.comparison.one_run import Place, make
 from speedo.comparison.outcome import write_outcome
-from speedo.comparison.sequential import spec_of
+from speedo.comparison.sequential import engine_of, spec_of
 from speedo.comparison.throughput import ROUGH_S, Forecasts, calibration_of, measured
 from speedo.comparison.wish import Planned, Wish, keep_wish, runs_of
 from speedo.data import default_data_root
@@ -158,7 +158,7 @@ def in_words(seconds: float | None) -> str:
 def prepared(wish: Wish, folder: Path, note: Callable[[str], None]) -> Comparison:
     """Read and check everything before the first run. Raises `ConfigError`, `SolverError`, `DataError`."""
     options = {**wish.options, "solver": wish.solver}
-    spec = spec_of(options)
+    spec = spec_of(options, engine_of(options, note))
     dataset = preparable_dataset(spec)
     if dataset is not None:
         make_dataset((spec.data_root or default_data_root()).absolute(), dataset, note)

@@ -1,4 +1,4 @@
-"""One Caffe that trains alone, in a process of its own: the run that the modes are compared with.
+"""One Caffe, or one PyTorch, that trains alone, in a process of its own: the run that the modes are compared with.
 
 `python -m speedo.comparison.sequential CONFIG.yaml RUN_DIR` makes the solver's own steps, one after another, and leaves
 the files of a run: configuration, metrics, result, model. Its clock stands still while it tests.
@@ -9,17 +9,19 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from speedo.data import default_data_root
-from speedo.engines.pycaffe import PycaffeEngine
+from speedo.engines.make import CAFFE, EngineChoice, make_engine
 from speedo.errors import ConfigError, SpeedoError
 from speedo.json_lines import line_of
 from speedo.report.figures import SEQUENTIAL
 from speedo.report.run_history import accuracy_in
+from speedo.run.engine_choice import choice_of
 from speedo.run.prepare import chosen_solver
 from speedo.run_dir.directory import METRICS, MODEL, create_run_dir, write_config, write_result
 from speedo.solver import (
@@ -32,13 +34,20 @@ from speedo.solver import (
 from speedo.system.line_file import LineFile
 
 
-def spec_of(options: dict[str, Any]) -> SolverSpec:
+def engine_of(options: Mapping[str, Any], note: Callable[[str], None]) -> EngineChoice:
+    """What a run with these options computes with. Raises `ConfigError`, `EngineError`."""
+    names = ("engine", "device", "precision", "cpu")
+    return choice_of(note, **{name: options[name] for name in names if name in options})
+
+
+def spec_of(options: dict[str, Any], choice: EngineChoice) -> SolverSpec:
     """The solver of a run with these options. Raises `SolverError`, `ConfigError`."""
     root, solver = options.get("data_root"), options.get("solver")
     names = ("max_iter", "lr", "momentum", "weight_decay", "batch", "seed")
     overrides = SolverOverrides(
         test_interval=options.get("test_interval") or None,
         cpu=bool(options.get("cpu")),
+        engine=choice.engine,
         **{name: options[name] for name in names if name in options},
     )
     return read_solver(
@@ -49,17 +58,21 @@ def spec_of(options: dict[str, Any]) -> SolverSpec:
 
 
 class Sequential:
-    """The training of one Caffe, and its log."""
+    """The training of one engine, and its log."""
 
-    def __init__(self, spec: SolverSpec, run_dir: Path, *, tests: bool) -> None:
+    def __init__(
+        self, spec: SolverSpec, run_dir: Path, *, tests: bool, choice: EngineChoice = CAFFE
+    ) -> None:
         """`tests` says whether to test during training, too, as the solver's test_interval has it."""
         self._spec, self._run_dir, self._tests = spec, run_dir, tests
         text = solver_for_worker(spec, rank=0, count=1, batch_size=spec.batch_size)
         options: dict[str, Any] = {
             "lr_policy": spec.lr_policy, "folder": spec.folder, "python_layers": spec.python_layers,
         }  # fmt: skip
-        self._engine = PycaffeEngine(text, **options)
-        self._tester = PycaffeEngine(solver_for_tester(spec), **options) if spec.has_test else None
+        self._engine = make_engine(choice.of_worker(0), text, **options)
+        self._tester = None
+        if spec.has_test:
+            self._tester = make_engine(choice.of_tester(0), solver_for_tester(spec), **options)
         self._log = LineFile(run_dir / METRICS)
         self._seconds = 0.0
         self._metrics: dict[str, float] = {}
@@ -124,7 +137,9 @@ def main(arguments: list[str]) -> None:
     try:
         run_dir = create_run_dir(Path(arguments[1]))
         write_config(run_dir, {**options, "mode": SEQUENTIAL, "workers": 1})
-        Sequential(spec_of(options), run_dir, tests=bool(options.get("test_interval"))).run()
+        choice = engine_of(options, lambda line: print(line, file=sys.stderr))
+        tests = bool(options.get("test_interval"))
+        Sequential(spec_of(options, choice), run_dir, tests=tests, choice=choice).run()
     except ConfigError as error:
         raise SystemExit("\n".join(f"speedo: {problem}" for problem in error.problems)) from None
     except SpeedoError as error:

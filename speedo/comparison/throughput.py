@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from speedo.bounds import whole_number
+from speedo.comparison.sequential import engine_of
 from speedo.comparison.wish import Planned, Wish
 from speedo.errors import SpeedoError
 from speedo.planning.calibrate_by_measuring import measure_solver
@@ -47,6 +48,7 @@ def measured(wish: Wish, seconds: float, note: Note) -> Calibration:
         note,
         data_root=Path(root) if root else None,
         cpu=bool(options.get("cpu")),
+        choice=engine_of(options, lambda _: None),
     )
     batch = options.get("batch")
     if batch is not None and batch != found.batch_size:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Final
 
@@ -100,6 +101,13 @@ def check_servers(name: str, value: str) -> list[str]:
     if value == "auto" or (value.isdecimal() and int(value) <= LARGEST_SERVERS):
         return []
     return [f"{name} is {value!r}; use 0 to {LARGEST_SERVERS}, or auto"]
+
+
+def check_device(name: str, value: str) -> list[str]:
+    """A kind of devices, or one of them."""
+    if re.fullmatch(r"auto|cpu|cuda|cuda:\d{1,3}", value, re.ASCII):
+        return []
+    return [f"{name} is {said(value)}; use auto, cpu, cuda, or one of its devices as in cuda:0"]
 
 
 def check_modules(name: str, value: str) -> list[str]:

@@ -7,7 +7,6 @@ docs/options.md are generated from it (`speedo.config.option_table`). Options of
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,13 +27,15 @@ from speedo.bounds import (
     WholeOr,
     declared,
     digits,
-    said,
 )
+from speedo.config.engine_checks import problems_of_engine
+from speedo.config.findings import sentence
 from speedo.config.formats import read_options
 from speedo.config.option_checks import (
     check_caffe_log,
     check_compression,
     check_copy_to,
+    check_device,
     check_modules,
     check_path,
     check_place,
@@ -45,6 +46,7 @@ from speedo.config.option_checks import (
     names_in,
 )
 from speedo.config.stopping_checks import problems_of_stopping
+from speedo.engines.make import EngineName, Precision
 from speedo.errors import ConfigError
 from speedo.sgd_modes.conditions import check_best_by, check_condition
 from speedo.sgd_modes.options import PhaseOptions, RunOptions
@@ -213,6 +215,17 @@ class RunConfig(_Run):
         "A team that trains alone reports every S seconds; until then it does its rounds by itself. 0: after each "
         "round. What it did since its last report is lost if a member dies.", Seconds("after each round"),
         source="chosen: little is lost, and reports cost little", group=RUN)] = 0.5
+    engine: Annotated[EngineName | None, Option(
+        "What computes: caffe, by pycaffe; torch, by PyTorch, also on GPUs.",
+        usual="$SPEEDO_ENGINE, or caffe; torch where only PyTorch is installed", source="pycaffe is the reference",
+        group=RUN)] = None
+    device: Annotated[str, Option(
+        "With torch, where workers compute: cpu; cuda, worker k of a host on GPU k of its GPUs in turn; cuda:N, all on "
+        "this one; auto, cuda where PyTorch sees a GPU, else cpu.", check_device, source="a GPU is faster",
+        group=RUN, metavar="auto|cpu|cuda|cuda:N")] = "auto"
+    precision: Annotated[Precision, Option(
+        "With torch, the numbers that workers compute with; weights, losses, updates and tests stay float32.",
+        source="it trains the same model as Caffe", group=RUN)] = "float32"
     threads: Annotated[str, BeforeValidator(_as_text), Option(
         "BLAS threads of each worker; auto: the cores of its host over the host's workers.", THREADS,
         source="chosen: of Caffe's layers only matrix products use more", group=RUN, metavar="N|auto")] = "1"
@@ -349,6 +362,7 @@ class RunConfig(_Run):
         elif self.phases:
             found.append(f"phases are given, but the mode is {self.mode}; use --mode hybrid")
         found += problems_of_stopping(self)
+        found += problems_of_engine(self)
         if self.overlap != "none" and not may_overlap(self.mode):
             those = " or ".join(mode for mode in PLAIN if may_overlap(mode))
             found.append(
@@ -403,48 +417,19 @@ def make_config(
         file = former if os.path.isfile(former) else None
     read = read_options(file) if file is not None else {}
     read = {name: value for name, value in read.items() if name not in RETIRED}
+    if given.get("engine", read.get("engine")) != read.get("engine"):  # those were the other's
+        read = {name: value for name, value in read.items() if name not in ("device", "precision")}
     origins = {name: f" in {file}" for name in read if name not in given}
     try:
         config = model.model_validate({**read, **given})
     except ValidationError as error:
         raise ConfigError(
-            [_sentence(dict(one), origins, model) for one in error.errors()]
+            [
+                sentence(dict(one), origins, model.model_fields, PhaseConfig.model_fields)
+                for one in error.errors()
+            ]
         ) from None
     found = config.problems()
     if found:
         raise ConfigError(found)
     return config
-
-
-def _sentence(detail: dict[str, Any], origins: Mapping[str, str], model: type[RunConfig]) -> str:
-    """One of pydantic's errors in our form: name, value, remedy."""
-    place = [str(part) for part in detail["loc"]]
-    in_phase = place[0] == "phases" and len(place) > 1
-    name = f"phase {int(place[1]) + 1}" if in_phase else place[0]
-    if in_phase and len(place) > 2:
-        name += f": {place[2]}"
-    name += origins.get(place[0], "")
-    kind, value = detail["type"], detail["input"]
-    if kind == "extra_forbidden":
-        known = list(PhaseConfig.model_fields if in_phase else model.model_fields)
-        close = difflib.get_close_matches(place[-1], known, n=1)
-        hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(sorted(known))}"
-        return f"{name} is no option{hint}"
-    if kind == "literal_error":
-        return f"{name} is {said(value)}; use one of {detail['ctx']['expected']}"
-    if kind == "missing":
-        return f"{name} is missing; give it"
-    remedy = next((words for start, words in _REMEDIES.items() if kind.startswith(start)), None)
-    return f"{name} is {said(value)}; {remedy or detail['msg']}"
-
-
-# Kinds of pydantic's findings, by how their names begin.
-_REMEDIES: Final = {
-    "int": "use a whole number",
-    "float": "use a number",
-    "bool": "use true or false",
-    "path": "use a path",
-    "string": "use text",
-    "tuple": "use a list of phases, each with mode and iterations",
-    "model": "use a phase with mode and iterations",
-}

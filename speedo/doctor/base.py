@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from speedo.config.run_config import DEFAULT_PORT
+from speedo.engines.make import EngineName
 from speedo.system.cores import Bind
 
 Level = Literal["ok", "warn", "fail"]
@@ -28,6 +29,8 @@ class Request:
     redis: str | None = None
     run_dir: Path | None = None
     cpu: bool = False
+    engine: EngineName | None = None
+    device: str | None = None
     threads: str = "1"
     bind: Bind = "none"
     host: str = "127.0.0.1"

@@ -55,7 +55,9 @@ def running_workers() -> Iterator[Finding]:
             workers = [one for one in run.ask("status", ANSWER_S)["workers"] if one["process"]]
             told = [
                 f"worker {one['worker']} on {one['host']}: "
-                + where_in_words(one["process"], one["threads"], one["cores"])
+                + where_in_words(
+                    one["process"], one["threads"], one["cores"], one.get("device", "")
+                )
                 for one in workers
             ]
             if told:

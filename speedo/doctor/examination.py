@@ -11,7 +11,9 @@ from speedo.doctor.cores import cores, running_workers
 from speedo.doctor.limits import limits
 from speedo.doctor.machine import python, ray, redis, temporary
 from speedo.doctor.resources import disk, exchange, memory
-from speedo.doctor.solver import examine_solver
+from speedo.doctor.solver import choice_of, examine_solver
+from speedo.doctor.torch import engines, torch
+from speedo.engines.make import prepare_to_read
 
 
 def examine(request: Request) -> list[Finding]:
@@ -19,25 +21,29 @@ def examine(request: Request) -> list[Finding]:
 
     The master is asked while Caffe is tried, each in a child process: both take seconds.
     """
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(3) as pool:
         trying = pool.submit(pycaffe)
+        trying_torch = pool.submit(torch)
         found_token, secret = token(request)
         asking = pool.submit(examine_master, request, secret)
         installed = [python(), ray(), redis(request)]
         room = [cores(request), *running_workers(), *temporary(request), *limits(request)]
         caffe = trying.result()
         answers, facts = asking.result()
+        choice = choice_of(request, facts)
+        about_engines = engines(caffe, trying_torch.result(), choice.engine, choice.device)
     findings = [
         *installed,
-        caffe,
+        *about_engines,
         *found_token,
         *answers,
         *free_ports(request),
         *own_redis(request),
     ]
     net = None
-    if caffe.level != "fail":  # whatever reads a prototxt needs Caffe's own definitions
-        about_solver, net = examine_solver(request, facts)
+    if about_engines[-1].level != "fail":  # it checks the layers, and builds the net
+        prepare_to_read(choice.engine)
+        about_solver, net = examine_solver(request, facts, choice)
         findings += about_solver
     return [
         *findings,

@@ -22,6 +22,7 @@ from speedo.system.private_folders import unsafe
 from speedo.version import VERSION
 
 PYTHONS: Final = ((3, 11), (3, 12), (3, 13))  # pyproject.toml: requires-python
+LOOPBACK: Final = "127.0.0.1"  # where a run listens that takes no other machines
 LEAST_REDIS: Final = 6  # speedo.storage.redis.store
 REDIS_WITH_USERS: Final = 7  # speedo.storage.redis.users
 # The longest name of a socket under the temporary folder, and what a socket's name may have.
@@ -51,10 +52,19 @@ def ray() -> Finding:
 
 
 def redis(request: Request) -> Finding:
-    """The program redis-server, which a master's node needs unless the run uses the user's own Redis."""
+    """The program redis-server, which a master's node needs unless the run uses the user's own Redis.
+
+    A run on one machine goes without it.
+    """
     program = shutil.which("redis-server")
     needed = request.master is None and request.redis is None
     if program is None:
+        if needed and request.host == LOOPBACK:
+            return warn(
+                "redis", "redis-server is not installed: `speedo train` goes without it, by shared memory alone; "
+                "`speedo master`, `speedo plan` and --servers need it",
+                "apt-get install redis-server, or your system's package of Redis",
+            )  # fmt: skip
         if needed:
             return fail(
                 "redis", "redis-server is not installed",

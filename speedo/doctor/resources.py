@@ -15,6 +15,7 @@ from speedo.storage.shared_memory.folder import MEMORY, room_for
 
 PROCESS_BYTES: Final = 150_000_000  # Python, Caffe's libraries and Ray's, in each of our processes
 RAY_BYTES: Final = 400_000_000  # Ray's own processes on a node, and the command's: 164 MB of their own, the rest shared
+TORCH_BYTES: Final = 210_000_000  # PyTorch more than Caffe, measured with 2.13 for the CPU
 CAFFE_MODELS: Final = 3  # weights, gradients and the solver's history
 OWN_MODELS: Final = 3  # the center as fetched, the payload, and what was trained from
 STORED_MODELS: Final = 2  # the center's present version and the next, while both are read
@@ -27,17 +28,21 @@ DISK_BYTES: Final = 50_000_000  # logs and metrics of some hours
 class Net:
     """The built net: bytes of one exchange, and bytes of all activations of a worker.
 
-    `snapshots` is how many times the bytes of the model all snapshots take, with the solver's histories.
+    `snapshots` is how many times the bytes of the model all snapshots take, with the solver's histories. `more` are
+    the bytes that the engine's libraries take in each process beyond Caffe's.
     """
 
     nbytes: int
     activations: int
     snapshots: int
+    more: int = 0
 
     @property
     def worker_bytes(self) -> int:
         """Memory of one worker's process."""
-        return PROCESS_BYTES + self.activations + (CAFFE_MODELS + OWN_MODELS) * self.nbytes
+        return (
+            PROCESS_BYTES + self.more + self.activations + (CAFFE_MODELS + OWN_MODELS) * self.nbytes
+        )
 
 
 def memory(request: Request, net: Net | None) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -10,7 +11,8 @@ from typing import Any, Final
 from speedo.data import default_data_root
 from speedo.data.mnist import FASHION_MNIST, FASHION_MNIST_PACKAGE, FASHION_MNIST_SOURCE
 from speedo.doctor.base import Finding, Request, fail, ok, size, warn
-from speedo.doctor.resources import Net
+from speedo.doctor.resources import TORCH_BYTES, Net
+from speedo.engines.make import CAFFE, EngineChoice, chosen_engine
 from speedo.engines.net_trial import CaffeFacts, check_in_subprocess
 from speedo.engines.update_rules import RULES
 from speedo.errors import SolverError, SpeedoError
@@ -32,7 +34,19 @@ from speedo.solver.paths import SearchPath
 BUILD_S: Final = 60.0
 
 
-def examine_solver(request: Request, facts: dict[str, Any]) -> tuple[list[Finding], Net | None]:
+def choice_of(request: Request, facts: dict[str, Any]) -> EngineChoice:
+    """What a run here would compute with: the master's engine, if that is known, on this host's device."""
+    with suppress(KeyError, TypeError):
+        masters = EngineChoice(**facts["engine"])
+        return replace(masters, device=request.device or masters.device)
+    with suppress(SpeedoError):  # told by the findings on engines
+        return EngineChoice(chosen_engine(request.engine)[0], request.device or "auto")
+    return CAFFE
+
+
+def examine_solver(
+    request: Request, facts: dict[str, Any], choice: EngineChoice = CAFFE
+) -> tuple[list[Finding], Net | None]:
     """Findings about solver, data and net; the net is None if it could not be built.
 
     If a worker's node has no solver, the one in the master's `facts` is checked.
@@ -46,7 +60,7 @@ def examine_solver(request: Request, facts: dict[str, Any]) -> tuple[list[Findin
             )
         ], None
     try:
-        spec = _read(request, facts)
+        spec = _read(request, facts, choice)
     except SpeedoError as error:
         return [fail("solver", text) for text in _sentences(error)], None
     found = [
@@ -71,18 +85,20 @@ def examine_solver(request: Request, facts: dict[str, Any]) -> tuple[list[Findin
         return found, None
     found.append(_records(spec, facts))
     try:
-        net = _build(spec)
+        net = _build(spec, choice)
     except SpeedoError as error:
         return [*found, *(fail("net", text) for text in _sentences(error))], None
     found.append(_layout(net, facts))
     written = 1 + (spec.max_iter // spec.snapshot if spec.snapshot > 0 else 0)
     models = written * (1 + RULES[spec.type].vectors)  # with the solver's history
-    return found, Net(net.nbytes, net.activations, models)
+    return found, Net(
+        net.nbytes, net.activations, models, TORCH_BYTES if choice.engine == "torch" else 0
+    )
 
 
-def _read(request: Request, facts: dict[str, Any]) -> SolverSpec:
+def _read(request: Request, facts: dict[str, Any], choice: EngineChoice) -> SolverSpec:
     root = (located(request.data_root) or default_data_root()).absolute()
-    overrides = SolverOverrides(cpu=request.cpu)
+    overrides = SolverOverrides(cpu=request.cpu, engine=choice.engine)
     if request.solver is None and facts:
         with tempfile.TemporaryDirectory(prefix="speedo-doctor-") as folder:
             path = Path(folder) / "the-master's-solver"
@@ -133,7 +149,7 @@ def _records(spec: SolverSpec, facts: dict[str, Any]) -> Finding:
     return ok("data", text + (", as the master has" if theirs is not None else ""))
 
 
-def _build(spec: SolverSpec) -> CaffeFacts:
+def _build(spec: SolverSpec, choice: EngineChoice) -> CaffeFacts:
     """Build the nets in a child process, as before the start of a run; nothing is left behind."""
     with tempfile.TemporaryDirectory(prefix="speedo-doctor-") as folder:
         scratch = Path(folder)
@@ -142,7 +158,12 @@ def _build(spec: SolverSpec) -> CaffeFacts:
         )
         tester = solver_for_tester(spec, seed=1, scratch=scratch) if spec.has_test else None
         return check_in_subprocess(
-            worker, tester, folder=spec.folder, timeout=BUILD_S, origin=spec.net_files[0]
+            worker,
+            tester,
+            folder=spec.folder,
+            timeout=BUILD_S,
+            origin=spec.net_files[0],
+            choice=choice.on_cpu(),
         )
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from speedo.engines.evaluation import Part, Share
+from speedo.engines.files import WrittenModel
 from speedo.vectors.vector import Blob, Layout, Vector
 
 
@@ -105,4 +107,37 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free what the engine holds; may be called twice."""
+        ...
+
+
+class ModelEngine(Engine, Protocol):
+    """What a run asks of an engine of Caffe's nets besides: its files, shares of tests, shapes."""
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate that was used last, in float32."""
+        ...
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shape of each blob between the layers of the train net, by its name."""
+        ...
+
+    def copy_from(self, path: Path) -> None:
+        """Copy the parameters of a `.caffemodel`, matching layers by name."""
+        ...
+
+    def written(self, *, hdf5: bool) -> WrittenModel:
+        """The `.caffemodel`, or `.caffemodel.h5`, of the present weights; what follows needs no engine."""
+        ...
+
+    def history_from(self, solverstate: bytes) -> bytes:
+        """The content of a `.solverstate` of Caffe's own as a `history`."""
+        ...
+
+    def evaluate_share(self, share: Share) -> Part:
+        """This share of a test, to be `combined` with the others; `EngineError` if weights are not finite."""
+        ...
+
+    def test_outputs(self) -> tuple[str, ...]:
+        """The names that `evaluate` will give."""
         ...

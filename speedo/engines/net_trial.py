@@ -7,6 +7,7 @@ marker, because a Python layer may print, too.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -14,13 +15,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from google.protobuf import text_format
 
-from speedo.engines.caffe_import import load_caffe, prepare_environment, with_our_path
+from speedo.engines.caffe_import import prepare_environment, with_our_path
+from speedo.engines.layer_types import line_of_layer
+from speedo.engines.make import CAFFE, EngineChoice, make_engine, prepare_process
 from speedo.engines.native_failures import describe_death, describe_exception
 from speedo.engines.record_check import first_problem, is_known, remember, until
 from speedo.engines.record_rules import RecordRule, record_rules, with_classes
@@ -34,6 +37,8 @@ CHECK_S: Final = 2.0  # for all records afterwards; the rest is read beside the 
 WORTH_S: Final = 0.2  # a check that took longer is kept in mind
 # Caffe: net.cpp, Init. The name of each layer that it begins with; nothing where a net is whole.
 _LAYERS: Final = re.compile(r"net\.cpp:\d+\] (?:Creating Layer (.+)|Network initialization done)")
+
+_NAMED: Final = re.compile(r"layer '([^']+)'")  # how the sentences of PyTorch's engine begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +85,19 @@ def check_in_subprocess(
     origin: str = "",
     records: str | None = None,
     cache: Path | None = None,
+    choice: EngineChoice = CAFFE,
 ) -> CaffeFacts:
     """Build the nets of these solver texts in a child, with one step of the worker's if `step`.
 
     Raises `SolverError` with Caffe's own words if Caffe refuses them or the weights, `EngineError` if the
-    child does not come back within `timeout` seconds or pycaffe is missing. `origin`, the net's file, begins
+    child does not come back within `timeout` seconds or the engine is missing. `origin`, the net's file, begins
     every sentence about the nets.
     """
     request = {
         "worker": worker, "tester": tester, "rank": rank, "count": count, "step": step,
         "folder": None if folder is None else str(folder), "python_layers": list(python_layers),
         "weights": None if weights is None else str(weights), "records": records,
-        "cache": None if cache is None else str(cache),
+        "cache": None if cache is None else str(cache), "engine": asdict(choice),
     }  # fmt: skip
     environment = dict(os.environ)
     prepare_environment(1, environment)
@@ -113,7 +119,7 @@ def check_in_subprocess(
             )
     except subprocess.TimeoutExpired as error:
         raise EngineError(
-            f"Caffe did not build the nets within {timeout:g} seconds: is the data on a slow disk?"
+            f"{choice.name} did not build the nets within {timeout:g} seconds: is the data on a slow disk?"
         ) from error
     answers = [line for line in child.stdout.splitlines() if line.startswith(_MARK)]
     if not answers:
@@ -123,9 +129,16 @@ def check_in_subprocess(
         raise EngineError(answer["problem"])
     if "problem" in answer:
         about_net = origin and not answer["problem"].startswith("weights ")
-        raise SolverError(f"{origin}: {answer['problem']}" if about_net else answer["problem"])
+        place = f"{origin}{_line(answer['problem'], origin, choice)}: " if about_net else ""
+        raise SolverError(f"{place}{answer['problem']}")
     unchecked = tuple(map(RecordRule.from_plain, answer["unchecked"]))
     return CaffeFacts(**{**answer, "outputs": tuple(answer["outputs"]), "unchecked": unchecked})
+
+
+def _line(problem: str, origin: str, choice: EngineChoice) -> str:
+    """Where the file of the net names the layer that PyTorch's engine refuses."""
+    named = _NAMED.match(problem) if choice.engine == "torch" else None
+    return "" if named is None else line_of_layer(origin, named[1])
 
 
 def _refusal(stderr: str, returncode: int, weights: Path | None, origin: str) -> str:
@@ -146,14 +159,13 @@ def _solver(text: str) -> Any:
     return text_format.Parse(text, caffe_schema().SolverParameter())
 
 
-def _build(request: dict[str, Any]) -> dict[str, Any]:
-    from speedo.engines.pycaffe import PycaffeEngine
-
+def _build(choice: EngineChoice, request: dict[str, Any]) -> dict[str, Any]:
     folder = None if request["folder"] is None else Path(request["folder"])
     allowed = request["python_layers"]
     sources = _sources(request)
     _check_first(sources)
-    worker = PycaffeEngine(
+    worker = make_engine(
+        choice,
         request["worker"],
         lr_policy=_Constant(),
         rank=request["rank"],
@@ -162,27 +174,27 @@ def _build(request: dict[str, Any]) -> dict[str, Any]:
         python_layers=allowed,
     )
     weights = None if request["weights"] is None else Path(request["weights"])
-    check_start(worker._net, weights, worker.copy_from)
+    check_start(worker, weights)
     loss = worker.step(1) if request["step"] else None
     outputs: tuple[str, ...] = ()
     if request["tester"] is not None:
-        tester = PycaffeEngine(
-            request["tester"], lr_policy=_Constant(), folder=folder, python_layers=allowed
+        tester = make_engine(
+            choice, request["tester"], lr_policy=_Constant(), folder=folder, python_layers=allowed
         )
         outputs = tester.test_outputs()
         if tester.layout != worker.layout:
             raise SolverError("the tester's train net has other parameters than the worker's")
         tester.close()
     cache = None if request["cache"] is None else Path(request["cache"])
-    rules = [with_classes(rule, net, worker._net.blobs) for net, rule in sources]
+    shapes, layout, samples = worker.shapes(), worker.layout, worker.samples_per_step
+    worker.close()  # LMDB may be open only once in a process
+    rules = [with_classes(rule, net, shapes) for net, rule in sources]
     unchecked = _check_records([rule for rule in rules if not is_known(rule, cache)], cache)
-    layout = worker.layout
     facts = CaffeFacts(
-        layout.size, layout.nbytes, len(layout.blobs), layout.digest, worker.samples_per_step,
-        outputs, loss, sum(8 * int(blob.count) for blob in worker._net.blobs.values()),
+        layout.size, layout.nbytes, len(layout.blobs), layout.digest, samples,
+        outputs, loss, sum(8 * math.prod(shape) for shape in shapes.values()),
         tuple(unchecked),
     )  # fmt: skip
-    worker.close()
     values = {name: getattr(facts, name) for name in CaffeFacts.__slots__}
     return {**values, "unchecked": [rule.to_plain() for rule in unchecked]}
 
@@ -228,9 +240,11 @@ def main() -> None:
     """The child's part."""
     ours = True
     try:
-        load_caffe()
+        request = json.load(sys.stdin)
+        choice = EngineChoice(**request["engine"])
+        prepare_process(choice)
         ours = False
-        answer = _build(json.load(sys.stdin))
+        answer = _build(choice, request)
     except SpeedoError as error:
         answer = {"problem": str(error), "ours": ours}
     except Exception as error:

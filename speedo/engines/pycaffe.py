@@ -106,6 +106,10 @@ class PycaffeEngine:
         """Records of one solver step, taken from the shape of the data in the net as built."""
         return self._batch_size * self._iter_size
 
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """See `ModelEngine.shapes`."""
+        return {str(name): tuple(blob.shape) for name, blob in self._net.blobs.items()}
+
     @property
     def learning_rate(self) -> float:
         """The rate that Caffe used last, in float32 (Caffe: GetLearningRate)."""

@@ -118,10 +118,10 @@ def record_rules(net: Any) -> list[RecordRule]:
     return rules
 
 
-def with_classes(rule: RecordRule, net: Any, blobs: Mapping[str, Any]) -> RecordRule:
+def with_classes(rule: RecordRule, net: Any, shapes: Mapping[str, tuple[int, ...]]) -> RecordRule:
     """The rule with the fewest classes that a layer of this net judges its labels by.
 
-    `blobs` are those of the net as built, by name.
+    `shapes` are those of the blobs of the net as built, by name.
     """
     labels = {
         layer.top[1]
@@ -130,7 +130,7 @@ def with_classes(rule: RecordRule, net: Any, blobs: Mapping[str, Any]) -> Record
     }
     for layer in net.layer:
         if layer.type in _JUDGES and len(layer.bottom) > 1 and layer.bottom[1] in labels:
-            classes = _classes(layer, blobs)
+            classes = _classes(layer, shapes)
             if classes and not 0 < rule.classes <= classes:
                 rule = replace(
                     rule, classes=classes, judged=layer.bottom[0], ignored=_ignored(layer)
@@ -138,11 +138,11 @@ def with_classes(rule: RecordRule, net: Any, blobs: Mapping[str, Any]) -> Record
     return rule
 
 
-def _classes(judge: Any, blobs: Mapping[str, Any]) -> int:
+def _classes(judge: Any, shapes: Mapping[str, tuple[int, ...]]) -> int:
     """Extent of the judged blob along its classes; 0 where that is not known here."""
-    if judge.bottom[0] not in blobs:
+    shape = shapes.get(judge.bottom[0])
+    if shape is None:
         return 0
-    shape = tuple(blobs[judge.bottom[0]].data.shape)
     axis = judge.accuracy_param.axis if judge.type == "Accuracy" else judge.softmax_param.axis
     return int(shape[axis]) if -len(shape) <= axis < len(shape) else 0
 

@@ -15,10 +15,10 @@ from speedo.errors import EngineError
 _OWN_ONLY = False
 
 
-def use_own_schema() -> None:
+def use_own_schema(only: bool = True) -> None:
     """Use SpeeDO's own schema in this process, and never import pycaffe for it; call it before anything is read."""
     global _OWN_ONLY
-    _OWN_ONLY = True
+    _OWN_ONLY = only
 
 
 def caffe_schema() -> Any:

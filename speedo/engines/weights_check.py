@@ -6,17 +6,20 @@ does not find in HDF5 what has a slash in its name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
+from speedo.engines.base import ModelEngine
 from speedo.engines.pytorch.model_files import read_model
 from speedo.errors import EngineError, SolverError
 
 _HDF5: Final = b"\x89HDF"  # Caffe reads such files too
-_UNTOUCHED: Final = np.float32(-2.7182819e-31)  # no weight has it: what keeps it was not loaded
+Values = npt.NDArray[np.float32]
+UNTOUCHED: Final = np.float32(-2.7182819e-31)  # no weight has it: what keeps it was not loaded
 
 
 def check_weights(path: Path, layers: Iterable[str]) -> None:
@@ -35,26 +38,31 @@ def check_weights(path: Path, layers: Iterable[str]) -> None:
         )
 
 
-def check_start(net: Any, weights: Path | None, load: Callable[[Path], None]) -> None:
+def check_start(engine: ModelEngine, weights: Path | None) -> None:
     """Raises `SolverError`, naming the layer, if parameters begin with NaN or infinity, or if no weights were loaded.
 
-    `load` loads the weights into `net`, which is built for this check only: loading from HDF5 overwrites its weights.
+    The engine is built for this check only: loading from HDF5 overwrites its weights.
     """
+    vector = engine.layout.zeros()
     if weights is not None:
         named = not _is_hdf5(weights)  # then `check_weights` has compared the names
         if not named:
-            for _, _, blob in _blobs(net):
-                blob.data[...] = _UNTOUCHED
-        load(weights)
-        if not named and all((blob.data == _UNTOUCHED).all() for _, _, blob in _blobs(net)):
+            vector.fill(UNTOUCHED)
+            engine.load_weights(vector)
+        engine.copy_from(weights)
+        engine.read_weights(vector)
+        if not named and (vector == UNTOUCHED).all():
             raise SolverError(
                 f"weights {weights} has no layer of this net: give another --weights, or name the layers alike"
             )
-    for name, index, blob in _blobs(net):
-        wrong = blob.data.size - int(np.isfinite(blob.data).sum())
+    else:
+        engine.read_weights(vector)
+    for blob, place in engine.layout.slices():
+        wrong = blob.size - int(np.isfinite(vector[place]).sum())
         if not wrong:
             continue
-        which = f"{wrong:,} of {blob.data.size:,} values of blob {index} of layer {name!r} are NaN or infinite"
+        layer, _, index = blob.name.rpartition("/")
+        which = f"{wrong:,} of {blob.size:,} values of blob {index} of layer {layer!r} are NaN or infinite"
         if weights is not None:
             raise SolverError(
                 f"weights {weights} cannot be trained from: {which}; give others, such as an earlier snapshot"
@@ -70,19 +78,24 @@ def load_to_score(weights: Path, net: Any) -> None:
     Caffe itself would score the values of a filler, and its Accuracy layer answers 1.0 for a net full of NaN.
     """
     for _, _, blob in _blobs(net):
-        blob.data[...] = _UNTOUCHED
+        blob.data[...] = UNTOUCHED
     net.copy_from(str(weights))
     for name, index, blob in _blobs(net):
-        if blob.count and (blob.data == _UNTOUCHED).all():
-            raise SolverError(
-                f"weights {weights} has no values for blob {index} of layer {name!r}: give those of this net"
-            )
-        wrong = blob.data.size - int(np.isfinite(blob.data).sum())
-        if wrong:
-            raise SolverError(
-                f"weights {weights} cannot be scored: {wrong:,} of {blob.data.size:,} values of blob {index} of layer "
-                f"{name!r} are NaN or infinite; give those of an earlier snapshot"
-            )
+        check_scored(weights, name, index, blob.data)
+
+
+def check_scored(weights: Path, name: str, index: int, values: Values) -> None:
+    """Raises `SolverError` if this blob, filled with `UNTOUCHED` before, has no values now, or NaN or infinity."""
+    if values.size and (values == UNTOUCHED).all():
+        raise SolverError(
+            f"weights {weights} has no values for blob {index} of layer {name!r}: give those of this net"
+        )
+    wrong = values.size - int(np.isfinite(values).sum())
+    if wrong:
+        raise SolverError(
+            f"weights {weights} cannot be scored: {wrong:,} of {values.size:,} values of blob {index} of layer "
+            f"{name!r} are NaN or infinite; give those of an earlier snapshot"
+        )
 
 
 def _blobs(net: Any) -> list[tuple[str, int, Any]]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from speedo.bounds import said, whole_number
+from speedo.config.option_checks import check_device
 from speedo.config.run_config import LARGEST_WORKERS, THREADS
 from speedo.errors import ConfigError
 from speedo.system.cores import Bind, cores_in
@@ -57,6 +58,12 @@ def _threads(value: Any) -> Any:
     if type(value) not in (int, str) or THREADS("threads", str(value)):
         raise ValueError("use a whole number from 1 on, or auto")
     return str(value)
+
+
+def _device(value: Any) -> Any:
+    if type(value) is not str or check_device("device", value):
+        raise ValueError("use auto, cpu, cuda, or one device as in cuda:0")
+    return value
 
 
 def _bind(value: Any) -> Any:
@@ -120,12 +127,13 @@ class Host(Access):
 
 
 class WorkerHost(Host):
-    """A host with workers; threads, bind, cores and data root are as for `speedo worker`."""
+    """A host with workers; threads, bind, cores, device and data root are as for `speedo worker`."""
 
     workers: Annotated[int, _number(1, LARGEST_WORKERS)] = 1
     threads: Annotated[str, BeforeValidator(_threads)] | None = None
     bind: Annotated[Bind, BeforeValidator(_bind)] | None = None
     cores: Annotated[tuple[str, ...], BeforeValidator(_cores)] = ()
+    device: Annotated[str, BeforeValidator(_device)] | None = None
     data_root: Place | None = None
 
     @model_validator(mode="after")

@@ -109,6 +109,7 @@ def _host_words(plan: Plan, name: str) -> list[str]:
         words += ["--workers", str(entry.workers)]
         words += ["--threads", entry.threads] if entry.threads else []
         words += ["--bind", entry.bind] if entry.bind else []
+        words += ["--device", entry.device] if entry.device else []
     return words
 
 

@@ -118,7 +118,8 @@ class HeldHosts:
             problems.append(f"cpus is {needs.cpus:g}; on hosts use a whole number: it is --threads")
         if needs.device == "gpu":
             problems.append(
-                "device is gpu, but on hosts the solver decides: write solver_mode: GPU there, and leave device out"
+                "device is gpu, but on hosts the solver decides: write solver_mode: GPU there, and leave device out; "
+                "or train with engine='torch', device='cuda'"
             )
         if problems:
             raise ConfigError(problems)
@@ -198,6 +199,7 @@ class HeldHosts:
         words += ["--threads", threads] if threads else []
         if entry is not None:
             words += ["--bind", entry.bind] if entry.bind else []
+            words += ["--device", entry.device] if entry.device else []
             there = sum(len(one.ids) for one in self._groups if one.host == name)
             for cores in entry.cores[there : there + count]:
                 words += ["--cores", cores]

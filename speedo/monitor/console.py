@@ -160,7 +160,7 @@ class Progress:
                 self._processes[one.worker] = one.process
             if now != before or joined:
                 what = "has joined" if before is None else "is back"
-                where = where_in_words(one.process, one.threads, one.cores)
+                where = where_in_words(one.process, one.threads, one.cores, one.device)
                 what += f": {where}" if where else ""
                 self.note(f"worker {one.worker} on {one.host} {f'is {now}' if now else what}")
         self._away = away

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from speedo.messages import (
     Action,
@@ -32,6 +32,7 @@ STORE_BACK: Final = "the store is back: training continues"
 NO_WORKER_WAITS: Final = "no worker waits for the store any longer"
 CHECKPOINTS_BACK: Final = "checkpoints are written again"
 LOG_BACK: Final = "the run log is written again, with every line that waited"
+WHERE: Final = ("process", "threads", "cores", "device")  # of `RunsAt`, in a worker's status
 RECENT_S = 10.0  # images/s and losses are means over so many of the latest seconds
 
 
@@ -39,9 +40,9 @@ RECENT_S = 10.0  # images/s and losses are means over so many of the latest seco
 class WorkerStatus:
     """One worker; `state` is training, waiting, or why it is away, with the cause.
 
-    For a worker that waits for the store, it is the store's problem. `process`, `threads` and `cores` are those of
-    `speedo.messages.RunsAt`: 0 and empty for a worker that has not joined, or is away. `team` is the worker that leads
-    the team of its present turn; None for a worker that trains by itself.
+    For a worker that waits for the store, it is the store's problem. `process`, `threads`, `cores` and `device` are
+    those of `speedo.messages.RunsAt`: 0 and empty for a worker that has not joined, or is away. `team` is the worker
+    that leads the team of its present turn; None for a worker that trains by itself.
     """
 
     worker: int
@@ -55,6 +56,7 @@ class WorkerStatus:
     threads: int = 0
     cores: str = ""
     team: int | None = None
+    device: str = ""
 
     @property
     def is_away(self) -> bool:
@@ -62,11 +64,12 @@ class WorkerStatus:
         return self.state.startswith(("gone", "restarting", "rebuilding"))
 
 
-def where_in_words(process: int, threads: int, cores: str) -> str:
-    """`process 4711, 2 threads, cores 0-1`; empty of a worker without a process."""
+def where_in_words(process: int, threads: int, cores: str, device: str = "") -> str:
+    """`process 4711, 2 threads, cores 0-1, device cuda:0`; empty of a worker without a process."""
     if not process:
         return ""
-    return f"process {process}, {threads} thread{'s' if threads != 1 else ''}, cores {cores}"
+    text = f"process {process}, {threads} thread{'s' if threads != 1 else ''}, cores {cores}"
+    return f"{text}, device {device}" if device else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +128,10 @@ class _Line:
     recent: deque[tuple[float, int]] = field(default_factory=deque)
 
     @property
-    def where(self) -> tuple[int, int, str]:
-        """Its process, threads and cores, as `WorkerStatus` has them."""
+    def where(self) -> dict[str, Any]:
+        """Its process, threads, cores and device, as `WorkerStatus` has them."""
         at = self.runs_at
-        return (0, 0, "") if at is None else (at.process, at.threads, at.cores)
+        return {} if at is None else {name: getattr(at, name) for name in WHERE}
 
     @property
     def seen(self) -> str:
@@ -318,8 +321,8 @@ class StatusBoard:
                 line.dropped,
                 line.loss,
                 sum(count for time, count in tuple(line.recent) if time >= now - RECENT_S) / window,
-                *line.where,
-                line.team,
+                team=line.team,
+                **line.where,
             )
             for worker, line in sorted(self._lines.items())
         )

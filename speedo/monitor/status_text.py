@@ -11,7 +11,7 @@ from speedo.run_dir.read_back import read_result
 
 RESULT: Final = "result.json"
 COLUMNS: Final = (
-    "worker", "host", "process", "threads", "cores", "merged", "dropped", "images/s", "state",
+    "worker", "host", "process", "threads", "cores", "device", "merged", "dropped", "images/s", "state",
 )  # fmt: skip
 SERVER_COLUMNS: Final = ("server", "host", "MB", "state")
 # Told in a place of their own, or of no use to people; whatever else a run answers is shown as it is.
@@ -80,17 +80,20 @@ def table(workers: list[Mapping[str, Any]]) -> list[str]:
     """A row per worker under a row of headings, aligned; nothing without workers."""
     if not workers:
         return []
-    rows = [
+    rows: list[tuple[str, ...]] = [
         COLUMNS,
         *(
             (
                 str(one["worker"]), one["host"], str(one["process"] or ""), str(one["threads"] or ""), one["cores"],
-                str(one["merged"]), str(one["dropped"]),
+                one.get("device", ""), str(one["merged"]), str(one["dropped"]),
                 f"{one['images_per_s'] or 0:,.0f}", one["state"],
             )
             for one in workers
         ),
     ]  # fmt: skip
+    if not any(one.get("device") for one in workers):  # Caffe's are not known
+        at = COLUMNS.index("device")
+        rows = [(*row[:at], *row[at + 1 :]) for row in rows]
     return _aligned(rows)
 
 
@@ -106,7 +109,7 @@ def table_of_servers(servers: list[Mapping[str, Any]]) -> list[str]:
 def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     columns = rows[0]
     widths = [max(len(row[column]) for row in rows) for column in range(len(columns))]
-    text = ("host", "cores", "state")
+    text = ("host", "cores", "device", "state")
     return [
         "  ".join(
             cell.ljust(width) if name in text else cell.rjust(width)

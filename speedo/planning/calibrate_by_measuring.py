@@ -15,13 +15,14 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
 from speedo.config.run_config import make_config
 from speedo.data import default_data_root
 from speedo.engines.caffe_import import prepare_environment, with_our_path
+from speedo.engines.make import CAFFE, EngineChoice
 from speedo.engines.native_failures import describe_death
 from speedo.errors import EngineError, SolverError
 from speedo.planning.calibration import (
@@ -74,6 +75,7 @@ class Effort:
     compression: Compression = NO_COMPRESSION
     threads: int = 1
     step_s: float | None = None
+    choice: EngineChoice = CAFFE
 
 
 def measure_solver(
@@ -89,6 +91,7 @@ def measure_solver(
     compression: Compression = NO_COMPRESSION,
     threads: int = 1,
     step_s: float | None = None,
+    choice: EngineChoice = CAFFE,
 ) -> Calibration:
     """Measure this solver; without one, that of the environment, or LeNet, whose data is made if it is missing.
 
@@ -96,7 +99,8 @@ def measure_solver(
     Raises `SolverError` with all that is wrong, `DataError`, `EngineError`, `StoreError`.
     """
     root = (data_root or default_data_root()).absolute()
-    spec = read_solver(chosen_solver(solver), overrides=SolverOverrides(cpu=cpu), data_root=root)
+    overrides = SolverOverrides(cpu=cpu, engine=choice.engine)
+    spec = read_solver(chosen_solver(solver), overrides=overrides, data_root=root)
     dataset = preparable_dataset(spec)
     if dataset is not None:
         make_dataset(root, dataset, note)
@@ -106,7 +110,9 @@ def measure_solver(
     sizes: Sequence[int] = ()
     if any(_splits(mode, split) for mode in modes):
         sizes = batches_between(spec.batch_size, max(workers))
-    effort = Effort(seconds, sizes, compression=compression, threads=threads, step_s=step_s)
+    effort = Effort(
+        seconds, sizes, compression=compression, threads=threads, step_s=step_s, choice=choice
+    )
     return measure(spec, effort, note)
 
 
@@ -323,6 +329,8 @@ class _Children:
             "python_layers": list(spec.python_layers),
             "seconds": None if self._effort.step_s else self._effort.seconds,
             "threads": self._effort.threads,
+            "engine": asdict(self._effort.choice),
+            "number": self._count - 1,
             "compression": [self._effort.compression.payload, self._effort.compression.center],
             "redis": {} if server is None else {"far": server.url, "near": server.unix_url},
             "server": None if server is None else server.process_id,
@@ -380,7 +388,9 @@ class _Child:
             alarm.cancel()
         status = self._process.wait()
         if too_long.is_set():
-            raise EngineError(f"Caffe gave no answer for {seconds:.0f} s; measure a smaller batch")
+            raise EngineError(
+                f"the engine gave no answer for {seconds:.0f} s; measure a smaller batch"
+            )
         self._errors.seek(0)
         raise SolverError(f"{self._origin}: {describe_death(self._errors.read(), status)}")
 

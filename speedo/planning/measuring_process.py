@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from speedo.engines.base import Engine
-from speedo.engines.pycaffe import PycaffeEngine
+from speedo.engines.make import EngineChoice, make_engine, prepare_process
 from speedo.errors import SpeedoError
 from speedo.master.center import Center
 from speedo.messages import Merge, Part, Train
@@ -177,7 +177,10 @@ def _steps(engine: Engine, seconds: float, layout: Layout) -> list[float]:
 
 def _measure(request: dict[str, Any]) -> dict[str, Any]:
     folder = None if request["folder"] is None else Path(request["folder"])
-    engine = PycaffeEngine(
+    choice = EngineChoice(**request["engine"])
+    prepare_process(choice, request["threads"])
+    engine = make_engine(
+        choice.of_worker(request["number"]),
         request["solver"],
         lr_policy=LrPolicy("fixed", 0.0),  # so small a rate that nothing runs away
         folder=folder,

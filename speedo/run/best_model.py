@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from speedo.engines.pycaffe import PycaffeEngine
+from speedo.engines.base import ModelEngine
 from speedo.errors import EngineError
 from speedo.master.center import RunCenter
 from speedo.messages import KeepBest
@@ -27,7 +27,7 @@ class BestFile:
     """
 
     run_dir: Path
-    engine: PycaffeEngine
+    engine: ModelEngine
     center: RunCenter
     fence: Callable[[], None]
     note: Callable[[str], None]

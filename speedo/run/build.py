@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from speedo.config.run_config import RunConfig
-from speedo.engines.pycaffe import PycaffeEngine
+from speedo.engines.base import ModelEngine
+from speedo.engines.make import make_engine, prepare_process
 from speedo.engines.solver_update import Recipe, multipliers
 from speedo.engines.update_rules import SolverFields
 from speedo.errors import CheckpointError, TrainingStopped
@@ -73,7 +74,9 @@ def build_training(
     Raises `CheckpointError` if `resume` is not of this net.
     """
     spec = settings.spec
-    engine = PycaffeEngine(
+    prepare_process(settings.engine)
+    engine = make_engine(
+        settings.engine.on_cpu(),
         solver_for_server(spec, seed=settings.seed, scratch=scratch),
         lr_policy=spec.lr_policy,
         folder=spec.folder,
@@ -216,7 +219,7 @@ def config_for_people(config: RunConfig, solver: Path, seed: int) -> dict[str, A
 
 
 def _first_center(
-    engine: PycaffeEngine, spec: SolverSpec, resume: Checkpoint | None, weights: Path | None
+    engine: ModelEngine, spec: SolverSpec, resume: Checkpoint | None, weights: Path | None
 ) -> Vector:
     """The initial weights: the solver's own, those of `--weights`, or those of a checkpoint."""
     layout = engine.layout
@@ -293,7 +296,7 @@ def _stopping(config: RunConfig, progress: Progress | None) -> Stopping:
     return Stopping(rules, progress.best, progress.since_best, progress.best_iteration)
 
 
-def _solver_update(engine: PycaffeEngine) -> Update:
+def _solver_update(engine: ModelEngine) -> Update:
     """The solver's own update of the center by a raw gradient."""
 
     def update(gradient: Vector, center: Vector, iteration: int) -> None:
@@ -318,7 +321,7 @@ def _recipe(spec: SolverSpec, layout: Layout) -> Recipe:
     return Recipe(SolverFields.from_solver(parameter), layout, own, spec.lr_policy)
 
 
-def _history_of(center: RunCenter, engine: PycaffeEngine) -> Callable[[], bytes]:
+def _history_of(center: RunCenter, engine: ModelEngine) -> Callable[[], bytes]:
     """Who has the history of the solver whose update makes the center."""
     return center.history if isinstance(center, ServedCenter) else engine.history
 

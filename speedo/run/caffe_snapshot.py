@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from speedo.engines.pycaffe import PycaffeEngine
+from speedo.engines.base import ModelEngine
 from speedo.engines.snapshot_hdf5 import read_hdf5
 from speedo.errors import ConfigError, EngineError
 from speedo.run.settings import RunSettings
@@ -47,7 +47,7 @@ class CaffeSnapshot:
             f"each of {workers} workers has its solver history; the data starts at the first record, as in Caffe",
         ]
 
-    def as_checkpoint(self, engine: PycaffeEngine, settings: RunSettings, mode: str) -> Checkpoint:
+    def as_checkpoint(self, engine: ModelEngine, settings: RunSettings, mode: str) -> Checkpoint:
         """A checkpoint in which every worker has this history. Loads the snapshot's weights into `engine`."""
         engine.copy_from(self.model)
         center = engine.layout.zeros()

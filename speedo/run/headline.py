@@ -50,6 +50,11 @@ def headline(prepared: Prepared) -> list[str]:
             f"momentum {spec.momentum:g}, weight decay {spec.weight_decay:g}"
         ),
         f"{spec.max_iter} iterations of {spec.batch} samples{epochs}; run directory {prepared.run_dir}",
+        *(
+            []
+            if config.engine != "torch"
+            else [f"engine torch, device {config.device}, {config.precision}"]
+        ),
         *(prepared.resumed.notes(config.workers) if prepared.resumed else ()),
     ]
 

@@ -63,12 +63,23 @@ def run_store(
 ) -> RetryingStore | TieredStore:
     """The store of a run for a user's URL of Redis, which retries until the run's store timeout.
 
-    `to_both` is for a master that takes workers from other machines: it writes into shared memory and Redis.
+    Without a URL it is the shared memory of this machine alone. `to_both` is for a master that takes workers from other
+    machines: it writes into shared memory and Redis.
     """
+    if not url:
+        memory = SharedMemoryStore(Path(settings.near.folder))
+        return RetryingStore(memory, patience_s=settings.timeout_s, on_trouble=on_trouble)
     far = RetryingStore(
         redis_store(url, settings), patience_s=settings.timeout_s, on_trouble=on_trouble
     )
     return by_shared_memory(far, settings.near, to_both=to_both)
+
+
+def impatient_store(settings: RunSettings) -> Store:
+    """The master's store without repetitions."""
+    if not settings.redis_url:
+        return SharedMemoryStore(Path(settings.near.folder))
+    return by_shared_memory(redis_store(settings.redis_url, settings), settings.near)
 
 
 def server_store(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from speedo.engines.pycaffe import PycaffeEngine
+from speedo.engines.base import ModelEngine
 from speedo.master.center import RunCenter
 from speedo.run.result import RunResult, result_fields
 from speedo.run_dir.directory import (
@@ -32,7 +32,7 @@ class ModelFiles:
     """Writes the center as `.caffemodel`."""
 
     run_dir: Path
-    engine: PycaffeEngine
+    engine: ModelEngine
     center: RunCenter
 
     def export(self, path: Path) -> None:

@@ -14,12 +14,14 @@ from speedo.config.run_config import RunConfig
 from speedo.config.stopping_checks import problems_with_outputs, problems_with_tests
 from speedo.data import default_data_root
 from speedo.data.roots import cache_root
+from speedo.engines.make import prepare_to_read
 from speedo.engines.net_trial import CaffeFacts, check_in_subprocess
 from speedo.engines.weights_check import check_weights
 from speedo.errors import ConfigError, SolverError, StoreError
 from speedo.remote.run_copy import check_writable
 from speedo.run.caffe_snapshot import CaffeSnapshot, is_snapshot, read_snapshot
 from speedo.run.datasets import make_dataset, preparable_dataset
+from speedo.run.engine_choice import decided_choice, with_engine
 from speedo.run.exports import check_exports
 from speedo.run.remote_inputs import fetch_sources, fetch_weights, located
 from speedo.run.settings import RunSettings
@@ -77,6 +79,8 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
 
     Raises `ConfigError`, `SolverError` with all problems found, `DataError`.
     """
+    config = with_engine(config, note)
+    prepare_to_read(decided_choice(config).engine)
     if config.redis is not None:
         _check_url(config.redis)
     if config.copy_to is not None:
@@ -97,6 +101,7 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
         batch=config.batch,
         seed=config.seed,
         cpu=config.cpu,
+        engine=decided_choice(config).engine,
     )
     spec = read_solver(path, overrides=overrides, data_root=data_root)
     spec = replace(spec, python_layers=config.python_modules)
@@ -193,6 +198,7 @@ def run_settings(config: RunConfig, spec: SolverSpec, run: str) -> RunSettings:
         serves=config.serves,
         redis_tls=config.redis_tls,
         data_share=config.data_share,
+        engine=decided_choice(config),
     )
 
 
@@ -305,6 +311,7 @@ def check_nets(prepared: Prepared, scratch: Path) -> CaffeFacts:
         origin=spec.net_files[0],
         records=records,
         cache=checked_records(),
+        choice=prepared.settings.engine.on_cpu(),
     )
     if spec.has_test and (problems := problems_with_outputs(prepared.config, facts.outputs)):
         raise ConfigError(problems)

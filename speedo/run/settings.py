@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from speedo.bounds import DataShare
 from speedo.config.run_config import Overlap
+from speedo.engines.make import CAFFE, EngineChoice
 from speedo.solver import SolverSpec
 from speedo.system.cores import USUAL, CoreOptions
 from speedo.vectors.codecs import NO_COMPRESSION, Compression
@@ -27,13 +28,15 @@ class Near:
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """What every node needs to know of a run. `redis_url` holds the master's password and is for the master alone.
+    """What every node needs to know of a run. `redis_url` holds the master's password and is for the master alone;
+    a run on one machine may have none, and only shared memory.
 
     With `teams` the workers of a host sum among themselves. Workers in `overlap` get their next turns ahead. `redis_ca`
     is the certificate of the CA of a server with TLS; `redis_is_ours` says that the run started the server. `cores` is
     what a host gives its workers unless it has options of its own. With `serves` servers on the hosts
     have the center, each with a Redis, with TLS if `redis_tls`. `host_memory` is a folder in memory that the workers of
-    one host share, which has put it here; empty where there is none.
+    one host share, which has put it here; empty where there is none. `engine` is what every node computes with; a host
+    may have another device.
     """
 
     run: str
@@ -56,6 +59,7 @@ class RunSettings:
     redis_tls: bool = False
     host_memory: str = ""
     data_share: DataShare = "shard"
+    engine: EngineChoice = CAFFE
 
     def started(self, redis_url: str, redis_ca: str, near: Near, epoch: int) -> RunSettings:
         """The settings with what is known once the servers of the run are started."""

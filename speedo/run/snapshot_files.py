@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from speedo.engines.base import ModelEngine
 from speedo.engines.files import WrittenModel, memory_file, write_out
-from speedo.engines.pycaffe import PycaffeEngine
 from speedo.engines.snapshot_hdf5 import write_hdf5
 from speedo.engines.solver_history import solverstate_in
 from speedo.engines.solverstate import read_solverstate, write_solverstate
@@ -34,7 +34,7 @@ class SnapshotFiles:
 
     run_dir: Path
     spec: SolverSpec
-    engine: PycaffeEngine
+    engine: ModelEngine
     center: RunCenter
     fence: Callable[[], None]
     server_history: Callable[[], bytes]

@@ -25,6 +25,7 @@ from speedo.messages import (
     KeepBest,
     Left,
     Merge,
+    RunsAt,
     SetAside,
     Snapshotted,
     StoreTrouble,
@@ -113,7 +114,7 @@ class MetricsLog:
                     "joined",
                     worker=event.worker,
                     incarnation=event.incarnation,
-                    **({} if event.runs_at is None else asdict(event.runs_at)),
+                    **({} if event.runs_at is None else _where(event.runs_at)),
                 )
             case Left():
                 self._write(
@@ -234,6 +235,11 @@ class MetricsLog:
 
     def _lost(self, lines: int) -> bytes:
         return line_of({"time": self._last, "event": "lost", "lines": lines})
+
+
+def _where(at: RunsAt) -> dict[str, Any]:
+    """Its fields; with Caffe there is no device."""
+    return {name: value for name, value in asdict(at).items() if name != "device" or value}
 
 
 def _continued(path: Path) -> tuple[int, float]:

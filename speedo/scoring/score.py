@@ -15,12 +15,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
 from speedo.engines.caffe_import import prepare_environment, with_our_path
 from speedo.engines.evaluation import Part, combined
+from speedo.engines.make import CAFFE, EngineChoice
 from speedo.engines.native_failures import describe_death
 from speedo.engines.weights_check import check_weights
 from speedo.errors import EngineError, SolverError
@@ -59,7 +60,11 @@ class Score:
 
 
 def score_models(
-    spec: SolverSpec, models: Sequence[Model], workers: int, progress: Progress
+    spec: SolverSpec,
+    models: Sequence[Model],
+    workers: int,
+    progress: Progress,
+    choice: EngineChoice = CAFFE,
 ) -> Iterator[Score]:
     """The score of each model by the test nets of `spec` (`speedo.solver.scored_nets`), one after another.
 
@@ -78,6 +83,7 @@ def score_models(
                 "folder": str(spec.folder),
                 "python_layers": list(spec.python_layers),
                 "share": [index, count],
+                "engine": asdict(choice),
             }
             folder = scratch / str(index)
             folder.mkdir()
@@ -135,7 +141,7 @@ class _Children:
                 index, line = self.lines.get(timeout=SILENCE_S)
             except queue.Empty:
                 raise EngineError(
-                    f"Caffe computed no batch for {SILENCE_S:.0f} s; use a smaller batch_size in the test net"
+                    f"no batch was computed for {SILENCE_S:.0f} s; use a smaller batch_size in the test net"
                 ) from None
             if line is None:
                 raise self.all[index].death(model)

@@ -13,15 +13,16 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from google.protobuf import text_format
 
 from speedo.engines.caffe_import import is_cpu_only, load_caffe
 from speedo.engines.evaluation import Part, Share, TestNets
+from speedo.engines.make import EngineChoice, prepare_process
 from speedo.engines.native_failures import describe_exception
 from speedo.engines.python_layers import import_python_layers
-from speedo.engines.weights_check import load_to_score
+from speedo.engines.weights_check import UNTOUCHED, check_scored, load_to_score
 from speedo.errors import SpeedoError
 
 BATCH: Final = "speedo-batch: "  # its records
@@ -29,8 +30,12 @@ SCORED: Final = "speedo-scored: "
 PROBLEM: Final = "speedo-problem: "
 
 
-class _Scorer:
-    """The nets of one process."""
+class _Scorer(Protocol):
+    def score(self, weights: Path, share: Share, passed: Callable[[int], None]) -> Part: ...
+
+
+class _CaffeScorer:
+    """The nets of one process, in Caffe."""
 
     def __init__(self, request: dict[str, Any], scratch: Path) -> None:
         caffe = load_caffe()
@@ -47,12 +52,26 @@ class _Scorer:
             scratch=scratch,
             seed=int(parameter.random_seed),
         )
-        self._share = Share(*request["share"])
 
-    def score(self, weights: Path) -> Part:
-        return self._nets.score(
-            partial(load_to_score, weights), self._share, lambda records: _say(BATCH, records)
-        )
+    def score(self, weights: Path, share: Share, passed: Callable[[int], None]) -> Part:
+        return self._nets.score(partial(load_to_score, weights), share, passed)
+
+
+def _scorer(request: dict[str, Any], scratch: Path) -> _Scorer:
+    choice = EngineChoice(**request["engine"])
+    prepare_process(choice)
+    if choice.engine == "caffe":
+        return _CaffeScorer(request, scratch)
+    from speedo.engines.pytorch.scoring import Scorer
+
+    device = choice.of_worker(request["share"][0]).device
+    return Scorer(
+        request["nets"],
+        folder=Path(request["folder"]),
+        device=device,
+        untouched=float(UNTOUCHED),
+        check=check_scored,
+    )
 
 
 def _say(start: str, what: Any) -> None:
@@ -73,7 +92,7 @@ def _told(call: Callable[[], object]) -> bool:
     except BrokenPipeError:
         return False  # nobody reads
     except Exception as error:
-        _say(PROBLEM, f"Caffe failed: {describe_exception(error)}")
+        _say(PROBLEM, f"the engine failed: {describe_exception(error)}")
     else:
         return True
     return False
@@ -87,12 +106,16 @@ def main() -> None:
         scorers: list[_Scorer] = []
 
         def begin() -> None:
-            scorers.append(_Scorer(request, Path(scratch)))
+            scorers.append(_scorer(request, Path(scratch)))
+
+        def score(line: str) -> None:
+            weights, share = Path(json.loads(line)), Share(*request["share"])
+            part = scorers[0].score(weights, share, lambda records: _say(BATCH, records))
+            _say(SCORED, part)
 
         good = _told(begin)
         while good and (line := next(lines, "")):
-            weights = Path(json.loads(line))
-            good = _told(lambda weights=weights: _say(SCORED, scorers[0].score(weights)))  # type: ignore[misc]
+            good = _told(partial(score, line))
 
 
 if __name__ == "__main__":

@@ -16,12 +16,12 @@ from speedo.solver.spec import SolverSpec
 def check_solver(spec: SolverSpec, *, workers: int, split: bool) -> None:
     """Raise one `SolverError` with every problem that can be found without Caffe.
 
-    `split` says that the batch is split over the workers. Shapes, layer parameters and Python layers are checked by
-    Caffe itself, in `speedo.engines.net_trial`.
+    `split` says that the batch is split over the workers. Shapes, layer parameters and Python layers are checked by the
+    engine itself, in `speedo.engines.net_trial`.
     """
     parameter = parse_text(spec.text, caffe_proto().SolverParameter())
-    problems = solver_problems(parameter, spec.path)
-    problems += net_problems(parameter, spec.search, spec.net_files)
+    problems = solver_problems(parameter, spec.path, spec.engine)
+    problems += net_problems(parameter, spec.search, spec.net_files, spec.engine)
     if split and workers > 1:
         problems += [f"{spec.path}: {text}" for text in _split_problems(spec, parameter, workers)]
     if problems:

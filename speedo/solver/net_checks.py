@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from speedo.bounds import LARGEST_INT32
-from speedo.engines.caffe_import import load_caffe
+from speedo.engines.layer_types import layer_types, line_of_layer, refusals
+from speedo.engines.make import EngineName
 from speedo.solver.data_layers import (
     FED_FROM_OUTSIDE,
     SOURCES,
@@ -27,7 +28,9 @@ _TRAIN: Final = "train net"
 _TEST: Final = "test net"
 
 
-def net_problems(parameter: Any, search: SearchPath, net_files: Sequence[str]) -> list[str]:
+def net_problems(
+    parameter: Any, search: SearchPath, net_files: Sequence[str], engine: EngineName = "caffe"
+) -> list[str]:
     """Every problem in the nets of an inlined SolverParameter and in the files that they name.
 
     Each sentence begins with the net's file; a problem of both train and test net is reported once.
@@ -36,23 +39,27 @@ def net_problems(parameter: Any, search: SearchPath, net_files: Sequence[str]) -
     nets += [(_TEST, net) for net in parameter.test_net_param]
     found: list[str] = []
     for (role, net), file in zip(nets, net_files, strict=False):
-        found += [f"{file}: {text}" for text in _layers(net, search)]
+        found += _refused(net, file, engine)
+        found += [f"{file}: {text}" for text in _layers(net, search, engine)]
         found += [f"{file}: {text}" for text in (_train(net) if role == _TRAIN else _test(net))]
     for weights in (name.strip() for names in parameter.weights for name in names.split(",")):
         found += file_problem("the solver names the weights", weights, search)
     return list(dict.fromkeys(found))
 
 
-def problems_of_tests(parameter: Any, search: SearchPath, net_files: Sequence[str]) -> list[str]:
+def problems_of_tests(
+    parameter: Any, search: SearchPath, net_files: Sequence[str], engine: EngineName = "caffe"
+) -> list[str]:
     """As `net_problems`, of the test nets alone; `net_files` are theirs."""
     found: list[str] = []
     for net, file in zip(parameter.test_net_param, net_files, strict=True):
-        found += [f"{file}: {text}" for text in (*_layers(net, search), *_test(net))]
+        found += _refused(net, file, engine)
+        found += [f"{file}: {text}" for text in (*_layers(net, search, engine), *_test(net))]
     return list(dict.fromkeys(found))
 
 
-def _layers(net: Any, search: SearchPath) -> Iterator[str]:
-    known = list(load_caffe().layer_type_list())
+def _layers(net: Any, search: SearchPath, engine: EngineName) -> Iterator[str]:
+    known = layer_types(engine)
     tops: list[str] = []
     for layer in net.layer:
         name = f"layer {layer.name!r}"
@@ -71,8 +78,17 @@ def _layers(net: Any, search: SearchPath) -> Iterator[str]:
         if is_data_layer(layer):
             yield from (f"{name} {text}" for text in source_problems(layer, search))
         yield from (f"{name} {text}" for text in transform_problems(layer, search))
-        if layer.type == "Python":
+        if layer.type == "Python" and engine == "caffe":
             yield from (f"{name} {text}" for text in _python(layer, search))
+
+
+def _refused(net: Any, file: str, engine: EngineName) -> list[str]:
+    """The layers that the engine does not have, a sentence each with its place."""
+    return [
+        f"{file}{line_of_layer(file, layer.name)}: layer {layer.name!r} ({layer.type}) {refusals(engine)[layer.type]}"
+        for layer in net.layer
+        if layer.type in refusals(engine) and layer.type not in FED_FROM_OUTSIDE
+    ]
 
 
 def _train(net: Any) -> Iterator[str]:

@@ -44,20 +44,21 @@ def read_solver(
     overrides = overrides or SolverOverrides()
     apply_overrides(parameter, overrides)
 
-    problems = solver_problems(parameter, path)
+    problems = solver_problems(parameter, path, overrides.engine)
     reader = _NetReader(parameter, path, search)
     inlined = reader.inline()
     problems += reader.problems
     problems += _unwritable_names(inlined, path)
     if problems:
         if reader.complete:
-            problems += net_problems(inlined, search, reader.net_files)
+            problems += net_problems(inlined, search, reader.net_files, overrides.engine)
         raise SolverError(problems)
     if overrides.batch is not None:
         set_net_batch(inlined.train_net_param, overrides.batch)
     _upgrade_type(inlined)
     spec = spec_of(inlined, path, search, tuple(reader.net_files))
-    return replace(spec, lr_policy=replace(spec.lr_policy, warm_up=overrides.warm_up))
+    warmed = replace(spec.lr_policy, warm_up=overrides.warm_up)
+    return replace(spec, lr_policy=warmed, engine=overrides.engine)
 
 
 class _NetReader:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from google.protobuf import text_format
 
+from speedo.engines.make import EngineName
 from speedo.errors import SolverError
 from speedo.solver.data_layers import data_layers, source_of
 from speedo.solver.net_checks import problems_of_tests
@@ -24,7 +25,12 @@ USUAL_ITERATIONS: Final = 50  # of a net, which names none: those of `caffe test
 
 
 def read_tests(
-    path: Path, *, data_root: Path | None = None, iterations: int | None = None, cpu: bool = False
+    path: Path,
+    *,
+    data_root: Path | None = None,
+    iterations: int | None = None,
+    cpu: bool = False,
+    engine: EngineName = "caffe",
 ) -> SolverSpec:
     """The test nets of the solver or net in this file; in the train net's place is the first of them, too.
 
@@ -34,7 +40,9 @@ def read_tests(
     if _is_net(path):
         spec = _read_net(path, data_root, iterations or USUAL_ITERATIONS)
     else:
-        spec = read_solver(path, overrides=SolverOverrides(cpu=cpu), data_root=data_root)
+        spec = read_solver(
+            path, overrides=SolverOverrides(cpu=cpu, engine=engine), data_root=data_root
+        )
         if not spec.has_test:
             raise SolverError(
                 f"{path}: has no test net: add test_iter, or give the file of a net with --iterations"
@@ -52,13 +60,14 @@ def read_tests(
         net_files=(named[0], *named),
         test_iter=tuple(int(count) for count in parameter.test_iter),
         train_source=sources[0] if sources else None,
+        engine=engine,
     )
 
 
 def check_tests(spec: SolverSpec) -> None:
     """Raise one `SolverError` with every problem of the test nets that can be found without building them."""
     parameter = parse_text(spec.text, caffe_proto().SolverParameter())
-    problems = problems_of_tests(parameter, spec.search, spec.net_files[1:])
+    problems = problems_of_tests(parameter, spec.search, spec.net_files[1:], spec.engine)
     if problems:
         raise SolverError(problems)
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from speedo.bounds import LARGEST_SEED
 from speedo.engines.caffe_import import is_cpu_only
+from speedo.engines.make import EngineName
 from speedo.solver.lr_policies import REQUIRED, LrPolicy
 from speedo.solver.proto import did_you_mean
 
@@ -22,11 +23,11 @@ _TOLD_APART: Final = ("base_lr", "momentum")  # with bounds of their own
 _WITHOUT_MOMENTUM: Final = ("AdaGrad", "RMSProp")
 
 
-def solver_problems(parameter: Any, path: Path) -> list[str]:
+def solver_problems(parameter: Any, path: Path, engine: EngineName = "caffe") -> list[str]:
     """Every problem in the fields of a SolverParameter, each beginning with the file's name."""
-    checks = (
-        _nets, _tests, _length, _numbers, _rate, _type, _momentum, _regularization, _mode,
-    )  # fmt: skip
+    checks = [_nets, _tests, _length, _numbers, _rate, _type, _momentum, _regularization]
+    if engine == "caffe":  # PyTorch computes where --device says
+        checks.append(_mode)
     return [f"{path}: {problem}" for check in checks for problem in check(parameter)]
 
 

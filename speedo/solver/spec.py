@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from speedo.engines.make import EngineName
 from speedo.solver.lr_policies import LrPolicy
 from speedo.solver.paths import SearchPath
 from speedo.solver.proto import caffe_proto, parse_text, set_field, to_text
@@ -16,7 +17,8 @@ from speedo.solver.proto import caffe_proto, parse_text, set_field, to_text
 class SolverOverrides:
     """Values that replace the solver's own; `batch` is the `batch_size` of the train net.
 
-    `cpu` changes `solver_mode: GPU`, which most published solvers have.
+    `cpu` changes `solver_mode: GPU`, which most published solvers have. `engine` is what will compute: solver and nets
+    are checked for it.
     """
 
     max_iter: int | None = None
@@ -28,6 +30,7 @@ class SolverOverrides:
     batch: int | None = None
     seed: int | None = None
     cpu: bool = False
+    engine: EngineName = "caffe"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,8 @@ class SolverSpec:
     `text` is a SolverParameter with the train net in `train_net_param` and the test nets in `test_net_param`, one for
     each `test_iter`; all are upgraded and hold only the layers of their own state. Paths of data in it are as written.
     `net_files` are the files of the nets, the train net first. `random_seed` is -1 if the solver has none.
-    `python_layers` are the modules that Python layers may come from besides those in `folder`.
+    `python_layers` are the modules that Python layers may come from besides those in `folder`. `engine` is the one that
+    the solver is checked for.
     """
 
     text: str
@@ -63,6 +67,7 @@ class SolverSpec:
     python_layers: tuple[str, ...] = ()
     snapshot_after_train: bool = True
     snapshot_hdf5: bool = False
+    engine: EngineName = "caffe"
 
     @property
     def folder(self) -> Path:

@@ -14,6 +14,7 @@ from speedo.actors.worker_actor import WorkerActor, scratch_of
 from speedo.config.run_config import make_config
 from speedo.engines.base import Engine
 from speedo.engines.caffe_import import load_caffe
+from speedo.engines.make import CAFFE
 from speedo.engines.native_failures import restore_stderr
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.master.sharding import Sharding
@@ -51,7 +52,7 @@ def test_a_rebuilt_worker_has_another_shard_and_the_same_history(tmp_path: Path)
     place, *_ = [replace(roster.assign(), redis_url=NOBODY) for _ in range(3)]
     log = tmp_path / "worker-0.log"
     actor = WorkerActor()
-    actor.warm_up()  # as a host does before it has a place
+    actor.warm_up(CAFFE)  # as a host does before it has a place
     scratch = scratch_of(tmp_path, place, settings.epoch)
     assert actor.start(settings, place, log, scratch, None).samples_per_step == 8
     engine = actor._worker.engine

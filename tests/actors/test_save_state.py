@@ -13,6 +13,7 @@ import pytest
 
 from speedo.actors.worker_actor import WorkerActor, scratch_of
 from speedo.config.run_config import make_config
+from speedo.engines.make import CAFFE
 from speedo.engines.native_failures import restore_stderr
 from speedo.master.slots import Assignment
 from speedo.messages import OwnResults, SaveState, StateSaved, Train
@@ -36,7 +37,7 @@ def own_stderr() -> Iterator[None]:
 
 def started(settings: RunSettings, place: Assignment, folder: Path) -> WorkerActor:
     actor, scratch = WorkerActor(), scratch_of(folder, place, settings.epoch)
-    actor.warm_up()
+    actor.warm_up(CAFFE)
     actor.start(settings, place, folder / "worker-1.log", scratch, None)
     return actor
 

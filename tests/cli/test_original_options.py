@@ -92,7 +92,8 @@ def test_an_actors_address_is_a_master_and_a_workers_own_is_not_needed() -> None
     [
         ("--hybrid =sync =maxIter 2", "--hybrid of the original SpeeDO does not exist here: use --mode hybrid"),
         ("--startIter 100", "use --resume RUN"),
-        ("--device 0", "--cpu decide between GPU and CPU"),
+        ("--device 0", "--device 0 is now --device cuda:0"),
+        ("--device 0", "with the engine caffe the solver's solver_mode decides"),
         ("--factor 0", "--factor is '0': use a number above 0"),
         ("--maxIter", "--maxIter wants a value"),
     ],

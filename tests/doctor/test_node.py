@@ -157,8 +157,10 @@ def test_without_a_token_only_a_node_of_workers_fails(home: Path) -> None:
 
 def test_redis_is_needed_where_a_master_starts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    without = redis(Request())
+    without = redis(Request(host="10.0.0.5"))
     assert (without.level, "apt-get install redis-server" in without.remedy) == ("fail", True)
+    alone = redis(Request())  # shared memory is enough
+    assert (alone.level, "`speedo train` goes without it" in alone.text) == ("warn", True)
     assert redis(Request(master="10.0.0.5:1")).level == "ok"
     assert redis(Request(redis="redis://10.0.0.7")).level == "ok"
 

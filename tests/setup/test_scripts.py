@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -113,6 +114,50 @@ def test_every_locked_package_has_an_exact_version_and_hashes(lock: Path) -> Non
 def test_no_lock_brings_torch_or_jax() -> None:
     for lock in LOCKS:
         assert not re.search(r"^(torch|jax|tensorflow)\b", lock.read_text(), re.MULTILINE), lock
+
+
+def test_setup_brings_a_torch_that_the_extra_takes_and_ci_asks_for_it() -> None:
+    script = (ROOT / "scripts" / "setup.sh").read_text()
+    (version,) = re.findall(r"^torch_version=([0-9.]+) ", script, re.MULTILINE)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (extra,) = project["optional-dependencies"]["torch"]
+    least, most = re.fullmatch(r"torch>=([0-9.]+),<([0-9.]+)", extra).groups()  # type: ignore[union-attr]
+    numbers = [tuple(map(int, one.split("."))) for one in (least, version, most)]
+    assert numbers[0] <= numbers[1] < numbers[2]
+    assert not any("torch" in one for one in project["dependencies"])
+    assert "TORCH=1" in (ROOT / ".ci" / "run").read_text()
+    assert re.search(r"^export .*\bTORCH\b", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+def test_setup_keeps_a_torch_that_is_there_and_leaves_out_one_that_is_not_wanted(
+    tmp_path: Path,
+) -> None:
+    """The step of scripts/setup.sh, with a `.venv` that has some torch, or none."""
+    python = tmp_path / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    script = (ROOT / "scripts" / "setup.sh").read_text()
+    functions = script[script.index("# --- PyTorch") : script.index("# --- speedo itself")]
+    marks = script[script.index("# fresh NAME KEY") : script.index("have_venv()")]
+
+    def step(version: str, wanted: str) -> str:
+        python.write_text(
+            f"#!/bin/sh\ncase $2 in *metadata*) [ -n '{version}' ] && echo {version} ;; *) echo works ;; esac\n"
+        )
+        python.chmod(0o755)
+        program = (
+            f"set -euo pipefail; source scripts/lib.sh; SPEEDO_LOGS={tmp_path}; venv_python={python}; "
+            f"stamps={tmp_path}/stamps; torch_version=2.13\n{marks}\n{functions}\ninstall_torch"
+        )
+        done = subprocess.run(
+            ["bash", "-c", program], cwd=ROOT, env={**os.environ, "TORCH": wanted},
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return " ".join(done.stderr.split())
+
+    assert step("", "") == "skip PyTorch not wanted; for --engine torch: TORCH=1 make setup"
+    assert "done PyTorch" in step("2.9.1", "")  # tried once
+    assert step("2.9.1", "1") == "ok PyTorch 2.9.1"
 
 
 def test_both_locks_agree() -> None:

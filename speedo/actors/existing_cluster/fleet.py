@@ -301,6 +301,7 @@ class Fleet:
             config.splits_batch,
             self._prepared.records,
             config.data_share,
+            self._prepared.settings.engine,
         )
         self._keepers[node] = _Keeper(name, handle, asked, "examine")
 

@@ -20,6 +20,7 @@ from speedo.actors.worker_host import WorkerHost
 from speedo.bounds import DataShare
 from speedo.config.resources import Resources
 from speedo.data import default_data_root
+from speedo.engines.make import EngineChoice, prepare_process
 from speedo.errors import ClusterError
 from speedo.run.datasets import make_dataset, preparable_dataset
 from speedo.run.host_memory import with_host_memory
@@ -72,17 +73,15 @@ class NodeKeeper:
         split: bool,
         records: int | None,
         share: DataShare,
+        choice: EngineChoice,
     ) -> None:
-        """Raises `SpeedoError` with what keeps this node from training: SpeeDO, pycaffe, or the data."""
+        """Raises `SpeedoError` with what keeps this node from training: SpeeDO, the engine, or the data."""
         if version != VERSION:
             raise ClusterError(
                 f"SpeeDO differs: this command has {version}, the node {VERSION}: install the same version on every "
                 "node"
             )
-        from speedo.engines.caffe_import import load_caffe, prepare_environment
-
-        prepare_environment(1)
-        load_caffe()
+        prepare_process(choice)
         fetch_sources(spec.on_node(self._root), self._given_root, self._notes.append)
         missing = preparable_dataset(spec.on_node(self._root))
         if missing is not None:

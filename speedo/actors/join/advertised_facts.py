@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, Final
 
 from speedo.actors.ray_node import private, session
@@ -44,6 +45,7 @@ def published(master: Any, prepared: Prepared) -> Iterator[None]:
         "solver": spec.text,
         "folder": str(spec.folder),
         "net_files": spec.net_files,
+        "engine": asdict(prepared.settings.engine),
         **ray.get(master.facts.remote(), timeout=ANSWER_S),
     }
     put(FACTS, json.dumps(facts).encode(), namespace=NAMESPACE)

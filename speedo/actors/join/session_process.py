@@ -27,9 +27,11 @@ import psutil
 from speedo.actors.join.master_monitor import MasterMonitor
 from speedo.actors.ray_node import session
 from speedo.actors.ray_node.ports import server_port
-from speedo.errors import ClusterError, EngineError, SpeedoError
+from speedo.engines.make import EngineChoice, prepare_to_read
+from speedo.errors import ClusterError, ConfigError, EngineError, SpeedoError
 from speedo.monitor.status import Status
 from speedo.run.datasets import make_dataset, preparable_dataset
+from speedo.run.engine_choice import require_engine
 from speedo.run.host_memory import with_host_memory
 from speedo.run.remote_inputs import fetch_sources, located
 from speedo.run.scratch import scratch_folder
@@ -51,7 +53,7 @@ LEAVE_S: Final = 10.0  # what a stay that is told to end may take for it
 class Request:
     """The arguments of a session; 0 workers only serve. `logs` takes the output of its workers, `folder` Ray's files.
 
-    Without `threads` and `bind` those of the master are used.
+    Without `threads`, `bind` and `device` those of the master are used.
     """
 
     address: str
@@ -65,6 +67,7 @@ class Request:
     threads: str | None = None
     bind: Bind | None = None
     cores: tuple[tuple[Core, ...], ...] = ()
+    device: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +156,8 @@ class Session:
             try:
                 settings = _settings(master, request.name, request.address)
                 settings = replace(settings, cores=_cores(request, settings.cores))
+                settings = replace(settings, engine=engine_of_host(request, settings.engine))
+                prepare_to_read(settings.engine.engine)
                 settings = stack.enter_context(with_host_memory(settings))
                 root = located(request.data_root) or request.data_root
                 if request.count:
@@ -310,6 +315,19 @@ def _cores(request: Request, masters: CoreOptions) -> CoreOptions:
     return CoreOptions(
         request.threads or masters.threads, request.bind or masters.bind, request.cores
     )
+
+
+def engine_of_host(request: Request, masters: EngineChoice) -> EngineChoice:
+    """The master's engine on this host's device. Raises `SpeedoError` for a device that it has not."""
+    require_engine(masters)
+    if request.device is None:
+        return masters
+    if masters.engine == "caffe":
+        raise ConfigError(
+            f"the device is {request.device}, but the master's engine is caffe, and with it the solver's solver_mode "
+            "decides where Caffe computes; leave --device out, or start the master with --engine torch"
+        )
+    return replace(masters, device=request.device)
 
 
 def _say_farewell(master: Any, name: str) -> None:

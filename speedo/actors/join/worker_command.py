@@ -58,13 +58,15 @@ def serve_worker(
     threads: str | None = None,
     bind: Bind | None = None,
     cores: tuple[tuple[Core, ...], ...] = (),
+    device: str | None = None,
     logs: Path | None = None,
 ) -> Status:
     """Join the master at `address` with `count` workers and take part until the run ends. Raises `SpeedoError`.
 
-    With a count of 0 this host only serves a range of the center. `threads`, `bind` and `cores` (of each worker)
-    replace the master's for this host's workers. If the master is lost, waits up to `timeout_s` seconds for it, each
-    time, and joins again. `logs` is a folder that keeps the logs; without it they go with a run that ended well.
+    With a count of 0 this host only serves a range of the center. `threads`, `bind`, `cores` (of each worker) and
+    `device` replace the master's for this host's workers. If the master is lost, waits up to `timeout_s` seconds for
+    it, each time, and joins again. `logs` is a folder that keeps the logs; without it they go with a run that ended
+    well.
     """
     if ignored := session.ignored_settings():
         watch.note(ignored)
@@ -97,6 +99,7 @@ def serve_worker(
             threads=threads,
             bind=bind,
             cores=cores,
+            device=device,
         )
         began = time.monotonic()
         ending = _stay(request, watch)

@@ -22,6 +22,7 @@ from torch import Tensor
 from speedo.engines.base import Schedule
 from speedo.engines.evaluation import WHOLE, Part, Share, combined
 from speedo.engines.files import WrittenModel
+from speedo.engines.pytorch.memory import keep_freed_memory
 from speedo.engines.pytorch.model_files import matched, read_model, write_model
 from speedo.engines.pytorch.net import Net
 from speedo.engines.pytorch.test_nets import TestNets
@@ -71,6 +72,12 @@ class PytorchEngine:
         self._device = _device(device)
         self._bfloat16 = precision == "bfloat16"
         _use_threads(threads)
+        if self._device.type == "cpu":
+            keep_freed_memory()
+        else:
+            torch.cuda.set_device(
+                self._device
+            )  # else page-locked memory would occupy the first GPU, too
         self._schedule = self._own_schedule = lr_policy
         self._batches = 1  # of a step, times iter_size
         self._iteration = 0
@@ -120,6 +127,10 @@ class PytorchEngine:
         """Records of one solver step, taken from the shape of the data in the net as built."""
         return self._net.batch * self._fields.iter_size
 
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """See `ModelEngine.shapes`."""
+        return self._net.shapes
+
     @property
     def learning_rate(self) -> float:
         """The rate that was used last, in float32."""
@@ -143,27 +154,20 @@ class PytorchEngine:
 
     def step(self, n: int, delta: Vector | None = None) -> float:
         """Run `n` solver steps; mean loss over all their batches. See `Engine.step`."""
+        batches = self._fields.iter_size * self._batches
+        losses: list[Tensor] = []
         with self._open():
-            change: Tensor | None = None
-            before: list[Tensor] = []
-            if delta is not None:
-                before = self._parameters.read_statistics()
-                on_host = self._device.type == "cpu"
-                change = torch.from_numpy(delta) if on_host else torch.empty_like(self._net.flat)
-                for place in self.layout.statistics:
-                    change[place].zero_()
-            losses: list[Tensor] = []
-            batches = self._fields.iter_size * self._batches
+            parameters = self._parameters
+            room = None if delta is None else parameters.room_for(delta)
+            before = parameters.read_statistics() if delta is not None else []
             for step in range(n):
                 losses += self._accumulate(batches)
-                self._apply(self._parameters.gradients(), batches, change, onto=step > 0)
-            self._parameters.clear_gradients()
-            mean = _mean(losses)
-            if delta is not None:
-                if change is not None and self._device.type != "cpu":
-                    self._parameters.copy_out(change, delta)
-                self._parameters.read_statistics_change(before, delta)
-        return mean
+                self._apply(parameters.gradients(), batches, room, onto=step > 0)
+            parameters.clear_gradients()
+            if delta is not None and room is not None:
+                parameters.read_statistics_change(before, room)
+                parameters.deliver(room, delta)
+            return _mean(losses)
 
     def adjust(
         self, lr: float | None, momentum: float | None, weight_decay: float | None, batches: int
@@ -193,18 +197,22 @@ class PytorchEngine:
         """Mean raw gradient over `n * iter_size` batches at the present weights; mean loss. See `Engine.gradient`."""
         batches = n * self._fields.iter_size * self._batches
         with self._open():
-            before = self._parameters.read_statistics()
+            parameters = self._parameters
+            before = parameters.read_statistics()
             losses = self._accumulate(batches)
-            self._parameters.read_gradient(out, batches)
-            self._parameters.clear_gradients()
-            self._parameters.read_statistics_change(before, out)
+            room = parameters.room_for(out)
+            parameters.read_gradient(room, batches)
+            parameters.clear_gradients()
+            parameters.read_statistics_change(before, room)
+            parameters.deliver(room, out)
             return _mean(losses)
 
     def apply_gradient(self, vector: Vector) -> None:
         """One update as Caffe does it: the sum over `iter_size` batches is clipped, then divided."""
         with self._open():
-            self._parameters.add_statistics(vector)
-            self._apply(self._parameters.as_gradients(vector), 1)
+            whole = self._parameters.on_device(vector)
+            self._parameters.add_statistics(whole)
+            self._apply(self._parameters.as_gradients(whole), 1)
 
     def evaluate(self) -> Mapping[str, float]:
         """The metrics; `EngineError` without a test net, or if weights or outputs are not finite."""
@@ -252,10 +260,9 @@ class PytorchEngine:
                 names = [layer.name for layer in self._net.layers]
                 write_model_hdf5(names, self.layout, weights, file)
             else:
-                found = zip(self._net.layers, self._net.blobs_of_layers(), strict=True)
+                found = zip(self._parameter.layer, self._net.blobs_of_layers(), strict=True)
                 layers = [
-                    (layer.param, [blob.cpu().numpy() for blob in blobs])
-                    for layer, (_, blobs) in found
+                    (param, [blob.cpu().numpy() for blob in blobs]) for param, (_, blobs) in found
                 ]
                 write_model(file, str(self._parameter.name), layers)
         return WrittenModel(file)

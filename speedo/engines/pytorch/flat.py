@@ -33,29 +33,29 @@ class FlatParameters:
 
     def read(self, out: Vector) -> None:
         """Copy the weights into `out`."""
-        self.copy_out(self.flat, out)
+        self._copy_out(self.flat, out)
 
     def write(self, vector: Vector) -> None:
         """Copy `vector` into the weights."""
-        self.copy_in(vector, self.flat)
+        self._copy_in(vector, self.flat)
 
-    def copy_out(self, tensor: Tensor, out: Vector) -> None:
-        """Copy a tensor of the layout's size to the host's memory."""
-        if self._on_host:
-            np.copyto(out, tensor.numpy())
-        else:
-            buffer = self._host_buffer()
-            buffer.copy_(tensor)
-            np.copyto(out, buffer.numpy())
+    def room_for(self, out: Vector) -> Tensor:
+        """A tensor of the device that `deliver` brings to `out`; on the CPU it is `out` itself."""
+        return torch.from_numpy(out) if self._on_host else torch.empty_like(self.flat)
 
-    def copy_in(self, vector: Vector, tensor: Tensor) -> None:
-        """Copy a vector into a tensor of the layout's size."""
-        if self._on_host:
-            np.copyto(cast(Vector, tensor.numpy()), vector)
-        else:
-            buffer = self._host_buffer()
-            np.copyto(cast(Vector, buffer.numpy()), vector)
-            tensor.copy_(buffer)
+    def deliver(self, room: Tensor, out: Vector) -> None:
+        """Have in `out` what is in its `room_for`."""
+        if not self._on_host:
+            self._copy_out(room, out)
+
+    def on_device(self, vector: Vector) -> Tensor:
+        """The values of a vector, which must not be changed: on the CPU it is its own memory."""
+        if not self._on_host:
+            moved = torch.empty_like(self.flat)
+            self._copy_in(vector, moved)
+            return moved
+        # PyTorch does not know tensors that must not be written to, and warns of them.
+        return torch.from_numpy(vector if vector.flags.writeable else vector.copy())
 
     def change(self, change: Callable[[Blob, slice, Vector], None]) -> None:
         """Call `change(blob, place, weights)` for every blob; a GPU's weights are a copy that is written back."""
@@ -79,9 +79,8 @@ class FlatParameters:
         """The sum that the backward passes left for every blob, as a vector; None is zero."""
         return [None if leaf.grad is None else leaf.grad.reshape(-1) for leaf in self.leaves]
 
-    def read_gradient(self, out: Vector, divisor: int) -> None:
-        """Copy the gradients, divided by `divisor`, into `out`."""
-        whole = torch.from_numpy(out) if self._on_host else torch.empty_like(self.flat)
+    def read_gradient(self, whole: Tensor, divisor: int) -> None:
+        """Copy the gradients, divided by `divisor`, into a tensor of the layout's size."""
         for gradient, place in zip(self.gradients(), self._places, strict=True):
             if gradient is None:
                 whole[place].zero_()
@@ -89,35 +88,44 @@ class FlatParameters:
                 whole[place].copy_(gradient)
             else:
                 torch.div(gradient, divisor, out=whole[place])
-        if not self._on_host:
-            self.copy_out(whole, out)
 
-    def as_gradients(self, vector: Vector) -> list[Tensor | None]:
-        """A vector in the form of `gradients`; running sums have none, and count in no norm."""
-        whole = torch.from_numpy(vector)
-        if not self._on_host:
-            moved = torch.empty_like(self.flat)
-            self.copy_in(vector, moved)
-            whole = moved
+    def as_gradients(self, whole: Tensor) -> list[Tensor | None]:
+        """The form of `gradients`, of a tensor; running sums have none, and count in no norm."""
         return [None if blob.statistic else whole[place] for blob, place in self.layout.slices()]
 
     def read_statistics(self) -> list[Tensor]:
         """A copy of each of BatchNorm's running sums."""
         return [self.flat[place].clone() for place in self._statistics]
 
-    def read_statistics_change(self, before: Sequence[Tensor], out: Vector) -> None:
-        """Write the change of the running sums since `before` to their places in `out`."""
+    def read_statistics_change(self, before: Sequence[Tensor], whole: Tensor) -> None:
+        """Write the change of the running sums since `before` to their places in `whole`."""
         for place, former in zip(self._statistics, before, strict=True):
-            out[place] = (self.flat[place] - former).cpu().numpy()
+            torch.sub(self.flat[place], former, out=whole[place])
 
-    def add_statistics(self, vector: Vector) -> None:
-        """Add the values at their places in `vector` to the running sums."""
+    def add_statistics(self, whole: Tensor) -> None:
+        """Add the values at their places in `whole` to the running sums."""
         for place in self._statistics:
-            self.flat[place] += torch.from_numpy(vector[place]).to(self.flat.device)
+            self.flat[place] += whole[place]
 
     def are_finite(self) -> bool:
         """Whether no weight is NaN or infinite."""
         return all(bool(torch.isfinite(leaf).all()) for leaf in self.leaves)
+
+    def _copy_out(self, tensor: Tensor, out: Vector) -> None:
+        if self._on_host:
+            np.copyto(out, tensor.numpy())
+        else:
+            buffer = self._host_buffer()
+            buffer.copy_(tensor)
+            np.copyto(out, buffer.numpy())
+
+    def _copy_in(self, vector: Vector, tensor: Tensor) -> None:
+        if self._on_host:
+            np.copyto(cast(Vector, tensor.numpy()), vector)
+        else:
+            buffer = self._host_buffer()
+            np.copyto(cast(Vector, buffer.numpy()), vector)
+            tensor.copy_(buffer)
 
     def _host_buffer(self) -> Tensor:
         if self._buffer is None:

@@ -22,12 +22,13 @@ from speedo.engines.pytorch.fillers import fill
 from speedo.engines.pytorch.flat import FlatParameters
 from speedo.engines.pytorch.layer import BlobSpec, Layer, Place, Shape, SourceLayer
 from speedo.engines.pytorch.layers import LAYERS
-from speedo.engines.pytorch.layers.further import REFUSED
+from speedo.engines.pytorch.refused import REFUSED
 from speedo.errors import EngineError
 from speedo.vectors.vector import Blob, Layout
 
 _CONVOLUTIONS = frozenset({"Convolution", "Deconvolution"})
 _PERMISSIVE = 1  # ParamSpec.DimCheckMode
+_AUTOMATIC = "(automatic)"  # Caffe's name for a top that no layer can read
 
 
 @dataclass(slots=True)
@@ -122,6 +123,11 @@ class Net:
         return {name: self._shapes[number] for name, number in self._outputs.items()}
 
     @property
+    def shapes(self) -> Mapping[str, Shape]:
+        """The shape of each value between the layers, by its name; of several under one name the last."""
+        return {name: self._shapes[number] for name, number in self._names.items()}
+
+    @property
     def batch(self) -> int:
         """Leading extent of the first layer's first top; 0 if it has none."""
         tops = self._wired[0].tops if self._wired else ()
@@ -201,6 +207,12 @@ class Net:
                 f"layer {param.name!r} has the type {param.type!r}, which the PyTorch engine does not have: "
                 "use --engine caffe, or layers that docs/layers.md lists"
             )
+        if param.type.endswith("Loss") and not param.top:
+            # Caffe gives a loss the top that it lacks.
+            unnamed = type(param)()
+            unnamed.CopyFrom(param)
+            unnamed.top.append(_AUTOMATIC)
+            param = unnamed
         pin = self.device.type == "cuda"
         layer = kind(param, place, pin=pin) if issubclass(kind, BatchSource) else kind(param, place)
         bottoms = []
@@ -211,9 +223,7 @@ class Net:
                 )
             bottoms.append(self._names[name])
         _check_number(layer, "bottom", len(param.bottom), kind.bottoms)
-        automatic = param.type.endswith("Loss")  # Caffe gives a loss the tops that it lacks
-        least, most = kind.tops
-        _check_number(layer, "top", len(param.top), (0 if automatic else least, most))
+        _check_number(layer, "top", len(param.top), kind.tops)
         if param.propagate_down and len(param.propagate_down) != len(bottoms):
             raise layer.refuse(
                 f"has {len(param.propagate_down)} propagate_down for {len(bottoms)} bottoms: give one for each"
@@ -226,7 +236,9 @@ class Net:
         # Appended before the checks: `close` must find a data layer's threads.
         self._wired.append(_Wired(layer, tuple(bottoms), tops, detached))
         unread.difference_update(param.bottom)
-        for at, (name, number) in enumerate(zip(param.top, tops, strict=False)):
+        for at, (name, number) in enumerate(zip(param.top, tops, strict=True)):
+            if name == _AUTOMATIC:
+                continue
             in_place = at < len(param.bottom) and name == param.bottom[at]
             if name in self._names and not in_place:
                 raise layer.refuse(f"makes {name!r}, which another layer makes too: rename its top")
@@ -250,30 +262,21 @@ class Net:
         return readers
 
     def _find_losses(self, readers: Sequence[Sequence[tuple[_Wired, int]]]) -> None:
-        """The losses of every layer, from the last layer to the first.
+        """The losses of every layer.
 
-        A loss with the weight that it has by default, and from which a later loss is computed, counts in the value
-        only: in Caffe the later layer's gradient overwrites the weight. One with a weight of its own has it added to
-        that gradient, by a Split layer; but then a layer of losses has the default besides, in the value only.
+        A loss with the weight that it has by default, and which another layer reads, counts in the value only: in Caffe
+        that layer's gradient overwrites the weight, or is none. One with a weight of its own has it added to that
+        gradient, by a Split layer; but then a layer of losses has the default besides, in the value only.
         """
-        contributing: set[int] = set()  # layers, by identity
-        for wired in reversed(self._wired):
+        for wired in self._wired:
             weights = wired.layer.param.loss_weight
             for at, number in enumerate(wired.tops):
-                read = any(
-                    id(reader) in contributing and bottom not in reader.detached
-                    for reader, bottom in readers[number]
-                )
+                read = bool(readers[number])
                 default = 1.0 if wired.is_loss and at == 0 else 0.0
-                if not weights:
-                    if default:
-                        wired.losses.append((at, default, not read))
-                elif weights[at]:
+                if weights and weights[at]:
                     wired.losses.append((at, float(weights[at]), True))
-                    if readers[number] and default:
-                        wired.losses.append((at, default, False))
-                if read or wired.losses:
-                    contributing.add(id(wired))
+                if default and (not weights or (weights[at] and read)):
+                    wired.losses.append((at, default, not read))
 
     def _split_outputs(
         self, readers: Sequence[Sequence[tuple[_Wired, int]]]

@@ -29,6 +29,7 @@ from speedo.storage.redis.users import MASTER
 from speedo.system.background_process import start_keeper
 from speedo.system.private_folders import make_private_folder
 
+PROGRAM: Final = "redis-server"
 MAX_CLIENTS: Final = 10_000  # Redis's own default
 _ATTEMPTS: Final = 20
 _PAUSE_S: Final = 0.1
@@ -61,7 +62,7 @@ class PrivateRedis:
         max_clients: int = MAX_CLIENTS,
         tell: Callable[[str], None] = lambda _: None,
         start_timeout_s: float = 10.0,
-        program: str = "redis-server",
+        program: str = PROGRAM,
     ) -> None:
         self._host = host
         self._given_port = port

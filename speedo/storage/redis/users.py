@@ -88,6 +88,24 @@ class _User:
     password: str = field(repr=False, default_factory=lambda: secrets.token_hex(24))
 
 
+class NoUsers:
+    """In the place of `Access` where there is no Redis: the folder in shared memory is this user's, and has no URL."""
+
+    def admit_worker(self, worker: int, incarnation: int) -> str:
+        """See `Access`."""
+        return ""
+
+    def admit_reader(self) -> str:
+        """See `Access`."""
+        return ""
+
+    def dismiss(self, worker: int, incarnation: int) -> None:
+        """See `Access`."""
+
+    def close(self) -> None:
+        """See `Access`."""
+
+
 class Access:
     """Manages the users of the store at `url`, the master's URL, for the keys of `keyspace`.
 

@@ -61,8 +61,9 @@ def by_torch(
     parameters.write(before)
     update = ParameterUpdate(fields, layout, blobs, parameters.flat, whole=whole)
     for iteration, gradient in gradients(layout):
-        parameters.add_statistics(gradient)
-        update.apply(parameters.as_gradients(gradient), schedule.rate(iteration))
+        given = parameters.on_device(gradient)
+        parameters.add_statistics(given)
+        update.apply(parameters.as_gradients(given), schedule.rate(iteration))
     after = layout.zeros()
     parameters.read(after)
     return Outcome(after, update.history.numpy().reshape(-1).copy())
@@ -117,7 +118,8 @@ def test_the_delta_is_the_sum_of_what_was_subtracted(whole: bool) -> None:
     delta = torch.zeros(LAYOUT.size)
     for step, (_, gradient) in enumerate(gradients(LAYOUT)):
         if step < 2:
-            update.apply(parameters.as_gradients(gradient), 0.1, delta=delta, onto=step > 0)
+            given = parameters.as_gradients(parameters.on_device(gradient))
+            update.apply(given, 0.1, delta=delta, onto=step > 0)
     after = LAYOUT.zeros()
     parameters.read(after)
     assert np.abs(after).max() > 0.01

@@ -1,0 +1,69 @@
+"""Imports PyTorch, and chooses the device that a process computes on."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from speedo.errors import EngineError
+
+
+@cache
+def load_torch() -> Any:
+    """The module `torch`; raises `EngineError` where there is none."""
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # OSError: a library that it needs does not load
+        raise EngineError(
+            f"PyTorch cannot be imported here ({error}): install it with pip install 'speedo[torch]' on this node, "
+            "or train with --engine caffe"
+        ) from error
+    return torch
+
+
+def device_count() -> int:
+    """CUDA devices that PyTorch sees on this machine."""
+    torch = load_torch()
+    return int(torch.cuda.device_count()) if torch.cuda.is_available() else 0
+
+
+def names_of_devices() -> list[str]:
+    """The names of these devices, as PyTorch has them."""
+    torch = load_torch()
+    return [str(torch.cuda.get_device_name(index)) for index in range(device_count())]
+
+
+def device_for(device: str, number: int) -> str:
+    """The device of worker `number` of this host, `cpu` or `cuda:K`; workers take the devices in turn.
+
+    Raises `EngineError` for a device that this machine does not have.
+    """
+    return chosen_device(device, number, device_count() if device != "cpu" else 0)
+
+
+def device_of_tester(device: str, number: int) -> str:
+    """As `device_for`, from the last device on; the CPU where this machine, the master's, has not that device."""
+    count = device_count() if device != "cpu" else 0
+    try:
+        return chosen_device(device, -1 - number, count)
+    except EngineError:
+        return "cpu"
+
+
+def chosen_device(device: str, number: int, count: int) -> str:
+    """The device with this number, in turn, where there are so many. Raises `EngineError` if it is not among them."""
+    if device == "cpu" or (device == "auto" and not count):
+        return "cpu"
+    if not count:
+        raise EngineError(
+            f"the device is {device}, but PyTorch sees no CUDA device on this machine: use --device auto or cpu, or "
+            "install a driver and a build of PyTorch that fit the GPU"
+        )
+    if device in ("auto", "cuda"):
+        return f"cuda:{number % count}"
+    if int(device.removeprefix("cuda:")) >= count:
+        raise EngineError(
+            f"the device is {device}, but PyTorch sees only cuda:0 to cuda:{count - 1} on this machine: use one of "
+            "these, or --device cuda for all in turn"
+        )
+    return device
