@@ -183,8 +183,13 @@ def write_copy(database: Path, folder: Path, links: Path, progress: Progress = s
 
 
 def _records(database: Path, links: Path, *, numbered: bool) -> Iterator[Record]:
-    import plyvel
-
+    try:
+        import plyvel
+    except ImportError as error:  # it has no wheel for Python 3.13
+        raise DataError(
+            f"{database} is a LevelDB, and the package that reads it is not here ({error}): install it with "
+            "pip install 'speedo[leveldb]', or convert the database to LMDB on another machine (speedo data convert)"
+        ) from None
     try:
         with contextlib.closing(_opened(plyvel, links)) as opened:
             for index, (key, value) in enumerate(

@@ -124,6 +124,15 @@ def test_what_cannot_be_read_is_one_sentence_and_leaves_nothing(
     assert not cache.exists() or list(cache.iterdir()) == []
 
 
+def test_a_python_without_the_package_is_told_how_to_get_it(
+    database: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "plyvel", None)  # as where pip installed none
+    with pytest.raises(DataError, match=r"pip install 'speedo\[leveldb\]'"):
+        converted(database)
+    assert not cache.exists() or list(cache.iterdir()) == []
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path

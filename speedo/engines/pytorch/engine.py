@@ -22,6 +22,7 @@ from torch import Tensor
 from speedo.engines.base import Schedule
 from speedo.engines.evaluation import WHOLE, Part, Share, combined
 from speedo.engines.files import WrittenModel
+from speedo.engines.pytorch.devices import chosen_device, device_count
 from speedo.engines.pytorch.memory import keep_freed_memory
 from speedo.engines.pytorch.model_files import matched, read_model, write_model
 from speedo.engines.pytorch.net import Net
@@ -75,9 +76,8 @@ class PytorchEngine:
         if self._device.type == "cpu":
             keep_freed_memory()
         else:
-            torch.cuda.set_device(
-                self._device
-            )  # else page-locked memory would occupy the first GPU, too
+            # Else page-locked memory would occupy the first GPU, too.
+            torch.cuda.set_device(self._device)
         self._schedule = self._own_schedule = lr_policy
         self._batches = 1  # of a step, times iter_size
         self._iteration = 0
@@ -373,20 +373,12 @@ def _mean(losses: Sequence[Tensor]) -> float:
 
 
 def _device(name: str) -> torch.device:
+    """Raises `EngineError` for a device that is not here."""
     try:
-        device = torch.device(name)
+        torch.device(name)
     except RuntimeError:
         raise EngineError(f"the device {name!r} is none of cpu, cuda and cuda:N") from None
-    if device.type != "cuda":
-        return device
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    _, _, number = name.partition(":")
-    if int(number or 0) >= count:
-        raise EngineError(
-            f"the device is {name}, but PyTorch sees {count} CUDA devices here: use cpu, or install a driver and a "
-            "build of PyTorch that fit the GPU"
-        )
-    return torch.device("cuda", int(number or 0))
+    return torch.device(chosen_device(name, 0, device_count() if name != "cpu" else 0))
 
 
 def _use_threads(threads: int | None) -> None:
