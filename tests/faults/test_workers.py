@@ -9,7 +9,7 @@ import pytest
 
 from speedo.actors.death_causes import SILENT
 from speedo.master.reasons import OVERDUE
-from tests.faults.rows import Finding, row
+from tests.faults.rows import WITH_TORCH, Finding, row
 from tests.faults.running import OVERLAP, OVERLAPPING, Run, stand_still
 from tests.support.commands import Commands
 from tests.support.sabotaged_net import order
@@ -44,28 +44,36 @@ def killed_at(
     assert not [line for line in own if line["decision"] == "refused"]
 
 
-@row(1, "worker killed while it computes", usual="async")
+@row(
+    1, "worker killed while it computes", usual="async", torch=WITH_TORCH, usual_torch="async"
+)
 def test_a_worker_killed_while_it_computes(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:
     killed_at(speedo, problem, mode, POINTS["computing"], finding)
 
 
-@row(1, "worker killed in the middle of a push")
+@row(1, "worker killed in the middle of a push", torch=WITH_TORCH)
 def test_a_worker_killed_in_the_middle_of_a_push(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:
     killed_at(speedo, problem, mode, POINTS["mid-push"], finding)
 
 
-@row(1, "worker killed after the push, before the message")
+@row(1, "worker killed after the push, before the message", torch=WITH_TORCH)
 def test_a_worker_killed_after_its_push(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:
     killed_at(speedo, problem, mode, POINTS["pushed"], finding)
 
 
-@row(1, "worker killed in the middle of a push, with its next turn under way", OVERLAPPING, "easgd")
+@row(
+    1,
+    "worker killed in the middle of a push, with its next turn under way",
+    OVERLAPPING,
+    "easgd",
+    torch=OVERLAPPING,
+)
 def test_a_worker_killed_between_two_turns_that_overlap(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:
@@ -73,7 +81,7 @@ def test_a_worker_killed_between_two_turns_that_overlap(
     killed_at(speedo, problem, mode, POINTS["mid-push"], finding, *OVERLAP)
 
 
-@row(1, "worker killed while it waits", ("sync", "partial"))
+@row(1, "worker killed while it waits", ("sync", "partial"), torch=("sync",))
 def test_a_worker_killed_while_it_waits(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:
@@ -131,7 +139,13 @@ def test_all_workers_killed_for_good(
     assert list((run.dir / "checkpoints").glob(f"*{version}.checkpoint"))
 
 
-@row(9, "straggler: every turn takes far longer than the others'", usual="sync")
+@row(
+    9,
+    "straggler: every turn takes far longer than the others'",
+    usual="sync",
+    torch=(*WITH_TORCH, "partial"),
+    usual_torch="sync",
+)
 def test_a_straggler_does_not_hold_the_others_up_more_than_its_mode_says(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:
@@ -172,7 +186,7 @@ def test_a_straggler_does_not_hold_the_others_up_more_than_its_mode_says(
         assert [line for line in late if line["worker"] == 2]
 
 
-@row(9, "worker hangs (SIGSTOP)")
+@row(9, "worker hangs (SIGSTOP)", torch=WITH_TORCH)
 def test_a_hung_worker_is_evicted_and_started_again(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:
