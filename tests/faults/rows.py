@@ -16,7 +16,8 @@ MODES: Final = ("sync", "async", "partial", "weed-out", "easgd")
 EVERY: Final = "SPEEDO_FAULTS"  # `all`: every mode of every row, as `make faults` wants it
 REPORT: Final = "SPEEDO_FAULTS_REPORT"  # the file that takes a JSON line for each test
 LONGEST_S: Final = 540
-# A worker computes gradients under `sync`, and takes steps of its own under `async`; the rest does not depend on the engine.
+# With one mode whose workers wait for each other, and one whose do not; the other modes ask of an engine the same,
+# but for easgd, which changes the weights in place.
 WITH_TORCH: Final = ("sync", "async")
 
 
@@ -42,7 +43,7 @@ def row(
 
     def mark(test: Test) -> Test:
         for one in (
-            pytest.mark.parametrize("mode,engine", tried)
+            pytest.mark.parametrize(("mode", "engine"), tried)
             if torch
             else pytest.mark.parametrize("mode", modes),
             pytest.mark.faults(number, fault, usual={"caffe": usual, "torch": usual_torch}),
