@@ -17,10 +17,10 @@ from pathlib import Path
 from bench.support import table
 from bench.support.arguments import rounds, seconds, whole
 from bench.support.machine import Clock, busy_cores, machine, told_busy
-from bench.support.nets import SHAPES, Bench
 from bench.support.processes import end_by_signals
 from bench.support.runs import LEAST_TURNS, cores
 from bench.support.throughput import AS_IT_IS, MODES, Round, Settings, Variant, measure_net, rows_of
+from tests.support.bundled_nets import SHAPES, Bench
 
 
 def arguments() -> argparse.Namespace:

@@ -24,10 +24,10 @@ from bench.support.arguments import parser_for, seconds, whole
 from bench.support.arguments import rounds as said
 from bench.support.figures import Measured, MeasureError, Ratio, median_rate, paired_ratio
 from bench.support.machine import heading
-from bench.support.nets import Bench
 from bench.support.processes import end_by_signals
 from bench.support.runs import cores, free_running, iterations_for, plain_caffe, train
 from bench.support.throughput import Round, Row, rounds_of
+from tests.support.bundled_nets import Bench
 
 TORCH = Path(__file__).with_name("support") / "torch_lenet.py"
 DDP, SYNC = "DistributedDataParallel", "sync"

@@ -53,11 +53,11 @@ from bench.support.floor_process import (
     tell,
 )
 from bench.support.machine import heading
-from bench.support.nets import SHAPES, Bench
 from bench.support.processes import child, end_by_signals, last_words
 from bench.support.runs import START_S, plain_terms
 from speedo.storage.shared_memory.folder import MEMORY
 from speedo.vectors.vector import Vector
+from tests.support.bundled_nets import SHAPES, Bench
 
 FREE = "free-running"
 SHOW_EVERY_S = 20.0

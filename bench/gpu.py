@@ -23,10 +23,10 @@ from bench.support.arguments import parser_for, seconds
 from bench.support.arguments import rounds as said
 from bench.support.figures import Measured, MeasureError, median_rate, paired_ratio
 from bench.support.machine import heading
-from bench.support.nets import Bench
 from bench.support.processes import end_by_signals
 from bench.support.runs import free_running, iterations_for, train
 from bench.support.throughput import Round, Row, rounds_of
+from tests.support.bundled_nets import Bench
 
 BATCHES = {"alexnet": 256, "googlenet": 32}
 MODES = ("sync", "async", "partial", "weed-out", "easgd")

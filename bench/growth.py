@@ -24,11 +24,11 @@ from bench.support import table
 from bench.support.arguments import parser_for, rounds, seconds, size, whole
 from bench.support.figures import Measured, median_part, median_rate
 from bench.support.machine import heading
-from bench.support.nets import Bench
 from bench.support.processes import end_by_signals
 from bench.support.runs import free_running, plain_caffe
 from bench.support.throughput import Round, Row, rounds_of
 from bench.support.timed import train_for
+from tests.support.bundled_nets import Bench
 
 SIZES = (
     0.4,

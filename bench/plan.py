@@ -29,7 +29,6 @@ from bench.support.arguments import parser_for, rounds, seconds, whole
 from bench.support.figures import MeasureError
 from bench.support.link import packet_work
 from bench.support.machine import heading
-from bench.support.nets import SHAPES, Bench
 from bench.support.processes import end_by_signals
 from bench.support.runs import cores, iterations_for, train
 from bench.wire import Hosts
@@ -38,6 +37,7 @@ from speedo.planning.calibrate_from_run import with_run
 from speedo.planning.calibration import Calibration
 from speedo.planning.predict import predict
 from speedo.planning.site import Site
+from tests.support.bundled_nets import SHAPES, Bench
 from tests.support.network import limit, network
 
 PLACES = ("here", "redis", "link")

@@ -27,10 +27,10 @@ from bench.support import table
 from bench.support.arguments import parser_for, rounds, seconds, whole
 from bench.support.figures import MeasureError
 from bench.support.machine import heading
-from bench.support.nets import SHAPES, Bench
 from bench.support.processes import child, end_by_signals, last_words
 from bench.support.runs import START_S
 from bench.support.timed import Follower, endless
+from tests.support.bundled_nets import SHAPES, Bench
 
 TURNS = 5  # of each worker before the time begins
 POLL_S = 0.02

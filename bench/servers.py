@@ -36,7 +36,6 @@ from bench.support.arguments import parser_for, rounds, seconds, whole
 from bench.support.figures import Measured, median_part, median_rate
 from bench.support.link import megabits_between
 from bench.support.machine import heading
-from bench.support.nets import Bench
 from bench.support.processes import end_by_signals
 from bench.support.runs import cores, free_running, plain_caffe
 from bench.support.throughput import Round, Row, rounds_of
@@ -44,6 +43,7 @@ from bench.wire import Hosts, Traffic, overlaps, require
 from speedo.planning.calibration import Calibration
 from speedo.planning.predict import predict
 from speedo.planning.site import Site
+from tests.support.bundled_nets import Bench
 from tests.support.network import limit, network
 
 NETS = ("product", "lenet")

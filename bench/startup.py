@@ -32,10 +32,10 @@ from bench.support import table
 from bench.support.arguments import parser_for, rounds, whole
 from bench.support.figures import MeasureError
 from bench.support.machine import Clock, heading
-from bench.support.nets import SHAPES, Bench
 from bench.support.processes import child, end_by_signals, last_words
 from bench.support.runs import CTRL_C, START_S, plain_terms
 from bench.support.timed import Follower, endless
+from tests.support.bundled_nets import SHAPES, Bench
 
 PLAIN = Path(__file__).with_name("support") / "plain_caffe.py"
 TURNS = 5  # of each worker before its memory is taken

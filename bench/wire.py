@@ -31,11 +31,11 @@ from bench.support.arguments import parser_for, rounds, seconds, whole
 from bench.support.figures import Measured, MeasureError, median_part, median_rate, run_measured
 from bench.support.link import megabits_between, sent
 from bench.support.machine import heading
-from bench.support.nets import SHAPES, Bench
 from bench.support.processes import child, end_by_signals, last_words
 from bench.support.runs import CTRL_C, START_S, free_running, plain_caffe
 from bench.support.throughput import Round, Row, rounds_of
 from bench.support.timed import FOREVER, Follower, follow
+from tests.support.bundled_nets import SHAPES, Bench
 from tests.support.network import Host, limit, network
 
 CODECS = ("none", "bfloat16", "int8", "topk:0.01", "int8/bfloat16")

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import IO
 
 from bench.support.figures import Measured, MeasureError, run_measured, steps_measured
-from bench.support.nets import Bench
 from bench.support.processes import child, last_words
 from speedo.engines.openblas_kernels import CHOICE
+from tests.support.bundled_nets import Bench
 
 START_S = 180.0  # for a process to start, or to end beyond what it was asked to do
 PLAIN = Path(__file__).with_name("plain_caffe.py")

@@ -17,8 +17,8 @@ import psutil
 
 from bench.soak import MARK, processes
 from bench.support.figures import Measured, MeasureError
-from bench.support.nets import Bench
 from bench.support.runs import START_S, train
+from tests.support.bundled_nets import Bench
 
 FOREVER = 100_000_000  # iterations: the run is ended by Ctrl-C
 FIRST_TURNS, LEAST_TURNS = 3, 12  # of each worker: before the time begins, and in all

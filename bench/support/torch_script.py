@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 MOMENTUM, DECAY = 0.9, 0.0005
-RATE = 1e-4  # as bench/support/nets.py has it
+RATE = 1e-4  # as tests/support/bundled_nets.py has it
 PROBED = 20  # steps, at most, whose length says how many there are in SECONDS
 PROBED_S = 10.0
 

@@ -41,7 +41,7 @@ def examine(request: Request) -> list[Finding]:
         *own_redis(request),
     ]
     net = None
-    if about_engines[-1].level != "fail":  # it checks the layers, and builds the net
+    if about_engines[-1].level == "ok":  # it checks the layers, and builds the net
         prepare_to_read(choice.engine)
         about_solver, net = examine_solver(request, facts, choice)
         findings += about_solver

@@ -71,7 +71,7 @@ def torch() -> Torch:
 
 
 def engines(caffe: Finding, found: Torch, wanted: EngineName, device: str) -> list[Finding]:
-    """Findings about both engines, as far as the node needs them, and which of them works here."""
+    """Findings about both engines, as far as the node needs them; the last is ok if the wanted one works here."""
     caffe_works = caffe.level != "fail"
     if wanted == "torch":
         torch_finding = found.finding
@@ -91,12 +91,12 @@ def engines(caffe: Finding, found: Torch, wanted: EngineName, device: str) -> li
         others = "".join(f"; --engine {name} works here, too" for name in working if name != wanted)
         last = ok("engine", f"{wanted}{others}")
     elif working:
-        last = fail(
+        last = warn(  # its own finding fails
             "engine", f"{wanted} does not work here, but {working[0]} does",
             f"train with --engine {working[0]}, or mend the above",
         )  # fmt: skip
     else:
-        last = fail("engine", "none works here", f"{CAFFE_REMEDY}; or {TORCH_REMEDY}")
+        last = warn("engine", "none works here", f"{CAFFE_REMEDY}; or {TORCH_REMEDY}")
     return [caffe, torch_finding, last]
 
 

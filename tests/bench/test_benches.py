@@ -13,12 +13,12 @@ from bench.processor import Thread, shares
 from bench.startup import Memory, Started
 from bench.support.bare_socket import bare_socket
 from bench.support.figures import Measured, MeasureError
-from bench.support.nets import Bench
 from bench.support.runs import free_running, iterations_for
 from bench.support.throughput import Variant
 from bench.support.timed import Follower
 from speedo.storage import MemoryStore
 from speedo.vectors.vector import Blob, Layout
+from tests.support.bundled_nets import Bench
 
 
 def measured(rate: float) -> Measured:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.support.nets import SHAPES, Bench
 from speedo.solver import check_solver, read_solver
+from tests.support.bundled_nets import SHAPES, Bench
 
 pytestmark = pytest.mark.caffe
 

@@ -6,8 +6,8 @@ import pytest
 
 from bench.plan import Bed, Figure
 from bench.servers import Planner, byte_limit, free_rate, planned, round_s
-from bench.support.nets import Bench
 from bench.support.throughput import Row
+from tests.support.bundled_nets import Bench
 
 MB, RATE = 1e6, 1e7  # a model takes 100 ms
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,5 +97,6 @@ def test_a_folder_of_the_name_is_no_installed_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "caffe").mkdir()
-    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "caffe", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
     assert not is_installed("caffe")

@@ -139,7 +139,7 @@ workers:
         "DIR/cluster, line 1: master.host is '-oX=y': use a host name, an IPv4 address or a Host of ssh_config",
         "DIR/cluster, line 6: workers[1].workers is 0: use a whole number from 1 to 10000",
         "DIR/cluster, line 7: workers[1].threads is 'many': use a whole number from 1 on, or auto",
-        f"DIR/cluster, line 9: workers[2].slots {NO_KEY}, host, workers, threads, bind, cores, data_root",
+        f"DIR/cluster, line 9: workers[2].slots {NO_KEY}, host, workers, threads, bind, cores, device, data_root",
         f"DIR/cluster, line 3: colour {NO_KEY}, ssh_config, master, servers, workers",
     ]
 

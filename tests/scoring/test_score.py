@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from speedo.cli.main import main
 from speedo.engines.caffe_import import load_caffe
+from speedo.engines.make import EngineChoice
 from speedo.errors import ConfigError, SolverError
 from speedo.run_dir.directory import MODEL
 from speedo.scoring.models import Model, models_of
@@ -96,6 +97,41 @@ def test_a_net_alone_is_scored_in_its_test_phase(home: Path, workers: int) -> No
     net, model = home / "net.prototxt", home / "hdf5" / "tiny_iter_4.caffemodel.h5"
     assert score(net, model, workers, iterations=4) == pytest.approx(plain(net, model, 4), rel=1e-6)
     assert read_tests(net).test_iter == (50,)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("form", ["run", "hdf5"])
+def test_pytorch_gives_a_model_of_caffe_the_same_figures(home: Path, form: str) -> None:
+    """Shared by three processes, and with progress by batches."""
+    solver, progress = home / "solver.prototxt", Counted()
+    weights = Model(next(iter(sorted((home / form).glob("*_iter_6.caffemodel*")))))
+    spec = read_tests(solver, engine="torch")
+    check_tests(spec)
+    (found,) = score_models(spec, [weights], 3, progress, EngineChoice("torch", "cpu"))
+    assert dict(found.metrics) == pytest.approx(score(solver, weights.path), rel=1e-5)
+    assert (progress.batches, found.samples) == (BATCHES + SECOND, 5 * (BATCHES + SECOND))
+
+
+@pytest.mark.torch
+def test_pytorch_scores_no_filler_and_no_nan(home: Path, tmp_path: Path) -> None:
+    caffe = load_caffe()
+    net = caffe.proto.caffe_pb2.NetParameter.FromString((home / "run" / MODEL).read_bytes())
+    for layer in net.layer:
+        if layer.name == "ip":
+            layer.name = "other"
+    (tmp_path / "lacks.caffemodel").write_bytes(net.SerializeToString())
+    net = caffe.proto.caffe_pb2.NetParameter.FromString((home / "run" / MODEL).read_bytes())
+    (ip,) = (layer for layer in net.layer if layer.name == "ip")
+    ip.blobs[1].data[2] = float("nan")
+    (tmp_path / "nan.caffemodel").write_bytes(net.SerializeToString())
+    spec = read_tests(home / "solver.prototxt", engine="torch")
+    for name, words in (
+        ("lacks", "has no values for blob 0 of layer 'ip'"),
+        ("nan", "1 of 4 values of blob 1 of layer 'ip' are NaN or infinite"),
+    ):
+        model = Model(tmp_path / f"{name}.caffemodel")
+        with pytest.raises(SolverError, match=words):
+            list(score_models(spec, [model], 1, Counted(), EngineChoice("torch", "cpu")))
 
 
 def test_every_model_is_scored_by_the_same_processes_and_every_batch_told(home: Path) -> None:

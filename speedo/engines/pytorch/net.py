@@ -1,14 +1,12 @@
 """A Caffe net in PyTorch: the layers in their order, what flows between them, and the parameters that they share.
 
 What Caffe does by inserting Split layers, autograd does: the gradients of all readers of a blob are added. A layer that
-works in place makes a new value under the old name. The corners of loss weights are Caffe's (Caffe: net.cpp, Init;
-util/insert_splits.cpp; layers/loss_layer.cpp).
+works in place makes a new value under the old name (Caffe: net.cpp, Init).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,35 +22,19 @@ from speedo.engines.pytorch.layer import BlobSpec, Layer, Place, Shape, SourceLa
 from speedo.engines.pytorch.layers import LAYERS
 from speedo.engines.pytorch.memory import is_lack_of_memory
 from speedo.engines.pytorch.refused import REFUSED
+from speedo.engines.pytorch.wiring import (
+    Wired,
+    find_last_uses,
+    find_losses,
+    readers_of,
+    split_outputs,
+)
 from speedo.errors import EngineError
 from speedo.vectors.vector import Blob, Layout
 
 _CONVOLUTIONS = frozenset({"Convolution", "Deconvolution"})
 _PERMISSIVE = 1  # ParamSpec.DimCheckMode
 _AUTOMATIC = "(automatic)"  # Caffe's name for a top that no layer can read
-
-
-@dataclass(slots=True)
-class _Wired:
-    """A layer with the numbers of the values that it reads and makes."""
-
-    layer: Layer
-    bottoms: tuple[int, ...]
-    tops: tuple[int, ...]
-    detached: frozenset[int]  # bottoms that get no gradient
-    blobs: list[Tensor] = field(default_factory=list)
-    views: dict[int, Shape] = field(
-        default_factory=dict
-    )  # shared blobs that it sees in another shape
-    losses: list[tuple[int, float, bool]] = field(
-        default_factory=list
-    )  # top, weight, has a gradient
-    used_up: tuple[int, ...] = ()  # values that nobody reads afterwards
-
-    @property
-    def is_loss(self) -> bool:
-        """Whether Caffe derives it from LossLayer."""
-        return str(self.layer.param.type).endswith("Loss")
 
 
 class Net:
@@ -80,7 +62,7 @@ class Net:
     ) -> None:
         self.device = torch.device(device)
         self._shapes: list[Shape] = []
-        self._wired: list[_Wired] = []
+        self._wired: list[Wired] = []
         # Names that may be read, and those whose value nobody has read yet.
         self._names: dict[str, int] = {}
         unread: set[str] = set()
@@ -88,16 +70,16 @@ class Net:
             for param in net.layer:
                 own = _phase_of(param, phase)
                 self._add(param, Place(own, rank, count, seed, folder), unread)
-            readers = self._readers()
-            self._find_losses(readers)
+            readers = readers_of(self._wired, len(self._shapes))
+            find_losses(self._wired, readers)
             self._outputs = {name: self._names[name] for name in unread}
-            self._outputs |= self._split_outputs(readers)
+            self._outputs |= split_outputs(self._wired, readers)
             self._outputs = dict(sorted(self._outputs.items()))
             self._make_parameters(share)
         except BaseException:
             self.close()
             raise
-        self._free_early(readers)
+        find_last_uses(self._wired, readers, kept=self._outputs.values())
         if channels_last is None:
             channels_last = any(map(_reads_channels, self.layers))
         self._channels_last = channels_last
@@ -235,7 +217,7 @@ class Net:
         self._shapes += [tuple(shape) for shape in shapes]
         tops = tuple(range(first, len(self._shapes)))
         # Appended before the checks: `close` must find a data layer's threads.
-        self._wired.append(_Wired(layer, tuple(bottoms), tops, detached))
+        self._wired.append(Wired(layer, tuple(bottoms), tops, detached))
         unread.difference_update(param.bottom)
         for at, (name, number) in enumerate(zip(param.top, tops, strict=True)):
             if name == _AUTOMATIC:
@@ -253,41 +235,6 @@ class Net:
             raise layer.refuse(
                 f"has {len(param.loss_weight)} loss_weight for {len(tops)} tops: give one for each"
             )
-
-    def _readers(self) -> list[list[tuple[_Wired, int]]]:
-        """Of every value the layers that read it, and as which bottom."""
-        readers: list[list[tuple[_Wired, int]]] = [[] for _ in self._shapes]
-        for wired in self._wired:
-            for at, number in enumerate(wired.bottoms):
-                readers[number].append((wired, at))
-        return readers
-
-    def _find_losses(self, readers: Sequence[Sequence[tuple[_Wired, int]]]) -> None:
-        """The losses of every layer.
-
-        A loss with the weight that it has by default, and which another layer reads, counts in the value only: in Caffe
-        that layer's gradient overwrites the weight, or is none. One with a weight of its own has it added to that
-        gradient, by a Split layer; but then a layer of losses has the default besides, in the value only.
-        """
-        for wired in self._wired:
-            weights = wired.layer.param.loss_weight
-            for at, number in enumerate(wired.tops):
-                read = bool(readers[number])
-                default = 1.0 if wired.is_loss and at == 0 else 0.0
-                if weights and weights[at]:
-                    wired.losses.append((at, float(weights[at]), True))
-                if default and (not weights or (weights[at] and read)):
-                    wired.losses.append((at, default, not read))
-
-    def _split_outputs(
-        self, readers: Sequence[Sequence[tuple[_Wired, int]]]
-    ) -> Iterator[tuple[str, int]]:
-        """Where a top with a loss weight is read, too, Caffe's Split makes an output for the loss."""
-        for wired in self._wired:
-            for at, weight in enumerate(wired.layer.param.loss_weight):
-                if weight and readers[wired.tops[at]]:
-                    name = wired.layer.param.top[at]
-                    yield f"{name}_{wired.layer.name}_{at}_split_0", wired.tops[at]
 
     def _make_parameters(self, share: Net | None) -> None:
         """Allocate the blobs that the net owns, fill them, and bind every layer to its own."""
@@ -332,7 +279,7 @@ class Net:
                 if tuple(blob.shape) != tuple(spec.shape):
                     wired.views[number] = tuple(spec.shape)
 
-    def _check_shared(self, name: str, owner: tuple[int, int], wired: _Wired, number: int) -> None:
+    def _check_shared(self, name: str, owner: tuple[int, int], wired: Wired, number: int) -> None:
         """Caffe: net.cpp, AppendParam."""
         other = self._wired[owner[0]].layer
         theirs, ours = other.blobs[owner[1]].shape, wired.layer.blobs[number].shape
@@ -363,17 +310,6 @@ class Net:
             for number, blob in enumerate(blobs):
                 found[places[name], number] = blob
         return found
-
-    def _free_early(self, readers: Sequence[Sequence[tuple[_Wired, int]]]) -> None:
-        """Note after which layer each value is read no more: its memory is used again while it is in the cache."""
-        last = {id(wired): at for at, wired in enumerate(self._wired)}
-        used_up: list[list[int]] = [[] for _ in self._wired]
-        kept = set(self._outputs.values())
-        for number, found in enumerate(readers):
-            if found and number not in kept:
-                used_up[max(last[id(reader)] for reader, _ in found)].append(number)
-        for wired, numbers in zip(self._wired, used_up, strict=True):
-            wired.used_up = tuple(numbers)
 
     def _place(self, records: Tensor) -> Tensor:
         """A top of a layer without bottoms, on the device and in the order of memory that convolutions like best."""

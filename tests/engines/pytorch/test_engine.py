@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from bench.support.nets import Bench
 from speedo.engines.base import Engine
 from speedo.errors import EngineError
 from speedo.solver import SolverSpec, read_solver, solver_for_tester, solver_for_worker
 from speedo.vectors.vector import Vector
+from tests.support.bundled_nets import Bench
 from tests.support.nets import (
     BATCH_NORM,
     LENET,
