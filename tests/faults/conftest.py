@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.rows import Finding, Tried, is_wanted, mode_of, write_down
+from tests.faults.rows import Finding, Tried, fault_of, is_wanted, mode_of, write_down
 from tests.support.commands import Commands, commands
+from tests.support.sabotaged_net import environment_of_torch, write_problem
 
 FINDING = pytest.StashKey[Finding]()
 
@@ -27,7 +28,7 @@ def pytest_runtest_makereport(
     if mark is not None and (report.when == "call" or report.failed):
         found = item.stash.get(FINDING, Finding())
         note = found.note if report.passed else f"{report.when}: {_last_line(report)}"
-        number, fault = mark.args
+        number, fault = fault_of(item)
         write_down(Tried(number, fault, mode_of(item), report.outcome, found.seconds, note))
     return report
 
@@ -44,6 +45,19 @@ def finding(request: pytest.FixtureRequest) -> Finding:
 
 
 @pytest.fixture
-def speedo(tmp_path: Path) -> Iterator[Commands]:
-    with commands(tmp_path) as made:
+def engine() -> str:
+    """The engine of the commands; `row` says with which others a row is tried."""
+    return "caffe"
+
+
+@pytest.fixture
+def problem(tmp_path: Path, engine: str) -> Path:
+    """As `problem` elsewhere, for the engine."""
+    return write_problem(tmp_path / "problem", engine=engine)
+
+
+@pytest.fixture
+def speedo(tmp_path: Path, engine: str) -> Iterator[Commands]:
+    environment = environment_of_torch(tmp_path / "problem") if engine == "torch" else None
+    with commands(tmp_path, environment) as made:
         yield made

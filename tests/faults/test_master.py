@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.faults.invariants import TICKETS_OF_AN_EPOCH, Line, epochs_of
-from tests.faults.rows import MODES, Finding, row
+from tests.faults.rows import MODES, WITH_TORCH, Finding, row
 from tests.faults.running import HANG_S, Run, stand_still
 from tests.support.commands import Commands, free_port
 
@@ -86,21 +86,35 @@ def killed_at(
     check_loss(lines, finding)
 
 
-@row(3, "master killed in a merge, then resumed", usual="sync")
+@row(
+    3,
+    "master killed in a merge, then resumed",
+    usual="sync",
+    torch=WITH_TORCH,
+    usual_torch="async",
+)
 def test_a_master_killed_in_a_merge_is_resumed(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:
     killed_at(speedo, problem, mode, POINTS[1:2], finding)
 
 
-@row(3, "master killed before a merge, after it, and in a checkpoint, resumed each time")
+@row(
+    3,
+    "master killed before a merge, after it, and in a checkpoint, resumed each time",
+    torch=WITH_TORCH,
+)
 def test_a_master_killed_at_every_point_is_resumed_each_time(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:
     killed_at(speedo, problem, mode, (POINTS[0], POINTS[2], POINTS[3]), finding)
 
 
-@row(3, "`speedo master` killed and resumed; its workers' hosts join it by themselves")
+@row(
+    3,
+    "`speedo master` killed and resumed; its workers' hosts join it by themselves",
+    torch=WITH_TORCH,
+)
 def test_workers_join_a_resumed_master_by_themselves(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:

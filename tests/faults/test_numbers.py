@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.rows import Finding, row
+from tests.faults.rows import WITH_TORCH, Finding, row
 from tests.faults.running import Run, stand_still
 from tests.faults.store_server import OwnRedis
 from tests.support.commands import Commands
@@ -43,28 +43,40 @@ def poisoned(
     assert statistics.mean(after) < statistics.mean(usual) + 3 * statistics.pstdev(usual) + 0.05
 
 
-@row(11, "NaN in a worker's gradients", usual="easgd")
+@row(
+    11,
+    "NaN in a worker's gradients",
+    usual="easgd",
+    torch=(*WITH_TORCH, "easgd"),
+    usual_torch="sync",
+)
 def test_nan_is_refused_before_it_is_merged(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:
     poisoned(speedo, problem, mode, finding, "nan", "not finite")
 
 
-@row(11, "infinity in a worker's gradients")
+@row(11, "infinity in a worker's gradients", torch=WITH_TORCH)
 def test_infinity_is_refused_before_it_is_merged(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:
     poisoned(speedo, problem, mode, finding, "inf", "not finite")
 
 
-@row(11, "gradients of absurd size")
+@row(11, "gradients of absurd size", torch=WITH_TORCH)
 def test_a_huge_norm_is_refused_before_it_is_merged(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:
     poisoned(speedo, problem, mode, finding, "1e10", "its norm is")
 
 
-@row(12, "a bit of a payload flips in Redis, or its end is lost", usual="partial")
+@row(
+    12,
+    "a bit of a payload flips in Redis, or its end is lost",
+    usual="partial",
+    torch=WITH_TORCH,
+    usual_torch="async",
+)
 def test_a_damaged_payload_is_refused_every_time(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:
@@ -106,7 +118,7 @@ def damage(server: OwnRedis, key: bytes, chance: random.Random, *, truncate: boo
     store.set(key, bytes(value[:-1000] if truncate else value), keepttl=True)
 
 
-@row(12, "a bit of the newest center flips in Redis", usual=None)
+@row(12, "a bit of the newest center flips in Redis", torch=WITH_TORCH)
 def test_a_damaged_center_is_not_trained_on_and_is_published_again(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:

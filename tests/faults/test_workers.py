@@ -9,13 +9,20 @@ import pytest
 
 from speedo.actors.death_causes import SILENT
 from speedo.master.reasons import OVERDUE
-from tests.faults.rows import Finding, row
+from tests.faults.rows import WITH_TORCH, Finding, row
 from tests.faults.running import OVERLAP, OVERLAPPING, Run, stand_still
 from tests.support.commands import Commands
 from tests.support.sabotaged_net import order
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 NOTICED_S = 10.0
+STRIKES = 3
+CAUSES = {
+    "check": "Check failed",
+    "abort": "Aborted",
+    "segfault": "SIGSEGV",
+    "kill": SILENT,
+}
 POINTS = {"computing": "worker-fetched", "mid-push": "worker-pushing", "pushed": "worker-pushed"}
 
 
@@ -44,28 +51,34 @@ def killed_at(
     assert not [line for line in own if line["decision"] == "refused"]
 
 
-@row(1, "worker killed while it computes", usual="async")
+@row(1, "worker killed while it computes", usual="async", torch=WITH_TORCH, usual_torch="async")
 def test_a_worker_killed_while_it_computes(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:
     killed_at(speedo, problem, mode, POINTS["computing"], finding)
 
 
-@row(1, "worker killed in the middle of a push")
+@row(1, "worker killed in the middle of a push", torch=WITH_TORCH)
 def test_a_worker_killed_in_the_middle_of_a_push(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:
     killed_at(speedo, problem, mode, POINTS["mid-push"], finding)
 
 
-@row(1, "worker killed after the push, before the message")
+@row(1, "worker killed after the push, before the message", torch=WITH_TORCH)
 def test_a_worker_killed_after_its_push(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:
     killed_at(speedo, problem, mode, POINTS["pushed"], finding)
 
 
-@row(1, "worker killed in the middle of a push, with its next turn under way", OVERLAPPING, "easgd")
+@row(
+    1,
+    "worker killed in the middle of a push, with its next turn under way",
+    OVERLAPPING,
+    "easgd",
+    torch=OVERLAPPING,
+)
 def test_a_worker_killed_between_two_turns_that_overlap(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:
@@ -73,7 +86,7 @@ def test_a_worker_killed_between_two_turns_that_overlap(
     killed_at(speedo, problem, mode, POINTS["mid-push"], finding, *OVERLAP)
 
 
-@row(1, "worker killed while it waits", ("sync", "partial"))
+@row(1, "worker killed while it waits", ("sync", "partial"), torch=("sync",))
 def test_a_worker_killed_while_it_waits(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:
@@ -131,7 +144,13 @@ def test_all_workers_killed_for_good(
     assert list((run.dir / "checkpoints").glob(f"*{version}.checkpoint"))
 
 
-@row(9, "straggler: every turn takes far longer than the others'", usual="sync")
+@row(
+    9,
+    "straggler: every turn takes far longer than the others'",
+    usual="sync",
+    torch=(*WITH_TORCH, "partial"),
+    usual_torch="sync",
+)
 def test_a_straggler_does_not_hold_the_others_up_more_than_its_mode_says(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:
@@ -172,7 +191,7 @@ def test_a_straggler_does_not_hold_the_others_up_more_than_its_mode_says(
         assert [line for line in late if line["worker"] == 2]
 
 
-@row(9, "worker hangs (SIGSTOP)")
+@row(9, "worker hangs (SIGSTOP)", torch=WITH_TORCH)
 def test_a_hung_worker_is_evicted_and_started_again(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:
@@ -195,13 +214,33 @@ def test_a_hung_worker_is_evicted_and_started_again(
 def test_a_worker_that_crashes_again_and_again_is_given_up_with_the_cause(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:
-    how, cause = {
-        "sync": ("check", "Check failed"),
-        "async": ("abort", "Aborted"),
-        "partial": ("segfault", "Segmentation fault"),
-        "weed-out": ("check", "Check failed"),
-        "easgd": ("segfault", "Segmentation fault"),
+    how = {
+        "sync": "check",
+        "async": "abort",
+        "partial": "segfault",
+        "weed-out": "check",
+        "easgd": "segfault",
     }[mode]
+    given_up(speedo, problem, mode, how, finding)
+
+
+@row(
+    18,
+    "segmentation fault, abort or SIGKILL, as for lack of memory, again and again",
+    (),
+    torch=("sync", "async", "easgd"),
+    usual_torch="async",
+)
+def test_a_worker_of_pytorch_that_crashes_again_and_again_is_given_up_with_the_cause(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    how = {"sync": "abort", "async": "segfault", "easgd": "kill"}[mode]
+    given_up(speedo, problem, mode, how, finding)
+
+
+def given_up(speedo: Commands, problem: Path, mode: str, how: str, finding: Finding) -> None:
+    """Worker 1 crashes in every turn; after two restarts its host starts it no more."""
+    cause = CAUSES[how]
     run = Run(speedo, problem, mode, "--restarts", "2")
     run.has_begun()
     order(problem, f"1 {how}")
@@ -217,4 +256,37 @@ def test_a_worker_that_crashes_again_and_again_is_given_up_with_the_cause(
     causes = [line["cause"] for line in lines if line["event"] == "left"]
     assert len(causes) == 3
     assert all(cause in one for one in causes), causes
+    assert cause in run.log()
+
+
+@row(
+    18,
+    "a layer fails, or finds no memory, again and again",
+    (),
+    torch=WITH_TORCH,
+    usual_torch="sync",
+)
+def test_a_worker_whose_layer_fails_again_and_again_is_set_aside_with_the_cause(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    """PyTorch raises where Caffe ends the process, so the worker can say what it was."""
+    how, cause = {
+        "sync": ("starve", "layer 'sig' (Sigmoid) found too little memory"),
+        "async": ("raise", "layer 'sig' (Sigmoid) failed in PyTorch: shape"),
+    }[mode]
+    run = Run(speedo, problem, mode)
+    run.has_begun()
+    order(problem, f"1 {how}")
+    since = time.monotonic()
+    finding.recovered(run.recovery(since))
+    run.wait_for(lambda: run.lines("set-aside"))
+    finding.note = f"{how}: set aside in {time.monotonic() - since:.1f} s, after {STRIKES} refusals"
+    run.wait_for(lambda: not run.workers().get(1))
+    run.goes_on()
+    lines = run.stop_and_check()
+    refused = [line for line in lines if line.get("decision") == "refused"]
+    assert [line["worker"] for line in refused] == [1] * STRIKES
+    assert all(line["reason"].startswith(cause) for line in refused), refused
+    (aside,) = [line for line in lines if line["event"] == "set-aside"]
+    assert cause in aside["reason"]
     assert cause in run.log()

@@ -33,10 +33,14 @@ def free_port() -> int:
 
 
 class Commands:
-    """`speedo` commands of one test, marked through their environment, which all their children inherit."""
+    """`speedo` commands of one test, marked through their environment, which all their children inherit.
 
-    def __init__(self, folder: Path) -> None:
+    `environment` is added to that of every command.
+    """
+
+    def __init__(self, folder: Path, environment: Mapping[str, str] | None = None) -> None:
         self.folder = folder
+        self.environment = environment or {}
         self.mark = uuid.uuid4().hex
         self.token_file = folder / "token"
         # What a killed command leaves goes with the test. Sockets lie there: pytest's own names are too long.
@@ -64,6 +68,7 @@ class Commands:
                 "SPEEDO_TOKEN_FILE": str(self.token_file),
                 "SPEEDO_RUNTIME_DIR": str(self.folder / "runtime"),
                 "SPEEDO_CACHE": os.environ.get("SPEEDO_CACHE", str(self.folder / "cache")),
+                **self.environment,
                 **(environment or {}),
             },
             stdin=subprocess.DEVNULL,
@@ -140,9 +145,9 @@ def log_in(terminal: int) -> None:
 
 
 @contextmanager
-def commands(folder: Path) -> Iterator[Commands]:
+def commands(folder: Path, environment: Mapping[str, str] | None = None) -> Iterator[Commands]:
     """Ends with every process of the commands gone, and says so if one had to be killed."""
-    made = Commands(folder)
+    made = Commands(folder, environment)
     try:
         yield made
         left = made.left() if not made.all_gone_within(15.0) else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,28 +11,46 @@ from tests.support.nets import net_text, write_data, write_solver
 
 HERE = Path(__file__).parent
 BATCH = 8
-BODY = """
+WIDE = """
 layer { name: "wide" type: "InnerProduct" bottom: "data" top: "wide"
   inner_product_param { num_output: 4500 weight_filler { type: "xavier" } } }
+"""
+SABOTEUR = """
 layer { name: "saboteur" type: "Python" bottom: "wide" top: "wide" include { phase: TRAIN }
   python_param { module: "saboteur" layer: "Saboteur" } }
+"""
+SIGMOID = """
 layer { name: "sig" type: "Sigmoid" bottom: "wide" top: "top" }
 """
+BODY = WIDE + SABOTEUR + SIGMOID
 
 
-def write_problem(folder: Path, data: str | None = None, **fields: Any) -> Path:
+def write_problem(
+    folder: Path, data: str | None = None, *, engine: str = "caffe", **fields: Any
+) -> Path:
     """Databases, net and solver in a new folder; the path of the solver. 1.2 MB of weights.
 
     With `data` the databases are in a folder of this name in there, and the net has this relative path to them.
+    With the engine torch the commands need `environment_of_torch`.
     """
     folder.mkdir()
     place = folder / (data or "")
     place.mkdir(exist_ok=True)
     write_data(place, train=256, test=40)
-    shutil.copy(HERE / "saboteur.py", folder)
+    if engine == "torch":
+        shutil.copy(HERE / "torch_saboteur.py", folder / "sitecustomize.py")
+    else:
+        shutil.copy(HERE / "saboteur.py", folder)
+    body = WIDE + SIGMOID if engine == "torch" else BODY
     named = Path(data) if data is not None else folder
-    net = net_text(BODY, batch=BATCH, train=str(named / "train"), test=str(named / "test"))
+    net = net_text(body, batch=BATCH, train=str(named / "train"), test=str(named / "test"))
     return write_solver(folder, net, base_lr=0.001, **fields)
+
+
+def environment_of_torch(folder: Path) -> dict[str, str]:
+    """What commands need to train this problem with PyTorch, and to obey orders while they do."""
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {"SPEEDO_ENGINE": "torch", "PYTHONPATH": path}
 
 
 def order(solver: Path, *lines: str) -> None:

@@ -23,7 +23,7 @@ from speedo.engines.base import Schedule
 from speedo.engines.evaluation import WHOLE, Part, Share, combined
 from speedo.engines.files import WrittenModel
 from speedo.engines.pytorch.devices import chosen_device, device_count
-from speedo.engines.pytorch.memory import keep_freed_memory
+from speedo.engines.pytorch.memory import is_lack_of_memory, keep_freed_memory
 from speedo.engines.pytorch.model_files import matched, read_model, write_model
 from speedo.engines.pytorch.net import Net
 from speedo.engines.pytorch.test_nets import TestNets
@@ -332,11 +332,11 @@ class PytorchEngine:
             raise EngineError("the engine is closed")
         try:
             yield
-        except torch.OutOfMemoryError as error:
-            raise EngineError(
-                f"{self._device} has too little memory: use a smaller batch_size, or fewer workers on it"
-            ) from error
         except RuntimeError as error:
+            if is_lack_of_memory(error):
+                raise EngineError(
+                    f"{self._device} has too little memory: use a smaller batch_size, or fewer workers on it"
+                ) from error
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise EngineError(f"PyTorch failed: {first}") from error
 

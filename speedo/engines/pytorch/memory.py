@@ -1,4 +1,4 @@
-"""Keeps freed memory in the process: a step allocates the same large tensors again and again."""
+"""Keeps freed memory in the process, for a step allocates the same large tensors again and again; and its lack."""
 
 from __future__ import annotations
 
@@ -6,12 +6,23 @@ import ctypes
 from contextlib import suppress
 from typing import Final
 
+import torch
+
 # glibc, malloc.h.
 _TRIM_THRESHOLD: Final = -1
 _TOP_PAD: Final = -2
 _MMAP_MAX: Final = -4
 _MOST: Final = 2**31 - 1
 _PAD_BYTES: Final = 1 << 26
+# On a CPU PyTorch has no class for it (c10/core/impl/alloc_cpu.cpp); and what C++ itself throws.
+_ON_A_CPU: Final = ("DefaultCPUAllocator: ", "std::bad_alloc")
+
+
+def is_lack_of_memory(error: RuntimeError) -> bool:
+    """Whether PyTorch found too little memory, on a GPU or on the CPU."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return any(part in str(error) for part in _ON_A_CPU)
 
 
 def keep_freed_memory() -> None:

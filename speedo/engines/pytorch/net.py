@@ -20,6 +20,7 @@ from speedo.engines.pytorch.fillers import fill
 from speedo.engines.pytorch.flat import FlatParameters
 from speedo.engines.pytorch.layer import BlobSpec, Layer, Place, Shape, SourceLayer
 from speedo.engines.pytorch.layers import LAYERS
+from speedo.engines.pytorch.memory import is_lack_of_memory
 from speedo.engines.pytorch.refused import REFUSED
 from speedo.engines.pytorch.wiring import (
     Wired,
@@ -386,7 +387,7 @@ def _check_number(layer: Layer, what: str, found: int, bounds: tuple[int, int | 
 def _failed(layer: Layer, error: RuntimeError) -> EngineError:
     lines = str(error).strip().splitlines()
     first = lines[0] if lines else type(error).__name__
-    if isinstance(error, torch.OutOfMemoryError):
+    if is_lack_of_memory(error):
         return layer.refuse(f"found too little memory ({first}): use a smaller batch_size")
     return layer.refuse(f"failed in PyTorch: {first}")
 

@@ -130,7 +130,8 @@ def test_losses_gradients_and_outputs_are_those_of_pycaffe(name: str, tmp_path: 
     expected_loss = caffe._forward(0, len(caffe.layers) - 1)
     caffe._backward(len(caffe.layers) - 1, 0)
     found_loss, outputs = net.forward()
-    assert found_loss.item() == pytest.approx(expected_loss, rel=1e-6)
+    # A sum of outputs of both signs may be close to 0.
+    assert found_loss.item() == pytest.approx(expected_loss, rel=1e-6, abs=1e-6)
     if found_loss.requires_grad:
         found_loss.backward()
     expected, found = (net.layout.zeros() for _ in range(2))
