@@ -4,8 +4,9 @@
     python -m bench.learning --part 2   speed-up to equal loss: a net of CIFAR-10 quick's size, 3 epochs, 2 seeds
     python -m bench.learning --part 3   easgd with 1, 5 and 10 local steps and 2, 4, 8 workers
 
-A part goes on where it was stopped; its runs are kept in `--out`. Writes bench/results/learning_N.md and its pictures;
-with `--trial`, which trains for a moment only, they stay in `--out`. Status 1 if a run failed or a bar does not hold.
+A part goes on where it was stopped; its runs are kept in `--out`. `--seeds` and `--workers` make fewer of them.
+Writes bench/results/learning_N.md and its pictures; with `--trial`, which trains for a moment only, they stay in `--out`.
+Status 1 if a run failed or a bar does not hold.
 """
 
 from __future__ import annotations
@@ -188,6 +189,8 @@ def main() -> int:
     parser.add_argument(
         "--trial", action="store_true", help="a hundredth of the epochs, one seed: does it work"
     )
+    parser.add_argument("--seeds", metavar="K", help="instead of the part's own number")
+    parser.add_argument("--workers", metavar="N[,N...]", help="likewise, of its first comparison")
     asked = parser.parse_args()
     part: int = asked.part
     where = machine(busy_cores())
@@ -196,15 +199,17 @@ def main() -> int:
     solver = quick_solver(folder / "net") if part == 2 else bundled_solver("lenet")
     lines = [f"# {TITLES[part]}: `python -m bench.learning --part {part}`", "", f"{where}.", ""]
     status = 0
-    trial = ["--epochs", "0.03", "--seeds", "1"] if asked.trial else []
-    for comparison in PARTS[part]:
+    others = ["--epochs", "0.03", "--seeds", "1"] if asked.trial else []
+    others += ["--seeds", asked.seeds] if asked.seeds else []
+    others += ["--workers", asked.workers] if asked.workers else []
+    for comparison in PARTS[part][: 1 if asked.workers else None]:
         words = [str(solver), *comparison.arguments, "--out", str(folder / comparison.name)]
-        words += trial  # the last of an option counts
+        words += others  # the last of an option counts
         done = subprocess.run([sys.executable, "-m", "speedo", "compare", *words], check=False)
         if done.returncode not in (0, 1):
             return done.returncode
         status |= done.returncode
-        status |= _tell(part, comparison, trial, folder, target, lines)
+        status |= _tell(part, comparison, others, folder, target, lines)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
     print(target)
