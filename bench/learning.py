@@ -5,7 +5,7 @@
     python -m bench.learning --part 3   easgd with 1, 5 and 10 local steps and 2, 4, 8 workers
 
 A part goes on where it was stopped; its runs are kept in `--out`. `--seeds` and `--workers` make fewer of them.
-Writes bench/results/learning_N.md and its pictures; with `--trial`, which trains for a moment only, they stay in `--out`.
+Writes bench/results/learning_N.md and its pictures; with `--trial`, which trains for a moment, they stay in `--out`.
 Status 1 if a run failed or a bar does not hold.
 """
 
