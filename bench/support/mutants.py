@@ -79,8 +79,8 @@ EQUIVALENT: Mapping[tuple[str, str, str], str] = {
         "1 becomes 2",
     ): "the number of no worker",
     (
-        "speedo/sgd_modes/partial.py",
-        "fastest = max(self.at, default=0)",
+        "speedo/sgd_modes/turn_counts.py",
+        "return max(self.at, default=0)",
         "0 becomes 1",
     ): "only differences of turns matter",
     (

@@ -198,7 +198,7 @@ def test_a_net_of_caffe_computes_as_on_pycaffe(name: str, phase: str, tmp_path: 
 
 def refusals(net: Any) -> list[str]:
     """Why the net is refused: the first layer's reason; empty where it is not."""
-    from speedo.engines.pytorch.layers.further import REFUSED
+    from speedo.engines.pytorch.refused import REFUSED
 
     return [REFUSED[layer.type] for layer in net.layer if layer.type in REFUSED]
 
@@ -212,7 +212,7 @@ def table() -> str:
 
 
 def refusals_of(layer: Any) -> bool:
-    from speedo.engines.pytorch.layers.further import REFUSED
+    from speedo.engines.pytorch.refused import REFUSED
 
     return layer.type in REFUSED
 

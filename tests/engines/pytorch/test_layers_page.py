@@ -21,7 +21,7 @@ def types_of_caffe() -> list[str]:
 
 
 def table() -> str:
-    from speedo.engines.pytorch.layers.further import REFUSED
+    from speedo.engines.pytorch.refused import REFUSED
 
     lines = ["| layer | PyTorch engine |", "|---|---|"]
     for name in types_of_caffe():
@@ -33,7 +33,7 @@ def table() -> str:
 def test_each_layer_of_caffe_is_supported_or_refused_and_no_other() -> None:
     from speedo.engines.pytorch.data import SOURCES
     from speedo.engines.pytorch.layers import LAYERS
-    from speedo.engines.pytorch.layers.further import REFUSED
+    from speedo.engines.pytorch.refused import REFUSED
 
     assert sorted([*LAYERS, *SOURCES, *REFUSED]) == types_of_caffe()
 
@@ -55,8 +55,8 @@ def test_the_page_is_current(request: pytest.FixtureRequest) -> None:
 def test_a_net_with_a_refused_layer_names_it_and_the_remedy(kind: str) -> None:
     from google.protobuf import text_format
 
-    from speedo.engines.pytorch.layers.further import REFUSED
     from speedo.engines.pytorch.net import Net
+    from speedo.engines.pytorch.refused import REFUSED
     from speedo.errors import EngineError
 
     prepare_environment(1)
