@@ -29,7 +29,7 @@ from bench.support.runs import cores, free_running, iterations_for, plain_caffe,
 from bench.support.throughput import Round, Row, rounds_of
 from tests.support.bundled_nets import Bench
 
-TORCH = Path(__file__).with_name("support") / "torch_lenet.py"
+TORCH = Path(__file__).with_name("support") / "torch_script.py"
 DDP, SYNC = "DistributedDataParallel", "sync"
 TORCH_NETS = ("lenet", "cifar10_full", "alexnet", "googlenet")  # those of `torch_script.py`
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}

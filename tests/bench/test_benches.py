@@ -33,6 +33,10 @@ def test_an_interpreter_without_pytorch_is_told_how_to_get_it(tmp_path: Path) ->
         ddp.torch_version(str(tmp_path / "no-python"))
 
 
+def test_the_plain_script_is_there() -> None:
+    assert ddp.TORCH.is_file()
+
+
 def test_ours_is_held_against_the_peer_of_the_same_round() -> None:
     rows = ddp.rows_of(64, 2)
     caffe, torch = rows[0].name, rows[1].name
