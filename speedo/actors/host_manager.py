@@ -59,7 +59,8 @@ class HostManager:
         cluster: RayCluster,
         roster: Roster,
         board: StatusBoard,
-        admit: Callable[[Assignment], Assignment],
+        admit: Callable[[Assignment, int | None], Assignment],
+        shut_out: Callable[[int, int], None],
         *,
         restarts: int,
         reshard_after_s: float,
@@ -67,7 +68,7 @@ class HostManager:
         split: bool,
     ) -> None:
         self._cluster, self._roster, self._board = cluster, roster, board
-        self._admit, self._restarts = admit, restarts
+        self._admit, self._shut_out, self._restarts = admit, shut_out, restarts
         self._resharding = Resharding(reshard_after_s)
         self._batch_size, self._split = batch_size, split
         self._hosts: dict[str, _Host] = {}
@@ -211,14 +212,20 @@ class HostManager:
             if actor is None:
                 self._cluster.lost(place.worker, place.incarnation, "it died before its new shard")
             else:
-                threading.Thread(target=self._rebuild, args=(actor, place), daemon=True).start()
+                threading.Thread(
+                    target=self._rebuild, args=(actor, former, place), daemon=True
+                ).start()
 
-    def _rebuild(self, actor: Any, place: Assignment) -> None:
-        """Let the worker finish its turn, rebuild its engine, and admit it again."""
+    def _rebuild(self, actor: Any, former: Assignment, place: Assignment) -> None:
+        """Let the worker finish its turns, rebuild its engine, and admit it again.
+
+        Until its engine is rebuilt it may still use the store as the former incarnation: where turns overlap, it
+        answers while it trains.
+        """
         worker, incarnation = place.worker, place.incarnation
         try:
             ray.get(actor.process.remote(), timeout=REBUILD_S)
-            admitted = self._admit(place)
+            admitted = self._admit(place, former.incarnation)
             ready = ray.get(actor.rebuild.remote(admitted), timeout=REBUILD_S)
         except GetTimeoutError:
             cause = f"it did not take its new shard within {REBUILD_S:.0f} s"
@@ -232,4 +239,6 @@ class HostManager:
         else:
             self._cluster.join(worker, incarnation, actor, ready)
             return
+        finally:
+            self._shut_out(former.worker, former.incarnation)
         self._cluster.lost(worker, incarnation, cause)

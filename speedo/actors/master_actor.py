@@ -115,6 +115,7 @@ class MasterActor:
             training.roster,
             training.board,
             self._admitted,
+            self._shut_out,
             restarts=config.restarts,
             reshard_after_s=config.reshard_after,
             batch_size=settings.spec.batch_size,
@@ -318,14 +319,18 @@ class MasterActor:
         if place := self._training.roster.now_at(worker, incarnation):
             self._training.board.trouble_of_worker(place.worker, problem)
 
-    def _admitted(self, place: Assignment) -> Assignment:
-        """The place with a new user of the store; former users of its slot lose their access."""
+    def _admitted(self, place: Assignment, beside: int | None = None) -> Assignment:
+        """The place with a new user of the store; those of all incarnations but `beside` lose their access."""
         if self._servers is not None:
-            place = self._servers.admit_worker(place)
-        return replace(place, redis_url=self._access.admit_worker(place.worker, place.incarnation))
+            place = self._servers.admit_worker(place, beside)
+        url = self._access.admit_worker(place.worker, place.incarnation, beside)
+        return replace(place, redis_url=url)
 
     def _release(self, worker: int, incarnation: int) -> None:
         self._training.roster.release(worker, incarnation)
+        self._shut_out(worker, incarnation)
+
+    def _shut_out(self, worker: int, incarnation: int) -> None:
         self._access.dismiss(worker, incarnation)
         if self._servers is not None:
             self._servers.dismiss(worker, incarnation)

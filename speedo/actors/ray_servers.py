@@ -205,12 +205,15 @@ class RayServers:
         with self._changed:
             return bool(self._servers) and all(one.handle is not None for one in self._servers)
 
-    def admit_worker(self, place: Assignment) -> Assignment:
-        """The place with a user of its own at every server. Raises `ClusterError` while one is missing."""
+    def admit_worker(self, place: Assignment, beside: int | None = None) -> Assignment:
+        """The place with a user of its own at every server; see `Access.admit_worker`.
+
+        Raises `ClusterError` while a server is missing.
+        """
         return replace(
             place,
             servers=self._admitted(
-                lambda access: access.admit_worker(place.worker, place.incarnation)
+                lambda access: access.admit_worker(place.worker, place.incarnation, beside)
             ),
         )
 

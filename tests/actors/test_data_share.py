@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import Commands
-from tests.support.labelled import WAIT_S, cycles, read, wait_to_read, write_problem
+from tests.support.labelled import WAIT_S, cycles, read, wait_for_sets, wait_to_read, write_problem
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 EVERYTHING = (0, 1, 2, 3, 4, 5, 6, 7)
@@ -53,12 +53,35 @@ def test_workers_of_one_host_read_what_their_share_says(
     if share == "same":  # nobody's share changes
         assert [set(seen) for seen in wait_to_read(solver, 2, 8, moment)] == [{*EVERYTHING}] * 2
     else:
-        # The two new workers join with the shards of two; then all four are built anew.
-        wait_to_read(solver, 6, 8, moment)
-        seen = wait_to_read(solver, 4, 8, moment)
-        assert sorted(tuple(sorted({*one})) for one in seen) == sets
-        if share == "offset":
-            assert sorted(one[0] for one in seen) == [0, 2, 4, 6]
+        wait_for_sets(solver, sets, moment, (0, 2, 4, 6) if share == "offset" else ())
     resumed.terminate()
     _, errors = resumed.communicate(timeout=WAIT_S)
     assert resumed.returncode == 143, errors
+
+
+def test_workers_whose_turns_overlap_take_new_shards_without_losing_the_store(
+    speedo: Commands, tmp_path: Path
+) -> None:
+    """They answer while they train: what they still have to send goes to the store under their former login."""
+    solver = write_problem(tmp_path / "problem", seconds=0.2)
+    options = (
+        "--mode",
+        "async",
+        "--overlap",
+        "all",
+        "--same-node",
+        "redis",
+        "--reshard-after",
+        "1",
+    )
+    process = speedo.start("train", *options, "--max-iter", "1000000", str(solver))
+    wait_to_read(solver, 2, 4, 0)
+    moment = time.time_ns()
+    scaled = speedo.start("scale", "4")
+    _, errors = scaled.communicate(timeout=WAIT_S)
+    assert scaled.returncode == 0, errors
+    wait_for_sets(solver, FOURTHS, moment)
+    process.terminate()
+    _, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 143, errors
+    assert "waits for the store" not in errors

@@ -165,6 +165,18 @@ def test_a_newer_incarnation_shuts_the_older_out(access: Access, worker: RedisSt
     beside.ping()
 
 
+def test_an_incarnation_may_still_write_beside_the_next_until_it_is_dismissed(
+    access: Access, worker: RedisStore
+):
+    next_one = RedisStore(access.admit_worker(0, 2, beside=1))
+    worker.ping()
+    next_one.ping()
+    access.dismiss(0, 1)
+    with pytest.raises(StoreAccessError):
+        worker.ping()
+    next_one.ping()
+
+
 def test_a_run_removes_its_users_and_leaves_those_of_others(server: PrivateRedis):
     former, other = Access(server.url, "ab12cd34:1"), Access(server.url, "ff12cd34:1")
     former.admit_worker(3, 1)

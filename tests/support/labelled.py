@@ -85,6 +85,25 @@ def wait_to_read(solver: Path, nets: int, records: int, after: int) -> list[tupl
         time.sleep(0.1)
 
 
+def wait_for_sets(
+    solver: Path, sets: Sequence[tuple[int, ...]], after: int, starts: Sequence[int] = ()
+) -> None:
+    """Until the last nets made `after` this moment read these sets of records, one each, and begin at `starts`.
+
+    How many nets are made before depends on how far apart the new workers join.
+    """
+    deadline = time.monotonic() + WAIT_S
+    wanted = sorted(sets)
+    while True:
+        newest = [one[:RECORDS] for one in read(solver, after=after)][-len(wanted) :]
+        whole = [one for one in newest if len(one) == RECORDS]
+        begun = sorted(one[0] for one in whole) == sorted(starts) or not starts
+        if begun and sorted(tuple(sorted({*one})) for one in whole) == wanted:
+            return
+        assert time.monotonic() < deadline, newest
+        time.sleep(0.1)
+
+
 def cycles(starts: Sequence[int], step: int, count: int) -> list[tuple[int, ...]]:
     """So many records from each start on, `step` apart, from the first again after the last."""
     return sorted(tuple((start + step * at) % RECORDS for at in range(count)) for start in starts)

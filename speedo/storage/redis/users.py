@@ -91,7 +91,7 @@ class _User:
 class NoUsers:
     """In the place of `Access` where there is no Redis: the folder in shared memory is this user's, and has no URL."""
 
-    def admit_worker(self, worker: int, incarnation: int) -> str:
+    def admit_worker(self, worker: int, incarnation: int, beside: int | None = None) -> str:
         """See `Access`."""
         return ""
 
@@ -148,10 +148,12 @@ class Access:
         """
         return self._patiently(self._begin)
 
-    def admit_worker(self, worker: int, incarnation: int) -> str:
-        """A URL for this incarnation of a worker; earlier incarnations lose their access."""
+    def admit_worker(self, worker: int, incarnation: int, beside: int | None = None) -> str:
+        """A URL for this incarnation of a worker; all others but `beside` lose their access."""
         stem = f"{self._run}{self._epoch}-w{worker}-"
-        self._dismiss(*(name for name in list(self._users) if name.startswith(stem)))
+        kept = f"{stem}{beside}"
+        earlier = [name for name in list(self._users) if name.startswith(stem) and name != kept]
+        self._dismiss(*earlier)
         return self._admit(f"{stem}{incarnation}", worker_rules(self._keyspace, worker))
 
     def admit_reader(self) -> str:
