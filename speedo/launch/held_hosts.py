@@ -359,6 +359,7 @@ class HeldHosts:
             remote.files.part(values)
         elif "filed" in values and command is not None:
             command.filed = True
+            remote.connection.send(got=values["filed"])
         elif "closed" in values:
             remote.closed = str(values["why"])
             group.failed = group.failed or remote.closed

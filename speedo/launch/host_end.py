@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -46,6 +46,9 @@ class HostEnd:
         self._in = descriptor_in
         self._out = _Out(descriptor_out)
         self._commands: dict[str, _Command] = {}
+        self._sent: dict[
+            str, Path
+        ] = {}  # folders whose logs were sent whole, by the command's name
         self._signalled = False
         self._hard = False
 
@@ -59,15 +62,23 @@ class HostEnd:
                 self._obey(values)
         finally:
             self._end_all()
+            self._wait_until_they_came()
             self._out.close()
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._signalled = True
 
-    def _orders(self) -> Iterator[Mapping[str, Any]]:
+    def _wait_until_they_came(self) -> None:
+        """A launcher that still listens says that it has the logs of what was ended last."""
+        deadline = time.monotonic() + DRAIN_S
+        self._signalled = False
+        for values in self._orders(lambda: bool(self._sent) and time.monotonic() < deadline):
+            self._obey({"got": values["got"]} if "got" in values else {})
+
+    def _orders(self, going: Callable[[], bool] = lambda: True) -> Iterator[Mapping[str, Any]]:
         rest = b""
         heard = time.monotonic()
-        while not self._signalled and time.monotonic() - heard < SILENCE_S:
+        while going() and not self._signalled and time.monotonic() - heard < SILENCE_S:
             if not select.select([self._in], [], [], LOOK_S)[0]:
                 continue
             try:
@@ -85,7 +96,7 @@ class HostEnd:
         if "start" in values:
             name = str(values["start"])
             try:
-                self._commands[name] = _Command(name, values, self._out)
+                self._commands[name] = _Command(name, values, self._out, self._sent)
             except (OSError, SpeedoError) as error:
                 self._out.put(event(line=str(error), of=name, stream="err"))
                 self._out.put(event(ended=name, status=1))
@@ -94,17 +105,19 @@ class HostEnd:
             self._fetch(str(values["fetch"]), values)
         elif "stop" in values and (command := self._commands.get(str(values["stop"]))) is not None:
             command.send(signal.Signals[values["signal"]])
+        elif "got" in values:
+            shutil.rmtree(self._sent.pop(str(values["got"]), ""), ignore_errors=True)
         elif "hard" in values:
             self._hard = True
 
     def _fetch(self, name: str, values: Mapping[str, Any]) -> None:
-        """Send what a command of an earlier connection has left, and remove its folder."""
+        """Send what a command of an earlier connection has left."""
         folder = Path(values["folder"]) if values["folder"] else None
         roots = [_directory(values) / one for one in values.get("collect", ())]
         if folder is not None:
             roots.append(folder / LOGS)
         if _send_files(name, roots, self._out) and folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+            self._sent[name] = folder
         self._out.put(event(filed=name))
 
     def _end_all(self) -> None:
@@ -116,10 +129,12 @@ class HostEnd:
 
 
 class _Command:
-    """One command of speedo in a session of its own."""
+    """One command of speedo in a session of its own; the folder of its logs is in `sent` once they are on their way."""
 
-    def __init__(self, name: str, values: Mapping[str, Any], out: _Out) -> None:
-        self._name, self._out = name, out
+    def __init__(
+        self, name: str, values: Mapping[str, Any], out: _Out, sent: dict[str, Path]
+    ) -> None:
+        self._name, self._out, self._sent = name, out, sent
         directory = _directory(values)
         self._collect = [directory / one for one in values.get("collect", ())]
         self._folder: Path | None = None
@@ -177,10 +192,9 @@ class _Command:
         for reader in self._readers:
             reader.join(DRAIN_S)  # a process that it left may hold the pipe
         self._out.put(event(ended=self._name, status=status))
-        sent = _send_files(self._name, self._collect, self._out)
+        if _send_files(self._name, self._collect, self._out) and self._folder is not None:
+            self._sent[self._name] = self._folder
         self._out.put(event(filed=self._name))
-        if self._folder is not None and sent:
-            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _send_files(name: str, roots: Sequence[Path], out: _Out) -> bool:

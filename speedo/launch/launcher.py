@@ -356,6 +356,7 @@ class Launcher:
             remote.files.part(values)
         elif "filed" in values:
             remote.commands[str(values["filed"])].filed = True
+            remote.connection.send(got=values["filed"])
         elif "closed" in values:
             remote.closed = str(values["why"])
             if remote.files is not None and not self._all_ended(remote):

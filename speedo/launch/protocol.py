@@ -1,10 +1,10 @@
 """What the launcher and a host say to each other over ssh: a JSON object a line, in both directions.
 
 To the host, on standard input: `start` (a command of speedo, with its environment), `stop` (a signal for one), `beat`,
-`hard` (the end that follows is at once), `fetch` (the logs of a command whose connection was lost). From the host, on
-standard output, each line after a record separator, so that what a login shell prints there is no message: `hello`,
-`started` (a command, with the folder of its logs), `line` (of its output), `ended` (its status), `file` (a part of a
-log), `filed` (all are sent).
+`hard` (the end that follows is at once), `fetch` (the logs of a command whose connection was lost), `got` (all logs of
+a command have come: until then they stay there). From the host, on standard output, each line after a record separator,
+so that what a login shell prints there is no message: `hello`, `started` (a command, with the folder of its logs),
+`line` (of its output), `ended` (its status), `file` (a part of a log), `filed` (all are sent).
 The end of standard input, or silence, ends everything on the host.
 """
 

@@ -152,3 +152,37 @@ def test_a_host_cannot_write_outside_its_folder(name: str, tmp_path: Path) -> No
 def test_what_a_login_shell_prints_is_no_event(line: bytes) -> None:
     assert read_event(line) is None
     assert read_event(b"motd\x1e" + json.dumps({"hello": {}}).encode()) == {"hello": {}}
+
+
+def log_folders(folder: Path) -> list[Path]:
+    return list(folder.glob("speedo-launch-*"))
+
+
+def test_logs_stay_on_the_host_until_the_launcher_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is on its way to an ssh that was killed is lost; the next connection fetches it."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    for number, gets in enumerate((False, True)):
+        end = End()
+        end.send(start="a", argv=["doctor"], directory=str(tmp_path), log_option="--absent")
+        folder = Path(end.next("started")["folder"])
+        (folder / "logs").mkdir()
+        (folder / "logs" / "host.log").write_text("told")
+        end.next("filed")
+        assert folder.is_dir()
+        if gets:
+            end.send(got="a")
+        assert end.process.stdin is not None
+        end.process.stdin.close()
+        assert end.process.wait(20) == 0
+        assert len(log_folders(tmp_path)) == 1, f"round {number}: the first stays, the second goes"
+    again = End()
+    again.send(fetch="a", folder=str(log_folders(tmp_path)[0]), directory=str(tmp_path), collect=[])
+    while "filed" not in (found := again.next("")):
+        assert "file" not in found or found["file"] == "logs/host.log"
+    again.send(got="a")
+    assert again.process.stdin is not None
+    again.process.stdin.close()
+    assert again.process.wait(20) == 0
+    assert log_folders(tmp_path) == []

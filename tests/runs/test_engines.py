@@ -55,22 +55,23 @@ def without_redis(folder: Path) -> dict[str, str]:
 
 @pytest.mark.torch
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize(("mode", "precision"), [("sync", "float32"), ("async", "bfloat16")])
 def test_lenet_trains_with_pytorch_and_pycaffe_scores_it_alike(
-    mode: str, speedo: Commands, tmp_path: Path
+    mode: str, precision: str, speedo: Commands, tmp_path: Path
 ) -> None:
-    """No process of the run imports pycaffe."""
+    """No process of the run imports pycaffe. Tests are in float32 whatever the workers compute with."""
     trap = tmp_path / "trap" / "caffe"
     trap.mkdir(parents=True)
     (trap / "__init__.py").write_text(TRAPPED)
     path = os.pathsep.join([str(trap.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     _, errors = said(
         speedo, "train", "--engine", "torch", "--mode", mode, "--workers", "2", "--max-iter", "40",
-        "--test-interval", "0", "--seed", "5", "--run-dir", "run", environment={"PYTHONPATH": path},
+        "--precision", precision, "--test-interval", "0", "--seed", "5", "--run-dir", "run",
+        environment={"PYTHONPATH": path},
     )  # fmt: skip
     assert not (trap / "imported").exists()
     run = tmp_path / "run"
-    assert "engine torch, device auto, float32" in errors
+    assert f"engine torch, device auto, {precision}" in errors
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert (config["engine"], config["device"]) == ("torch", "auto")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").open()]
