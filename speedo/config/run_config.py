@@ -31,6 +31,7 @@ from speedo.bounds import (
 from speedo.config.engine_checks import problems_of_engine
 from speedo.config.findings import sentence
 from speedo.config.formats import read_options
+from speedo.config.lr_scale import ELASTIC, LrScale, check_lr_scale
 from speedo.config.option_checks import (
     check_caffe_log,
     check_compression,
@@ -105,7 +106,7 @@ else:
 
 def _as_text(value: Any) -> Any:
     """A number in a YAML file as the text that the command line has."""
-    return str(value) if type(value) is int else value
+    return str(value) if type(value) in (int, float) else value
 
 
 class PhaseConfig(_Phase):
@@ -158,6 +159,11 @@ class RunConfig(_Run):
         "Test every N iterations; 0: only at the end.", Whole(0, LARGEST_INT32), group=SOLVER)] = None
     lr: Annotated[float | None, Option(
         "Instead of base_lr.", Float32("a learning rate above 0", zero=False), group=SOLVER)] = None
+    lr_scale: Annotated[str | None, BeforeValidator(_as_text), Option(
+        "Multiply the learning rate by X; linear: by the number of workers; linear:N: the same, at most by N; sqrt: by "
+        "the root of their number.", check_lr_scale,
+        usual=f"{ELASTIC} with the elastic rule, unless --lr is given; else none",
+        source="measured: modes.md, easgd", group=SOLVER, metavar="none|sqrt|linear[:N]|X")] = None
     warm_up: Annotated[int, Option(
         "The learning rate rises from a tenth to the whole over the first N iterations.", Whole(0, LARGEST_INT32),
         source="Caffe has none", group=SOLVER)] = 0
@@ -311,6 +317,12 @@ class RunConfig(_Run):
         if self.split_batch is not None:
             return self.split_batch
         return has_rounds(self.mode, *(phase.mode for phase in self.phases))
+
+    @property
+    def scale_of_lr(self) -> LrScale:
+        """That of the solver's learning rate; one that the user gives is used as it is."""
+        usual = ELASTIC if is_elastic(self) and self.lr is None else "none"
+        return LrScale(self.lr_scale or usual, self.workers)
 
     @property
     def teams(self) -> bool:

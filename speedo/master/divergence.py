@@ -101,7 +101,7 @@ class DivergenceWatch:
         if self.mode not in PLAIN:
             return "lower --lr, or delta_scale or moving_rate of its phases"
         if self.payload is Kind.WEIGHTS:
-            return "lower --lr or --moving-rate"
+            return "lower --lr, --lr-scale or --moving-rate"
         if has_rounds(self.mode) or self.workers == 1 or self.payload is Kind.GRADIENT:
             return "lower --lr"
         return f"lower --delta-scale, --lr or --momentum, or use --mode {next(filter(has_rounds, PLAIN))}"

@@ -34,7 +34,8 @@ def headline(prepared: Prepared) -> list[str]:
     if prepared.records and config.data_share != "own":  # there the hosts say how many there are
         epochs = f" = {spec.max_iter * spec.batch / prepared.records:.2f} epochs of {prepared.records:,} records"
     epochs += _SHARES.get(config.data_share, "")
-    rate = f"learning rate {spec.lr_policy.rate(0):g} ({spec.lr_policy.policy})"
+    rate = f"learning rate {spec.lr_policy.rate(0):g} ({spec.lr_policy.policy}"
+    rate += f", {scaled})" if (scaled := config.scale_of_lr.told()) else ")"
     update = ""
     if config.server_gradient:
         update = f" applied by the {'servers' if config.serves else 'master'}"

@@ -116,6 +116,8 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
     convert_databases(spec, note)
     if not spec.update_is_linear:
         config = with_whole_gradient(config)
+    if (factor := config.scale_of_lr.factor) != 1:
+        spec = spec.with_rates_scaled(factor)
     config, spec = _with_momentum_correction(config, spec)
     _check_stopping_and_phases(config, spec, path, overrides, data_root)
     records = count_records(spec)

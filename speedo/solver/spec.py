@@ -131,6 +131,13 @@ class SolverSpec:
         parameter.type = "Nesterov"
         return replace(self, text=to_text(parameter), type="Nesterov")
 
+    def with_rates_scaled(self, factor: float) -> SolverSpec:
+        """The same solver with `base_lr` so many times as large, and with it the rate of every iteration."""
+        scaled = self.lr_policy.from_base(self.lr_policy.base_lr * factor)
+        parameter = parse_text(self.text, caffe_proto().SolverParameter())
+        parameter.base_lr = scaled.base_lr
+        return replace(self, text=to_text(parameter), lr_policy=scaled)
+
     @property
     def snapshot_stem(self) -> str:
         """The prefix of the names of snapshots: the last part of Caffe's prefix."""
