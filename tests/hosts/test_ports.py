@@ -54,11 +54,24 @@ def test_a_taken_service_port_is_named_and_a_taken_process_port_left_out(
         assert BASE + 44 not in ports.processes
         assert len(ports.processes) == 89
     with (
-        socket.create_server((address(), BASE + 2)),
-        pytest.raises(ClusterError, match=f"{BASE + 2} cannot be served .* give another --port"),
+        socket.create_server((address(), BASE)),
+        pytest.raises(ClusterError, match=f"{BASE} cannot be served .* give another --port"),
         master_ports(address(), BASE),
     ):
         pass
+
+
+def test_only_the_port_that_workers_know_must_be_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program's connection may have one of the others for its end here, for as long as it lasts."""
+    monkeypatch.setattr("speedo.actors.ray_node.ports.LINGER_S", 0.3)
+    with (
+        socket.create_server((address(), BASE + 1)),
+        socket.create_server((address(), BASE + 2)),
+        master_ports(address(), BASE) as ports,
+    ):
+        services = [ports.gcs, ports.node_manager, ports.object_manager]
+        assert services == [BASE, BASE + 10, BASE + 11]
+        assert ports.processes == (*range(BASE + 12, BASE + BLOCK),)
 
 
 def test_a_port_that_a_killed_node_still_holds_is_waited_for() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -25,7 +25,7 @@ _REDIS: Final = 9
 _SERVERS: Final = range(3, 8)  # the same of the servers of the center
 _PROCESSES: Final = range(10, BLOCK)
 _FEWEST: Final = 4  # of these that must be free: for command, master, tester and a worker
-LINGER_S: Final = 3.0
+LINGER_S: Final = 10.0  # a node under load that ends may take some seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,8 @@ def server_port(address: str, base: int) -> int | None:
 def master_ports(address: str, base: int | None) -> Iterator[Ports]:
     """The ports of a master that serves `address`, reserved for it; without `base` any free ones, on loopback.
 
+    The block lies where the system takes the ports of outgoing connections from, so any of its ports may be in use for
+    a while. Workers have to know that of the GCS; node and object manager take others of the block if theirs are taken.
     Raises `ClusterError` if a port that it needs is taken.
     """
     if base is None or is_loopback(address):
@@ -75,9 +77,10 @@ def master_ports(address: str, base: int | None) -> Iterator[Ports]:
                 f"the ports {base} to {base + BLOCK - 1} belong to another SpeeDO command of this machine: "
                 "give another --port, or stop it"
             )
-        for port in _once_free(address, base):
-            require_free_port(address, port)
-        yield _block(address, base)
+        taken = _once_free(address, base)
+        if base in taken:
+            require_free_port(address, base)
+        yield _block(address, base, taken)
 
 
 @contextmanager
@@ -145,11 +148,15 @@ def is_this_machine(address: str) -> bool:
     return True
 
 
-def _block(address: str, base: int) -> Ports:
-    """The ports of a block without those that are in use now."""
-    gcs, node_manager, object_manager = (base + offset for offset in _SERVICES)
+def _block(address: str, base: int, taken: Collection[int] = ()) -> Ports:
+    """The ports of a block without those that are in use now; services whose ports are `taken` have others."""
     ports = (base + offset for offset in _PROCESSES)
     free = [port for port in ports if _in_the_way(address, port) is None]
+    services = [base + offset for offset in _SERVICES]
+    others = [free.pop(0) for port in services if port in taken and free]
+    gcs, node_manager, object_manager = (
+        others.pop(0) if port in taken and others else port for port in services
+    )
     if len(free) < _FEWEST:
         raise ClusterError(
             f"of the ports {base + _PROCESSES[0]} to {base + BLOCK - 1} too few are free on this machine: "
