@@ -26,7 +26,7 @@ setup: ## install all that is missing: Debian packages, .venv, pycaffe (built on
 	@scripts/setup.sh
 
 test: setup ## every test, with real Redis, Ray and Caffe
-	$(BIN)/python -m pytest -n $$(( $$(nproc) + 1 )) --dist worksteal --durations=10 $(ARGS)
+	$(BIN)/python -m pytest -n $$(( $$(nproc) < 4 ? $$(nproc) + 1 : 4 )) --dist worksteal --durations=10 $(ARGS)
 
 check: ## the fast loop, in seconds: format, lint, types, and the tests that start no server
 	@test -x $(BIN)/ruff || { echo 'make setup comes first' >&2; exit 1; }

@@ -46,9 +46,8 @@ class HostEnd:
         self._in = descriptor_in
         self._out = _Out(descriptor_out)
         self._commands: dict[str, _Command] = {}
-        self._sent: dict[
-            str, Path
-        ] = {}  # folders whose logs were sent whole, by the command's name
+        # Folders whose logs were sent whole, by the command's name; they stay until the launcher has them.
+        self._sent: dict[str, Path] = {}
         self._signalled = False
         self._hard = False
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +69,23 @@ class End:
 
 
 @pytest.fixture
-def end() -> Iterator[End]:
-    made = End()
-    yield made
-    made.process.kill()
-    made.process.wait()
+def made() -> Iterator[Callable[[], End]]:
+    """Makes them, and ends what it has made."""
+    all_made: list[End] = []
+
+    def make() -> End:
+        all_made.append(End())
+        return all_made[-1]
+
+    yield make
+    for one in all_made:
+        one.process.kill()
+        one.process.wait()
+
+
+@pytest.fixture
+def end(made: Callable[[], End]) -> End:
+    return made()
 
 
 def gone_within(process: psutil.Process, seconds: float) -> bool:
@@ -159,12 +171,12 @@ def log_folders(folder: Path) -> list[Path]:
 
 
 def test_logs_stay_on_the_host_until_the_launcher_has_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Callable[[], End], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is on its way to an ssh that was killed is lost; the next connection fetches it."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     for number, gets in enumerate((False, True)):
-        end = End()
+        end = made()
         end.send(start="a", argv=["doctor"], directory=str(tmp_path), log_option="--absent")
         folder = Path(end.next("started")["folder"])
         (folder / "logs").mkdir()
@@ -177,7 +189,7 @@ def test_logs_stay_on_the_host_until_the_launcher_has_them(
         end.process.stdin.close()
         assert end.process.wait(20) == 0
         assert len(log_folders(tmp_path)) == 1, f"round {number}: the first stays, the second goes"
-    again = End()
+    again = made()
     again.send(fetch="a", folder=str(log_folders(tmp_path)[0]), directory=str(tmp_path), collect=[])
     while "filed" not in (found := again.next("")):
         assert "file" not in found or found["file"] == "logs/host.log"
