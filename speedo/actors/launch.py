@@ -22,6 +22,7 @@ from speedo.engines.record_watch import RecordWatch
 from speedo.errors import EngineError, SpeedoError, StoreError
 from speedo.monitor.console import Watch
 from speedo.remote.run_copy import RunCopy
+from speedo.run.division import with_division
 from speedo.run.headline import exchange, headline
 from speedo.run.host_memory import with_host_memory
 from speedo.run.open_store import this_machine
@@ -132,13 +133,14 @@ def train_on_ray(config: RunConfig, watch: Watch) -> RunResult:
                 discard_run_dir(prepared.run_dir)
             raise
         servers = _start(prepared, watch, stack, nullcontext(lambda: None), None)
+        prepared = servers.prepared
         from speedo.actors.control_answers import under_control
 
         master = _spawn_master(servers, takes_hosts=True)
         stack.callback(_kill, master)  # before its store and its memory go
         run = _begin_run(master, prepared)
         stack.enter_context(under_control(master, _known(prepared), watch, fleet.scale))
-        fleet.start(master)
+        fleet.start(master, prepared)
         try:
             tester = _start_tester(master, prepared)
             died = "no node of the Ray cluster can train any more, the last"
@@ -192,8 +194,6 @@ def _start(
         scratch = stack.enter_context(scratch_folder())
         if config.ray is None and (ignored := session.ignored_settings()):
             watch.note(ignored)
-        for line in headline(prepared):
-            watch.note(line)
         with ExitStack() as node, ThreadPoolExecutor(1) as pool:
             checking = pool.submit(check_nets, prepared, scratch)
             redis_url, redis_ca, socket = "", "", ""
@@ -205,10 +205,13 @@ def _start(
                 )
             dead = node.enter_context(ray)
             facts = checking.result()
+            prepared = with_division(prepared, facts, watch.note)
+            for line in headline(prepared):
+                watch.note(line)
             watch.note(exchange(prepared.settings.compression, facts))
             records = RecordWatch(facts.unchecked, checked_records())
             stack.callback(records.close)
-            near = _near(config, facts.nbytes, socket, watch, stack, alone=alone)
+            near = _near(prepared.config, facts.nbytes, socket, watch, stack, alone=alone)
             stack.push(node.pop_all())  # ends before what its processes use
     except SpeedoError:
         if not isinstance(prepared.resumed, Resumed):

@@ -122,6 +122,10 @@ class ModelEngine(Engine, Protocol):
         """The shape of each blob between the layers of the train net, by its name."""
         ...
 
+    def next_batch(self) -> Mapping[str, Vector]:
+        """Read the next batch, and compute nothing: the tops of the data layers by their names, in their own shapes."""
+        ...
+
     def copy_from(self, path: Path) -> None:
         """Copy the parameters of a `.caffemodel`, matching layers by name."""
         ...

@@ -14,13 +14,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from google.protobuf import text_format
 
+from speedo.engines.batch_division import Division, try_division
 from speedo.engines.caffe_import import prepare_environment, with_our_path
 from speedo.engines.layer_types import line_of_layer
 from speedo.engines.make import CAFFE, EngineChoice, make_engine, prepare_process
@@ -30,6 +31,7 @@ from speedo.engines.record_rules import RecordRule, record_rules, with_classes
 from speedo.engines.schema import caffe_schema
 from speedo.engines.weights_check import check_start
 from speedo.errors import EngineError, SolverError, SpeedoError
+from speedo.vectors.vector import Vector
 
 _MARK: Final = "speedo-check: "
 FIRST_S: Final = 0.1  # for the records of a source before the nets are built
@@ -46,7 +48,8 @@ class CaffeFacts:
     """What the nets turned out to be; `outputs` are the names that `evaluate` will report.
 
     `activations` are the bytes of values and gradients between the layers of the worker's net, at most. `unchecked`
-    are the sources whose records were too many to read them all.
+    are the sources whose records were too many to read them all. `division` says what the parts of a batch give, if
+    that was asked for, and `undivided` why they do not give the step of the whole.
     """
 
     parameters: int
@@ -58,6 +61,8 @@ class CaffeFacts:
     loss: float | None
     activations: int
     unchecked: tuple[RecordRule, ...] = ()
+    division: Division = "none"
+    undivided: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,7 @@ def check_in_subprocess(
     python_layers: Collection[str] = (),
     weights: Path | None = None,
     step: bool = False,
+    divided: str | None = None,
     timeout: float = 120.0,
     origin: str = "",
     records: str | None = None,
@@ -89,6 +95,7 @@ def check_in_subprocess(
 ) -> CaffeFacts:
     """Build the nets of these solver texts in a child, with one step of the worker's if `step`.
 
+    `divided` is the worker's solver once more, to try what parts of its batch give (`speedo.engines.batch_division`).
     Raises `SolverError` with Caffe's own words if Caffe refuses them or the weights, `EngineError` if the
     child does not come back within `timeout` seconds or the engine is missing. `origin`, the net's file, begins
     every sentence about the nets.
@@ -96,7 +103,7 @@ def check_in_subprocess(
     request = {
         "worker": worker, "tester": tester, "rank": rank, "count": count, "step": step,
         "folder": None if folder is None else str(folder), "python_layers": list(python_layers),
-        "weights": None if weights is None else str(weights), "records": records,
+        "weights": None if weights is None else str(weights), "records": records, "divided": divided,
         "cache": None if cache is None else str(cache), "engine": asdict(choice),
     }  # fmt: skip
     environment = dict(os.environ)
@@ -121,10 +128,14 @@ def check_in_subprocess(
         raise EngineError(
             f"{choice.name} did not build the nets within {timeout:g} seconds: is the data on a slow disk?"
         ) from error
-    answers = [line for line in child.stdout.splitlines() if line.startswith(_MARK)]
+    answers = [
+        json.loads(line.removeprefix(_MARK))
+        for line in child.stdout.splitlines()
+        if line.startswith(_MARK)
+    ]
     if not answers:
         raise SolverError(_refusal(child.stderr, child.returncode, weights, origin))
-    answer = json.loads(answers[-1].removeprefix(_MARK))
+    answer = answers[0]
     if "problem" in answer and answer["ours"]:
         raise EngineError(answer["problem"])
     if "problem" in answer:
@@ -132,7 +143,14 @@ def check_in_subprocess(
         place = f"{origin}{_line(answer['problem'], origin, choice)}: " if about_net else ""
         raise SolverError(f"{place}{answer['problem']}")
     unchecked = tuple(map(RecordRule.from_plain, answer["unchecked"]))
-    return CaffeFacts(**{**answer, "outputs": tuple(answer["outputs"]), "unchecked": unchecked})
+    facts = CaffeFacts(**{**answer, "outputs": tuple(answer["outputs"]), "unchecked": unchecked})
+    if divided is None:
+        return facts
+    if len(answers) > 1:
+        return replace(facts, **answers[1])
+    at = _LAYERS.findall(child.stderr)
+    where = f"layer {at[-1]!r} cannot be built" if at and at[-1] else "the net cannot be computed"
+    return replace(facts, undivided=f"{where} with a part of the batch")
 
 
 def _line(problem: str, origin: str, choice: EngineChoice) -> str:
@@ -159,7 +177,10 @@ def _solver(text: str) -> Any:
     return text_format.Parse(text, caffe_schema().SolverParameter())
 
 
-def _build(choice: EngineChoice, request: dict[str, Any]) -> dict[str, Any]:
+def _build(
+    choice: EngineChoice, request: dict[str, Any]
+) -> tuple[dict[str, Any], Mapping[str, Vector]]:
+    """The facts, and a batch if one is asked for."""
     folder = None if request["folder"] is None else Path(request["folder"])
     allowed = request["python_layers"]
     sources = _sources(request)
@@ -186,6 +207,7 @@ def _build(choice: EngineChoice, request: dict[str, Any]) -> dict[str, Any]:
             raise SolverError("the tester's train net has other parameters than the worker's")
         tester.close()
     cache = None if request["cache"] is None else Path(request["cache"])
+    batch = worker.next_batch() if request["divided"] is not None else {}
     shapes, layout, samples = worker.shapes(), worker.layout, worker.samples_per_step
     worker.close()  # LMDB may be open only once in a process
     rules = [with_classes(rule, net, shapes) for net, rule in sources]
@@ -196,7 +218,29 @@ def _build(choice: EngineChoice, request: dict[str, Any]) -> dict[str, Any]:
         tuple(unchecked),
     )  # fmt: skip
     values = {name: getattr(facts, name) for name in CaffeFacts.__slots__}
-    return {**values, "unchecked": [rule.to_plain() for rule in unchecked]}
+    return {**values, "unchecked": [rule.to_plain() for rule in unchecked]}, batch
+
+
+def _divide(
+    choice: EngineChoice, request: dict[str, Any], batch: Mapping[str, Vector]
+) -> dict[str, Any]:
+    """What the parts of a batch give; a net that fails with parts gives nothing."""
+    folder = None if request["folder"] is None else Path(request["folder"])
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            division = try_division(
+                choice, request["divided"], batch, _Constant(), Path(scratch),
+                folder=folder, python_layers=request["python_layers"],
+            )  # fmt: skip
+    except Exception as error:  # also one of a Python layer's own
+        return {
+            "undivided": f"the net fails with a part of the batch ({describe_exception(error)})"
+        }
+    if division != "none":
+        return {"division": division}
+    return {
+        "undivided": "the gradients of its parts give neither as mean nor as sum that of the batch"
+    }
 
 
 def _sources(request: dict[str, Any]) -> list[tuple[Any, RecordRule]]:
@@ -244,11 +288,19 @@ def main() -> None:
         choice = EngineChoice(**request["engine"])
         prepare_process(choice)
         ours = False
-        answer = _build(choice, request)
+        answer, batch = _build(choice, request)
+        _answer(answer)
+        if request["divided"] is not None:
+            _answer(_divide(choice, request, batch))
+        return
     except SpeedoError as error:
         answer = {"problem": str(error), "ours": ours}
     except Exception as error:
         answer = {"problem": describe_exception(error), "ours": True}
+    _answer(answer)
+
+
+def _answer(answer: dict[str, Any]) -> None:
     print(f"\n{_MARK}{json.dumps(answer)}", flush=True)
 
 

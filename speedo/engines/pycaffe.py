@@ -110,6 +110,13 @@ class PycaffeEngine:
         """See `ModelEngine.shapes`."""
         return {str(name): tuple(blob.shape) for name, blob in self._net.blobs.items()}
 
+    def next_batch(self) -> Mapping[str, Vector]:
+        """See `ModelEngine.next_batch`."""
+        self.advance(1)
+        net = self._net
+        tops = [top for layer in self._layers_without_bottoms() for top in net._top_ids(layer)]
+        return {str(net._blob_names[top]): net._blobs[top].data.copy() for top in tops}
+
     @property
     def learning_rate(self) -> float:
         """The rate that Caffe used last, in float32 (Caffe: GetLearningRate)."""
@@ -181,7 +188,7 @@ class PycaffeEngine:
         Random augmentation of the skipped batches (mirroring, cropping) draws the same numbers as in training, so a
         rebuilt net that is advanced continues with the same images.
         """
-        layers = [at for at in range(len(self._net.layers)) if not len(self._net._bottom_ids(at))]
+        layers = self._layers_without_bottoms()
         self._read += batches
         with self._native():
             for _ in range(batches):
@@ -284,6 +291,9 @@ class PycaffeEngine:
         # The net's data layers stop their reading threads when the last reference goes.
         del self._solver, self._net, self._parameters
         self._temporary.cleanup()
+
+    def _layers_without_bottoms(self) -> list[int]:
+        return [at for at in range(len(self._net.layers)) if not len(self._net._bottom_ids(at))]
 
     def _accumulate(self, batches: int) -> float:
         """Sum the gradients of `batches` batches in the blobs; the sum of the losses."""

@@ -283,39 +283,44 @@ def chosen_solver(given: Path | None) -> Path:
 
 
 def check_nets(prepared: Prepared, scratch: Path) -> CaffeFacts:
-    """Build every net once in a child process; raises `SolverError` with Caffe's own message.
+    """Build every net once in a child process, and try what parts of a batch give if it is to be divided.
 
-    Raises `ConfigError` for a test output that the test nets do not have. Lists of records that the nets need are
-    written to `scratch`.
+    Raises `SolverError` with Caffe's own message, `ConfigError` for a test output that the test nets do not have.
+    Lists of records that the nets need are written to `scratch`.
     """
-    spec, batch_size = prepared.spec, prepared.settings.batch_sizes[0]
-    worker = solver_for_worker(
-        spec,
-        rank=0,
-        count=prepared.config.workers,
-        batch_size=batch_size,
-        seed=1,
-        scratch=scratch,
-        draws=Draws.DOUBTFUL,
-    )
+    spec, config = prepared.spec, prepared.config
+
+    def worker(draws: Draws) -> str:
+        return solver_for_worker(
+            spec,
+            rank=0,
+            count=config.workers,
+            batch_size=spec.batch_size,
+            seed=1,
+            scratch=scratch,
+            draws=draws,
+        )
+
     tester = None
     if spec.has_test:  # what a filler is, the worker's net shows
         tester = solver_for_tester(spec, seed=1, scratch=scratch, draws=Draws.NONE)
-    records = solver_for_records(spec, batch_size=batch_size, scratch=scratch)
+    records = solver_for_records(spec, batch_size=spec.batch_size, scratch=scratch)
+    divides = config.splits_batch and config.workers > 1
     facts = check_in_subprocess(
-        worker,
+        worker(Draws.DOUBTFUL),
         tester,
-        count=prepared.config.workers,
+        count=config.workers,
         folder=spec.folder,
         python_layers=spec.python_layers,
         weights=_weights_to_try(prepared),
-        timeout=prepared.config.timeout,
+        divided=worker(Draws.NONE) if divides else None,
+        timeout=config.timeout,
         origin=spec.net_files[0],
         records=records,
         cache=checked_records(),
         choice=prepared.settings.engine.on_cpu(),
     )
-    if spec.has_test and (problems := problems_with_outputs(prepared.config, facts.outputs)):
+    if spec.has_test and (problems := problems_with_outputs(config, facts.outputs)):
         raise ConfigError(problems)
     return facts
 

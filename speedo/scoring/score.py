@@ -29,6 +29,7 @@ from speedo.run.scratch import scratch_folder
 from speedo.scoring.models import Model
 from speedo.scoring.scoring_process import BATCH, PROBLEM, SCORED
 from speedo.solver import SolverSpec
+from speedo.solver.division import state_between_batches
 from speedo.solver.proto import caffe_proto, parse_text
 from speedo.solver.rewrite import solver_for_scoring
 
@@ -68,12 +69,15 @@ def score_models(
 ) -> Iterator[Score]:
     """The score of each model by the test nets of `spec` (`speedo.solver.scored_nets`), one after another.
 
-    No more processes than batches are started. Raises `SolverError`, `EngineError`.
+    No more processes than batches are started, and one alone where a batch depends on those before it. Raises
+    `SolverError`, `EngineError`.
     """
     names = _layers(spec)
     for model in models:
         check_weights(model.path, names)
-    count = min(workers, max(spec.test_iter))
+    solver = parse_text(spec.text, caffe_proto().SolverParameter())
+    alone = state_between_batches(solver.test_net_param)
+    count = 1 if alone else min(workers, max(spec.test_iter))
     with scratch_folder() as scratch, ExitStack() as stack:
         text = solver_for_scoring(spec, scratch=scratch)
         children = _Children()

@@ -10,7 +10,8 @@ from typing import Any
 
 from speedo.errors import SolverError
 from speedo.solver.conversion import read_conversion
-from speedo.solver.data_layers import SOURCES, set_net_batch
+from speedo.solver.data_layers import SOURCES, data_layers, set_net_batch
+from speedo.solver.division import scale_losses
 from speedo.solver.fillers import Draws, keep_fillers
 from speedo.solver.paths import SearchPath
 from speedo.solver.proto import caffe_proto, parse_text, set_field, to_text
@@ -33,11 +34,14 @@ def solver_for_worker(
     `Data` and `HDF5Data` layers select their shard themselves if the engine gets `rank` and `count`. For `ImageData` a
     list of every `count`-th line from `rank` on is written into `scratch`, as are lists whose names are relative.
     Caffe adds its rank to the seed, so the same seed (or the solver's own) draws differently in every worker and alike
-    in every run. A worker that loads other weights before its first step need not draw any. Raises `SolverError` for
-    data that is not on this node.
+    in every run. A worker that loads other weights before its first step need not draw any. Where the loss of a batch
+    is the sum of those of its records, that of a part counts for the whole batch, so that the mean over the workers'
+    records is Caffe's sum. Raises `SolverError` for data that is not on this node.
     """
     parameter = _train_only(spec, seed)
     set_net_batch(parameter.train_net_param, batch_size)
+    if spec.sums_losses and batch_size != spec.batch_size:
+        scale_losses(parameter.train_net_param, spec.batch_size / batch_size)
     keep_fillers(parameter.train_net_param, draws)
     _resolve(parameter, spec.search, _Lists(scratch, rank, count))
     return to_text(parameter)
@@ -46,11 +50,14 @@ def solver_for_worker(
 def solver_for_server(
     spec: SolverSpec, *, seed: int | None = None, scratch: Path | None = None
 ) -> str:
-    """The solver that draws the initial weights and applies gradients: batch 1, because it runs no pass.
+    """The solver that draws the initial weights and applies gradients; it runs no pass.
 
-    With the same seed its weights are those of sequential Caffe.
+    With the same seed its weights are those of sequential Caffe: some nets draw others with another batch.
     """
-    return solver_for_worker(spec, rank=0, count=1, batch_size=1, seed=seed, scratch=scratch)
+    parameter = _train_only(spec, seed)
+    _read_little(parameter.train_net_param)
+    _resolve(parameter, spec.search, _Lists(scratch, 0, 1))
+    return to_text(parameter)
 
 
 def solver_for_tester(
@@ -65,7 +72,7 @@ def solver_for_tester(
     The train net is needed for its parameters: it defines the layout, and is exported.
     """
     parameter = _train_only(spec, seed)
-    set_net_batch(parameter.train_net_param, 1)
+    _read_little(parameter.train_net_param)
     whole = parse_text(spec.text, caffe_proto().SolverParameter())
     parameter.test_net_param.extend(whole.test_net_param)
     for net in (parameter.train_net_param, *parameter.test_net_param):
@@ -98,6 +105,12 @@ def solver_for_records(spec: SolverSpec, *, batch_size: int, scratch: Path | Non
     parameter.test_net_param.extend(whole.test_net_param)
     _resolve(parameter, spec.search, _Lists(scratch, 0, 1, "all"))
     return to_text(parameter)
+
+
+def _read_little(net: Any) -> None:
+    """Have the data layers of a net that is never run read one batch ahead, not four (Caffe: base_data_layer.cpp)."""
+    for layer in data_layers(net):
+        layer.data_param.prefetch = 1
 
 
 def _train_only(spec: SolverSpec, seed: int | None) -> Any:

@@ -41,7 +41,8 @@ class SolverSpec:
     each `test_iter`; all are upgraded and hold only the layers of their own state. Paths of data in it are as written.
     `net_files` are the files of the nets, the train net first. `random_seed` is -1 if the solver has none.
     `python_layers` are the modules that Python layers may come from besides those in `folder`. `engine` is the one that
-    the solver is checked for.
+    the solver is checked for. `sums_losses` says that the loss of a batch was found to be the sum, not the mean, of
+    those of its records (`speedo.engines.batch_division`).
     """
 
     text: str
@@ -68,6 +69,7 @@ class SolverSpec:
     snapshot_after_train: bool = True
     snapshot_hdf5: bool = False
     engine: EngineName = "caffe"
+    sums_losses: bool = False
 
     @property
     def folder(self) -> Path:

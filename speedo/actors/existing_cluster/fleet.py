@@ -103,9 +103,9 @@ class Fleet:
         self._note(text)
         return count
 
-    def start(self, master: Any) -> None:
-        """Have the workers started, and from now on look after them."""
-        self._master = master
+    def start(self, master: Any, prepared: Prepared) -> None:
+        """Have the workers of the run as it was begun started, and from now on look after them."""
+        self._master, self._prepared = master, prepared
         master.want.remote(self._wanted)
         self._watcher.start()
 

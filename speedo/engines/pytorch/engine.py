@@ -131,6 +131,11 @@ class PytorchEngine:
         """See `ModelEngine.shapes`."""
         return self._net.shapes
 
+    def next_batch(self) -> Mapping[str, Vector]:
+        """See `ModelEngine.next_batch`."""
+        with self._open():
+            return {name: top.float().cpu().numpy() for name, top in self._net.next_batch().items()}
+
     @property
     def learning_rate(self) -> float:
         """The rate that was used last, in float32."""

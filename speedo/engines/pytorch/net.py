@@ -158,6 +158,13 @@ class Net:
         for source in self.sources:
             source.skip(batches)
 
+    def next_batch(self) -> dict[str, Tensor]:
+        """The tops of the data layers for the next batch, by their names."""
+        found: dict[str, Tensor] = {}
+        for source in self.sources:
+            found.update(zip(source.param.top, source.forward([], []), strict=True))
+        return found
+
     def share_with(self, other: Net) -> None:
         """Use the parameters of `other` from now on; see `share`."""
         for (index, number), blob in self._found_in(other).items():
