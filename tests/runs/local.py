@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from speedo.config.run_config import make_config
-from speedo.engines.pycaffe import PycaffeEngine
+from speedo.config.run_config import RunConfig, make_config
+from speedo.engines.base import ModelEngine
+from speedo.engines.make import make_engine
 from speedo.master.center import RunCenter
 from speedo.master.driver import Cluster
 from speedo.master.local_servers import LocalServers
@@ -31,6 +32,8 @@ from speedo.run.build import build_training
 from speedo.run.caffe_snapshot import read_snapshot
 from speedo.run.prepare import run_settings
 from speedo.run.result import RunResult
+from speedo.run.settings import RunSettings
+from speedo.run_dir.checkpoint_file import Checkpoint
 from speedo.run_dir.directory import create_run_dir
 from speedo.simulation.simulated_team import train_together
 from speedo.solver import SolverOverrides, read_solver, solver_for_tester, solver_for_worker
@@ -73,7 +76,7 @@ class LocalCluster(Cluster):
         self.commands: dict[int, Train] = {}  # of a team, until all are there
         self.evicted: list[tuple[int, str]] = []
         self.shares: dict[int, tuple[int, int, int]] = {}  # rank, count, records of a batch
-        self.tester: tuple[PycaffeEngine, Exchange] | None = None
+        self.tester: tuple[ModelEngine, Exchange] | None = None
 
     def send(self, command: Command) -> None:
         if isinstance(command, SaveState):
@@ -133,6 +136,24 @@ def train_here(
     config = make_config(options)
     spec = read_solver(solver, overrides=overrides, data_root=data_root)
     settings = run_settings(config, spec, "here")
+    return train_as(
+        config, settings, store, run_dir, notices=notices, former=former, checkpointed=checkpointed
+    )
+
+
+def train_as(
+    config: RunConfig,
+    settings: RunSettings,
+    store: Store,
+    run_dir: Path,
+    *,
+    notices: list[str] | None = None,
+    former: Checkpoint | None = None,
+    checkpointed: bool = False,
+    records: int | None = None,
+) -> tuple[RunResult, Vector, Vector]:
+    """The same of a run that is prepared, on the engine of its settings."""
+    spec = settings.spec
     cluster = LocalCluster()
     servers = ServersHere(int(config.servers)) if config.serves else None
     training = build_training(
@@ -141,7 +162,7 @@ def train_here(
         create_run_dir(run_dir),
         store,
         cluster,
-        None,
+        records,
         resume=read_snapshot(config.resume) if config.resume is not None else former,
         open_store=(lambda: store) if checkpointed else None,
         servers=servers,
@@ -153,13 +174,17 @@ def train_here(
         text = solver_for_worker(
             spec, rank=place.rank, count=config.workers, batch_size=place.batch_size
         )
-        engine = PycaffeEngine(
+        rank, count = place.shard.reads
+        engine = make_engine(
+            settings.engine,
             text,
             lr_policy=spec.lr_policy,
-            rank=place.rank,
-            count=config.workers,
+            rank=rank,
+            count=count,
             folder=spec.folder,
+            python_layers=spec.python_layers,
         )
+        engine.advance(place.skip)
         if place.history is not None:
             engine.load_history(training.histories[place.worker])
         cluster.workers[place.worker] = Worker(
@@ -171,8 +196,8 @@ def train_here(
         joined = Joined(place.worker, place.incarnation, engine.samples_per_step, meets=meets)
         cluster.events.append(joined)
     if spec.has_test:
-        tester = PycaffeEngine(
-            solver_for_tester(spec), lr_policy=spec.lr_policy, folder=spec.folder
+        tester = make_engine(
+            settings.engine, solver_for_tester(spec), lr_policy=spec.lr_policy, folder=spec.folder
         )
         places = servers.places if servers else [Stores(store)]
         exchange = Exchange(settings.keyspace, tester.layout, places, threads=False)
