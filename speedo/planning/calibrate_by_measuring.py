@@ -51,6 +51,8 @@ from speedo.solver import (
     read_solver,
     solver_for_worker,
 )
+from speedo.solver.division import obstacle_to_parts, order_of_records
+from speedo.solver.proto import caffe_proto, parse_text
 from speedo.storage.redis.server import PrivateRedis
 from speedo.vectors.codecs import NO_COMPRESSION, Compression
 
@@ -109,6 +111,11 @@ def measure_solver(
     check_solver(spec, workers=1, split=False)
     sizes: Sequence[int] = ()
     if any(_splits(mode, split) for mode in modes):
+        net = parse_text(spec.text, caffe_proto().SolverParameter()).train_net_param
+        if reason := order_of_records(net) or obstacle_to_parts(net):
+            raise SolverError(
+                f"{spec.net_files[0]}: {reason}: a run does not split its batch; use --whole-batch"
+            )
         sizes = batches_between(spec.batch_size, max(workers))
     effort = Effort(
         seconds, sizes, compression=compression, threads=threads, step_s=step_s, choice=choice
@@ -146,7 +153,12 @@ def measure(spec: SolverSpec, effort: Effort, note: Note) -> Calibration:
         steps = []
         for size in sorted({*effort.batch_sizes} - {spec.batch_size}):
             note(f"measuring steps on a batch of {size}")
-            seconds = statistics.fmean(children.run([size])[0]["steps"])
+            try:
+                seconds = statistics.fmean(children.run([size])[0]["steps"])
+            except SolverError as error:
+                raise SolverError(
+                    f"{error}: a part of the batch cannot be computed; use --whole-batch"
+                ) from None
             steps.append(StepTime(samples=size * spec.iter_size, seconds=seconds))
         crowding, at_once, core = 1.0, min(max(1, cores // effort.threads), MOST_AT_ONCE), 1.0
         if effort.crowd and at_once > 1:

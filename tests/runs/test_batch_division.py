@@ -7,7 +7,9 @@ real but Ray: the trial of the nets in its child, coordinator, merging, a team o
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import h5py
 import numpy as np
@@ -169,12 +171,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prepared_run(
-    folder: Path, net: str, workers: int, engine: EngineName, **options: object
+    folder: Path,
+    net: str,
+    workers: int,
+    engine: EngineName,
+    fields: Mapping[str, object] = MappingProxyType({}),
+    **options: object,
 ) -> Prepared:
     """What `prepare` makes of it, in this process: both engines take part here."""
-    solver = write_solver(
-        folder, net, test_iter=None, test_interval=None, base_lr=0.01, max_iter=STEPS
-    )
+    own = {"test_iter": None, "test_interval": None, "base_lr": 0.01, "max_iter": STEPS}
+    solver = write_solver(folder, net, **{**own, **fields})
     chosen = {"workers": workers, "engine": engine, "run_dir": str(folder / "run"), **options}
     config = make_config(chosen)
     spec = read_solver(solver, overrides=SolverOverrides(engine=engine))
@@ -271,3 +277,26 @@ def test_a_loss_in_python_that_counts_its_records_is_not_divided(
     net = data("data", "label") + SCORES + layer("loss", "Python", "ip label", "loss", loss)
     facts = check_nets(prepared_run(folder, net, 2, "caffe"), tmp_path)
     assert facts.division == "none"
+
+
+@pytest.mark.parametrize(
+    ("options", "fields"),
+    [
+        ({"team": "off"}, {}),
+        ({"servers": "2"}, {}),
+        ({"server_gradient": True}, {}),
+        ({"server_gradient": True, "servers": "2"}, {}),
+        ({}, {"iter_size": 2}),
+        ({"server_gradient": True}, {"clip_gradients": 0.5}),
+    ],
+    ids=str,
+)
+def test_a_sum_is_added_up_wherever_it_is_merged(
+    folder: Path, tmp_path: Path, options: dict[str, object], fields: dict[str, object]
+) -> None:
+    run = prepared_run(folder, SUM["none"], 2, "caffe", fields, **options)
+    _, expected = plain(folder, tmp_path / "start.caffemodel")
+    run = with_division(run, check_nets(run, tmp_path), lambda note: None)
+    result, start, after = train_as(run.config, run.settings, MemoryStore(), tmp_path / "run")
+    assert result.complete, result.reason
+    assert relative_difference(after, expected, start) < BOUND
