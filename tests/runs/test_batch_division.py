@@ -300,3 +300,13 @@ def test_a_sum_is_added_up_wherever_it_is_merged(
     result, start, after = train_as(run.config, run.settings, MemoryStore(), tmp_path / "run")
     assert result.complete, result.reason
     assert relative_difference(after, expected, start) < BOUND
+
+
+@pytest.mark.parametrize("name", ["lstm", "reshape", "softmax"])
+def test_the_first_weights_are_those_of_plain_caffe(
+    folder: Path, tmp_path: Path, name: str
+) -> None:
+    run = prepared_run(folder, NETS[name], 1, "caffe")
+    expected, _ = plain(folder, tmp_path / "start.caffemodel")
+    _, start, _ = train_as(run.config, run.settings, MemoryStore(), tmp_path / "run")
+    assert np.array_equal(start, expected)

@@ -99,7 +99,8 @@ def test_who_is_given_weights_draws_none(home: Path) -> None:
 
 def test_the_testers_batches_are_its_own(home: Path) -> None:
     solver = parsed(solver_for_tester(read_solver(write_solver(home, net_text()))))
-    assert solver.train_net_param.layer[0].data_param.batch_size == 1
+    assert solver.train_net_param.layer[0].data_param.batch_size == 8
+    assert solver.train_net_param.layer[0].data_param.prefetch == 1
     assert solver.test_net_param[0].layer[0].data_param.batch_size == 20
     assert list(solver.test_iter) == [2]
 
