@@ -29,7 +29,10 @@ def headline(prepared: Prepared) -> list[str]:
         effective = f"{whole} per merge ({share}"
     else:
         effective = f"batch {sizes[0] * spec.iter_size} per worker ({share}"
-    effective += f" records, iter_size {spec.iter_size})" if spec.iter_size > 1 else " records)"
+    effective += f" records, iter_size {spec.iter_size}" if spec.iter_size > 1 else " records"
+    if config.splits_batch and config.workers > 1 and has_rounds(config.mode):
+        effective += ", added up" if spec.sums_losses else ", averaged"
+    effective += ")"
     epochs = ""
     if prepared.records and config.data_share != "own":  # there the hosts say how many there are
         epochs = f" = {spec.max_iter * spec.batch / prepared.records:.2f} epochs of {prepared.records:,} records"

@@ -7,7 +7,9 @@ real but Ray: the trial of the nets in its child, coordinator, merging, a team o
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -29,6 +31,7 @@ from speedo.storage.memory_store import MemoryStore
 from speedo.vectors.vector import Vector
 from tests.runs.local import train_as
 from tests.support.nets import relative_difference, write_solver
+from tests.support.random_nets_in_parts import random_net
 
 pytestmark = pytest.mark.caffe
 
@@ -188,7 +191,7 @@ def prepared_run(
     return Prepared(config, settings, folder / "run", folder, count_records(spec))
 
 
-def plain(folder: Path, weights: Path) -> tuple[Vector, Vector]:
+def plain(folder: Path, weights: Path, steps: int = STEPS) -> tuple[Vector, Vector]:
     """Weights before, which are saved in `weights`, and after the steps of plain pycaffe."""
     caffe = load_caffe()
     caffe.set_mode_cpu()
@@ -200,7 +203,7 @@ def plain(folder: Path, weights: Path) -> tuple[Vector, Vector]:
         before, after = parameters.layout.zeros(), parameters.layout.zeros()
         parameters.read(before)
         solver.net.save(str(weights))
-        solver.step(STEPS)
+        solver.step(steps)
         parameters.read(after)
     return before, after
 
@@ -310,3 +313,34 @@ def test_the_first_weights_are_those_of_plain_caffe(
     expected, _ = plain(folder, tmp_path / "start.caffemodel")
     _, start, _ = train_as(run.config, run.settings, MemoryStore(), tmp_path / "run")
     assert np.array_equal(start, expected)
+
+
+def test_a_random_net_makes_the_step_of_plain_caffe_or_says_that_it_does_not(
+    folder: Path, tmp_path: Path
+) -> None:
+    """SPEEDO_FUZZ: so many nets instead of a few."""
+    compared = 0
+    for seed in range(int(os.environ.get("SPEEDO_FUZZ", "10"))):
+        net = random_net(seed, BATCH, data, layer)
+        work = tmp_path / str(seed)
+        run = prepared_run(folder, net, 2, "caffe")
+        try:
+            facts = check_nets(run, work)
+        except SolverError:
+            continue  # plain Caffe cannot build it either
+        before, expected = plain(folder, tmp_path / "start.caffemodel", 2)
+        notes: list[str] = []
+        run = with_division(run, facts, notes.append)
+        if run.config.split_batch is False:
+            assert notes[0].startswith("each worker trains on whole batches")
+            continue
+        _, start, after = train_as(
+            run.config,
+            replace(run.settings, spec=replace(run.spec, max_iter=2)),
+            MemoryStore(),
+            work,
+        )
+        assert np.array_equal(start, before), seed
+        assert relative_difference(after, expected, before) < 1e-4, seed
+        compared += 1
+    assert compared > 3
