@@ -57,6 +57,7 @@ def try_division(
     size = _batch_size(solver.train_net_param, batch)
     records = min(_RECORDS, size)
     trials = max(1, min(_TRIALS, size // records))
+    layouts = set()
 
     def gradients(rows: Sequence[int]) -> Gradients:
         where = scratch / f"rows-{'-'.join(map(str, rows))}"
@@ -70,6 +71,7 @@ def try_division(
             python_layers=python_layers,
             scratch=where,
         )
+        layouts.add(engine.layout.digest)
         try:
             return [_sampled_gradient(engine, trial) for trial in range(_TRIALS)]
         finally:
@@ -78,6 +80,8 @@ def try_division(
     whole = gradients(range(records))
     parts = [tuple(row for row in rows if row < records) for rows in _PARTS]
     divided = [gradients(rows) for rows in parts]
+    if len(layouts) > 1:
+        return "none"
     weights = [len(rows) / records for rows in parts]
     if _agree(whole, divided, weights):
         return "mean"
