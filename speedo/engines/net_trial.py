@@ -15,18 +15,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from google.protobuf import text_format
 
 from speedo.engines.caffe_import import prepare_environment, with_our_path
+from speedo.engines.label_rules import label_uses
 from speedo.engines.layer_types import line_of_layer
 from speedo.engines.make import CAFFE, EngineChoice, make_engine, prepare_process
 from speedo.engines.native_failures import describe_death, describe_exception
 from speedo.engines.record_check import first_problem, is_known, remember, until
-from speedo.engines.record_rules import RecordRule, record_rules, with_classes
+from speedo.engines.record_rules import RecordRule, record_rules
 from speedo.engines.schema import caffe_schema
 from speedo.engines.weights_check import check_start
 from speedo.errors import EngineError, SolverError, SpeedoError
@@ -188,7 +189,7 @@ def _build(choice: EngineChoice, request: dict[str, Any]) -> dict[str, Any]:
     cache = None if request["cache"] is None else Path(request["cache"])
     shapes, layout, samples = worker.shapes(), worker.layout, worker.samples_per_step
     worker.close()  # LMDB may be open only once in a process
-    rules = [with_classes(rule, net, shapes) for net, rule in sources]
+    rules = [replace(rule, uses=label_uses(net, rule.layer, shapes)) for net, rule in sources]
     unchecked = _check_records([rule for rule in rules if not is_known(rule, cache)], cache)
     facts = CaffeFacts(
         layout.size, layout.nbytes, len(layout.blobs), layout.digest, samples,
