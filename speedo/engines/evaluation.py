@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from google.protobuf import text_format
 
+from speedo.engines.forward_pass import ForwardPass
 from speedo.errors import EngineError
 from speedo.system.shared_lmdb import SharedLmdb
 
@@ -124,11 +125,12 @@ class TestNets:
         # Popped: a pass that fails half way must not leave its net in the middle of the data.
         net, read = self._kept.pop(index) if index in self._kept else (self.build(index), 0)
         take_weights(net)
-        _read_on(net, (batches.start - read) % iterations)
+        forward, samples = ForwardPass(net, self._parameters[index]), _samples(net)
+        for _ in range((batches.start - read) % iterations):
+            forward.read()
         outputs = [(net._blob_names[i], net._blobs[i]) for i in net._outputs]
-        last, samples = len(net.layers) - 1, _samples(net)
         for _ in batches:
-            net._forward(0, last)
+            forward.run()
             for name, blob in outputs:
                 values = blob.data.reshape(-1).tolist()
                 for place, value in enumerate(values):
@@ -146,14 +148,6 @@ class TestNets:
         # The constructor overwrites the level of the file's own state (Caffe: net.cpp).
         level = self._parameters[index].state.level
         return self._caffe.Net(str(self._files[index]), self._caffe.TEST, level=level)
-
-
-def _read_on(net: Any, batches: int) -> None:
-    """Let the data layers pass over so many batches, as if the net had computed them."""
-    layers = [at for at in range(len(net.layers)) if not len(net._bottom_ids(at))]
-    for _ in range(batches):
-        for layer in layers:
-            net._forward(layer, layer)
 
 
 def _samples(net: Any) -> int:

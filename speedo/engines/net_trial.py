@@ -23,11 +23,12 @@ from google.protobuf import text_format
 
 from speedo.engines.batch_division import Division, try_division
 from speedo.engines.caffe_import import prepare_environment, with_our_path
+from speedo.engines.label_rules import label_uses
 from speedo.engines.layer_types import line_of_layer
 from speedo.engines.make import CAFFE, EngineChoice, make_engine, prepare_process
 from speedo.engines.native_failures import describe_death, describe_exception
 from speedo.engines.record_check import first_problem, is_known, remember, until
-from speedo.engines.record_rules import RecordRule, record_rules, with_classes
+from speedo.engines.record_rules import RecordRule, record_rules
 from speedo.engines.schema import caffe_schema
 from speedo.engines.weights_check import check_start
 from speedo.errors import EngineError, SolverError, SpeedoError
@@ -210,7 +211,7 @@ def _build(
     batch = worker.next_batch() if request["divided"] is not None else {}
     shapes, layout, samples = worker.shapes(), worker.layout, worker.samples_per_step
     worker.close()  # LMDB may be open only once in a process
-    rules = [with_classes(rule, net, shapes) for net, rule in sources]
+    rules = [replace(rule, uses=label_uses(net, rule.layer, shapes)) for net, rule in sources]
     unchecked = _check_records([rule for rule in rules if not is_known(rule, cache)], cache)
     facts = CaffeFacts(
         layout.size, layout.nbytes, len(layout.blobs), layout.digest, samples,

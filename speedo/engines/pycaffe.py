@@ -23,6 +23,7 @@ from speedo.engines.base import Schedule
 from speedo.engines.caffe_import import is_cpu_only, load_caffe, prepare_environment
 from speedo.engines.evaluation import WHOLE, Part, Share, TestNets, combined
 from speedo.engines.files import WrittenModel, folder_in, open_memory_file
+from speedo.engines.forward_pass import ForwardPass
 from speedo.engines.native_failures import describe_exception
 from speedo.engines.openblas_kernels import use_threads
 from speedo.engines.parameters import Parameters
@@ -95,6 +96,7 @@ class PycaffeEngine:
         self._net = self._solver.net
         self._last_layer = len(self._net.layers) - 1
         self._parameters = Parameters(self._net)
+        self._forward = ForwardPass(self._net, self._parameter.train_net_param)
 
     @property
     def layout(self) -> Layout:
@@ -114,7 +116,8 @@ class PycaffeEngine:
         """See `ModelEngine.next_batch`."""
         self.advance(1)
         net = self._net
-        tops = [top for layer in self._layers_without_bottoms() for top in net._top_ids(layer)]
+        sources = [at for at in range(len(net.layers)) if not len(net._bottom_ids(at))]
+        tops = [top for layer in sources for top in net._top_ids(layer)]
         return {str(net._blob_names[top]): net._blobs[top].data.copy() for top in tops}
 
     @property
@@ -175,7 +178,7 @@ class PycaffeEngine:
         weights, history, read = self.layout.zeros(), self.history(), self._read
         self.read_weights(weights)
         with self._native():
-            del self._solver, self._net, self._parameters  # memory may not hold both
+            del self._solver, self._net, self._parameters, self._forward  # memory may not hold both
             self._build()
         self._read = 0
         self.advance(read)
@@ -188,12 +191,10 @@ class PycaffeEngine:
         Random augmentation of the skipped batches (mirroring, cropping) draws the same numbers as in training, so a
         rebuilt net that is advanced continues with the same images.
         """
-        layers = self._layers_without_bottoms()
         self._read += batches
         with self._native():
             for _ in range(batches):
-                for layer in layers:
-                    self._net._forward(layer, layer)
+                self._forward.read()
 
     def gradient(self, n: int, out: Vector) -> float:
         """Mean raw gradient over `n * iter_size` batches at the present weights; mean loss.
@@ -289,11 +290,8 @@ class PycaffeEngine:
         self._closed = True
         self._tests.close()
         # The net's data layers stop their reading threads when the last reference goes.
-        del self._solver, self._net, self._parameters
+        del self._solver, self._net, self._parameters, self._forward
         self._temporary.cleanup()
-
-    def _layers_without_bottoms(self) -> list[int]:
-        return [at for at in range(len(self._net.layers)) if not len(self._net._bottom_ids(at))]
 
     def _accumulate(self, batches: int) -> float:
         """Sum the gradients of `batches` batches in the blobs; the sum of the losses."""
@@ -302,7 +300,7 @@ class PycaffeEngine:
         total = 0.0
         self._read += batches
         for _ in range(batches):
-            total += net._forward(0, self._last_layer)
+            total += self._forward.run()
             net._backward(self._last_layer, 0)
         return total
 

@@ -10,23 +10,28 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Final
 
 import lmdb
+import numpy as np
 import psutil
 from PIL import Image
 
 from speedo.engines.caffe_import import prepare_environment
+from speedo.engines.label_rules import Values
+from speedo.engines.pictures import Colors, UnreadablePictureError, decoded
 from speedo.engines.record_rules import RecordRule, Shape
 from speedo.engines.schema import caffe_schema, use_own_schema
+from speedo.system.files import read_bytes
 from speedo.system.shared_lmdb import SharedLmdb
 
 ORIGIN: Final = "converted-from.json"  # beside an LMDB that was made from another database
@@ -34,8 +39,15 @@ _LOOK_RECORDS: Final = 64  # between two looks at the clock
 _ROTATED: Final = (5, 6, 7, 8)  # values of EXIF's Orientation that exchange height and width
 _ORIENTATION: Final = 0x0112
 _FORMATS: Final = ("JPEG", "PNG", "BMP", "PPM", "TIFF", "WEBP", "JPEG2000")  # what OpenCV decodes
+_COLORS: Final[dict[int, Colors]] = {0: "own", 1: "gray", 3: "color"}
 _CHANNELS: Final = {"RGB": 3, "RGBA": 4, "P": 3, "CMYK": 3}  # as OpenCV has them; others have one
+_READ_BYTES: Final = 4 << 20  # of an HDF5 dataset, between two looks at the clock
+_NOT_FINITE: Final = "holds NaN or infinity: correct it, or leave it out"
 _LABEL: Final = re.compile(r"\s*[+-]?\d+")
+
+
+_Record = tuple[str, Shape, int, Values | None]
+"""Name, shape, label, and the values (C, H, W) if the rule is about them."""
 
 
 class _BadRecordError(Exception):
@@ -46,25 +58,90 @@ def first_problem(rule: RecordRule, over: Callable[[], bool]) -> tuple[str | Non
     """A sentence for the first record that breaks the rule, and whether all were read before `over()`."""
     source = _shown(rule)
     start = f"layer {rule.layer!r} reads"
-    first: Shape | None = None
     try:
+        if rule.datasets:
+            return _hdf5_problem(rule, over)
         with closing(_lines(rule) if rule.images else _datums(rule)) as records:
-            for count, (name, shape, label) in enumerate(records, 1):
-                first = first or shape
-                problem = rule.shape_problem(shape, first)
-                if problem is not None:
-                    raise _BadRecordError(name, problem)
-                problem = rule.label_problem(label, f"{name!r} of {source}")
-                if problem is not None:
-                    return problem, True
-                if count % _LOOK_RECORDS == 0 and over():
-                    return None, False
+            return _problem_in(rule, records, source, over)
     except _BadRecordError as error:
         name, what = error.args
         return f"{start} the record {name!r} of {source}, which {what}", True
     except lmdb.Error as error:
         return f"{start} {source}, which is damaged ({error}): create it again", True
+
+
+def _problem_in(
+    rule: RecordRule, records: Iterable[_Record], source: str, over: Callable[[], bool]
+) -> tuple[str | None, bool]:
+    first: Shape | None = None
+    fewest = min((use.classes.number for use in rule.uses), default=0)
+    for count, (name, shape, label, values) in enumerate(records, 1):
+        first = first or shape
+        problem = rule.shape_problem(shape, first)
+        if problem is not None:
+            raise _BadRecordError(name, problem)
+        found = None
+        if not 0 <= label < fewest:
+            found = rule.label_problem(1, np.array([label]))
+        if found is None and values is not None:
+            found = rule.label_problem(0, values[None])
+        if found is not None:
+            return _label_words(rule, found, f"{name!r} of {source}"), True
+        if values is not None and 0 in rule.finite and not np.isfinite(values).all():
+            raise _BadRecordError(name, _NOT_FINITE)
+        if count % _LOOK_RECORDS == 0 and over():
+            return None, False
     return None, True
+
+
+def _hdf5_problem(rule: RecordRule, over: Callable[[], bool]) -> tuple[str | None, bool]:
+    """As `first_problem`, for the rows of HDF5 files; what is wrong with the files themselves, the engines tell."""
+    import h5py
+
+    for name in read_bytes(Path(rule.source)).decode("utf-8", "surrogateescape").split():
+        try:
+            with h5py.File(name, "r", locking=False) as file:
+                for top, dataset in enumerate(map(file.get, rule.datasets)):
+                    if not isinstance(dataset, h5py.Dataset) or not dataset.shape:
+                        continue
+                    for row, rows in _rows(dataset):
+                        problem = _problem_of_rows(rule, top, rows, row, name)
+                        if problem is not None:
+                            return problem, True
+                        if over():
+                            return None, False
+        except (OSError, RuntimeError, TypeError, ValueError):
+            continue
+    return None, True
+
+
+def _rows(dataset: Any) -> Iterator[tuple[int, Values]]:
+    """The rows as Caffe has them, some at a time, each time with the number of the first."""
+    step = max(1, _READ_BYTES // max(1, 4 * math.prod(dataset.shape[1:])))
+    if dataset.chunks:  # a compressed chunk is read as a whole
+        step = math.ceil(step / dataset.chunks[0]) * dataset.chunks[0]
+    for row in range(0, len(dataset), step):
+        with np.errstate(over="ignore"):
+            yield row, dataset[row : row + step].astype(np.float32)
+
+
+def _problem_of_rows(rule: RecordRule, top: int, rows: Values, first: int, file: str) -> str | None:
+    """A sentence for the first bad one of these rows, which begin with number `first` of the file."""
+
+    def record(row: int) -> str:
+        return f"'row {first + row}, counted from 0' of {file}"
+
+    found = rule.label_problem(top, rows)
+    if found is not None:
+        return _label_words(rule, found, record(found[0]))
+    if top in rule.finite and not (finite := np.isfinite(rows)).all():
+        row = int(finite.reshape(len(rows), -1).all(axis=1).argmin())
+        return f"layer {rule.layer!r} reads the record {record(row)}, whose {rule.datasets[top]!r} {_NOT_FINITE}"
+    return None
+
+
+def _label_words(rule: RecordRule, found: tuple[int, str, str], record: str) -> str:
+    return f"layer {rule.layer!r} reads the label {found[1]} (record {record}), {found[2]}"
 
 
 def until(deadline: float) -> Callable[[], bool]:
@@ -88,15 +165,18 @@ def remember(rule: RecordRule, cache: Path | None) -> None:
 
 
 def _mark(rule: RecordRule, cache: Path | None) -> Path | None:
-    """The cache file for this rule and the present state of its LMDB; None for lists of images."""
+    """The cache file for this rule and the present state of its files; None for lists of images."""
     if cache is None or rule.images:
         return None
     source = Path(rule.source)
     try:
-        found = (source / "data.mdb" if source.is_dir() else source).stat()
+        files = [source / "data.mdb" if source.is_dir() else source]
+        if rule.datasets:
+            files += map(Path, map(os.fsdecode, read_bytes(source).split()))
+        found = [file.stat() for file in files]
     except OSError:
         return None
-    state = [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns]
+    state = [[one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns] for one in found]
     text = json.dumps([rule.to_plain(), state], sort_keys=True)
     return cache / hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -109,10 +189,11 @@ def _shown(rule: RecordRule) -> str:
         return rule.source
 
 
-def _datums(rule: RecordRule) -> Generator[tuple[str, Shape, int]]:
-    """Key, shape and label of each record of an LMDB."""
+def _datums(rule: RecordRule) -> Generator[_Record]:
+    """The records of an LMDB; `name` is the key."""
     datum = caffe_schema().Datum()
     path = Path(rule.source)
+    looks_at_labels = any(use.top == 0 for use in rule.uses)
     with (
         SharedLmdb(path) as database,
         database.begin() as transaction,
@@ -127,9 +208,19 @@ def _datums(rule: RecordRule) -> Generator[tuple[str, Shape, int]]:
                 ) from error
             try:
                 shape = _image(io.BytesIO(datum.data), rule) if datum.encoded else _raw(datum)
+                values: Values | None = None
+                if min(shape) > 0 and not datum.encoded:
+                    if not datum.data:
+                        values = np.array(datum.float_data, np.float32)
+                    elif looks_at_labels:
+                        values = np.frombuffer(datum.data, np.uint8)
+                    if values is not None:
+                        values = values[: math.prod(shape)].reshape(shape)
+                elif looks_at_labels and datum.encoded:
+                    values = _pixels(io.BytesIO(datum.data), rule)
             except _BadRecordError as error:
                 raise _BadRecordError(name, *error.args) from None
-            yield name, shape, datum.label
+            yield name, shape, datum.label, values
 
 
 def _raw(datum: Any) -> Shape:
@@ -164,8 +255,17 @@ def _image(file: Any, rule: RecordRule) -> Shape:
     return channels, *(rule.size or (height, width))
 
 
-def _lines(rule: RecordRule) -> Generator[tuple[str, Shape, int]]:
-    """Name, shape and label of each line of a list (Caffe: layers/image_data_layer.cpp)."""
+def _pixels(file: Any, rule: RecordRule) -> Values:
+    """The image of labels as Caffe decodes it."""
+    try:
+        return decoded(file, _COLORS[rule.channels], rule.size)
+    except UnreadablePictureError as error:
+        raise _BadRecordError(f"{error}: leave it out, or create it again") from error
+
+
+def _lines(rule: RecordRule) -> Generator[_Record]:
+    """The lines of a list (Caffe: layers/image_data_layer.cpp); `name` is number and file."""
+    looks_at_labels = any(use.top == 0 for use in rule.uses)
     with open(rule.source, encoding="utf-8", errors="surrogateescape") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
@@ -182,9 +282,10 @@ def _lines(rule: RecordRule) -> Generator[tuple[str, Shape, int]]:
                 )
             try:
                 shape = _image(file, rule)
+                values = _pixels(str(file), rule) if looks_at_labels else None
             except _BadRecordError as error:
                 raise _BadRecordError(where, *error.args) from None
-            yield where, shape, int(label[0])
+            yield where, shape, int(label[0]), values
 
 
 def main() -> None:

@@ -1,29 +1,28 @@
-"""The rules for the records of a data layer: one shape, complete, and labels below the number of classes."""
+"""The rules for the records of a data layer: one shape, complete, finite, and labels below the number of classes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from speedo.engines.label_rules import Classes, LabelUse, Values, checked_for_nan
 from speedo.engines.schema import caffe_schema
 
 Shape = tuple[int, int, int]
 """Channels, height, width."""
 
-_JUDGES: Final = ("SoftmaxWithLoss", "MultinomialLogisticLoss", "HingeLoss", "Accuracy")
-
 
 @dataclass(frozen=True, slots=True)
 class RecordRule:
-    """The rule of one source: an LMDB, or with `images` a list of images below `root`.
+    """The rule of one source: an LMDB, with `images` a list of images below `root`, with `datasets` one of HDF5 files.
 
     Images are resized to `size` (height, width) if that is given, and converted to `channels` if that is not 0.
-    `mean` is the shape of the mean file. A label must be one of `classes`, those of the blob `judged`, or `ignored`;
-    0 classes: any label is accepted.
+    `mean` is the shape of the mean file. `datasets` are the names of an HDF5Data layer's tops. `uses` say what the net
+    takes as labels; tops with the numbers in `finite` must not hold NaN or infinity.
     """
 
     layer: str
@@ -35,9 +34,9 @@ class RecordRule:
     size: tuple[int, int] | None
     channels: int
     mean: Shape | None
-    classes: int = 0
-    judged: str = ""
-    ignored: int | None = None
+    datasets: tuple[str, ...] = ()
+    uses: tuple[LabelUse, ...] = ()
+    finite: tuple[int, ...] = ()
 
     def to_plain(self) -> dict[str, Any]:
         """For JSON."""
@@ -47,9 +46,14 @@ class RecordRule:
     def from_plain(cls, values: Mapping[str, Any]) -> RecordRule:
         """The inverse of `to_plain`."""
         lists = {
-            name: value and tuple(value) for name in ("size", "mean") for value in [values[name]]
+            name: None if value is None else tuple(value)
+            for name in ("size", "mean", "datasets", "finite")
+            for value in [values[name]]
         }
-        return cls(**{**values, **lists})
+        uses = tuple(
+            LabelUse(**{**use, "classes": Classes(**use["classes"])}) for use in values["uses"]
+        )
+        return cls(**{**values, **lists, "uses": uses})
 
     def shape_problem(self, shape: Shape, first: Shape) -> str | None:
         """What is wrong with a record of this shape after one of the shape `first`; follows `which `."""
@@ -71,21 +75,21 @@ class RecordRule:
             )
         return None
 
-    def label_problem(self, label: int, record: str) -> str | None:
-        """A sentence for a label that the net has no class for."""
-        if not self.classes or 0 <= label < self.classes or label == self.ignored:
-            return None
-        start = f"layer {self.layer!r} reads the label {label} (record {record})"
-        if label < 0:
-            return f"{start}: correct the labels, which count from 0"
-        return (
-            f"{start}, but {self.judged!r} has {self.classes} classes, 0 to {self.classes - 1}: correct the labels, "
-            f"or make num_output {label + 1} or more"
-        )
+    def label_problem(self, top: int, values: Values) -> tuple[int, str, str] | None:
+        """The first value of this top that the net has no class for: its row (first axis), its label, what is wrong."""
+        for use in self.uses:
+            if use.top == top:
+                labels = use.labels(values)
+                wrong = use.classes.first_wrong(labels)
+                if wrong is not None:
+                    label = float(labels.flat[wrong])
+                    row = wrong // (labels.size // len(labels))
+                    return row, f"{label:.9g}", use.classes.problem(label)
+        return None
 
 
 def record_rules(net: Any) -> list[RecordRule]:
-    """The rules of a NetParameter's sources, as far as its text defines them; labels are checked by `with_classes`."""
+    """The rules of a NetParameter's sources, as far as its text defines them: `uses` need the built net."""
     rules = []
     for layer in net.layer:
         transform = layer.transform_param
@@ -104,6 +108,7 @@ def record_rules(net: Any) -> list[RecordRule]:
                     None,
                     channels,
                     mean,
+                    finite=checked_for_nan(net, layer),
                 )
             )
         elif layer.type == "ImageData":
@@ -115,41 +120,15 @@ def record_rules(net: Any) -> list[RecordRule]:
                     size if all(size) else None, 3 if image.is_color else 1, mean,
                 )
             )  # fmt: skip
-    return rules
-
-
-def with_classes(rule: RecordRule, net: Any, shapes: Mapping[str, tuple[int, ...]]) -> RecordRule:
-    """The rule with the fewest classes that a layer of this net judges its labels by.
-
-    `shapes` are those of the blobs of the net as built, by name.
-    """
-    labels = {
-        layer.top[1]
-        for layer in net.layer
-        if layer.name == rule.layer and layer.type in ("Data", "ImageData") and len(layer.top) > 1
-    }
-    for layer in net.layer:
-        if layer.type in _JUDGES and len(layer.bottom) > 1 and layer.bottom[1] in labels:
-            classes = _classes(layer, shapes)
-            if classes and not 0 < rule.classes <= classes:
-                rule = replace(
-                    rule, classes=classes, judged=layer.bottom[0], ignored=_ignored(layer)
+        elif layer.type == "HDF5Data":
+            hdf5 = layer.hdf5_data_param
+            rules.append(
+                RecordRule(
+                    layer.name, hdf5.source, False, "", int(hdf5.batch_size), 0, None, 0, None, tuple(layer.top),
+                    finite=checked_for_nan(net, layer),
                 )
-    return rule
-
-
-def _classes(judge: Any, shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """Extent of the judged blob along its classes; 0 where that is not known here."""
-    shape = shapes.get(judge.bottom[0])
-    if shape is None:
-        return 0
-    axis = judge.accuracy_param.axis if judge.type == "Accuracy" else judge.softmax_param.axis
-    return int(shape[axis]) if -len(shape) <= axis < len(shape) else 0
-
-
-def _ignored(judge: Any) -> int | None:
-    owner = judge.accuracy_param if judge.type == "Accuracy" else judge.loss_param
-    return int(owner.ignore_label) if owner.HasField("ignore_label") else None
+            )  # fmt: skip
+    return rules
 
 
 def _mean_shape(file: str) -> Shape | None:

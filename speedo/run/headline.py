@@ -7,6 +7,7 @@ from typing import Final
 from speedo.engines.net_trial import CaffeFacts
 from speedo.run.prepare import Prepared
 from speedo.sgd_modes.registry import PLAIN, has_rounds, is_elastic, own_options
+from speedo.solver.data_layers import undivided
 from speedo.vectors.codecs import Compression, bytes_of
 
 _SHARES: Final = {
@@ -59,8 +60,27 @@ def headline(prepared: Prepared) -> list[str]:
             if config.engine != "torch"
             else [f"engine torch, device {config.device}, {config.precision}"]
         ),
+        *_not_divided(prepared),
         *(prepared.resumed.notes(config.workers) if prepared.resumed else ()),
     ]
+
+
+def _not_divided(prepared: Prepared) -> list[str]:
+    """Lines for what keeps workers that divide the records from reading each once an epoch."""
+    config, sizes = prepared.config, prepared.settings.batch_sizes
+    if config.workers == 1 or config.data_share not in ("shard", "own"):
+        return []
+    lines = [
+        f"{layer} is not divided: every worker reads or draws from all its records"
+        for layer in undivided(prepared.spec)
+    ]
+    if len(set(sizes)) > 1:
+        less = sum(sizes) // len(sizes) * len(sizes)
+        lines.append(
+            f"batch {sum(sizes)} is no multiple of {len(sizes)} workers: the shards are read at different speeds, so "
+            f"an epoch has some records twice and some not; --batch {less} or {less + len(sizes)} reads each once"
+        )
+    return lines
 
 
 def exchange(compression: Compression, facts: CaffeFacts) -> str:

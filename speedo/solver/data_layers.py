@@ -87,6 +87,16 @@ def set_net_batch(net: Any, batch_size: int) -> None:
             set_batch(layer, batch_size)
 
 
+def undivided(spec: SolverSpec) -> tuple[str, ...]:
+    """The data layers of the train net of which every worker reads all that a single Caffe would, as words."""
+    parameter = parse_text(spec.text, caffe_proto().SolverParameter())
+    return tuple(
+        f"layer {layer.name!r} ({layer.type})"
+        for layer in data_layers(parameter.train_net_param)
+        if layer.type in ("WindowData", "Python")
+    )
+
+
 def source_of(layer: Any) -> str:
     """The file or database that the layer reads, as it is written; empty for one without."""
     return str(getattr(layer, SOURCES[layer.type]).source) if layer.type in SOURCES else ""

@@ -5,6 +5,8 @@ Data sources are resolved on the node that reads them.
 
 from __future__ import annotations
 
+import math
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from speedo.solver.conversion import read_conversion
 from speedo.solver.data_layers import SOURCES, data_layers, set_net_batch
 from speedo.solver.division import scale_losses
 from speedo.solver.fillers import Draws, keep_fillers
+from speedo.solver.hdf5_shares import write_shares
 from speedo.solver.paths import SearchPath
 from speedo.solver.proto import caffe_proto, parse_text, set_field, to_text
 from speedo.solver.source_checks import image_root, read_list
@@ -32,7 +35,8 @@ def solver_for_worker(
     """The solver of worker `rank` of `count`: the train net alone, with the learning rate controlled from outside.
 
     `Data` and `HDF5Data` layers select their shard themselves if the engine gets `rank` and `count`. For `ImageData` a
-    list of every `count`-th line from `rank` on is written into `scratch`, as are lists whose names are relative.
+    list of every `count`-th line from `rank` on is written into `scratch`, and the like for a shuffled `HDF5Data`, as
+    are lists whose names are relative.
     Caffe adds its rank to the seed, so the same seed (or the solver's own) draws differently in every worker and alike
     in every run. A worker that loads other weights before its first step need not draw any. Where the loss of a batch
     is the sum of those of its records, that of a part counts for the whole batch, so that the mean over the workers'
@@ -137,12 +141,19 @@ class _Lists:
         self.rank, self.count, self._name = rank, count, name or str(rank)
         self._written = 0
 
-    def write(self, lines: list[str], owner: str) -> str:
+    def folder(self, owner: str) -> Path:
+        """A new folder, which no other engine reads."""
+        return Path(tempfile.mkdtemp(prefix="share-", dir=self._place(owner))).absolute()
+
+    def _place(self, owner: str) -> Path:
         if self._scratch is None:
             raise SolverError(f"{owner} needs a list file of its own: give a scratch folder")
         self._scratch.mkdir(parents=True, exist_ok=True)
+        return self._scratch
+
+    def write(self, lines: list[str], owner: str) -> str:
         self._written += 1
-        file = self._scratch / f"list-{self._name}-{self._written}.txt"
+        file = self._place(owner) / f"list-{self._name}-{self._written}.txt"
         text = "".join(f"{line}\n" for line in lines)
         file.write_text(text, encoding="utf-8", errors="surrogateescape")
         return str(file.absolute())
@@ -189,7 +200,7 @@ def _resolve_layer(layer: Any, search: SearchPath, lists: _Lists) -> None:
     set_field(source, "source", str(found))
     read_conversion(layer)
     if layer.type == "HDF5Data":
-        _resolve_hdf5(source, search, lists, owner)
+        _resolve_hdf5(layer, search, lists, owner)
     elif layer.type == "ImageData":
         _resolve_images(layer, search, lists, owner)
     elif layer.type == "WindowData" and source.root_folder:
@@ -197,9 +208,13 @@ def _resolve_layer(layer: Any, search: SearchPath, lists: _Lists) -> None:
         set_field(source, "root_folder", f"{found}/")
 
 
-def _resolve_hdf5(source: Any, search: SearchPath, lists: _Lists, owner: str) -> None:
+def _resolve_hdf5(layer: Any, search: SearchPath, lists: _Lists, owner: str) -> None:
+    source = layer.hdf5_data_param
     names = " ".join(read_list(Path(source.source))).split()
     found = [str(search.require(name, f"{owner} reads the HDF5 file")) for name in names]
+    if source.shuffle and lists.count > 1:
+        folder = lists.folder(owner)
+        found = write_shares(found, list(layer.top), lists.rank, lists.count, folder, owner)
     if found != names:
         source.source = lists.write(found, owner)
 
@@ -214,6 +229,18 @@ def _resolve_images(layer: Any, search: SearchPath, lists: _Lists, owner: str) -
         source.root_folder = ""
     else:
         set_field(source, "root_folder", f"{str(root).rstrip('/')}/")
-    if lists.count > 1:
+    rank, count = lists.rank, lists.count
+    if count > 1:
         # ImageData does not look at rank and count (Caffe: layers/image_data_layer.cpp).
-        source.source = lists.write(lines[lists.rank :: lists.count], owner)
+        if source.shuffle:
+            own = lines[rank::count]
+        else:  # over the end of the list, as the other layers: what belongs together stays together
+            turns = len(lines) // math.gcd(len(lines), count)
+            own = [lines[(rank + turn * count) % len(lines)] for turn in range(turns)]
+        if not own:
+            raise SolverError(
+                f"{owner} reads {len(lines):,} images, fewer than there are workers: use fewer workers, or "
+                "--data-share same"
+            )
+        source.rand_skip //= count  # of a list that is as much shorter
+        source.source = lists.write(own, owner)

@@ -10,11 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import h5py
 import lmdb
+import numpy as np
 import pytest
 from PIL import Image
 
 from speedo.engines.caffe_import import load_caffe
+from speedo.engines.label_rules import Classes, LabelUse
 from speedo.engines.net_trial import check_in_subprocess
 from speedo.engines.record_check import first_problem, is_known, remember
 from speedo.engines.record_rules import RecordRule
@@ -25,6 +28,8 @@ from tests.support.nets import net_text, records, write_lmdb, write_solver
 
 pytestmark = pytest.mark.caffe
 RULE = RecordRule("data", "", False, "", 8, 0, None, 0, None)
+FOUR = Classes("loss", "ip", 4, ignored=255)
+OF_LABELS, OF_IMAGES = (replace(RULE, uses=(LabelUse(top, FOUR),)) for top in (1, 0))
 
 
 def datum(**fields: Any) -> bytes:
@@ -113,12 +118,114 @@ def test_what_caffe_trains_from_is_let_through(
 
 
 def test_a_label_is_found_wherever_it_is(tmp_path: Path) -> None:
-    rule = replace(RULE, classes=4, judged="ip", ignored=255)
     source = database(tmp_path / "data", *good(), datum(label=255), datum(label=4))
-    assert told(rule, source) == (
+    assert told(OF_LABELS, source) == (
         f"layer 'data' reads the label 4 (record '00000501' of {source}), but 'ip' has 4 classes, 0 to 3: "
-        "correct the labels, or make num_output 5 or more"
+        "correct the labels, which count from 0, or make num_output 5 or more"
     )
+
+
+def with_a_four(at: int = 20) -> bytes:
+    return bytes(at) + b"\xff\x04" + bytes(62 - at)
+
+
+@pytest.mark.parametrize(
+    ("bad", "label"),
+    [
+        (lambda: datum(data=with_a_four()), "4"),
+        (lambda: datum(data=b"", float_data=[3.9] * 63 + [-1]), "-1"),
+        (lambda: datum(data=b"", float_data=[3.9] * 63 + [float("nan")]), "nan"),
+        (lambda: datum(encoded=True, data=gray_png(with_a_four()), channels=0), "4"),
+    ],
+)  # fmt: skip
+def test_an_image_of_labels_is_looked_at(tmp_path: Path, bad: Made, label: str) -> None:
+    source = database(tmp_path / "data", datum(data=b"\xff\x03" * 32), bad())
+    said = str(told(OF_IMAGES, source))
+    assert said.startswith(
+        f"layer 'data' reads the label {label} (record '00000001' of {source}), but 'ip'"
+    )
+
+
+def gray_png(pixels: bytes) -> bytes:
+    content = io.BytesIO()
+    Image.frombytes("L", (8, 8), pixels).save(content, "PNG")
+    return content.getvalue()
+
+
+def test_images_of_labels_in_a_list_are_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(gray_png(bytes(64)))
+    (tmp_path / "b.png").write_bytes(gray_png(with_a_four()))
+    file = tmp_path / "list.txt"
+    file.write_text("a.png 0\nb.png 0\n")
+    rule = replace(OF_IMAGES, images=True, root=f"{tmp_path}/", channels=1)
+    assert "reads the label 4 (record 'line 2: b.png' of" in str(told(rule, file))
+
+
+def test_float_values_that_are_not_finite_are_told(tmp_path: Path) -> None:
+    rule = replace(RULE, finite=(0,))
+    bad = datum(data=b"", float_data=[0.5] * 63 + [float("inf")])
+    source = database(tmp_path / "data", *good(), bad)
+    assert told(RULE, source) is None
+    assert told(rule, source) == (
+        f"layer 'data' reads the record '00000500' of {source}, which holds NaN or infinity: correct it, or leave it "
+        "out"
+    )
+
+
+def hdf5_list(folder: Path, bad: int | None, value: float) -> Path:
+    """Two files of 300 rows each; in the second the label of row `bad` is `value`."""
+    for number in range(2):
+        with h5py.File(folder / f"{number}.h5", "w") as file:
+            labels = np.arange(300, dtype=np.float64) % 4
+            if number == 1 and bad is not None:
+                labels[bad] = value
+            file["data"] = np.zeros((300, 2), np.float32)
+            file.create_dataset("label", data=labels, chunks=(7,), compression="gzip")
+    source = folder / "files.txt"
+    source.write_text(f"{folder}/0.h5 {folder}/1.h5\n")
+    return source
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (4, "reads the label 4 (record 'row 290, counted from 0' of {file}), but 'ip' has 4 classes, 0 to 3: correct"),
+        (-1, "reads the label -1 (record"),
+        (100000, "0 to 3: correct the labels, which count from 0"),
+        (1e300, "reads the label inf"),
+        (float("nan"), "reads the label nan"),
+        (255, None),
+        (255.5, None),
+        (3.9, None),
+        (-0.9, None),
+    ],
+)  # fmt: skip
+def test_labels_in_hdf5_are_looked_at(tmp_path: Path, value: float, words: str | None) -> None:
+    rule = replace(OF_LABELS, datasets=("data", "label"))
+    said = told(rule, hdf5_list(tmp_path, 290, value))
+    if words is None:
+        assert said is None
+    else:
+        assert words.format(file=tmp_path / "1.h5") in str(said)
+
+
+def test_a_row_of_hdf5_with_nan_is_told_unless_the_net_may_leave_it_out(tmp_path: Path) -> None:
+    rule = replace(RULE, datasets=("data", "label"))
+    source = hdf5_list(tmp_path, 7, float("nan"))
+    assert told(rule, source) is None
+    assert told(replace(rule, finite=(1,)), source) == (
+        f"layer 'data' reads the record 'row 7, counted from 0' of {tmp_path}/1.h5, whose 'label' holds NaN or "
+        "infinity: correct it, or leave it out"
+    )
+
+
+def test_hdf5_files_are_known_until_one_of_them_changes(tmp_path: Path) -> None:
+    source, cache = hdf5_list(tmp_path, None, 0), tmp_path / "cache"
+    rule = replace(RULE, source=str(source), datasets=("data", "label"))
+    remember(rule, cache)
+    assert is_known(rule, cache)
+    hdf5_list(tmp_path, 3, 2)
+    assert not is_known(rule, cache)
 
 
 def test_a_converted_database_is_told_by_its_own_name(tmp_path: Path) -> None:
@@ -148,7 +255,7 @@ def image_list(folder: Path, *lines: str) -> Path:
 )  # fmt: skip
 def test_a_bad_line_of_a_list_is_told(tmp_path: Path, line: str, words: str) -> None:
     file = image_list(tmp_path, "a.png 0", "b.png 3", line)
-    rule = replace(RULE, images=True, root=f"{tmp_path}/", channels=1, classes=4, judged="ip")
+    rule = replace(RULE, images=True, root=f"{tmp_path}/", channels=1, uses=OF_LABELS.uses)
     assert words.format(file=file) in str(told(rule, file))
 
 
@@ -223,5 +330,5 @@ def test_the_share_of_time_is_kept(tmp_path: Path) -> None:
 
 
 def test_values_of_a_mean_are_kept_through_json() -> None:
-    rule = replace(RULE, mean=(3, 8, 8), size=(4, 5), ignored=0)
+    rule = replace(RULE, mean=(3, 8, 8), size=(4, 5), datasets=("a",), uses=OF_LABELS.uses)
     assert RecordRule.from_plain(json.loads(json.dumps(rule.to_plain()))) == rule

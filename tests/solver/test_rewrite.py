@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
@@ -214,6 +215,46 @@ def test_image_lists_are_shared_out_line_by_line(home: Path) -> None:
         seen.append([int(label) for label in built.blobs["label"].data])
         assert float(built.blobs["data"].data[1].mean()) == 3 + rank
     assert seen == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
+
+
+def own_lines(home: Path, layer: str, rank: int, count: int) -> tuple[Any, list[str]]:
+    """The parameter of an ImageData layer of a worker, and the labels in its list."""
+    spec = read_solver(without_test(home, layer))
+    text = solver_for_worker(spec, rank=rank, count=count, batch_size=2, scratch=home / str(rank))
+    image = parsed(text).train_net_param.layer[0].image_data_param
+    return image, [line.split()[-1] for line in Path(image.source).read_text().splitlines()]
+
+
+def test_shards_of_an_image_list_go_over_its_end_as_those_of_a_database(home: Path) -> None:
+    """A database beside it would give other records from the second epoch on."""
+    write_images(home, 7)
+    for rank, expected in ((0, "0 3 6 2 5 1 4"), (1, "1 4 0 3 6 2 5"), (2, "2 5 1 4 0 3 6")):
+        assert own_lines(home, IMAGES, rank, 3)[1] == expected.split()
+
+
+def test_shards_of_a_shuffled_image_list_have_no_line_in_common(home: Path) -> None:
+    write_images(home, 7)
+    layer = IMAGES.replace("batch_size", "shuffle: true rand_skip: 6 batch_size")
+    found = [own_lines(home, layer, rank, 3) for rank in range(3)]
+    assert [lines for _, lines in found] == [["0", "3", "6"], ["1", "4"], ["2", "5"]]
+    assert [image.rand_skip for image, _ in found] == [2, 2, 2]
+    with pytest.raises(SolverError, match="reads 7 images, fewer than there are workers"):
+        own_lines(home, layer, 7, 8)
+
+
+def test_a_shuffled_hdf5_layer_gets_its_share_of_each_file(home: Path) -> None:
+    with h5py.File(home / "a.h5", "w") as file:
+        file["data"], file["label"] = np.zeros((5, 1, 8, 8)), np.arange(5)
+    (home / "list.txt").write_text("a.h5\n")
+    layer = 'type: "HDF5Data" hdf5_data_param { source: "list.txt" shuffle: true batch_size: 4 }'
+    spec = read_solver(without_test(home, layer))
+    labels = []
+    for rank, count in ((0, 2), (1, 2), (0, 1)):
+        text = solver_for_worker(spec, rank=rank, count=count, batch_size=2, scratch=home / "own")
+        source = parsed(text).train_net_param.layer[0].hdf5_data_param.source
+        with h5py.File(Path(source).read_text().strip()) as share:
+            labels.append(share["label"][:].tolist())
+    assert labels == [[0, 2, 4], [1, 3], [0, 1, 2, 3, 4]]
 
 
 def test_an_image_list_to_share_needs_a_scratch_folder(home: Path) -> None:

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from speedo.errors import EngineError
+from speedo.errors import EngineError, SolverError
+from speedo.solver.hdf5_shares import write_shares
+from speedo.solver.lr_policies import LrPolicy
 from tests.support.data_layers import assert_same, by_caffe, by_torch, source_of
 
 pytestmark = [pytest.mark.torch, pytest.mark.caffe]
@@ -27,7 +29,7 @@ def write_files(folder: Path, rows: list[int]) -> Path:
         with h5py.File(names[-1], "w") as file:
             file["data"] = random.normal(0, 1e3, (count, 2, 3, 2))  # float64
             file["label"] = random.integers(0, 9, (count, 1), np.int64)
-            file["number"] = np.arange(start, start + count, dtype=np.uint8)
+            file["number"] = np.arange(start, start + count, dtype=np.uint16)
         start += count
     path = folder / "list.txt"
     path.write_text("\n".join(map(str, names)))
@@ -112,23 +114,92 @@ def test_skipped_rows_are_those_that_would_have_come(
         assert numbers.tolist() == expected
 
 
-def test_shuffled_shards_have_no_row_in_common_in_an_epoch(tmp_path: Path) -> None:
-    layer = hdf5_layer(write_files(tmp_path, [4, 8, 6]), 9, "shuffle: true")
+@pytest.mark.parametrize("engine", ["caffe", "torch"])
+@pytest.mark.parametrize(
+    ("rows", "count"), [([18], 2), ([4, 1, 8, 5], 3), ([1, 1, 1], 3), ([200, 1, 131], 2)]
+)
+def test_shuffled_shards_have_no_row_in_common_in_an_epoch(
+    tmp_path: Path, engine: str, rows: list[int], count: int
+) -> None:
+    files = write_files(tmp_path, rows).read_text().split()
+    each = sum(rows) // count
+    read: list[list[np.ndarray]] = []
+    for rank in range(count):
+        folder = tmp_path / str(rank)
+        folder.mkdir()
+        shares = write_shares(files, TOPS, rank, count, folder, "layer 'rows'")
+        (folder / "list.txt").write_text("\n".join(shares))
+        layer = hdf5_layer(folder / "list.txt", each, "shuffle: true")
+        place = {"rank": rank, "count": count, "seed": rank}  # each worker has its own seed
+        read.append(
+            by_torch(layer, 6, **place)
+            if engine == "torch"
+            else by_engine(layer, 6, folder, **place)
+        )
     orders = set()
-    for seed in (None, 1, 2):
-        epochs = [
-            [by_torch(layer, 6, rank=rank, count=2, seed=seed)[at][2] for rank in (0, 1)]
-            for at in range(6)
-        ]
-        for shards in epochs:
-            assert sorted(np.concatenate(shards)) == list(range(18))
-            orders.add(tuple(np.concatenate(shards)))
-    assert len(orders) == 18
-    # All rows of a file come before those of the next, as in Caffe.
-    whole = by_torch(hdf5_layer(tmp_path / "list.txt", 18, "shuffle: true"), 5, seed=1)
-    for _, _, numbers in whole:
+    for epoch in zip(*read, strict=True):
+        numbers = np.concatenate([tops[2] for tops in epoch])
+        assert sorted(numbers) == list(range(sum(rows)))
+        orders.add(tuple(numbers))
+    assert len(orders) > 3 or each == 1
+
+
+def by_engine(layer: str, batches: int, folder: Path, **place: int) -> list[list[np.ndarray]]:
+    """The batches of a layer in the engine of pycaffe."""
+    from speedo.engines.pycaffe import PycaffeEngine
+
+    text = (
+        f"train_net_param {{ layer {{ {layer} }} layer {{ name: 'ip' type: 'InnerProduct' bottom: 'data' top: 'ip' "
+        "inner_product_param { num_output: 1 } } } base_lr: 0 lr_policy: 'fixed' solver_mode: CPU "
+        f"random_seed: {place['seed']}"
+    )
+    engine = PycaffeEngine(
+        text, lr_policy=LrPolicy("fixed", 0.0), rank=place["rank"], count=place["count"]
+    )
+    read = []
+    for _ in range(batches):
+        engine.step(1)
+        read.append([engine._net.blobs[top].data.copy() for top in TOPS])
+    engine.close()
+    return read
+
+
+def test_rows_of_a_file_come_before_those_of_the_next_as_in_caffe(tmp_path: Path) -> None:
+    layer = hdf5_layer(write_files(tmp_path, [4, 8, 6]), 18, "shuffle: true")
+    for _, _, numbers in by_torch(layer, 5, seed=1):
         files = np.searchsorted([4, 12], numbers, side="right")
         assert (np.diff(files) != 0).sum() == 2
+
+
+def test_a_share_has_the_rows_of_any_type_and_any_name_of_file(tmp_path: Path) -> None:
+    folder = tmp_path / "100%b-\u00fc"
+    folder.mkdir()
+    with h5py.File(folder / "a.h5", "w") as file:
+        file.create_dataset("data", data=np.arange(21).reshape(7, 3), compression="gzip")
+        file["label"] = np.arange(7, dtype=np.float16)
+    (name,) = write_shares([f"{folder}/a.h5"], ("data", "label"), 1, 3, folder, "layer 'rows'")
+    with h5py.File(name) as share:
+        assert share["data"][:].tolist() == [[3, 4, 5], [12, 13, 14]]
+        assert share["label"][:].tolist() == [1, 4]
+    (folder / "list.txt").write_text(name)
+    layer = hdf5_layer(folder / "list.txt", 2, tops=("data", "label"))
+    (rows,) = by_caffe(layer, 1, tmp_path)
+    assert rows[0].tolist() == [[3, 4, 5], [12, 13, 14]]
+
+
+@pytest.mark.parametrize(
+    ("tops", "words"),
+    [
+        (("data", "other"), r"which cannot be divided between workers .*other"),
+        (TOPS, "reads 1 rows, fewer than there are workers: use fewer"),
+    ],
+)
+def test_files_that_cannot_be_divided_are_told(
+    tmp_path: Path, tops: tuple[str, ...], words: str
+) -> None:
+    files = write_files(tmp_path, [1]).read_text().split()
+    with pytest.raises(SolverError, match=words):
+        write_shares(files, tops, 1, 2, tmp_path, "layer 'rows'")
 
 
 def test_one_shuffled_file_changes_its_order_every_epoch(tmp_path: Path) -> None:

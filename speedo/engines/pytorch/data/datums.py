@@ -11,7 +11,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from speedo.engines.caffe_schema.caffe_pb2 import Datum
-from speedo.engines.pytorch.data.pictures import Colors, UnreadablePictureError, decoded
+from speedo.engines.pictures import Colors, UnreadablePictureError, decoded
 from speedo.engines.pytorch.data.prefetch import Batch
 from speedo.engines.pytorch.data.source import BatchSource
 from speedo.engines.pytorch.data.transform import Pixels, Size, Transform

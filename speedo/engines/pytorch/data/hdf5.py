@@ -22,8 +22,8 @@ class HDF5Data(BatchSource):
 
     Shards as in `Data`. The rows of all files, one file after the other, are one sequence, which begins again after
     the last; a batch may hold rows of two files, and rows twice if there are fewer than it needs. `shuffle` changes the
-    order of the files before every epoch and of the rows in each; it is the same order in every rank, so that the
-    shards have no row in common.
+    order of the files before every epoch and of the rows in each, by the place's seed and rank; then rank and count
+    are not looked at, since a worker's list has its rows alone (`speedo.solver.hdf5_shares`).
     """
 
     @property
@@ -37,18 +37,16 @@ class HDF5Data(BatchSource):
             raise self.refuse("has transform_param, which HDF5Data does not take: remove it")
         self._files = self._read_list()
         self._order = np.arange(len(self._files))
-        self._shuffles = (
-            self.draws("shuffle", alike=True) if self.param.hdf5_data_param.shuffle else None
-        )
+        self._shuffles = self.draws("shuffle") if self.param.hdf5_data_param.shuffle else None
         if self._shuffles is not None:
             self._shuffles.shuffle(self._order)
         self._shapes: list[Shape] = []
         self._at = 0
         self._load()
-        trains = self.place.phase == "TRAIN"
-        self._step = self.place.count if trains else 1
+        shards = self.place.phase == "TRAIN" and self._shuffles is None
+        self._step = self.place.count if shards else 1
         self._row = 0
-        self._advance(self.place.rank if trains else 0)
+        self._advance(self.place.rank if shards else 0)
         return [(self.samples, *shape) for shape in self._shapes]
 
     def read(self) -> Batch:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from speedo.engines.pytorch.data.pictures import Bytes, UnreadablePictureError, decoded
+from speedo.engines.pictures import Bytes, UnreadablePictureError, decoded
 from speedo.engines.pytorch.data.prefetch import Batch
 from speedo.engines.pytorch.data.source import BatchSource
 from speedo.engines.pytorch.data.transform import Size, Transform

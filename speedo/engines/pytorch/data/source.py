@@ -117,16 +117,10 @@ class BatchSource(SourceLayer):
             raise self.refuse(f"needs the {what} {path}, which does not exist: correct the path")
         return path
 
-    def draws(self, purpose: str, *, alike: bool = False) -> np.random.Generator:
-        """Random numbers of this layer: by the place's seed and rank, or unforeseeable without a seed.
-
-        `alike`: the same in every rank, with or without a seed.
-        """
+    def draws(self, purpose: str) -> np.random.Generator:
+        """Random numbers of this layer: by the place's seed and rank, or unforeseeable without a seed."""
         seed = self.place.seed
-        if seed is None or seed < 0:
-            seed = 0 if alike else None
-        elif not alike:
-            seed += self.place.rank
+        seed = None if seed is None or seed < 0 else seed + self.place.rank
         own = zlib.crc32(f"{self.name}\n{purpose}".encode())
         return np.random.Generator(np.random.PCG64(None if seed is None else [seed, own]))
 

@@ -1,0 +1,85 @@
+"""The forward pass of a net of pycaffe, with what Caffe itself does not look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from speedo.engines.caffe_import import load_caffe
+from speedo.engines.label_rules import Classes, classes_of, label_bottom
+from speedo.errors import EngineError
+
+
+class ForwardPass:
+    """Runs `net`, which Caffe built from the NetParameter `parameter`.
+
+    Raises `EngineError` for a label without a class, with which Caffe would read beyond its memory. A shuffled HDF5Data
+    layer is read as by a solver alone: its list has a worker's share only (`speedo.solver.hdf5_shares`).
+    """
+
+    def __init__(self, net: Any, parameter: Any) -> None:
+        params = {layer.name: layer for layer in parameter.layer}
+        self._net = net
+        self._labels: dict[int, tuple[Any, Classes]] = {}
+        self._alone: set[int] = set()
+        self._sources: list[int] = []
+        for at, name in enumerate(net._layer_names):
+            bottoms, param = list(net._bottom_ids(at)), params.get(name)
+            if not bottoms:
+                self._sources.append(at)
+            if param is None:
+                continue  # a Split of Caffe's own
+            if param.type == "HDF5Data" and param.hdf5_data_param.shuffle:
+                self._alone.add(at)
+            shapes = {param.bottom[0]: tuple(net._blobs[bottoms[0]].shape)} if bottoms else {}
+            if (classes := classes_of(param, shapes)) is not None:
+                self._labels[at] = net._blobs[bottoms[label_bottom(param)]], classes
+        stops = {0, len(net.layers), *self._labels, *self._alone, *(at + 1 for at in self._alone)}
+        self._parts = [(first, end - 1) for first, end in pairwise(sorted(stops))]
+
+    def run(self) -> float:
+        """Read the next batch and compute all layers; the loss."""
+        loss = 0.0
+        for first, last in self._parts:
+            if first in self._labels:
+                self._check(*self._labels[first])
+            # In float32, as Caffe adds the losses of its layers.
+            loss = float(np.float32(loss + self._forward(first, last)))
+        return loss
+
+    def read(self) -> None:
+        """Let the layers without a bottom pass over a batch."""
+        for layer in self._sources:
+            self._forward(layer, layer)
+
+    def _forward(self, first: int, last: int) -> float:
+        with _as_a_solver_alone() if first in self._alone else nullcontext():
+            return float(self._net._forward(first, last))
+
+    @staticmethod
+    def _check(blob: Any, classes: Classes) -> None:
+        labels = blob.data
+        wrong = classes.first_wrong(labels)
+        if wrong is not None:
+            label = float(labels.flat[wrong])
+            raise EngineError(
+                f"layer {classes.layer!r} reads the label {label:.9g}, {classes.problem(label)}"
+            )
+
+
+@contextmanager
+def _as_a_solver_alone() -> Iterator[None]:
+    """Caffe's data layers look at rank and count when they are read."""
+    caffe = load_caffe()
+    rank, count = caffe.solver_rank(), caffe.solver_count()
+    caffe.set_solver_rank(0)
+    caffe.set_solver_count(1)
+    try:
+        yield
+    finally:
+        caffe.set_solver_count(count)
+        caffe.set_solver_rank(rank)
