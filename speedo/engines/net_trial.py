@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from google.protobuf import text_format
 
-from speedo.engines.caffe_import import prepare_environment, with_our_path
+from speedo.engines.caffe_import import prepare_environment
 from speedo.engines.layer_types import line_of_layer
 from speedo.engines.make import CAFFE, EngineChoice, make_engine, prepare_process
 from speedo.engines.native_failures import describe_death, describe_exception
@@ -30,6 +30,7 @@ from speedo.engines.record_rules import RecordRule, record_rules, with_classes
 from speedo.engines.schema import caffe_schema
 from speedo.engines.weights_check import check_start
 from speedo.errors import EngineError, SolverError, SpeedoError
+from speedo.system.import_order import with_our_path
 
 _MARK: Final = "speedo-check: "
 FIRST_S: Final = 0.1  # for the records of a source before the nets are built
