@@ -40,6 +40,7 @@ main() {
 
   choose_python
   choose_caffe
+  unset PYTHONPATH # another Caffe there, or a module that hides one of ours, is not what is installed and checked
   install_missing_packages
   make_venv
   install_python_packages

@@ -1,5 +1,12 @@
 """`python -m speedo` is the command `speedo`."""
 
+import sys
+
+if (
+    not sys.flags.safe_path
+):  # the working folder may hold a `caffe` too: see speedo/system/import_order.py
+    sys.path.append(sys.path.pop(0))
+
 from speedo.cli.main import main
 
 if __name__ == "__main__":

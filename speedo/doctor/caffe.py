@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Final
 
 from speedo.doctor.base import Finding, fail, ok
-from speedo.engines.caffe_import import is_cpu_only, load_caffe, with_our_path
+from speedo.engines.caffe_import import is_cpu_only, load_caffe, of_the_user
 from speedo.engines.native_failures import describe_death
 from speedo.engines.openblas_kernels import use_the_processor
 from speedo.errors import EngineError
+from speedo.system.import_order import with_our_path
 
 IMPORT_S: Final = 60.0
 REMEDY: Final = "run `make setup` on this node, or use the interpreter that has pycaffe"
@@ -33,7 +34,7 @@ def pycaffe() -> Finding:
             text=True,
             errors="replace",
             timeout=IMPORT_S,
-            env=with_our_path(dict(os.environ)),
+            env=with_our_path(os.environ),
             check=False,
         )
     except subprocess.TimeoutExpired:
@@ -41,7 +42,7 @@ def pycaffe() -> Finding:
     answers = [line for line in child.stdout.splitlines() if line.startswith(_MARK)]
     if not answers:
         died = describe_death(child.stderr, child.returncode)
-        return fail("pycaffe", f"its import ends the process: {died}", REMEDY)
+        return fail("pycaffe", f"its import ends the process: {died}", of_the_user() or REMEDY)
     answer = json.loads(answers[-1].removeprefix(_MARK))
     if "problem" in answer:
         return fail("pycaffe", answer["problem"])

@@ -14,11 +14,11 @@ from typing import Final
 
 from speedo.doctor.base import Finding, fail, ok, warn
 from speedo.doctor.caffe import IMPORT_S
-from speedo.engines.caffe_import import with_our_path
 from speedo.engines.make import CAFFE_REMEDY, TORCH_REMEDY, EngineName, is_installed
 from speedo.engines.native_failures import describe_death
 from speedo.engines.pytorch.devices import load_torch, names_of_devices
 from speedo.errors import EngineError
+from speedo.system.import_order import with_our_path
 
 _MARK: Final = "speedo-torch: "
 
@@ -50,7 +50,7 @@ def torch() -> Torch:
             text=True,
             errors="replace",
             timeout=IMPORT_S,
-            env=with_our_path(dict(os.environ)),
+            env=with_our_path(os.environ),
             check=False,
         )
     except subprocess.TimeoutExpired:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import traceback
 from collections.abc import MutableMapping
 from functools import cache
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from speedo.engines.openblas_kernels import use_the_processor
 from speedo.errors import EngineError
+from speedo.system.import_order import on_pythonpath
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -32,14 +34,6 @@ def prepare_environment(
             chosen[name] = str(threads)
 
 
-def with_our_path(environment: dict[str, str]) -> dict[str, str]:
-    """The environment of a child that must import this same package, wherever its parent found it."""
-    root = str(Path(__file__).resolve().parents[2])
-    path = environment.get("PYTHONPATH")
-    environment["PYTHONPATH"] = f"{root}{os.pathsep}{path}" if path else root
-    return environment
-
-
 @cache
 def load_caffe() -> Any:
     """The module `caffe`; raises `EngineError` where there is none."""
@@ -47,16 +41,20 @@ def load_caffe() -> Any:
     try:
         import caffe
         import caffe.proto.caffe_pb2
-    except ImportError as error:
-        raise EngineError(
-            f"pycaffe cannot be imported here ({error}): {_remedy(str(error))}"
-        ) from error
+    except Exception as error:
+        # A Caffe for Python 2 raises a SyntaxError, a caffe_pb2 of an old protoc a TypeError.
+        kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
+        said = f"{kind}{str(error).partition(chr(10))[0]}"
+        raise EngineError(f"pycaffe cannot be imported here ({said}): {_remedy(error)}") from error
     use_the_processor()
     return caffe
 
 
-def _remedy(said: str) -> str:
-    """What to do about an import that failed with these words."""
+def _remedy(error: Exception) -> str:
+    """What to do about an import that failed so."""
+    said = str(error)
+    if words := of_the_user(*_files(error)):
+        return words
     if "cannot open shared object file" in said:
         packages = _libraries_of_our_wheel()
         if packages:
@@ -69,6 +67,23 @@ def _remedy(said: str) -> str:
         "run `make setup` on this node, install the wheels of `make wheels`, "
         "or start SpeeDO with the interpreter that has it"
     )
+
+
+def of_the_user(*files: str) -> str:
+    """Which of these files, or that of `caffe`, comes from the user's PYTHONPATH, and the remedy; or nothing."""
+    found = importlib.util.find_spec("caffe")
+    for file in (*files, *([found.origin] if found is not None and found.origin else [])):
+        if folder := on_pythonpath(file):
+            return f"{file} was imported, because {folder} is on PYTHONPATH: unset PYTHONPATH, or take it out there"
+    return ""
+
+
+def _files(error: Exception) -> list[str]:
+    """The files in which an import failed, the last one first."""
+    files = [frame.filename for frame in reversed(traceback.extract_tb(error.__traceback__))]
+    if isinstance(error, SyntaxError) and error.filename:
+        files.insert(0, error.filename)
+    return files
 
 
 def _libraries_of_our_wheel() -> list[str]:

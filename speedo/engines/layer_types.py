@@ -41,8 +41,8 @@ def refusals(engine: EngineName) -> Mapping[str, str]:
 def line_of_layer(file: str, name: str) -> str:
     """`, line 12` where this file names the layer; empty where that is not found."""
     try:
-        text = files.read_text(Path(file))
-    except (OSError, UnicodeDecodeError):
+        text = files.read_bytes(Path(file), files.MOST_TEXT_BYTES).decode("utf-8", "replace")
+    except OSError:
         return ""
     found = re.search(rf"""\bname\s*:\s*(["']){re.escape(name)}\1""", text)
     return "" if found is None else f", line {text.count(chr(10), 0, found.start()) + 1}"

@@ -22,7 +22,7 @@ from typing import Any, Final
 from google.protobuf import text_format
 
 from speedo.engines.batch_division import Division, try_division
-from speedo.engines.caffe_import import prepare_environment, with_our_path
+from speedo.engines.caffe_import import prepare_environment
 from speedo.engines.label_rules import label_uses
 from speedo.engines.layer_types import line_of_layer
 from speedo.engines.make import CAFFE, EngineChoice, make_engine, prepare_process
@@ -32,6 +32,7 @@ from speedo.engines.record_rules import RecordRule, record_rules
 from speedo.engines.schema import caffe_schema
 from speedo.engines.weights_check import check_start
 from speedo.errors import EngineError, SolverError, SpeedoError
+from speedo.system.import_order import with_our_path
 from speedo.vectors.vector import Vector
 
 _MARK: Final = "speedo-check: "

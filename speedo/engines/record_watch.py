@@ -10,8 +10,9 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from speedo.engines.caffe_import import prepare_environment, with_our_path
+from speedo.engines.caffe_import import prepare_environment
 from speedo.engines.record_rules import RecordRule
+from speedo.system.import_order import with_our_path
 
 END_S = 5.0
 
@@ -24,7 +25,7 @@ class RecordWatch:
         self._problem: str | None = None
         if not rules:
             return
-        environment = with_our_path(dict(os.environ))
+        environment = with_our_path(os.environ)
         prepare_environment(1, environment)
         self._child = subprocess.Popen(
             [sys.executable, "-P", "-m", "speedo.engines.record_check"],

@@ -21,7 +21,7 @@ from typing import IO, Any, Final
 
 from speedo.config.run_config import make_config
 from speedo.data import default_data_root
-from speedo.engines.caffe_import import prepare_environment, with_our_path
+from speedo.engines.caffe_import import prepare_environment
 from speedo.engines.make import CAFFE, EngineChoice
 from speedo.engines.native_failures import describe_death
 from speedo.errors import EngineError, SolverError
@@ -54,6 +54,7 @@ from speedo.solver import (
 from speedo.solver.division import obstacle_to_parts, order_of_records
 from speedo.solver.proto import caffe_proto, parse_text
 from speedo.storage.redis.server import PrivateRedis
+from speedo.system.import_order import with_our_path
 from speedo.vectors.codecs import NO_COMPRESSION, Compression
 
 MOST_AT_ONCE: Final = 8  # processes that compute at the same time

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
-from speedo.engines.caffe_import import prepare_environment, with_our_path
+from speedo.engines.caffe_import import prepare_environment
 from speedo.engines.evaluation import Part, combined
 from speedo.engines.make import CAFFE, EngineChoice
 from speedo.engines.native_failures import describe_death
@@ -32,6 +32,7 @@ from speedo.solver import SolverSpec
 from speedo.solver.division import state_between_batches
 from speedo.solver.proto import caffe_proto, parse_text
 from speedo.solver.rewrite import solver_for_scoring
+from speedo.system.import_order import with_our_path
 
 SILENCE_S: Final = 600.0  # without a batch of any child; a batch takes less
 

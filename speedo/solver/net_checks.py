@@ -20,6 +20,8 @@ from speedo.solver.data_layers import (
     data_layers,
     is_data_layer,
 )
+from speedo.solver.forks import LAYERS as FORK_LAYERS
+from speedo.solver.forks import about_layer
 from speedo.solver.paths import SearchPath
 from speedo.solver.proto import did_you_mean
 from speedo.solver.source_checks import file_problem, source_problems, transform_problems
@@ -41,7 +43,10 @@ def net_problems(
     for (role, net), file in zip(nets, net_files, strict=False):
         found += _refused(net, file, engine)
         found += [f"{file}: {text}" for text in _layers(net, search, engine)]
-        found += [f"{file}: {text}" for text in (_train(net) if role == _TRAIN else _test(net))]
+        if all(
+            layer.type not in FORK_LAYERS for layer in net.layer
+        ):  # one may bring records or be the loss
+            found += [f"{file}: {text}" for text in (_train(net) if role == _TRAIN else _test(net))]
     for weights in (name.strip() for names in parameter.weights for name in names.split(",")):
         found += file_problem("the solver names the weights", weights, search)
     return list(dict.fromkeys(found))
@@ -64,8 +69,9 @@ def _layers(net: Any, search: SearchPath, engine: EngineName) -> Iterator[str]:
     for layer in net.layer:
         name = f"layer {layer.name!r}"
         if layer.type not in known:
-            suggestion = did_you_mean(layer.type, known)
-            yield f"{name} has the unknown type {layer.type!r}{suggestion or ': correct it'}"
+            other = about_layer(layer.type)
+            suggestion = f": {other}" if other else did_you_mean(layer.type, known)
+            yield f"{name} has the unknown type {layer.type!r}{suggestion or ', none of BVLC Caffe: correct it'}"
         for bottom in layer.bottom:
             if bottom not in tops:
                 suggestion = did_you_mean(bottom, tops) or ": correct it"

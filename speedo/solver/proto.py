@@ -13,13 +13,14 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from speedo.engines.schema import caffe_schema
 from speedo.errors import SolverError
-from speedo.system import files
+from speedo.solver.dialect import caffes_text
+from speedo.solver.forks import about_field
 
 _PLACE: Final = re.compile(r"^(\d+):(\d+) : (.*)$", re.DOTALL)
 _FIELD: Final = re.compile(r'Message type "([\w.]+)" has no field named "(\w+)"')
-_ENUM: Final = re.compile(r'Enum type "([\w.]+)" has no value named (\w+)')
-_RANGE: Final = re.compile(
-    r"(\w+)\s*:\s*(-?\w+)\b[^:]*'?: (?:Value out of range|Couldn't parse integer): \2", re.ASCII
+_ENUM: Final = re.compile(r'Enum type "([\w.]+)" has no value named (\S*?)\.?$')
+_NUMBER: Final = re.compile(
+    r"(\w+)\s*:\s*(-?[\w.+-]+)[^:]*'?: (?:Value out of range|Couldn't parse integer): \2", re.ASCII
 )
 _INTEGERS: Final = {
     FieldDescriptor.TYPE_INT32: (-(2**31), 2**31 - 1),
@@ -44,14 +45,10 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def read_text(path: Path, message: Any) -> None:
     """Parse the file into `message`; raises `SolverError` with file, line and a suggestion."""
     try:
-        text = files.read_text(path)
+        text = caffes_text(path)
     except OSError as error:
         raise SolverError(
             f"{path}: cannot be read ({error.strerror or error}): correct the path or its permissions"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise SolverError(
-            f"{path}: is not text: give the prototxt, not a .caffemodel or a database"
         ) from error
     try:
         text_format.Parse(text, message)
@@ -89,15 +86,35 @@ def _explain(error: str, message: Any) -> str:
     if (field := _FIELD.search(what)) is not None:
         known = pool.FindMessageTypeByName(field[1]).fields_by_name
         owner = field[1].rpartition(".")[2]
-        return f"{where}{owner} has no field {field[2]!r}{did_you_mean(field[2], known)}"
+        other = about_field(owner, field[2])
+        hint = f": {other}" if other else did_you_mean(field[2], known)
+        return f"{where}{owner} has no field {field[2]!r}{hint}"
     if (value := _ENUM.search(what)) is not None:
         known = pool.FindEnumTypeByName(value[1]).values_by_name
-        choice = ", ".join(known)
-        return f"{where}{value[2]!r} is not one of {choice}{did_you_mean(value[2], known)}"
-    if (number := _RANGE.search(what)) is not None:
+        word = value[2].strip("\"'")
+        hint = "; leave the quotes out" if word != value[2] else did_you_mean(word, known)
+        return f"{where}{word!r} is not one of {', '.join(known)}{hint}"
+    if (number := _NUMBER.search(what)) is not None:
+        if problem := _whole(number[2]):
+            return f"{where}{number[1]} is {_cut(number[2])}: {problem}"
         bound = _bound(number[1], message)
         return f"{where}{number[1]} is {_cut(number[2])}{bound or ', too far: use a smaller one'}"
     return f"{where}{_cut(' '.join(what.split())).rstrip('.')}: correct the text there"
+
+
+def _whole(number: str) -> str:
+    """What to write instead of a text that is no integer; nothing for one that is too large."""
+    try:
+        int(number, 0)
+        return ""
+    except ValueError:
+        pass
+    try:
+        whole = int(float(number))
+    except (ValueError, OverflowError):
+        return "use a whole number"
+    same = f"write {whole}" if whole == float(number) else "use one"
+    return f"Caffe reads a whole number there only without point and exponent: {same}"
 
 
 def _bound(field: str, message: Any) -> str:

@@ -12,6 +12,7 @@ from google.protobuf import text_format
 from speedo.engines.make import EngineName
 from speedo.errors import SolverError
 from speedo.solver.data_layers import data_layers, source_of
+from speedo.solver.dialect import caffes_text
 from speedo.solver.net_checks import problems_of_tests
 from speedo.solver.paths import SearchPath
 from speedo.solver.proto import caffe_proto, parse_text, read_text, to_text
@@ -19,7 +20,6 @@ from speedo.solver.reading import read_solver, spec_of
 from speedo.solver.spec import SolverOverrides, SolverSpec
 from speedo.solver.state import filter_net
 from speedo.solver.upgrade import upgrade_net
-from speedo.system import files
 
 USUAL_ITERATIONS: Final = 50  # of a net, which names none: those of `caffe test`
 
@@ -75,8 +75,8 @@ def check_tests(spec: SolverSpec) -> None:
 def _is_net(path: Path) -> bool:
     """Whether the file holds a net and no solver; what cannot be read is left to who reads a solver."""
     try:
-        net = text_format.Parse(files.read_text(path), caffe_proto().NetParameter())
-    except (OSError, UnicodeDecodeError, text_format.ParseError):
+        net = text_format.Parse(caffes_text(path), caffe_proto().NetParameter())
+    except (OSError, SolverError, text_format.ParseError):
         return False
     return bool(net.layer or net.layers)
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+import speedo
 from speedo.cli.main import main
 from speedo.data.mnist import FASHION_MNIST_SOURCE
 from speedo.doctor import Finding, Request, examine
@@ -125,7 +126,10 @@ def test_a_pycaffe_that_ends_the_process_is_told(
 ) -> None:
     (home / "broken" / "caffe").mkdir(parents=True)
     (home / "broken" / "caffe" / "__init__.py").write_text("import os\nos.abort()\n")
-    monkeypatch.setenv("PYTHONPATH", str(home / "broken"))
+    path = os.pathsep.join([str(home / "broken"), str(Path(speedo.__file__).parents[1])])
+    monkeypatch.setattr(
+        "speedo.doctor.caffe.with_our_path", lambda given: {**given, "PYTHONPATH": path}
+    )
     found = examine(Request(home / "solver.prototxt"))
     (caffe,) = [one for one in found if one.name == "pycaffe"]
     assert caffe.level == "fail"

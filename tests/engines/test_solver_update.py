@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speedo.engines.caffe_import import with_our_path
 from speedo.engines.solver_history import history_from, solverstate_in
 from speedo.engines.solver_update import BLOCK, Multipliers, SolverUpdate, multipliers
 from speedo.engines.solverstate import read_solverstate, write_solverstate
@@ -20,6 +19,7 @@ from speedo.engines.update_rules import RULES, SolverFields
 from speedo.errors import EngineError
 from speedo.solver import LrPolicy, read_solver
 from speedo.solver.proto import caffe_proto, parse_text
+from speedo.system.import_order import with_our_path
 from speedo.vectors.vector import Blob, Layout, Vector
 from tests.support.nets import BATCH_NORM, SHARED, net_text, write_solver
 from tests.support.solvers import TYPES, weights, worker
@@ -200,7 +200,7 @@ def test_a_process_that_updates_needs_no_caffe() -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env=with_our_path(dict(os.environ)),
+        env=with_our_path(os.environ),
         capture_output=True,
         text=True,
         check=True,

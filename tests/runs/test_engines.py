@@ -19,10 +19,19 @@ from tests.support.nets import relative_difference
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 240
+# As `sitecustomize` of a folder on PYTHONPATH every Python imports it at its start.
 TRAPPED = """
+import sys
 from pathlib import Path
-Path(__file__).with_name("imported").touch()
-raise ImportError("a process with PyTorch imports pycaffe")
+
+class Trap:
+    @staticmethod
+    def find_spec(name, *_):
+        if name == "caffe":
+            Path(__file__).with_name("imported").touch()
+            raise ImportError("a process with PyTorch imports pycaffe")
+
+sys.meta_path.insert(0, Trap)
 """
 
 
@@ -60,10 +69,10 @@ def test_lenet_trains_with_pytorch_and_pycaffe_scores_it_alike(
     mode: str, precision: str, speedo: Commands, tmp_path: Path
 ) -> None:
     """No process of the run imports pycaffe. Tests are in float32 whatever the workers compute with."""
-    trap = tmp_path / "trap" / "caffe"
-    trap.mkdir(parents=True)
-    (trap / "__init__.py").write_text(TRAPPED)
-    path = os.pathsep.join([str(trap.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    trap = tmp_path / "trap"
+    trap.mkdir()
+    (trap / "sitecustomize.py").write_text(TRAPPED)
+    path = os.pathsep.join([str(trap), *filter(None, [os.environ.get("PYTHONPATH")])])
     _, errors = said(
         speedo, "train", "--engine", "torch", "--mode", mode, "--workers", "2", "--max-iter", "40",
         "--precision", precision, "--test-interval", "0", "--seed", "5", "--run-dir", "run",

@@ -137,7 +137,7 @@ def users_cluster(hosts: list[Host], *first: Path) -> Iterator[UsersCluster]:
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # sockets have short names
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
-        "PYTHONPATH": os.pathsep.join(map(str, (*first, ROOT))),
+        "PYTHONPATH": os.pathsep.join(map(str, (folder, ROOT))),
         "TMPDIR": str(folder / "t"),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
@@ -145,6 +145,9 @@ def users_cluster(hosts: list[Host], *first: Path) -> Iterator[UsersCluster]:
         "RAY_health_check_period_ms": "1000",
     }
     (folder / "t").mkdir()
+    # By a folder on PYTHONPATH alone the command would still import its own packages first.
+    places = list(map(str, first))
+    (folder / "sitecustomize.py").write_text(f"import sys\nsys.path[:0] = {places!r}\n")
     cluster = UsersCluster(hosts, folder, environment)
     try:
         yield cluster

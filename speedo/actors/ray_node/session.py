@@ -15,6 +15,7 @@ from speedo.actors.ray_node import ports, private
 from speedo.actors.ray_node.folder import ray_folder
 from speedo.actors.ray_node.public_node import note_on, public_node
 from speedo.errors import ClusterError
+from speedo.system.import_order import with_our_path
 
 NAMESPACE: Final = "speedo"
 # What Ray looks after many times a second, by default, for services that we do not use: on a machine whose cores all
@@ -62,7 +63,7 @@ def set_environment(token: str) -> None:
 def clean_environment(token: str) -> dict[str, str]:
     """This process's environment with our variables for Ray, and of the user's only a few harmless ones."""
     others = {name: value for name, value in os.environ.items() if not _is_of_ray(name)}
-    return {**others, **environment(token)}
+    return {**with_our_path(others), **environment(token)}
 
 
 def ignored_settings() -> str:

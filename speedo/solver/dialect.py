@@ -1,0 +1,95 @@
+"""Turns the bytes of a prototxt into text that Python's protobuf reads as Caffe's does.
+
+Caffe: io.cpp, ReadProtoFromTextFile, which is protobuf's io/tokenizer.cc. That reads any bytes in a comment and a sign
+apart from its number; it refuses a byte-order mark, control characters, what is not ASCII outside quotes, and numbers
+that only Python has (`+3`, `3_0`).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from speedo.errors import SolverError
+from speedo.system import files
+
+_TOKEN: Final = re.compile(
+    r"""(?P<space>[ \t\n\r\v\f]+)
+      | (?P<comment>\#[^\n\0]*)
+      | (?P<string>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')
+      | (?P<number>(?:0[xX][0-9a-fA-F]+|0[0-7]+|(?!0[0-9])(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[fF]?)
+                   (?![A-Za-z0-9_.]))
+      | (?P<number_like>[.]?[0-9][A-Za-z0-9_.]*|(?i:nan|inf|infinity)[fF]\b)
+      | (?P<word>[A-Za-z_][A-Za-z0-9_]*)
+      | (?P<minus>-)
+      | (?P<other>[!#-&(-~])""",
+    re.VERBOSE | re.DOTALL,
+)
+_ESCAPE: Final = re.compile(r"\\(u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
+_ESCAPED: Final = "abfnrtv\\?'\"01234567xX"
+_NOT_UTF8: Final = re.compile("[\udc80-\udcff]")  # how `surrogateescape` writes a byte
+
+
+def caffes_text(path: Path) -> str:
+    """The file's text, each token in its line, without comments; raises `OSError`, and `SolverError` with the line."""
+    raw = files.read_bytes(path, files.MOST_TEXT_BYTES)
+    if problem := _encoding(raw):
+        raise SolverError(f"{path}: {problem}")
+    text = raw.decode("utf-8", "surrogateescape")
+    made: list[str] = []
+    sign, at = "", 0
+    while at < len(text):
+        token = _TOKEN.match(text, at)
+        kind = "" if token is None else str(token.lastgroup)
+        problem = _character(text[at]) if token is None else _refused(kind, token[0])
+        if token is None or problem:
+            raise SolverError(f"{path}, line {text.count(chr(10), 0, at) + 1}: {problem}")
+        at = token.end()
+        if kind == "minus" and not sign:  # Python's protobuf wants it beside its number
+            sign = "-"
+        elif kind == "space":
+            made.append(token[0])
+        elif kind != "comment":
+            made.append(sign + token[0])
+            sign = ""
+    return "".join([*made, sign])
+
+
+def _encoding(raw: bytes) -> str:
+    if raw.startswith(b"\xef\xbb\xbf"):
+        return "begins with a byte-order mark, which Caffe does not read: save the file as UTF-8 without it"
+    zeros = sorted(half.count(0) for half in (raw[::2], raw[1::2]))
+    if zeros[0] == 0 and zeros[1] > max(8, len(raw) / 4):  # the high bytes of what is ASCII in it
+        return "is in UTF-16, which Caffe does not read: save the file as UTF-8"
+    if re.search(rb"[\0-\x08\x0e-\x1f]", re.sub(rb"#[^\n\0]*", b"", raw)):
+        return "is not text: give the prototxt, not a .caffemodel or a database"
+    return ""
+
+
+def _refused(kind: str, token: str) -> str:
+    if kind == "number_like":
+        return f"{token[:40]!r} is no number: correct the text there"
+    if token == "+":
+        return "'+' before a number is not read by Caffe: leave it out"
+    if kind == "string" and _NOT_UTF8.search(token):
+        return "the text in quotes is not in UTF-8: save the file as UTF-8"
+    for escape in _ESCAPE.finditer(token) if kind == "string" else ():
+        if len(escape[1]) == 1 and escape[1] not in _ESCAPED:
+            return f"{token[:40]} has {escape[0]}: write two backslashes for one, or / in a path"
+    return ""
+
+
+def _character(character: str) -> str:
+    if character in "\"'":
+        return "the text in quotes does not end in this line: add the missing quote"
+    shown = (
+        "a byte that is not in UTF-8"
+        if _NOT_UTF8.match(character)
+        else f"the character {character!a}"
+    )
+    if character.isprintable() and not character.isascii():
+        shown = f"{character!r}"
+    return (
+        f"{shown} is outside quotes and comments, where Caffe reads ASCII alone: write it in ASCII"
+    )

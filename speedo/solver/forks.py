@@ -1,0 +1,60 @@
+"""Layers and fields of other Caffes than BVLC's, whose prototxts are published beside it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_SSD: Final = "SSD's Caffe"
+_FAST: Final = "Fast R-CNN's Caffe"
+_SEGNET: Final = "SegNet's Caffe"
+_DEEPLAB: Final = "DeepLab's Caffe"
+_FLOWNET: Final = "FlowNet's Caffe"
+_DARKNET: Final = "a Caffe with YOLO's layers"
+LAYERS: Final = {
+    "ROIPooling": _FAST, "SmoothL1Loss": _FAST, "PSROIPooling": "R-FCN's Caffe",
+    "AnnotatedData": _SSD, "DetectionEvaluate": _SSD, "DetectionOutput": _SSD, "MultiBoxLoss": _SSD,
+    "Normalize": _SSD, "Permute": _SSD, "PriorBox": _SSD, "VideoData": _SSD,
+    "Interp": "the Caffe of PSPNet and DeepLab", "DenseCRF": _DEEPLAB, "ImageSegData": _DEEPLAB,
+    "SegAccuracy": _DEEPLAB, "MatRead": _DEEPLAB, "MatWrite": _DEEPLAB,
+    "BN": "the Caffe of SegNet, PSPNet and ENet", "Upsample": _SEGNET, "DenseImageData": _SEGNET,
+    "SpatialDropout": "ENet's Caffe", "ShuffleChannel": "ShuffleNet's Caffe", "Axpy": "SENet's Caffe",
+    "DepthwiseConvolution": "a Caffe for MobileNet", "ConvolutionDepthwise": "a Caffe for MobileNet",
+    "ReLU6": "a Caffe for MobileNet", "CenterLoss": "the Caffe of center loss", "TripletLoss": "a Caffe for faces",
+    "MultiStageMeanfield": "CRF-RNN's Caffe", "CPMData": "OpenPose's Caffe", "CPMDataTransform": "OpenPose's Caffe",
+    "Correlation": _FLOWNET, "Correlation1D": _FLOWNET, "FlowWarp": _FLOWNET, "Resample": _FLOWNET,
+    "CustomData": _FLOWNET, "DataAugmentation": _FLOWNET, "Downsample": _FLOWNET, "ChannelNorm": _FLOWNET,
+    "L1Loss": _FLOWNET, "LpqLoss": _FLOWNET, "Reorg": _DARKNET, "RegionLoss": _DARKNET, "Yolov3": _DARKNET,
+}  # fmt: skip
+# Fields that are not the layer's name and `_param`.
+_FIELDS: Final = {
+    "norm_param": _SSD, "resize_param": _SSD, "noise_param": _SSD, "distort_param": _SSD, "expand_param": _SSD,
+    "emit_constraint": _SSD, "eval_type": _SSD, "ap_version": _SSD, "show_per_class_result": _SSD,
+    "plateau_winsize": _SSD, "test_compute_loss": _SSD,
+    "bn_mode": _SEGNET, "shuffle_param": "ShuffleNet's Caffe", "slope_type": _DARKNET,
+    "default_forward_type": "NVIDIA's Caffe", "default_backward_type": "NVIDIA's Caffe",
+    "default_forward_math": "NVIDIA's Caffe", "default_backward_math": "NVIDIA's Caffe",
+    "scale_bias": "NVIDIA's Caffe", "detectnet_groundtruth_param": "NVIDIA's Caffe",
+    "detectnet_augmentation_param": "NVIDIA's Caffe", "bn_stats_batch_size": "Intel's Caffe",
+    "disabled_update": "Intel's Caffe", "optimize_learning_rate": "Intel's Caffe",
+}  # fmt: skip
+_CAFFE2: Final = ("op", "external_input", "external_output", "arg", "device_option")
+REMEDY: Final = "take it out, or train with --engine caffe and that Caffe (make setup SPEEDO_CAFFE_PYTHONPATH=DIR)"
+
+
+def about_layer(kind: str) -> str:
+    """Which Caffe has this type of layer, and what to do; nothing where none is known."""
+    return (
+        f"it is no layer of BVLC's Caffe, but of {LAYERS[kind]}: {REMEDY}" if kind in LAYERS else ""
+    )
+
+
+def about_field(owner: str, field: str) -> str:
+    """The same of a field of a message."""
+    if owner == "NetParameter" and field in _CAFFE2:
+        return "this is a net of Caffe2, which Caffe does not read: give one of Caffe (`layer { ... }`)"
+    word = field.removesuffix("_param").replace("_", "")
+    by_layer = (
+        {name.lower(): fork for name, fork in LAYERS.items()} if field.endswith("_param") else {}
+    )
+    fork = _FIELDS.get(field) or by_layer.get(word)
+    return f"it is no field of BVLC's Caffe, but of {fork}: {REMEDY}" if fork else ""
