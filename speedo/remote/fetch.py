@@ -6,15 +6,18 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
+from speedo.bounds import said
 from speedo.errors import DataError
 from speedo.remote.uris import Remote, open_remote, store_errors
 from speedo.system.files import read_bytes, written_whole
+from speedo.system.files_below import name_below
 
 Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, the file's name
 CHUNK_BYTES: Final = 1 << 20
@@ -23,6 +26,11 @@ SUMS: Final = (
 )
 RECORD: Final = ".fetched.json"  # what was fetched here
 MOST_RECORD_BYTES: Final = 64 << 20
+MOST_SUMS_BYTES: Final = 64 << 20
+MOST_FILES: Final = 200_000  # of one folder
+MOST_BYTES: Final = 1 << 40  # of one fetch; ImageNet as an LMDB has some 240 GB
+FREE_BYTES: Final = 256 << 20  # are left on the disk
+LOOK_BYTES: Final = 64 << 20  # how often the disk is looked at, for files whose size no store tells
 _SUM: Final = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
 
 
@@ -58,7 +66,7 @@ def fetch(
     remote = open_remote(uri)
     with store_errors(uri, "cannot be read"):
         is_folder = remote.files.info(remote.path)["type"] == "directory"
-        found = dict(_files_below(remote) if is_folder else _file(remote, name))
+        found = _names(remote, _files_below(remote) if is_folder else _file(remote, name))
     if is_folder and name is not None:
         folder = folder / name
     if not found:
@@ -75,14 +83,61 @@ def fetch(
         version = _version(info)
         now = before.get(file)
         if now is None or not _unchanged(folder / file, now, version, wanted):
-            now = _fetch_one(
-                info["remote"], folder / file, file, wanted, version, done, total, progress
-            )
+            _check_room(uri, folder, total, done)
+            target = _target(uri, folder, file)
+            now = _fetch_one(info["remote"], target, file, wanted, version, done, total, progress)
         kept[file] = now
         done += now.size
         progress(done, max(total, done), file)
         _write_record(folder, {**before, **kept})
     return [kept[file] for file in sorted(kept)]
+
+
+def _names(
+    remote: Remote, files: Iterator[tuple[str, dict[str, Any]]]
+) -> dict[str, dict[str, Any]]:
+    """The files by the names that they get here, which stay below the folder whatever the store says."""
+    found: dict[str, dict[str, Any]] = {}
+    for text, info in files:
+        name = name_below(text)
+        if name is None or name.name == RECORD:
+            raise DataError(
+                f"{remote.uri} has a file with the name {said(text)}, which is not taken here: rename it there"
+            )
+        if str(name) in found:
+            raise DataError(f"{remote.uri} has two files with the name {name}: rename one there")
+        found[str(name)] = info
+        if len(found) > MOST_FILES:
+            raise DataError(
+                f"{remote.uri} has more than {MOST_FILES:,} files: name a folder below it"
+            )
+    return found
+
+
+def _target(uri: str, folder: Path, file: str) -> Path:
+    """The file in the folder; a link on the way must not lead out of it."""
+    target = folder / file
+    if not target.parent.resolve().is_relative_to(folder.resolve()):
+        raise DataError(
+            f"{uri}: {target.parent} is a link that leads out of {folder}; remove it, or fetch into another folder"
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target
+
+
+def _check_room(uri: str, folder: Path, total: int, done: int) -> None:
+    """The disk has room for what is still to come, and for what others write."""
+    if total > MOST_BYTES:
+        raise DataError(
+            f"{uri} has {total >> 30:,} GiB, and one fetch takes at most {MOST_BYTES >> 30:,}: fetch parts of it"
+        )
+    free = shutil.disk_usage(folder).free
+    if total - done + FREE_BYTES > free:
+        raise DataError(
+            f"{uri} has {(total - done) >> 20:,} MiB still to come, and {folder} has room for "
+            f"{max(free - FREE_BYTES, 0) >> 20:,} MiB: make room, or use another disk (with "
+            "SPEEDO_CACHE for what runs fetch)"
+        )
 
 
 def _file(remote: Remote, name: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -98,7 +153,7 @@ def _files_below(remote: Remote) -> Iterator[tuple[str, dict[str, Any]]]:
     for path, one in remote.files.find(remote.path, detail=True).items():
         name = path.removeprefix(root).lstrip("/")
         parts = PurePosixPath(name).parts
-        if not parts or ".." in parts or parts[-1].startswith(".") or "\0" in name:
+        if not parts or ".." in parts or parts[-1].startswith("."):
             continue
         below = Remote(f"{remote.uri.rstrip('/')}/{name}", remote.files, path)
         yield name, {**one, "remote": below}
@@ -107,8 +162,13 @@ def _files_below(remote: Remote) -> Iterator[tuple[str, dict[str, Any]]]:
 def _published_sums(remote: Remote, found: dict[str, dict[str, Any]]) -> dict[str, str]:
     if SUMS not in found or len(found) == 1:
         return {}
+    content = b""
+    for chunk in _chunks(found[SUMS]["remote"]):
+        content += chunk
+        if len(content) > MOST_SUMS_BYTES:
+            raise DataError(f"{remote.uri}/{SUMS} has more than {MOST_SUMS_BYTES >> 20} MiB")
     with store_errors(f"{remote.uri}/{SUMS}", "cannot be read"):
-        text = found[SUMS]["remote"].files.cat_file(found[SUMS]["remote"].path).decode()
+        text = content.decode()
     lines = [_SUM.fullmatch(line.strip()) for line in text.splitlines() if line.strip()]
     if None in lines:
         raise DataError(
@@ -145,21 +205,30 @@ def _fetch_one(
     total: int,
     progress: Progress,
 ) -> Fetched:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    # A name of 255 bytes leaves no room for more.
+    part = target.with_name(f".{hashlib.sha256(name.encode()).hexdigest()[:16]}.{os.getpid()}.part")
     digest, size = hashlib.sha256(), 0
+    said_size = json.loads(version)[0]
+    most = int(said_size) if said_size.isdecimal() else MOST_BYTES - done
+    looked = 0
     try:
         with part.open("wb") as out:
             for chunk in _chunks(remote):
+                size += len(chunk)
+                if size > most:
+                    raise DataError(
+                        f"{remote.uri} has more than the {most} bytes that its store tells; fetch it again"
+                    )
+                if size - looked >= LOOK_BYTES:
+                    looked = size
+                    _check_room(remote.uri, target.parent, max(total, done + size), done + size)
                 out.write(chunk)
                 digest.update(chunk)
-                size += len(chunk)
                 progress(done + size, max(total, done + size), name)
             out.flush()
             os.fsync(out.fileno())
-        said = json.loads(version)[0]
-        if said not in ("None", str(size)):
-            raise DataError(f"{remote.uri} ended after {size} of {said} bytes; fetch it again")
+        if said_size not in ("None", str(size)):
+            raise DataError(f"{remote.uri} ended after {size} of {said_size} bytes; fetch it again")
         if wanted and digest.hexdigest() != wanted:
             raise DataError(
                 f"{remote.uri} is damaged or another file: its SHA-256 is {digest.hexdigest()}, wanted is {wanted}"

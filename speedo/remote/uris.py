@@ -58,6 +58,8 @@ def uri_of(value: str | Path | None) -> str | None:
 
 def problem_with(uri: str) -> str | None:
     """Why this URI is not taken: words and the remedy."""
+    if not uri.isprintable():
+        return "has a control character in it; correct it"
     try:
         parts = urlsplit(uri)
         _ = parts.port
@@ -95,13 +97,30 @@ def open_remote(uri: str) -> Remote:
 
         files, path = url_to_fs(
             uri if protocol in (scheme, "gcs") else uri.replace(scheme, protocol, 1),
-            **_PATIENCE.get(protocol, {}),
+            **(_web_client() if module == "aiohttp" else _PATIENCE.get(protocol, {})),
             use_listings_cache=False,
             skip_instance_cache=True,
         )
         if protocol == "s3":
             files.retries = 2  # besides those of its own client
     return Remote(uri, files, path)
+
+
+def _web_client() -> dict[str, Any]:
+    """What fsspec hands to aiohttp: a redirect never leads from an encrypted page to one that anybody can change."""
+    import aiohttp
+
+    async def check(session: Any, context: Any, redirect: Any) -> None:
+        here = redirect.response.url
+        there = here.join(type(here)(redirect.response.headers.get("Location", "")))
+        if here.scheme == "https" and there.scheme != "https":
+            raise DataError(
+                f"it leads from https to {there.scheme}, which is not encrypted: name the file's own URI"
+            )
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_redirect.append(check)
+    return {"client_kwargs": {"trace_configs": [trace]}}
 
 
 @contextmanager
@@ -111,10 +130,20 @@ def store_errors(uri: str, what: str) -> Iterator[None]:
         yield
     except (DataError, ConfigError, KeyboardInterrupt):
         raise
-    except FileNotFoundError as error:
-        raise DataError(f"{uri} {what}: nothing is there ({_first_line(error)})") from error
     except Exception as error:  # every client library has exceptions of its own
-        raise DataError(f"{uri} {what}: {_first_line(error)}") from error
+        ours = _refusal(error)
+        nothing = isinstance(error, FileNotFoundError) and ours is None
+        why = _first_line(ours or error)
+        raise DataError(
+            f"{uri} {what}: nothing is there ({why})" if nothing else f"{uri} {what}: {why}"
+        ) from error
+
+
+def _refusal(error: BaseException | None) -> DataError | None:
+    """What we raised in a call of a client library, which says only that nothing is there."""
+    while error is not None and not isinstance(error, DataError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _first_line(error: BaseException) -> str:
@@ -124,6 +153,9 @@ def _first_line(error: BaseException) -> str:
 
 def local_name(uri: str) -> PurePosixPath:
     """The path below a cache folder under which what this URI names is kept."""
-    digest = hashlib.sha256(uri.rstrip("/").encode()).hexdigest()[:16]
-    last = PurePosixPath(urlsplit(uri).path.rstrip("/")).name
-    return PurePosixPath(digest) / (re.sub(r"[^A-Za-z0-9._-]", "_", last) or "root")
+    whole = uri.rstrip("/")
+    digest = hashlib.sha256(whole.encode(errors="surrogatepass")).hexdigest()[:16]
+    path = re.split("[?#]", whole)[0].partition("://")[2].partition("/")[2]
+    # No name that begins with a dot: `..` would lead out, and ours begin with one.
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", path.rstrip("/").rpartition("/")[2])[-100:].lstrip(".")
+    return PurePosixPath(digest) / (name or "root")

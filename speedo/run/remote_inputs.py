@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from speedo.bounds import said
 from speedo.data.roots import cache_root
 from speedo.errors import ConfigError, DataError, SolverError
 from speedo.remote.fetch import Progress, fetch
@@ -13,6 +14,7 @@ from speedo.remote.uris import local_name, uri_of
 from speedo.run_dir.directory import make_own_folders
 from speedo.solver import SolverSpec
 from speedo.solver.data_layers import files_named
+from speedo.system.files_below import name_below
 
 TELL_BYTES: Final = 64 << 20  # progress is told each time that so much has come
 Note = Callable[[str], None]
@@ -46,8 +48,14 @@ def fetch_sources(spec: SolverSpec, root: Path | None, note: Note) -> None:
         found = spec.search.find(name)
         if Path(name).is_absolute() or (found is not None and place not in found.parents):
             continue
+        below = name_below(name)
+        if below is None:
+            raise SolverError(
+                f"the solver names {said(name)}, which is not below the data root {uri}: correct the name, or give a "
+                "--data-root of this machine"
+            )
         try:
-            _fetch(f"{uri.rstrip('/')}/{name}", place / name, note)
+            _fetch(f"{uri.rstrip('/')}/{below}", place / below, note)
         except DataError as error:
             raise SolverError(f"the solver names {name!r}: {error}") from None
 
