@@ -11,9 +11,10 @@ from typing import Any, Final, Literal
 import click
 
 from speedo.cli.run_options import PATH, options_named
+from speedo.cli.say import say
 from speedo.cli.units import parse_workers
 from speedo.errors import ConfigError
-from speedo.monitor.console import ErrorConsole
+from speedo.monitor.console import ErrorConsole, put_line, shown
 from speedo.system.workplace import check_names
 
 PASSED_ON: Final = (
@@ -135,11 +136,9 @@ def compare(
         estimates = comparison.estimates(watch.note)
         for run, seconds in zip(comparison.runs, estimates, strict=True):
             took = "not known" if seconds is None else f"{seconds:,.0f} s"
-            click.echo(f"{run.name:45} {run.max_iter:>9,} iterations  {took:>9}")
+            say(f"{run.name:45} {run.max_iter:>9,} iterations  {took:>9}")
         known = [seconds for seconds in estimates if seconds is not None]
-        click.echo(
-            f"{len(comparison.runs)} runs, some {sum(known) / 60:,.0f} minutes on this machine"
-        )
+        say(f"{len(comparison.runs)} runs, some {sum(known) / 60:,.0f} minutes on this machine")
         return
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
@@ -151,10 +150,10 @@ def compare(
     finally:
         watch.close()
     if figures is not None:
-        click.echo(as_text(figures))
-        click.echo(folder / "report.html")
+        say(as_text(figures))
+        say(folder / "report.html")
     for problem in comparison.problems:
-        click.echo(f"speedo: {problem}", err=True)
+        say(f"speedo: {problem}", err=True)
     if comparison.problems:
         sys.exit(1)
 
@@ -167,7 +166,7 @@ class _Lines:
         self._status: Any = None
 
     def note(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        put_line(self._console, text)
 
     def show(self, text: str) -> None:
         if not self._console.is_terminal:
@@ -175,7 +174,7 @@ class _Lines:
         if self._status is None:
             self._status = self._console.status("")
             self._status.start()
-        self._status.update(text.replace("[", "\\["))
+        self._status.update(shown(text))
 
     def close(self) -> None:
         if self._status is not None:

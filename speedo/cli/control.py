@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 import click
 import psutil
 
+from speedo.cli.say import say
 from speedo.config.run_config import LARGEST_WORKERS
 from speedo.errors import ClusterError
 from speedo.monitor.control_socket import RunGone, RunSocket, running
@@ -65,7 +66,7 @@ def status(run: str | None, as_json: bool, watch: bool, interval: float) -> None
             found = []
         if not found:  # it ended while we looked
             for folder in seen if not as_json else []:
-                click.echo(outcome_of(folder)[1])
+                say(outcome_of(folder)[1])
             return
         seen = [Path(one["run_dir"]) for one in found if "run_dir" in one]
         _show(found, as_json, clear=watch and not as_json)
@@ -104,11 +105,11 @@ def stop(run: str | None, as_json: bool, no_wait: bool, timeout: float) -> None:
         )
         return
     if not as_json:
-        click.echo(f"run {told['run']} is stopping; waiting for its end", err=True)
+        say(f"run {told['run']} is stopping; waiting for its end", err=True)
     try:
         wait_for_end(socket, int(told["pid"]), timeout)
     except KeyboardInterrupt:
-        click.echo("speedo: no longer waiting; the run stops all the same", err=True)
+        say("speedo: no longer waiting; the run stops all the same", err=True)
         raise
     outcome, said = outcome_of(Path(told["run_dir"]))
     _print({"run": told["run"], "run_dir": told["run_dir"], "result": outcome}, as_json, [said])
@@ -153,7 +154,7 @@ def require_some(as_json: bool) -> None:
     if running():
         return
     if as_json:
-        click.echo(json.dumps({"runs": []}))
+        say(json.dumps({"runs": []}))
         raise SystemExit(1)
     raise ClusterError(NONE)
 
@@ -231,4 +232,4 @@ def _show(found: list[dict[str, Any]], as_json: bool, *, clear: bool) -> None:
 
 
 def _print(answer: dict[str, Any], as_json: bool, lines: list[str]) -> None:
-    click.echo(json.dumps(answer) if as_json else "\n".join(lines))
+    say(json.dumps(answer) if as_json else "\n".join(lines))

@@ -13,6 +13,8 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from speedo.bounds import LARGEST_SEED, said, whole_number
+from speedo.cli.say import say
+from speedo.foreign_text import clean_text
 from speedo.monitor.console import ErrorConsole
 from speedo.system.workplace import check_names, check_workplace
 
@@ -141,7 +143,7 @@ def fetch_command(uri: str, folder: Path, sha256: str | None) -> None:
     with bar() as progress:
         files = fetch(uri, folder, sha256=sha256, progress=progress)
     for file in files:
-        click.echo(f"{file.sha256}  {file.name}")
+        say(f"{file.sha256}  {file.name}")
 
 
 def make(prepare: Callable[..., Prepared], folder: Path, **options: Any) -> None:
@@ -152,11 +154,11 @@ def make(prepare: Callable[..., Prepared], folder: Path, **options: Any) -> None
     with bar() as progress:
         prepared = prepare(folder, progress=progress, **options)
     counts = ", ".join(f"{name}: {count:,} records" for name, count in prepared.counts.items())
-    click.echo(f"{prepared.folder}: {counts}" + ("" if prepared.built else " (was complete)"))
+    say(f"{prepared.folder}: {counts}" + ("" if prepared.built else " (was complete)"))
     if prepared.skipped:
-        click.echo(f"left out {prepared.skipped} lines:", err=True)
+        say(f"left out {prepared.skipped} lines:", err=True)
         for line in prepared.skipped_lines:
-            click.echo(f"  {line}", err=True)
+            say(f"  {line}", err=True)
 
 
 def size_of(text: str | None) -> tuple[int, int] | None:
@@ -177,7 +179,7 @@ def size_of(text: str | None) -> tuple[int, int] | None:
 def bar() -> Iterator[Any]:
     """Shows progress on a terminal; gives the function to report it."""
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -188,7 +190,7 @@ def bar() -> Iterator[Any]:
 
         def progress(done: int, total: int, what: str) -> None:
             if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total or None)
+                tasks[what] = bars.add_task(clean_text(what), total=total or None)
             bars.update(tasks[what], completed=done, total=total or None)
 
         yield progress

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from speedo.cli.data import FOLDER, SEED, bar, make, size_of
+from speedo.cli.say import say
 from speedo.system.workplace import check_names, check_workplace
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def split(database: Path, folder: Path, parts: int, **options: Any) -> None:
     with bar() as progress:
         made = split_database(database, folder, parts, progress=progress, **options)
     for name, count in made.counts.items():
-        click.echo(f"{made.folder / name}: {count:,} records")
+        say(f"{made.folder / name}: {count:,} records")
 
 
 @click.command()
@@ -97,7 +98,7 @@ def check(databases: tuple[Path, ...], as_json: bool) -> None:
         for database in databases:
             found += check_databases(database, progress=progress)
     if as_json:
-        click.echo(json.dumps([_as_plain(one) for one in found], indent=2))
+        say(json.dumps([_as_plain(one) for one in found], indent=2))
     else:
         for one in found:
             _show(one)
@@ -162,26 +163,26 @@ def _show(found: Checked) -> None:
     from speedo.data.survey import text_of
 
     survey = found.survey
-    click.echo(f"{found.database}: {survey.records:,} records")
+    say(f"{found.database}: {survey.records:,} records")
     for shape, count in survey.shapes.most_common(SHOWN_SHAPES):
-        click.echo(f"  {count:,} of shape {text_of(shape)}")
+        say(f"  {count:,} of shape {text_of(shape)}")
     if (more := len(survey.shapes) - SHOWN_SHAPES) > 0:
-        click.echo(f"  and {more:,} other shapes")
+        say(f"  and {more:,} other shapes")
     if survey.encoded:
-        click.echo(f"  {survey.encoded:,} encoded images")
+        say(f"  {survey.encoded:,} encoded images")
     counts = sorted(survey.labels.items())
     if len(counts) <= SHOWN_LABELS:
-        click.echo("  labels " + ", ".join(f"{label}: {count:,}" for label, count in counts))
+        say("  labels " + ", ".join(f"{label}: {count:,}" for label, count in counts))
     else:
         (fewest, few), (most, many) = min(counts, key=_count), max(counts, key=_count)
-        click.echo(
+        say(
             f"  {len(counts):,} labels, {counts[0][0]} to {counts[-1][0]}; fewest records {few:,} (label {fewest}), "
             f"most {many:,} (label {most})"
         )
     for problem in (*found.problems, *(f"the record {fault}" for fault in survey.faults)):
-        click.echo(f"  bad: {problem}")
+        say(f"  bad: {problem}")
     if (more := survey.faulty - len(survey.faults)) > 0:
-        click.echo(f"  bad: {more:,} more records")
+        say(f"  bad: {more:,} more records")
 
 
 def _count(entry: tuple[int, int]) -> int:

@@ -18,6 +18,7 @@ from speedo.cli.run_options import (
     options_named,
     token_option,
 )
+from speedo.cli.say import say
 from speedo.config.run_config import DEFAULT_PORT, LARGEST_WORKERS
 from speedo.errors import ConfigError, SpeedoError
 from speedo.system.cores import USUAL, Bind
@@ -111,10 +112,10 @@ def doctor(
     warned = [one for one in findings if one.level == "warn"]
     if as_json:
         checks = [{name: getattr(one, name) for name in one.__slots__} for one in findings]
-        click.echo(json.dumps({"ok": not failed, "checks": checks}))
+        say(json.dumps({"ok": not failed, "checks": checks}))
     else:
         _print(findings)
-        click.echo(_summary(len(failed), len(warned)))
+        say(_summary(len(failed), len(warned)))
     if failed:
         raise SystemExit(1)
 
@@ -140,7 +141,7 @@ def _print_facts(request: Request) -> None:
         found = facts_of(request)
     except (SpeedoError, ImportError):
         return
-    click.echo(json.dumps({"facts": found}))
+    say(json.dumps({"facts": found}))
     sys.stdout.flush()
 
 
@@ -150,9 +151,9 @@ def _print(findings: list[Finding]) -> None:
         label = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}[one.level]
         indent = " " * (len(label) + width + 4)
         text = one.text.replace("\n", f"\n{indent}")
-        click.echo(f"{label}  {one.name:<{width}}  {text}")
+        say(f"{label}  {one.name:<{width}}  {text}")
         if one.remedy:
-            click.echo(f"{indent}{one.remedy}")
+            say(f"{indent}{one.remedy}")
 
 
 def _summary(failed: int, warned: int) -> str:

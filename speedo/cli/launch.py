@@ -16,6 +16,7 @@ from speedo.cli.run_options import (
     run_options,
     under,
 )
+from speedo.cli.say import say
 from speedo.config.formats import parse_phase
 from speedo.config.option_table import rows
 from speedo.config.run_config import make_config
@@ -148,9 +149,9 @@ def launch(
     )
     if dry_run:
         for line in told(plan):
-            click.echo(line)
+            say(line)
         return
-    status = Launcher(plan, Picture(ErrorConsole()), click.echo).run()
+    status = Launcher(plan, Picture(ErrorConsole()), say).run()
     if status:
         sys.exit(status)
 

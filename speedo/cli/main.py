@@ -35,6 +35,7 @@ from speedo.cli.run_options import (
     run_options,
     token_option,
 )
+from speedo.cli.say import say
 from speedo.cli.score import score
 from speedo.cli.template import template
 from speedo.cli.topology import topology
@@ -237,7 +238,7 @@ def worker(
             device=device,
             logs=logs,
         )
-    click.echo(f"the run is over at iteration {status.iteration}")
+    say(f"the run is over at iteration {status.iteration}")
 
 
 @main.command(short_help="Join a master to keep a part of its center, without training.")
@@ -272,7 +273,7 @@ def server(address: str, timeout: float, token_file: Path | None, logs: Path | N
             token_file=token_file,
             logs=logs,
         )
-    click.echo(f"the run is over at iteration {status.iteration}")
+    say(f"the run is over at iteration {status.iteration}")
 
 
 for command in (databases.split, databases.check, databases.convert):
@@ -306,7 +307,7 @@ def plot(runs: tuple[Path, ...], output: Path | None) -> None:
     """Draw one or several RUNS: loss, accuracy, images/s and staleness, in one picture."""
     from speedo.monitor.plot import draw
 
-    click.echo(draw(runs, output or runs[0] / "run.png"))
+    say(draw(runs, output or runs[0] / "run.png"))
 
 
 def _run(launch: Callable[[RunConfig, Progress], RunResult], options: dict[str, Any]) -> None:
@@ -322,7 +323,7 @@ def _run(launch: Callable[[RunConfig, Progress], RunResult], options: dict[str, 
         from speedo.run.remote_inputs import fetch_run
 
         options["resume"] = fetch_run(uri, options.pop("run_dir"), _complain)
-    config = with_engine(make_config(options, file=file), lambda line: click.echo(line, err=True))
+    config = with_engine(make_config(options, file=file), lambda line: say(line, err=True))
     require_for(config)
     with Progress(ErrorConsole()) as watch, traceback_kept(lambda: watch.run_dir):
         result = launch(config, watch)
@@ -334,7 +335,7 @@ def _run(launch: Callable[[RunConfig, Progress], RunResult], options: dict[str, 
     if not result.complete:
         _complain(_why_not_complete(result))
     try:
-        click.echo(
+        say(
             f"{accuracy} after {result.iteration} iterations, {result.images_per_s:,.0f} images/s, "
             f"{result.seconds:.1f} s of training{_how_it_ended(result)}\n{result.model}"
         )
@@ -384,7 +385,7 @@ def _end_with(error: SpeedoError) -> NoReturn:
 def _complain(*problems: str) -> None:
     try:
         for problem in problems:
-            click.echo(f"speedo: {problem}", err=True)
+            say(f"speedo: {problem}", err=True)
     except OSError:
         unread(2)
 

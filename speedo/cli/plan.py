@@ -12,6 +12,7 @@ import click
 
 from speedo.bounds import LARGEST_SEED
 from speedo.cli.run_options import FILE, PATH, options_named
+from speedo.cli.say import say
 from speedo.config.run_config import LARGEST_WORKERS, Overlap, make_config
 from speedo.engines.make import EngineName, Precision
 from speedo.errors import ConfigError
@@ -208,9 +209,9 @@ def plan(
         )
     predictions = predict_all(calibration, site, wish)
     if as_json:
-        click.echo(json.dumps(to_json(calibration, site, predictions)))
+        say(json.dumps(to_json(calibration, site, predictions)))
     else:
-        click.echo(as_text(calibration, site, predictions))
+        say(as_text(calibration, site, predictions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +303,7 @@ def _measured(
     compression = Compression(how["compress"], how["compress_center"])
 
     def note(line: str) -> None:
-        click.echo(line, err=True)
+        say(line, err=True)
 
     measured = measure_solver(
         solver, wish.modes, wish.workers, wish.split, seconds, note, compression=compression,

@@ -10,6 +10,7 @@ import click
 
 from speedo.bounds import LARGEST_INT32
 from speedo.cli.run_options import FILE, PATH
+from speedo.cli.say import say
 from speedo.errors import ConfigError
 
 
@@ -74,4 +75,4 @@ def report(
     facts = [(run.name, str(run.folder.resolve())) for run in histories]
     heading = Heading(title or f"Report of {several}", subtitle, facts)
     for path in write_report(figures, heading, target):
-        click.echo(path)
+        say(path)

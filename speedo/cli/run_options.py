@@ -11,6 +11,7 @@ import click
 
 from speedo.bounds import said
 from speedo.cli import original_options
+from speedo.cli.say import say
 from speedo.config.option_checks import check_device
 from speedo.config.option_table import Row, rows
 from speedo.config.run_config import MASTER, MERGING, RAY, RUN, SOLVER, THREADS, RunConfig
@@ -39,7 +40,7 @@ class RunCommand(click.Command):
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         words, notes = self.translate(args)
         for note in notes:
-            click.echo(f"speedo: {note}", err=True)
+            say(f"speedo: {note}", err=True)
         return super().parse_args(context, words)
 
 

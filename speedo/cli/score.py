@@ -14,8 +14,10 @@ import click
 
 from speedo.bounds import LARGEST_INT32
 from speedo.cli.run_options import PATH, options_named
+from speedo.cli.say import say
 from speedo.engines.make import EngineName, is_installed
 from speedo.errors import ConfigError
+from speedo.foreign_text import MOST_NAME, clean_text
 
 if TYPE_CHECKING:
     from speedo.scoring.models import Model
@@ -109,10 +111,10 @@ def score(
             scores.append(found)
     if as_json:
         fields = [as_fields(one, used) for one in scores]
-        click.echo(json.dumps({"models": fields} if snapshots else fields[0]))
+        say(json.dumps({"models": fields} if snapshots else fields[0]))
         return
     for line in as_table(scores) if snapshots else as_lines(scores[0], used):
-        click.echo(line)
+        say(line)
 
 
 def _path(value: Any) -> Path | None:
@@ -172,7 +174,7 @@ class _Progress:
 
     def note(self, text: str) -> None:
         self._clear()
-        print(f"speedo: {text}", file=self._stream, flush=True)
+        print(clean_text(f"speedo: {text}"), file=self._stream, flush=True)
 
     def begin(self, model: Model, batches: int) -> None:
         self._model, self._done, self._all = model.path.name, 0, batches
@@ -183,7 +185,7 @@ class _Progress:
         if now - self._told < (0.2 if self._live else TELL_S):
             return
         self._told = now
-        text = f"{self._model}: {self._done:,} of {self._all:,} batches"
+        text = f"{clean_text(self._model, MOST_NAME)}: {self._done:,} of {self._all:,} batches"
         if self._live:
             print(f"\r\x1b[K{text}", end="", file=self._stream, flush=True)
         else:

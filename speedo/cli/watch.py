@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 
 from speedo.cli.control import find, only
+from speedo.cli.say import say
 from speedo.errors import ClusterError
 from speedo.run_dir.directory import METRICS
 from speedo.watch.live_run import LiveRun
@@ -62,15 +63,16 @@ def watch(run: str | None, web: bool, port: int | None, host: str | None, interv
     if not web:
         watch_in_terminal(live, Console(), interval)
         return
-    from speedo.watch.server import LOOPBACK, is_loopback, listen, server_of, url_of
+    from speedo.monitor.own_names import is_loopback
+    from speedo.watch.server import LOOPBACK, listen, server_of, url_of
 
     address = host or LOOPBACK
     token = secrets.token_urlsafe(24)
     with listen(address, port or 0) as listening, live:
         if not is_loopback(address):
-            click.echo(f"speedo: {OPEN}", err=True)
-        click.echo(url_of(address, listening.getsockname()[1], token))
-        click.echo("speedo: Ctrl-C ends the page, not the run", err=True)
+            say(f"speedo: {OPEN}", err=True)
+        say(url_of(address, listening.getsockname()[1], token))
+        say("speedo: Ctrl-C ends the page, not the run", err=True)
         server_of(live, address, token).run(sockets=[listening])
 
 

@@ -13,12 +13,22 @@ from dataclasses import dataclass
 from typing import IO, Any, Final
 
 from speedo.errors import MachineError
+from speedo.foreign_text import clean_text
 from speedo.launch.cluster import Access, is_here
-from speedo.launch.protocol import order, read_event
+from speedo.launch.protocol import MOST_LINE, EventError, order, read_event
 from speedo.launch.ssh import cause, host_command
 
 KEPT_ERRORS: Final = 200
-MOST_LINE: Final = 64 << 20  # the solver of a large net is one line
+MOST_ERROR: Final = 64 << 10  # bytes of a line
+WAITING: Final = 1000  # events that nobody has taken yet; a host that sends more waits
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL`; most real-time signals have no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +55,7 @@ class Connection:
     ) -> None:
         self.name, self.access, self.key = name, access, key or name
         self.greeted = False
+        self.rejected = ""  # what was wrong with an event of its
         self._events = events
         self.errors: list[str] = []
         self._orders: queue.Queue[bytes | None] = queue.Queue()
@@ -74,6 +85,11 @@ class Connection:
         """End all that runs there."""
         self._orders.put(None)
 
+    def reject(self, why: str) -> None:
+        """End the connection for what the host has sent; `closed` follows, with this cause."""
+        self.rejected = self.rejected or why
+        self.kill()
+
     def kill(self) -> None:
         """End ssh itself; the host notices."""
         with contextlib.suppress(ProcessLookupError):
@@ -96,28 +112,33 @@ class Connection:
 
     def _read_errors(self) -> None:
         assert self._process.stderr is not None
-        for line in iter(lambda: self._process.stderr.readline(MOST_LINE), b""):  # type: ignore[union-attr]
+        for line in iter(lambda: self._process.stderr.readline(MOST_ERROR), b""):  # type: ignore[union-attr]
             text = line.rstrip(b"\r\n").decode(errors="backslashreplace")
-            self.errors.append(text)
+            self.errors.append(clean_text(text))
             del self.errors[:-KEPT_ERRORS]
 
     def _read_events(self) -> None:
         pipe = self._process.stdout
         assert pipe is not None
-        for line in iter(lambda: pipe.readline(MOST_LINE), b""):
-            values = read_event(line)
-            if values is not None:
-                self.greeted = True
-                self._events.put(Happened(self.key, values))
+        try:
+            for line in iter(lambda: pipe.readline(MOST_LINE), b""):
+                values = read_event(line)
+                if values is not None:
+                    self.greeted = True
+                    self._events.put(Happened(self.key, values))
+        except EventError as error:
+            self.reject(str(error))
+        except Exception as error:  # nobody would hear of this host again
+            self.reject(f"what it sends cannot be read: {clean_text(repr(error))}")
         status = self._process.wait()
         self._errors.join(1.0)
         why = cause(self.name, self.access, status, self.errors)
         if self.greeted:
             why = self.errors[-1] if self.errors else self._end(status)
-        self._events.put(Happened(self.key, {"closed": status, "why": why}))
+        self._events.put(Happened(self.key, {"closed": status, "why": self.rejected or why}))
 
     def _end(self, status: int) -> str:
         who = "SpeeDO's process here" if is_here(self.name) else "ssh"
         if status < 0:
-            return f"{who} was killed by {signal.Signals(-status).name}"
+            return f"{who} was killed by {signal_name(-status)}"
         return f"{who} ended with status {status}"

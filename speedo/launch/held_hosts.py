@@ -25,11 +25,11 @@ from speedo.doctor import require_for
 from speedo.errors import ClusterError, ConfigError, MachineError
 from speedo.launch.cluster import Access, Cluster, is_here, variables
 from speedo.launch.commands import DOCTOR, SERVER, WORKER
-from speedo.launch.connection import Connection, Happened
+from speedo.launch.connection import WAITING, Connection, Happened
 from speedo.launch.host_files import HostFiles
 from speedo.launch.places import Failure, Needs, Report, checked_count
 from speedo.launch.places import Worker as ReadyWorker
-from speedo.launch.protocol import BEAT_S
+from speedo.launch.protocol import BEAT_S, EventError
 from speedo.launch.remote import Command, Remote, failures, greeting_problem
 from speedo.monitor.console import Quiet
 from speedo.monitor.status import Status
@@ -97,10 +97,11 @@ class HeldHosts:
             name: variables(way.env, os.environ) for name, way in self._ways.items()
         }
         self._token = new_token()
-        self._events: queue.Queue[Happened] = queue.Queue()
+        self._events: queue.Queue[Happened] = queue.Queue(WAITING)
         self._groups: list[_Group] = []
         self._count = 0
         self._closed = False
+        self._broken: Exception | None = None  # what has ended the thread
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._serve, name="cluster", daemon=True)
         self._thread.start()
@@ -123,6 +124,7 @@ class HeldHosts:
             )
         if problems:
             raise ConfigError(problems)
+        self.check()
         with self._changed:
             if any(one.ids and one.device != needs.device for one in self._alive):
                 raise ConfigError(
@@ -138,10 +140,11 @@ class HeldHosts:
     def report(self, timeout_s: float) -> Report:
         deadline = time.monotonic() + timeout_s
         with self._changed:
-            while any(one.pending for one in self._groups):
+            while any(one.pending for one in self._groups) and self._broken is None:
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._changed.wait(left):
                     break
+            self.check()
             workers = [
                 ReadyWorker(one, group.host, group.address, int((group.remote.hello or {})["pid"]))
                 for group in self._groups
@@ -287,9 +290,16 @@ class HeldHosts:
     def wait(
         self, groups: Sequence[_Group], until: Callable[[_Group], bool], seconds: float
     ) -> bool:
-        """Whether it holds for all of them within so many seconds."""
+        """Whether it holds for all of them within so many seconds, or nobody would hear of it."""
         with self._changed:
-            return self._changed.wait_for(lambda: all(map(until, groups)), seconds)
+            return self._changed.wait_for(
+                lambda: self._broken is not None or all(map(until, groups)), seconds
+            )
+
+    def check(self) -> None:
+        """Raise the error that has ended the thread which hears the hosts: a bug, or no memory."""
+        if self._broken is not None:
+            raise self._broken
 
     # ---------------------------------------------------------------- the end
 
@@ -312,6 +322,17 @@ class HeldHosts:
     # ---------------------------------------------------------------- the thread
 
     def _serve(self) -> None:
+        """Hear the hosts until the end; whatever else ends this ends the runs, too."""
+        try:
+            self._hear()
+        except Exception as error:
+            with self._changed:
+                self._broken = error
+                for group in self._groups:
+                    group.remote.connection.kill()
+                self._changed.notify_all()
+
+    def _hear(self) -> None:
         """Take what happens on the hosts, and show them that we are still here."""
         next_beat = 0.0
         while not self._closed:
@@ -326,7 +347,10 @@ class HeldHosts:
                 continue
             with self._changed:
                 group = next(one for one in self._groups if one.key == happened.host)
-                self._take(group, happened.values)
+                try:
+                    self._take(group, happened.values)
+                except EventError as error:
+                    group.remote.connection.reject(str(error))
                 self._changed.notify_all()
 
     def _take(self, group: _Group, values: Mapping[str, Any]) -> None:
@@ -335,23 +359,23 @@ class HeldHosts:
             str(values.get("of") or values.get("ended") or values.get("filed"))
         )
         if "hello" in values:
-            remote.hello = values["hello"]
+            remote.greet(values["hello"])
             if problem := greeting_problem(remote, ".".join(map(str, sys.version_info[:2]))):
                 self._fail(group, problem)
                 return
-            seen = self._host or remote.hello.get("launcher", LOOPBACK)
+            seen = self._host or values["hello"].get("launcher", LOOPBACK)
             words = ["--json", "--facts-stdin", "--master", f"{seen}:{self._port or DEFAULT_PORT}"]
             self.start(group, DOCTOR, [*words, *group.words], '{"facts": {}}')
         elif "line" in values and command is not None:
             if remote.files is not None:
                 remote.files.line(values)
             if values["stream"] == "out":
-                command.out.append(str(values["line"]))
-            elif str(values["line"]).strip():
-                command.last_error = str(values["line"])
+                command.printed(values["line"])
+            elif values["line"].strip():
+                command.last_error = values["line"]
         elif "ended" in values and command is not None:
-            command.status = int(values["ended"] and values["status"])
-            if str(values["ended"]) == DOCTOR:
+            command.status = values["status"]
+            if values["ended"] == DOCTOR:
                 group.ready = command.status == 0
                 if not group.ready:
                     self._fail(group, "; ".join(failures(command)))
@@ -389,6 +413,7 @@ class RunCommands(Quiet):
 
     def show(self, status: Status) -> None:
         """Raises `MachineError` with every host whose workers failed before the first iteration."""
+        self._hosts.check()
         if status.iteration or status.over:
             return
         found = []

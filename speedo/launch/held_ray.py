@@ -12,10 +12,13 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
+from pydantic import TypeAdapter
+
 from speedo.config.run_config import make_config
 from speedo.doctor import require_for
 from speedo.errors import ClusterError, ConfigError
-from speedo.launch.places import Failure, Needs, Report, Worker, checked_count
+from speedo.foreign_text import clean_values
+from speedo.launch.places import Failure, Needs, Report, checked_count
 from speedo.monitor.console import Quiet
 from speedo.run.result import RunResult
 
@@ -27,6 +30,9 @@ _OWN: Final = {
     "host": "the cluster knows this machine",
     "port": "the workers of a Ray cluster need none",
 }
+
+_REPORT: Final = TypeAdapter(Report)
+MOST_LINE: Final = 1 << 20
 
 
 class HeldRay:
@@ -85,11 +91,11 @@ class HeldRay:
             self._release()
             why = "the process that holds its places has ended"
             return Report(failures=(Failure(self._address, why, self._count),))
-        found = json.loads(line)
-        return Report(
-            tuple(Worker(**one) for one in found["workers"]),
-            tuple(Failure(**one) for one in found["failures"]),
-        )
+        try:
+            return _REPORT.validate_python(clean_values(json.loads(line)))
+        except (ValueError, RecursionError):
+            why = "the process that holds its places has said what cannot be read"
+            return Report(failures=(Failure(self._address, why, self._count),))
 
     def run(self, options: Mapping[str, Any], workers: int | None) -> RunResult:
         from speedo.actors.launch import train_on_ray
@@ -133,6 +139,7 @@ class HeldRay:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            errors="backslashreplace",
             start_new_session=True,
         )
         threading.Thread(
@@ -166,8 +173,11 @@ class HeldRay:
 
 def _read(holder: subprocess.Popen[str], answers: queue.Queue[str | None]) -> None:
     assert holder.stdout is not None
-    for line in holder.stdout:
-        if line.startswith("{"):
-            answers.put(line)
-    answers.put(None)
+    try:
+        for line in iter(lambda: holder.stdout.readline(MOST_LINE), ""):  # type: ignore[union-attr]
+            if line.startswith("{"):
+                answers.put(line)
+    finally:  # whoever waits for an answer must hear that there will be none
+        answers.put(None)
+        holder.stdout.close()
     holder.wait()

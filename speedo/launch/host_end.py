@@ -32,6 +32,7 @@ GRACE_S: Final = 60.0  # for a master to test and export what was trained
 LOOK_S: Final = 0.3
 DRAIN_S: Final = 2.0
 CHUNK: Final = 48 * 1024
+MOST_LINE: Final = 8 << 20  # of output; a longer one is sent in parts
 MOST_LOG_BYTES: Final = 16 << 20  # of one file: its end
 MOST_FILES: Final = 500
 WAITING_LINES: Final = 5000
@@ -182,7 +183,7 @@ class _Command:
         self._waiter.join(DRAIN_S + 3.0)
 
     def _read(self, stream: IO[bytes], name: str) -> None:
-        for line in stream:
+        for line in iter(lambda: stream.readline(MOST_LINE), b""):
             text = line.rstrip(b"\n").decode(errors="backslashreplace")
             self._out.offer(event(line=text, of=self._name, stream=name))
 
@@ -191,9 +192,11 @@ class _Command:
         for reader in self._readers:
             reader.join(DRAIN_S)  # a process that it left may hold the pipe
         self._out.put(event(ended=self._name, status=status))
-        if _send_files(self._name, self._collect, self._out) and self._folder is not None:
-            self._sent[self._name] = self._folder
-        self._out.put(event(filed=self._name))
+        try:
+            if _send_files(self._name, self._collect, self._out) and self._folder is not None:
+                self._sent[self._name] = self._folder
+        finally:  # the launcher waits for it
+            self._out.put(event(filed=self._name))
 
 
 def _send_files(name: str, roots: Sequence[Path], out: _Out) -> bool:

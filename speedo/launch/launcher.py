@@ -26,10 +26,10 @@ from speedo.launch.commands import (
     in_words,
     roles,
 )
-from speedo.launch.connection import Connection, Happened
+from speedo.launch.connection import WAITING, Connection, Happened
 from speedo.launch.host_files import HOSTS, HostFiles
 from speedo.launch.picture import PROGRESS, Picture
-from speedo.launch.protocol import BEAT_S
+from speedo.launch.protocol import BEAT_S, EventError
 from speedo.launch.remote import Command, Remote, failures, greeting_problem
 
 LOOK_S: Final = 0.2
@@ -52,7 +52,7 @@ class Launcher:
 
     def __init__(self, plan: Plan, picture: Picture, said: Callable[[str], None]) -> None:
         self._plan, self._picture, self._said = plan, picture, said
-        self._events: queue.Queue[Happened] = queue.Queue()
+        self._events: queue.Queue[Happened] = queue.Queue(WAITING)
         self._remotes: dict[str, Remote] = {}
         self._token = new_token()
         self._facts: str | None = None
@@ -264,7 +264,11 @@ class Launcher:
     def _fetch_from_lost(self) -> None:
         """Connect once more to hosts whose connection was lost, for the logs of what ran there."""
         self._ending = True
-        lost = [one for one in self._remotes.values() if one.closed is not None and one.files]
+        lost = [
+            one
+            for one in self._remotes.values()
+            if one.closed is not None and one.files and not one.connection.rejected
+        ]
         for remote in lost:
             old = remote.connection
             if remote.files is not None:
@@ -342,20 +346,26 @@ class Launcher:
             return
 
     def _take(self, name: str, values: Mapping[str, Any]) -> None:
-        remote = self._remotes[name]
+        try:
+            self._take_event(name, self._remotes[name], values)
+        except EventError as error:
+            self._remotes[name].connection.reject(str(error))
+
+    def _take_event(self, name: str, remote: Remote, values: Mapping[str, Any]) -> None:
+        """Raises `EventError` for an event that does not fit what was started there."""
         if "hello" in values:
-            remote.hello = values["hello"]
+            remote.greet(values["hello"])
             self._picture.state(name, "connected")
         elif "line" in values:
             self._take_line(name, remote, values)
         elif "started" in values:
-            remote.commands[str(values["started"])].folder = str(values["folder"])
+            remote.command(values["started"]).folder = values["folder"]
         elif "ended" in values:
-            self._take_end(name, remote, str(values["ended"]), int(values["status"]))
+            self._take_end(name, remote, values["ended"], values["status"])
         elif "file" in values and remote.files is not None:
             remote.files.part(values)
         elif "filed" in values:
-            remote.commands[str(values["filed"])].filed = True
+            remote.command(values["filed"]).filed = True
             remote.connection.send(got=values["filed"])
         elif "closed" in values:
             remote.closed = str(values["why"])
@@ -363,15 +373,15 @@ class Launcher:
                 self._picture.state(name, f"lost: {remote.closed}", told=not self._ending)
 
     def _take_line(self, name: str, remote: Remote, values: Mapping[str, Any]) -> None:
-        role, text = str(values["of"]), str(values["line"])
-        command = remote.commands[role]
+        role, text = values["of"], values["line"]
+        command = remote.command(role)
         if remote.files is not None:
             remote.files.line(values)
         if values["stream"] == "out":
             if role == DOCTOR and text.startswith('{"facts"'):
                 self._facts = text
             else:
-                command.out.append(text)
+                command.printed(text)
             return
         if text.strip():
             command.last_error = text
@@ -384,7 +394,7 @@ class Launcher:
             self._picture.state(name, "joined", told=True)
 
     def _take_end(self, name: str, remote: Remote, role: str, status: int) -> None:
-        command = remote.commands[role]
+        command = remote.command(role)
         command.status = status
         if role == DOCTOR:
             self._picture.state(name, "examined" if status == 0 else "cannot take part")

@@ -9,9 +9,10 @@ from typing import Final, Self
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
-from rich.text import Text
 
-PROGRESS: Final = re.compile(r"iteration (\d+)/")
+from speedo.monitor.console import put_line, shown
+
+PROGRESS: Final = re.compile(r"iteration (\d{1,18})/")
 
 
 class Picture:
@@ -58,7 +59,7 @@ class Picture:
 
     def note(self, text: str) -> None:
         """A line above the picture."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        put_line(self._console, text)
 
     def master_said(self, text: str) -> None:
         """A line of the master's: its progress has a place in the picture."""
@@ -73,5 +74,5 @@ class Picture:
         for name in ("host", "runs", "state"):
             table.add_column(name)
         for name, (runs, state) in self._hosts.items():
-            table.add_row(Text(name), Text(runs), Text(state))
-        return Group(*([Text(self._progress)] if self._progress else []), table)
+            table.add_row(shown(name), shown(runs), shown(state))
+        return Group(*([shown(self._progress)] if self._progress else []), table)

@@ -3,32 +3,45 @@
 from __future__ import annotations
 
 import json
-import signal
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from speedo.launch.connection import Connection
+from speedo.foreign_text import clean_text
+from speedo.launch.connection import Connection, signal_name
 from speedo.launch.host_files import HostFiles
+from speedo.launch.protocol import EventError
 from speedo.version import VERSION
+
+MOST_OUT: Final = 1 << 20  # characters of output that are kept; the last line always
+MOST_FAILURES: Final = 50
 
 
 @dataclass(slots=True)
 class Command:
     """A command on a host, as far as it is known here."""
 
-    out: list[str] = field(default_factory=list)
+    out: deque[str] = field(default_factory=deque)
     last_error: str = ""
     status: int | None = None
     filed: bool = False
     order: Mapping[str, Any] = field(default_factory=dict)
     folder: str = ""
+    _size: int = 0
+
+    def printed(self, line: str) -> None:
+        """A line to standard output."""
+        self.out.append(line)
+        self._size += len(line) + 1
+        while self._size > MOST_OUT and len(self.out) > 1:
+            self._size -= len(self.out.popleft()) + 1
 
     @property
     def end(self) -> str:
         """How it ended badly, in words."""
         if self.status is not None and self.status < 0:
-            return f"was killed by {signal.Signals(-self.status).name}"
+            return f"was killed by {signal_name(-self.status)}"
         return f"ended with status {self.status}: {self.last_error.removeprefix('speedo: ')}"
 
 
@@ -41,6 +54,21 @@ class Remote:
     closed: str | None = None
     commands: dict[str, Command] = field(default_factory=dict)
     files: HostFiles | None = None
+
+    def command(self, name: str) -> Command:
+        """The command that an event names. Raises `EventError` if it was not started there."""
+        try:
+            return self.commands[name]
+        except KeyError:
+            raise EventError(
+                f"it sent an event of a command that does not run there ({name})"
+            ) from None
+
+    def greet(self, hello: Mapping[str, Any]) -> None:
+        """Take its greeting. Raises `EventError` for a second one."""
+        if self.hello is not None:
+            raise EventError("it greeted twice")
+        self.hello = hello
 
 
 def greeting_problem(remote: Remote, python: str | None) -> str:
@@ -65,6 +93,8 @@ def failures(command: Command) -> list[str]:
             for one in checks
             if one["level"] == "fail"
         ]
-    except (IndexError, ValueError, KeyError, TypeError):
+    except (LookupError, ValueError, TypeError, RecursionError):
         found = []
-    return [one.replace("\n", " ") for one in found] or [f"`speedo doctor` {command.end}"]
+    return [clean_text(one.replace("\n", " ")) for one in found[:MOST_FAILURES]] or [
+        f"`speedo doctor` {command.end}"
+    ]

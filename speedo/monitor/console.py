@@ -16,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from speedo.foreign_text import MOST_NAME, MOST_TEXT, clean_text
 from speedo.monitor.status import Status, WorkerStatus, where_in_words
 from speedo.run_dir.directory import LOG
 from speedo.system.line_file import LineFile
@@ -40,6 +41,16 @@ class ErrorConsole(Console):
 
     def __init__(self) -> None:
         super().__init__(file=cast(TextIO, _Lasting(sys.stderr)))
+
+
+def shown(text: object, style: str = "", limit: int = MOST_TEXT) -> Text:
+    """Text for a cell or a title: nothing in it is markup, an emoji's name or a control character."""
+    return Text(clean_text(text, limit), style)
+
+
+def put_line(console: Console, text: str) -> None:
+    """One line, which the terminal may wrap."""
+    console.print(shown(text), soft_wrap=True)
 
 
 class _Lasting:
@@ -129,7 +140,7 @@ class Progress:
             self._write(text)
 
     def note(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        put_line(self._console, text)
         self._write(text)
 
     def show(self, status: Status) -> None:
@@ -185,7 +196,7 @@ class Progress:
         self._said = (text, now)
         self._write(text)
         if not self._console.is_terminal:
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+            put_line(self._console, text)
 
     def _end_live(self) -> None:
         if self._live is not None:
@@ -196,9 +207,7 @@ class Progress:
         if self._log is None:
             self._kept.append(text)
         else:
-            self._log.write(
-                f"{time.strftime('%H:%M:%S')} {text}\n".encode(errors="surrogateescape")
-            )
+            self._log.write(f"{time.strftime('%H:%M:%S')} {clean_text(text)}\n".encode())
 
 
 def _gap(lines: int) -> bytes:
@@ -240,17 +249,18 @@ def _panel(status: Status) -> Group:
     for worker in status.workers:
         workers.add_row(*_row(worker))
     bar = ProgressBar(total=max(status.max_iter, 1), completed=status.iteration, width=40)
-    return Group(bar, Text(plain_line(status)), workers)
+    return Group(bar, shown(plain_line(status)), workers)
 
 
-def _row(worker: WorkerStatus) -> tuple[str, ...]:
+def _row(worker: WorkerStatus) -> tuple[Text, ...]:
     loss = "" if math.isnan(worker.loss) else f"{worker.loss:.4f}"
-    return (
-        str(worker.worker),
+    cells = (
+        worker.worker,
         worker.host,
-        str(worker.merged),
-        str(worker.dropped),
+        worker.merged,
+        worker.dropped,
         loss,
         f"{worker.images_per_s:,.0f}",
         worker.state,
     )
+    return tuple(shown(one, limit=MOST_NAME) for one in cells)

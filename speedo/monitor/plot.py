@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from speedo.errors import DataError
+from speedo.foreign_text import MOST_NAME, clean_text
 from speedo.run_dir.directory import METRICS
 from speedo.run_dir.read_back import (
     count_of,
     json_lines,
-    mapping_of,
+    metrics_of,
     number_of,
     optional_number_of,
 )
@@ -50,7 +51,7 @@ def read_run(folder: Path) -> RunTrace:
     Raises `DataError` if it is not a run directory or holds no merged result.
     """
     path = folder / METRICS
-    trace = RunTrace(os.path.basename(os.path.realpath(folder)))
+    trace = RunTrace(_label(os.path.basename(os.path.realpath(folder))))
     try:
         for number, whole, line in json_lines(path):
             if line is not None or whole:
@@ -63,6 +64,12 @@ def read_run(folder: Path) -> RunTrace:
     if not trace.loss:
         raise DataError(f"{path} holds no merged result yet: there is nothing to plot")
     return trace
+
+
+def _label(name: str) -> str:
+    """A name as matplotlib draws it: with `$` it would be a formula, and one that begins with `_` is in no legend."""
+    text = clean_text(name, MOST_NAME).replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text
 
 
 def _take_checked(trace: RunTrace, line: dict[str, Any] | None, place: str) -> None:
@@ -87,10 +94,10 @@ def _take(trace: RunTrace, line: dict[str, Any]) -> None:
         trace.samples.append(samples)
         trace.staleness.append(staleness)
     elif event == "test":
-        metrics = mapping_of(line, "metrics")
+        metrics = metrics_of(line)
         names = [name for name in metrics if "acc" in name.lower()]
         if names:
-            accuracy = optional_number_of(metrics, names[-1])
+            accuracy = metrics[names[-1]]
             trace.test_iteration.append(count_of(line, "iteration"))
             trace.accuracy.append(accuracy)
     elif event == "left":

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from speedo.foreign_text import clean_values
 from speedo.monitor.control_socket import OTHER
 from speedo.run_dir.read_back import read_result
 
@@ -28,7 +29,7 @@ TOLD: Final = frozenset(
 def lines_of(run: Mapping[str, Any]) -> list[str]:
     """One run as lines of text; a run of another version may lack some of the fields."""
     try:
-        return _lines_of(run)
+        return _lines_of(clean_values(run))
     except (KeyError, TypeError, ValueError, AttributeError):
         return [f"run {run.get('run', '?')}: its answer cannot be read: {OTHER}"]
 

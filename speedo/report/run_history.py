@@ -16,14 +16,16 @@ from typing import Any, Final
 import yaml
 
 from speedo.errors import DataError
+from speedo.foreign_text import MOST_NAME, clean_text
 from speedo.run_dir.directory import CONFIG, METRICS, RESULT
 from speedo.run_dir.read_back import (
     count_of,
     json_lines,
-    mapping_of,
+    metrics_of,
     number_of,
     optional_number_of,
     read_result,
+    text_of,
 )
 from speedo.system.files import read_bytes
 
@@ -141,7 +143,7 @@ def loss_in(metrics: Mapping[str, float]) -> float | None:
 def read_history(folder: Path) -> RunHistory:
     """Read a run directory, of a run that is over, is running or has failed. Raises `DataError`."""
     path = folder / METRICS
-    run = RunHistory(os.path.basename(os.path.realpath(folder)), folder)
+    run = RunHistory(clean_text(os.path.basename(os.path.realpath(folder)), MOST_NAME), folder)
     _take_config(run)
     reader = _Reader(run)
     try:
@@ -163,7 +165,7 @@ def read_history(folder: Path) -> RunHistory:
     reader.close()
     run.result = read_result(folder / RESULT)
     if run.result is not None:
-        run.complete, run.reason = bool(run.result.get("complete")), str(run.result["reason"])
+        run.complete, run.reason = bool(run.result.get("complete")), text_of(run.result, "reason")
     return run
 
 
@@ -176,7 +178,7 @@ def _take_config(run: RunHistory) -> None:
     if not isinstance(read, dict):
         return
     run.options = read
-    run.mode = str(read.get("mode", "?"))
+    run.mode = clean_text(read.get("mode", "?"), MOST_NAME)
     workers, seed = read.get("workers"), read.get("seed")
     run.wanted = workers if isinstance(workers, int) else 0
     run.seed = seed if isinstance(seed, int) else None
@@ -203,7 +205,7 @@ class _Reader:
         if event == "result" and line.get("decision") == "merged":
             self._take_merged(line, moment)
         elif event == "result":
-            self._refused[str(line.get("decision")), str(line.get("reason") or "")] += 1
+            self._refused[text_of(line, "decision"), text_of(line, "reason")] += 1
             self._last_turn[count_of(line, "worker")] = moment
         elif event == "test":
             self._take_test(line, moment)
@@ -214,12 +216,12 @@ class _Reader:
                 self._run.began = moment
                 self._at[0] = (0.0, moment)
         elif event == "left":
-            self._leave(count_of(line, "worker"), moment, str(line.get("cause") or "not known"))
+            self._leave(count_of(line, "worker"), moment, text_of(line, "cause") or "not known")
         elif event == "resumed":
             self._undo(float(count_of(line, "samples")), moment)
         elif event == "finish":
             self._run.complete = line.get("complete") is True
-            self._run.reason = str(line.get("reason") or "")
+            self._run.reason = text_of(line, "reason")
         self._run.last_second = max(self._run.last_second, moment)
 
     def close(self) -> None:
@@ -299,8 +301,7 @@ class _Reader:
     def _take_test(self, line: Mapping[str, Any], moment: float) -> None:
         """At the images of its iteration: a test takes a while, and training goes on meanwhile."""
         self._end_merge()
-        given = mapping_of(line, "metrics")
-        metrics = {str(name): optional_number_of(given, name) for name in given}
+        metrics = metrics_of(line)
         images, seconds = self._at.get(count_of(line, "iteration"), (self._images, moment))
         if metrics:
             self._run.tests.append(TestPoint(images, seconds, metrics))

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from speedo.foreign_text import MOST_NAME, clean_text
 from speedo.system.files import open_to_read, read_bytes
 
 MOST_NUMBER: Final = 1e15  # nothing that a run counts or measures is larger
 MOST_LINE_BYTES: Final = 1 << 20
 MOST_RESULT_BYTES: Final = 1 << 20
+MOST_OUTPUTS: Final = 1000  # of all test nets
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, bool, dict[str, Any] | None]]:
@@ -56,6 +58,20 @@ def mapping_of(line: Mapping[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{name} is no object")
     return value
+
+
+def metrics_of(line: Mapping[str, Any]) -> dict[str, float]:
+    """The outputs of a test by name; raises `ValueError`."""
+    metrics = mapping_of(line, "metrics")
+    if len(metrics) > MOST_OUTPUTS:
+        raise ValueError(f"metrics has more than {MOST_OUTPUTS} outputs")
+    return {clean_text(name, MOST_NAME): optional_number_of(metrics, name) for name in metrics}
+
+
+def text_of(line: Mapping[str, Any], name: str) -> str:
+    """This field as text of one line; empty where there is none."""
+    value = line.get(name)
+    return "" if value is None else clean_text(value)
 
 
 def read_result(path: Path) -> dict[str, Any] | None:

@@ -16,9 +16,10 @@ from speedo.run_dir.directory import METRICS
 from speedo.run_dir.read_back import (
     MOST_LINE_BYTES,
     count_of,
-    mapping_of,
+    metrics_of,
     number_of,
     optional_number_of,
+    text_of,
 )
 from speedo.system.files import open_to_read
 from speedo.watch.curves import Curve, Rate
@@ -109,16 +110,16 @@ class History:
             case "joined":
                 worker = self._worker(line)
                 worker.there = True
-                worker.host = str(line.get("host") or worker.host)
+                worker.host = text_of(line, "host") or worker.host
             case "left" | "set-aside" if not self.finished:  # then they are let go
                 worker = self._worker(line)
                 worker.there, worker.died = False, now
                 worker.deaths += 1
-                worker.cause = str(line.get("cause") or line.get("reason") or "")
+                worker.cause = text_of(line, "cause") or text_of(line, "reason")
             case "resumed":
                 self._resume(line)
             case "finish":
-                self.finished = str(line.get("reason") or "")
+                self.finished = text_of(line, "reason")
         self.time = max(self.time, now)
 
     def _result(self, line: Mapping[str, Any], now: float) -> None:
@@ -145,8 +146,7 @@ class History:
 
     def _test(self, line: Mapping[str, Any], now: float) -> None:
         iteration = count_of(line, "iteration")
-        metrics = mapping_of(line, "metrics")
-        values = {name: optional_number_of(metrics, name) for name in metrics}
+        values = metrics_of(line)
         for name, value in values.items():
             if not math.isnan(value):
                 self.tests.setdefault(name, Curve()).add(iteration, now, value)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from speedo.errors import ClusterError
+from speedo.foreign_text import clean_values
 from speedo.monitor.control_socket import RunGone, RunSocket, plain, running
 from speedo.monitor.status_text import RESULT
 from speedo.run_dir.read_back import read_result
@@ -138,7 +139,7 @@ class LiveRun:
     def now(self) -> dict[str, Any]:
         """The state of the run as plain data, for a page or a terminal; a number that is not known is None."""
         with self._lock:
-            return dict(plain(self._now()))
+            return dict(clean_values(plain(self._now())))
 
     @property
     def is_live(self) -> bool:

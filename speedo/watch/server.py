@@ -16,7 +16,6 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 from importlib.resources import files
-from ipaddress import ip_address
 from typing import Any, Final
 
 import uvicorn
@@ -28,6 +27,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from speedo.errors import ClusterError, SpeedoError
+from speedo.monitor.own_names import is_loopback, names_us
 from speedo.watch.curves import Sent
 from speedo.watch.live_run import LiveRun
 
@@ -56,14 +56,6 @@ FILES: Final = {
     "/page.js": ("page.js", "text/javascript"),
     "/chart.js": ("chart.js", "text/javascript"),
 }
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address, or `localhost`, is reached from this machine alone."""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -131,27 +123,13 @@ class Guarded:
         origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
         sites = [value for name, value in headers if name == b"sec-fetch-site"]
         app: ASGIApp = self._app
-        if len(hosts) != 1 or not self._is_ours(hosts[0]):
+        if len(hosts) != 1 or not names_us(hosts[0], self._names, any_address=self._any_address):
             app = PlainTextResponse("this server has another name\n", 421)
         elif any(origin != f"http://{hosts[0]}" for origin in origins) or (
             scope["path"] != "/" and any(site not in (b"same-origin", b"none") for site in sites)
         ):
             app = PlainTextResponse("a request from another site\n", 403)
         await app(scope, receive, with_headers)
-
-    def _is_ours(self, host: str) -> bool:
-        """Whether a `Host` header names this server: an address, or one of its names. The port may be a tunnel's."""
-        name, colon, port = host.rpartition(":")
-        if not colon or host.endswith("]"):
-            name, port = host, "80"
-        name = name.strip("[]").lower()
-        if not port.isdecimal():
-            return False
-        try:
-            ip_address(name)
-        except ValueError:
-            return name == "localhost" or name in self._names
-        return self._any_address or is_loopback(name)
 
 
 def _file(name: str, kind: str, request: Request) -> Response:

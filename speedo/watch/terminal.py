@@ -14,7 +14,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from speedo.monitor.console import workers_in_words
+from speedo.foreign_text import MOST_NAME
+from speedo.monitor.console import put_line, shown, workers_in_words
 from speedo.monitor.status_text import in_words
 from speedo.watch.live_run import LiveRun
 
@@ -56,7 +57,7 @@ def _lines(live: LiveRun, console: Console, interval_s: float) -> None:
             pass
         line = one_line(live.now())
         if line != before:
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            put_line(console, line)
         before = line
         if not live.is_live:
             return
@@ -98,7 +99,7 @@ def view(live: LiveRun, width: int) -> RenderableType:
     left = f", about {in_words(now['remaining_s'])} left" if now["remaining_s"] is not None else ""
     progress = Table.grid(padding=(0, 1))
     progress.add_row(
-        ProgressBar(total=1.0, completed=min(share, 1.0), width=40), _progress(now) + left
+        ProgressBar(total=1.0, completed=min(share, 1.0), width=40), shown(_progress(now) + left)
     )
     tests = [name for name in curves if name.startswith("test/")]
     score = next((name for name in tests if "acc" in name.lower()), next(iter(tests), ""))
@@ -112,18 +113,18 @@ def view(live: LiveRun, width: int) -> RenderableType:
         *([f"{now['images_per_s']:,.0f} images/s"] if now["images_per_s"] is not None else []),
         *(f"{count:,} {name}" for name, count in now["decisions"].items()),
     ]
-    troubles = [Text(one, "red") for one in now["troubles"]]
+    troubles = [shown(one, "red") for one in now["troubles"]]
     if now["reason"]:
-        troubles.append(Text(now["reason"], "dim" if now["state"] == "finished" else "red"))
+        troubles.append(shown(now["reason"], "dim" if now["state"] == "finished" else "red"))
     return Group(
         head,
         *troubles,
         progress,
-        Text("   ".join(figures)),
+        shown("   ".join(figures)),
         Columns(panels),
         _workers(now["workers"]),
         *([_servers(now["servers"])] if now["servers"] else []),
-        *(Text(one, "dim") for one in now["notices"][-3:]),
+        *(shown(one, "dim") for one in now["notices"][-3:]),
     )
 
 
@@ -143,7 +144,11 @@ def _scores(now: dict[str, Any]) -> str:
 def _panel(title: str, curve: Curve, width: int) -> Panel:
     rows = plot([(one[0], one[2]) for one in curve], width - 4 - LABEL, HEIGHT)
     return Panel(
-        Text("\n".join(rows)), title=title, title_align="left", width=width, border_style="dim"
+        Text("\n".join(rows)),
+        title=shown(title),
+        title_align="left",
+        width=width,
+        border_style="dim",
     )
 
 
@@ -214,11 +219,12 @@ def _workers(workers: list[dict[str, Any]]) -> Table:
         if one["away"]:  # the cause has a column of its own
             state = state.removesuffix(f": {one['cause']}")
         table.add_row(
-            str(one["worker"]), one["host"], "" if one["team"] is None else str(one["team"]), str(one["merged"]),
+            str(one["worker"]), shown(one["host"], limit=MOST_NAME),
+            "" if one["team"] is None else str(one["team"]), str(one["merged"]),
             str(one["dropped"]), "" if one["loss"] is None else f"{one['loss']:.4f}",
             "" if one["images_per_s"] is None else f"{one['images_per_s']:,.0f}",
             "" if one["staleness"] is None else f"{one['staleness']:.1f}",
-            Text(state, _colour(one)), Text(death, "red"),
+            shown(state, _colour(one)), shown(death, "red"),
         )  # fmt: skip
     return table
 
@@ -234,5 +240,6 @@ def _servers(servers: list[dict[str, Any]]) -> Table:
     for name in ("server", "host", "MB", "state"):
         table.add_column(name, justify="left" if name in ("host", "state") else "right")
     for one in servers:
-        table.add_row(str(one["server"]), one["host"], f"{one['bytes'] / 1e6:,.1f}", one["state"])
+        size = f"{one['bytes'] / 1e6:,.1f}"
+        table.add_row(*map(shown, (one["server"], one["host"], size, one["state"])))
     return table

@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
+from speedo.foreign_text import clean_text
 from speedo.messages import Evaluate, Finish, Merge, Snapshotted, Tested, Train
 from speedo.monitor.export.background import Told
 from speedo.monitor.export.means import Means, TestedIterations
@@ -109,7 +110,7 @@ class CaffeLog:
 
     def _line(self, now: float, text: str) -> None:
         stamp = datetime.fromtimestamp(now + self._wall_s).strftime("%m%d %H:%M:%S.%f")
-        self._file.write(f"I{stamp} {os.getpid():5d} solver.cpp:1] {text}\n".encode())
+        self._file.write(f"I{stamp} {os.getpid():5d} solver.cpp:1] {clean_text(text)}\n".encode())
 
 
 def by_net(metrics: Mapping[str, float]) -> Iterator[tuple[int, list[tuple[str, float]]]]:

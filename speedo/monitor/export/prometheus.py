@@ -11,10 +11,12 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, Final
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -23,11 +25,14 @@ from prometheus_client.core import (
     Metric,
     SummaryMetricFamily,
 )
+from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.registry import Collector
 
+from speedo.foreign_text import MOST_NAME, clean_text
 from speedo.messages import Checkpointed, Drop, Evaluate, Merge, Tested, Train, Trained
 from speedo.monitor.export.background import Told
 from speedo.monitor.export.means import TestedIterations
+from speedo.monitor.own_names import names_us
 from speedo.monitor.status import Status
 from speedo.run_dir.checkpoint_file import Counters
 
@@ -35,6 +40,29 @@ HOST: Final = "127.0.0.1"
 STALENESS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)  # upper bounds of the buckets, in versions
 DECISIONS: Final = ("merged", "discarded", "late", "refused")
 STATES: Final = ("training", "waiting", "away")
+MOST_LABELS: Final = 1000  # of one metric: workers name the parts of a turn, nets their outputs
+READ_S: Final = 10.0  # for a request to arrive
+
+
+class _Scrape(WSGIRequestHandler):
+    """A request; nothing is logged."""
+
+    timeout = READ_S
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing."""
+
+
+def _guarded(app: Any) -> Callable[[dict[str, Any], Any], Iterable[bytes]]:
+    """The application, for requests that name this server."""
+
+    def answer(environ: dict[str, Any], start: Any) -> Iterable[bytes]:
+        if names_us(environ.get("HTTP_HOST", "")):
+            return app(environ, start)  # type: ignore[no-any-return]
+        start("421 Misdirected Request", [("Content-Type", "text/plain")])
+        return [b"this server has another name\n"]
+
+    return answer
 
 
 class PrometheusMetrics(Collector):
@@ -74,7 +102,11 @@ class PrometheusMetrics(Collector):
         """Answer at this port of loopback, 0 for any; returns the port. Raises `OSError` if it is taken."""
         registry = CollectorRegistry()
         registry.register(self)
-        server, thread = start_http_server(port, addr=HOST, registry=registry)
+        server = make_server(
+            HOST, port, _guarded(make_wsgi_app(registry)), ThreadingWSGIServer, _Scrape
+        )
+        thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+        thread.start()
 
         def stop() -> None:
             server.shutdown()
@@ -118,7 +150,10 @@ class PrometheusMetrics(Collector):
                 self._tests_failed += 1
             case Tested():
                 self._tests_made += 1
-                self._tested = dict(told.metrics)
+                self._tested = {
+                    clean_text(name, MOST_NAME): value
+                    for name, value in islice(told.metrics.items(), MOST_LABELS)
+                }
                 self._tested_iteration = self._tests.of(told.version)
             case Checkpointed() if told.bytes:
                 self._checkpoints += 1
@@ -127,8 +162,10 @@ class PrometheusMetrics(Collector):
                 pass
 
     def _add(self, part: str, seconds: float) -> None:
-        count, total = self._parts.get(part, (0, 0.0))
-        self._parts[part] = (count + 1, total + seconds)
+        name = clean_text(part, MOST_NAME)
+        if name in self._parts or len(self._parts) < MOST_LABELS:
+            count, total = self._parts.get(name, (0, 0.0))
+            self._parts[name] = (count + 1, total + seconds)
 
     # ------------------------------------------------------------ a scrape
 
