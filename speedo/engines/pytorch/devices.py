@@ -21,6 +21,20 @@ def load_torch() -> Any:
     return torch
 
 
+def use_device(device: Any) -> None:
+    """Make this the device of the process, and have float32 be float32 on it.
+
+    Else page-locked memory would occupy the first GPU too, and convolutions would compute in TF32, with 10 bits of
+    mantissa, which PyTorch allows them by default.
+    """
+    if device.type != "cuda":
+        return
+    torch = load_torch()
+    torch.cuda.set_device(device)
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
 def device_count() -> int:
     """CUDA devices that PyTorch sees on this machine."""
     torch = load_torch()

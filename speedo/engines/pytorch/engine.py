@@ -22,7 +22,7 @@ from torch import Tensor
 from speedo.engines.base import Schedule
 from speedo.engines.evaluation import WHOLE, Part, Share, combined
 from speedo.engines.files import WrittenModel
-from speedo.engines.pytorch.devices import chosen_device, device_count
+from speedo.engines.pytorch.devices import chosen_device, device_count, use_device
 from speedo.engines.pytorch.memory import is_lack_of_memory, keep_freed_memory
 from speedo.engines.pytorch.model_files import matched, read_model, write_model
 from speedo.engines.pytorch.net import Net
@@ -75,9 +75,7 @@ class PytorchEngine:
         _use_threads(threads)
         if self._device.type == "cpu":
             keep_freed_memory()
-        else:
-            # Else page-locked memory would occupy the first GPU, too.
-            torch.cuda.set_device(self._device)
+        use_device(self._device)
         self._schedule = self._own_schedule = lr_policy
         self._batches = 1  # of a step, times iter_size
         self._iteration = 0
@@ -105,6 +103,7 @@ class PytorchEngine:
             seed=seed if seed >= 0 else None,
             folder=folder,
             device=self._device,
+            channels_last=True if self._bfloat16 else None,
         )
         self._parameters = self._net.parameters
         blobs = multipliers(self._parameter, self.layout)

@@ -11,6 +11,7 @@ import torch
 from google.protobuf import text_format
 
 from speedo.engines.evaluation import Part, Share
+from speedo.engines.pytorch.devices import use_device
 from speedo.engines.pytorch.engine import copy_model
 from speedo.engines.pytorch.net import Net
 from speedo.engines.pytorch.test_nets import TestNets
@@ -32,6 +33,7 @@ class Scorer:
     ) -> None:
         self._untouched, self._check = untouched, check
         torch.set_num_threads(1)
+        use_device(torch.device(device))
         parameter: Any = caffe_schema().SolverParameter()
         text_format.Parse(solver_text, parameter)
         self._nets = TestNets(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from speedo.engines.evaluation import WHOLE, Part, Share, ends_with_the_data
 from speedo.engines.pytorch.net import Net
@@ -93,9 +94,9 @@ class TestNets:
     ) -> tuple[dict[str, float], int]:
         iterations = self._iterations[index]
         batches = share.of(iterations)
-        sums: dict[str, float] = {}
+        sums: dict[str, Tensor] = {}
         if not batches:
-            return sums, 0
+            return {}, 0
         # Popped: a pass that fails half way must not leave its net in the middle of the data.
         kept = self._kept.pop(index, None)
         net, read = kept if kept is not None else (self.build(index, share_from), 0)
@@ -105,10 +106,10 @@ class TestNets:
             for _ in batches:
                 with self._precision():
                     _, outputs = net.forward()
+                # Added up where they are: to read them would make the host wait for a GPU at each batch.
                 for name, output in outputs.items():
-                    values = output.float().reshape(-1).tolist()
-                    for key, value in zip(_names(name, len(values)), values, strict=True):
-                        sums[key] = sums.get(key, 0.0) + value
+                    values = output.float().reshape(-1).double()
+                    sums[name] = sums[name] + values if name in sums else values
                 passed(net.batch)
         except BaseException:
             net.close()
@@ -117,7 +118,10 @@ class TestNets:
             self._kept[index] = (net, batches.stop % iterations)
         else:
             net.close()
-        return sums, len(batches)
+        found: dict[str, float] = {}
+        for name, total in sums.items():
+            found.update(zip(_names(name, total.numel()), total.tolist(), strict=True))
+        return found, len(batches)
 
     @contextmanager
     def _apart(self) -> Iterator[None]:

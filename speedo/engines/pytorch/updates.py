@@ -267,7 +267,8 @@ class ParameterUpdate:
             return None
         # Of the sum over `iter_size` batches, as Caffe has it.
         norm = torch.linalg.vector_norm(torch.stack(norms)).mul_(batches / divisor).float()
-        bound = torch.tensor(float32(self.fields.clip_gradients), device=norm.device)
+        # Filled there: a number that is copied to a GPU would make the host wait for it.
+        bound = torch.full_like(norm, float32(self.fields.clip_gradients))
         factor = torch.where(norm > bound, bound / norm, 1.0).div_(divisor)
         if self._whole:
             return factor  # read here, it would make the host wait for the GPU
