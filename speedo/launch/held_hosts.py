@@ -109,20 +109,7 @@ class HeldHosts:
     # ---------------------------------------------------------------- before a run
 
     def launch(self, count: int, needs: Needs) -> None:
-        problems = []
-        if needs.memory_gb is not None:
-            problems.append(
-                f"memory_gb is {needs.memory_gb:g}, but nothing reserves memory for a worker on hosts: leave it out, "
-                "or use a Ray cluster"
-            )
-        if needs.cpus is not None and needs.cpus != int(needs.cpus):
-            problems.append(f"cpus is {needs.cpus:g}; on hosts use a whole number: it is --threads")
-        if needs.device == "gpu":
-            problems.append(
-                "device is gpu, but on hosts the solver decides: write solver_mode: GPU there, and leave device out; "
-                "or train with engine='torch', device='cuda'"
-            )
-        if problems:
+        if problems := needs.problems_on_hosts():
             raise ConfigError(problems)
         self.check()
         with self._changed:

@@ -69,6 +69,23 @@ class Needs:
             found.append(f"device is {said(self.device)}; use cpu or gpu")
         return found
 
+    def problems_on_hosts(self) -> list[str]:
+        """What hosts without a Ray cluster cannot give."""
+        problems = []
+        if self.memory_gb is not None:
+            problems.append(
+                f"memory_gb is {self.memory_gb:g}, but nothing reserves memory for a worker on hosts: leave it out, "
+                "or use a Ray cluster"
+            )
+        if self.cpus is not None and self.cpus != int(self.cpus):
+            problems.append(f"cpus is {self.cpus:g}; on hosts use a whole number: it is --threads")
+        if self.device == "gpu":
+            problems.append(
+                "device is gpu, but on hosts the solver decides: write solver_mode: GPU there, and leave device out; "
+                "or train with engine='torch', device='cuda'"
+            )
+        return problems
+
 
 class Places(Protocol):
     """A kind of cluster: the hosts that ssh reaches, this machine among them, or a Ray cluster."""

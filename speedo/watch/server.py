@@ -13,6 +13,7 @@ import asyncio
 import json
 import secrets
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 from importlib.resources import files
@@ -25,6 +26,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from speedo.errors import ClusterError, SpeedoError
 from speedo.monitor.own_names import is_loopback, names_us
@@ -32,7 +34,10 @@ from speedo.watch.curves import Sent
 from speedo.watch.live_run import LiveRun
 
 LOOPBACK: Final = "127.0.0.1"
-MOST_READERS: Final = 32  # pages at once
+MOST_READERS: Final = 64  # pages at once
+MOST_OF_ADDRESS: Final = 16  # of them that one address has
+CONNECTIONS: Final = 4  # for each page, as many of one address, too
+FIRST_S: Final = 10.0  # for the first request of a connection to arrive
 MOST_BODY: Final = 1024  # bytes of a request
 LOOK_S: Final = 0.25  # between two looks whether there is something to send
 QUIET_S: Final = 3.0  # the page takes a connection for dead that was silent for some of these
@@ -83,8 +88,8 @@ def server_of(live: LiveRun, host: str, token: str) -> uvicorn.Server:
     """The server of the page; `run(sockets=[...])` serves until Ctrl-C, which is raised then."""
     config = uvicorn.Config(
         page_of(live, host, token), log_config=None, log_level="critical", access_log=False, server_header=False,
-        proxy_headers=False, lifespan="off", ws="none", http="h11", loop="asyncio", timeout_graceful_shutdown=1,
-        limit_concurrency=4 * MOST_READERS, h11_max_incomplete_event_size=16384,
+        proxy_headers=False, lifespan="off", ws="none", http=_Connection, loop="asyncio", timeout_graceful_shutdown=1,
+        limit_concurrency=CONNECTIONS * MOST_READERS, h11_max_incomplete_event_size=16384,
     )  # fmt: skip
     return uvicorn.Server(config)
 
@@ -100,6 +105,28 @@ def page_of(live: LiveRun, host: str, token: str) -> ASGIApp:
     ]
     names = () if is_loopback(host) else (host, socket.gethostname(), socket.getfqdn())
     return Guarded(Starlette(routes=routes), names, any_address=not is_loopback(host))
+
+
+class _Connection(H11Protocol):
+    """A connection to the page: one address cannot have them all, and one that asks for nothing is closed."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        address = _address(transport)
+        if sum(_address(one.transport) == address for one in self.connections) > (
+            CONNECTIONS * MOST_OF_ADDRESS
+        ):
+            transport.close()
+        else:
+            self.loop.call_later(FIRST_S, self._close_unasked)
+
+    def _close_unasked(self) -> None:
+        if getattr(self, "cycle", None) is None:  # no request has come
+            self.transport.close()
+
+
+def _address(transport: asyncio.BaseTransport) -> object:
+    return (transport.get_extra_info("peername") or ("",))[0]
 
 
 class Guarded:
@@ -142,7 +169,7 @@ class Page:
 
     def __init__(self, live: LiveRun, token: str, *, open_to_read: bool) -> None:
         self._live, self._token, self._open_to_read = live, token.encode(), open_to_read
-        self._readers = 0
+        self._readers = Counter[str]()  # by address
 
     # ------------------------------------------------------------ reading
 
@@ -151,12 +178,15 @@ class Page:
         given, right = self._given(request)
         if (given and not right) or not (right or self._open_to_read):
             return _refused()
-        if self._readers >= MOST_READERS:
+        address = request.client.host if request.client is not None else ""
+        if self._readers[address] >= MOST_OF_ADDRESS:
+            return _problem("too many pages are open at this address: close one", 503)
+        if self._readers.total() >= MOST_READERS:
             return _problem("too many pages are open", 503)
-        return StreamingResponse(self._events(right), media_type="application/x-ndjson")
+        return StreamingResponse(self._events(right, address), media_type="application/x-ndjson")
 
-    async def _events(self, may: bool) -> AsyncIterator[bytes]:
-        self._readers += 1
+    async def _events(self, may: bool, address: str) -> AsyncIterator[bytes]:
+        self._readers[address] += 1
         try:
             sent, looks, before, quiet = Sent(), -1, "", 0.0
             while True:
@@ -177,7 +207,7 @@ class Page:
                 await asyncio.sleep(LOOK_S)
                 quiet += LOOK_S
         finally:
-            self._readers -= 1
+            self._readers -= Counter((address,))
 
     # ------------------------------------------------------------ changing
 

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from speedo.actors.ray_node import session
 from speedo.actors.ray_node.private import NAMES, lacking
+from speedo.errors import ClusterError
 from tests.support.network import ROOT
 from tests.support.ray_cluster import oldest_ray
 
@@ -56,6 +58,15 @@ def test_what_a_ray_has_not_is_named_as_ray_calls_it(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(NAMES, "Node", ("ray._private.node", "Node.none"))
     monkeypatch.setitem(NAMES, "worker", ("ray._private.none", ""))
     assert lacking() == ["ray._private.node.Node.none", "ray._private.none"]
+
+
+@pytest.mark.parametrize("name", ["authentication_mode", "AuthenticationMode"])
+def test_a_ray_that_does_not_say_whether_it_asks_for_the_token_serves_nobody(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(NAMES, name, ("ray._raylet", "none"))
+    with pytest.raises(ClusterError, match="would serve node1 only with the token cannot be seen"):
+        session._require_authentication("node1")
 
 
 @pytest.mark.redis

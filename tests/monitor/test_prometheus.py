@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import socket
 import time
 import urllib.request
@@ -153,3 +154,32 @@ def test_metrics_are_served_on_loopback_alone_and_no_more_after_the_run(
         socket.create_connection(("127.0.0.1", port), timeout=5),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("127.0.0.1:{port}", 200), ("localhost:{port}", 200), ("[::1]:80", 200), ("evil.example:{port}", 421),
+     ("evil.example", 421), ("10.0.0.1:{port}", 421), ("", 421)],
+)  # fmt: skip
+def test_only_requests_that_name_this_server_are_answered(
+    host: str, status: int, metrics: PrometheusMetrics
+) -> None:
+    """A page in the user's browser whose name was made to point here (DNS rebinding) reads nothing."""
+    port = metrics.serve(0)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.putrequest("GET", "/metrics", skip_host=True)
+    connection.putheader("Host", host.format(port=port))
+    connection.endheaders()
+    answer = connection.getresponse()
+    assert answer.status == status
+    assert (b"speedo_run" in answer.read()) == (status == 200)
+    connection.close()
+
+
+def test_names_that_a_worker_or_a_net_chose_stay_labels(metrics: PrometheusMetrics) -> None:
+    metrics.take(messages.Tested(1, {'a\x1b[31m\ud800\n"}': 0.5}), 1.0)
+    for number in range(2000):
+        metrics.take(Trained(0, 1, number, 1.0, 10, {f"part{number}\udcff": 0.1}, ()), 1.0)
+    found = scraped(metrics)
+    assert found["speedo_test_result", (("output", r'a\x1b[31m\ud800\n"}'),)] == 0.5
+    assert sum(name == "speedo_turn_part_seconds_count" for name, _ in found) == 1000

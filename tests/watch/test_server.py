@@ -18,8 +18,18 @@ from click.testing import CliRunner
 from speedo.cli.main import main
 from speedo.errors import ClusterError
 from speedo.monitor.control_socket import Asked, ControlServer
+from speedo.monitor.own_names import is_loopback
+from speedo.watch import server
 from speedo.watch.live_run import LiveRun
-from speedo.watch.server import FILES, MOST_READERS, is_loopback, listen, server_of, url_of
+from speedo.watch.server import (
+    CONNECTIONS,
+    FILES,
+    MOST_OF_ADDRESS,
+    MOST_READERS,
+    listen,
+    server_of,
+    url_of,
+)
 from tests.watch.test_history import result, status, write
 
 TOKEN = "the-token-of-this-test"
@@ -251,15 +261,16 @@ def test_a_request_that_cannot_be_read_changes_nothing(page: Served, body: str) 
     assert page.asked == []
 
 
-def test_only_so_many_pages_are_served_at_once(page: Served) -> None:
+def test_only_so_many_pages_of_an_address_are_served_at_once(page: Served) -> None:
     open_ones = []
     try:
-        for _ in range(MOST_READERS):
+        for _ in range(MOST_OF_ADDRESS):
             one = http.client.HTTPConnection("127.0.0.1", page.port, timeout=20)
             one.request("GET", "/events")
             assert one.getresponse().readline()
             open_ones.append(one)
-        assert page.request("GET", "/events")[0] == 503
+        found, told, _ = page.request("GET", "/events")
+        assert (found, "at this address" in told) == (503, True)
         assert page.request("GET", "/")[0] == 200
     finally:
         for one in open_ones:
@@ -268,6 +279,25 @@ def test_only_so_many_pages_are_served_at_once(page: Served) -> None:
     while page.request("GET", "/events")[0] != 200:
         assert time.monotonic() < deadline, "the places of closed pages are not given back"
         time.sleep(0.1)
+
+
+def test_one_address_cannot_take_all_connections(
+    page: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "FIRST_S", 1.0)
+    silent = [
+        socket.create_connection(("127.0.0.1", page.port), timeout=20)
+        for _ in range(CONNECTIONS * MOST_OF_ADDRESS)
+    ]
+    try:
+        assert MOST_OF_ADDRESS < MOST_READERS
+        with pytest.raises((ConnectionError, http.client.RemoteDisconnected)):
+            page.request("GET", "/")
+        assert silent[0].recv(1) == b"", "it asks for nothing"
+        assert page.request("GET", "/")[0] == 200
+    finally:
+        for one in silent:
+            one.close()
 
 
 def test_what_is_new_comes_alone(page: Served) -> None:

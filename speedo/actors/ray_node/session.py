@@ -210,9 +210,14 @@ def _connected(gcs: str, address: str) -> Iterator[None]:
 
 
 def _require_authentication(host: str) -> None:
-    """Raises `ClusterError` if Ray, as it was imported, would serve clients without the token."""
+    """Raises `ClusterError` if Ray, as it was imported, would serve clients without the token, or does not say."""
     mode, modes = private.find("authentication_mode"), private.find("AuthenticationMode")
-    if mode is not None and modes is not None and mode() != modes.TOKEN:
+    if mode is None or modes is None:
+        raise ClusterError(
+            f"whether this Ray would serve {host} only with the token cannot be seen, so no run starts: install a Ray "
+            "that this SpeeDO was tested with, as its requirements.lock names it"
+        )
+    if mode() != modes.TOKEN:
         raise ClusterError(
             f"Ray would serve {host} without a token, because it was imported with other settings: "
             "start the run in a process of its own"
