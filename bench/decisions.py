@@ -19,7 +19,8 @@ from pathlib import Path
 from bench.support.table import text
 from speedo.master.center import Center
 from speedo.master.coordinator import Coordinator
-from speedo.master.driver import Driver, Observers
+from speedo.master.driver import Driver
+from speedo.master.observers import Observers
 from speedo.master.plan import Plan
 from speedo.messages import Command, Event, Joined, Train, Trained
 from speedo.monitor.status import StatusBoard

@@ -436,7 +436,7 @@ def _let_go(master: Any) -> None:
         ray.get(master.wait_for_hosts.remote(FAREWELL_S), timeout=FAREWELL_S + ANSWER_S)
         ray.get(master.clean_store.remote(), timeout=ANSWER_S)
     except (RayError, StoreError):
-        return  # master or store are gone: there is nothing left to tidy
+        return  # master or store are gone, or another master has the run: there is nothing of ours to tidy
 
 
 def _kill(actor: Any) -> None:

@@ -143,10 +143,12 @@ class MasterActor:
         return self._training.run()
 
     def clean_store(self) -> None:
-        self._training.clean_store()
-        self._access.close()
-        if self._servers is not None:
-            self._servers.close()
+        try:
+            self._training.clean_store()
+        finally:
+            self._access.close()
+            if self._servers is not None:
+                self._servers.close()
 
     def stop(self, reason: str) -> None:
         if self._servers is not None:

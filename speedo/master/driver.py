@@ -1,11 +1,14 @@
 """The run loop: passes the cluster's events to the coordinator, and its actions to center, cluster and log.
 
 Time is an argument: the same loop runs on Ray with the monotonic clock and in the simulator with a virtual one. Every
-wait has a deadline; a missed deadline becomes an event with its cause.
+wait has a deadline; a missed deadline becomes an event with its cause. It does so in bounded time however many events
+wait: once a deadline is over, the events that are there at that moment are decided, and then it is looked at. So nobody
+is evicted whose result had come in time, and no event that comes later can put the deadline off.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -18,6 +21,7 @@ from speedo.master.center import RunCenter
 from speedo.master.checkpoints import Checkpoints, Snapshots, TakenSnapshot
 from speedo.master.coordinator import Coordinator
 from speedo.master.members import Receive, Received
+from speedo.master.observers import Observer
 from speedo.master.reasons import (
     busy_tester,
     silent_tester,
@@ -79,14 +83,6 @@ class Cluster(Protocol):
         ...
 
 
-class Observer(Protocol):
-    """Observes a run: the run log, the simulator's trace. `now` is seconds of the driver's clock."""
-
-    def saw(self, event: Event, now: float) -> None: ...
-
-    def did(self, action: Action, now: float) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Timeouts in seconds: for workers at the start, for any worker after all are lost, for a first turn."""
@@ -109,21 +105,6 @@ class Outcome:
     seconds: float
     metrics: Mapping[str, float]
     test_problem: str = ""
-
-
-class Observers:
-    """Several observers as one."""
-
-    def __init__(self, *observers: Observer) -> None:
-        self._observers = observers
-
-    def saw(self, event: Event, now: float) -> None:
-        for observer in self._observers:
-            observer.saw(event, now)
-
-    def did(self, action: Action, now: float) -> None:
-        for observer in self._observers:
-            observer.did(action, now)
 
 
 @dataclass
@@ -204,14 +185,18 @@ class Driver:
     def _step(self) -> None:
         now = self.clock()
         event = self.cluster.next_event(max(0.0, self._next_deadline() - now))
+        now = self.clock()
+        missed = self._first_missed() <= now
         if event is not None:
-            self._heard = self.clock()
-            self._take_together([event, *self.cluster.waiting(MOST_TOGETHER - 1)])
-        elif self._outage_has_ended():
-            self._turns.grant(self.clock())
-        else:
-            for overdue in self._overdue(self.clock()):
-                self._take(overdue)
+            self._heard = now
+            most = sys.maxsize if missed else MOST_TOGETHER - 1
+            self._take_together([event, *self.cluster.waiting(most)])
+        if event is None or missed:
+            if self._outage_has_ended():
+                self._turns.grant(self.clock())
+            else:  # not those whose deadline passed meanwhile: their results may wait already
+                for overdue in self._overdue(now):
+                    self._take(overdue)
         if self._finish is None and (elapsed := self._limit.passed(self.clock())):
             self._take(elapsed)
         if self.checkpoints is not None:
@@ -412,14 +397,19 @@ class Driver:
     def _time_limit(self) -> float:
         return self._limit.deadline if self._finish is None else float("inf")
 
+    def _first_missed(self) -> float:
+        """When the first deadline of turns, tests and missing workers is missed; infinity without one."""
+        soonest = min(self._deadlines.soonest(), *self._tests.values(), float("inf"))
+        if self._short_since is not None and self._finish is None:
+            soonest = min(soonest, self._short_since + self._join_limit())
+        return soonest
+
     def _next_deadline(self) -> float:
-        soonest = min(self._deadlines.soonest(), self._time_limit(), *self._tests.values())
+        soonest = min(self._first_missed(), self._time_limit())
         if self._turns:
             soonest = min(soonest, self._heard + QUIET_S)
         if self.checkpoints is not None:
             soonest = min(soonest, self.checkpoints.deadline())
-        if self._short_since is not None and self._finish is None:
-            soonest = min(soonest, self._short_since + self._join_limit())
         return soonest if soonest < float("inf") else self.clock() + HEARTBEAT_S
 
     def _join_limit(self) -> float:

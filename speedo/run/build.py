@@ -23,7 +23,8 @@ from speedo.master.center import Center, RunCenter, squared_norm
 from speedo.master.checkpoint_writer import CheckpointWriter
 from speedo.master.coordinator import Coordinator
 from speedo.master.divergence import DivergenceWatch
-from speedo.master.driver import Cluster, Driver, Limits, Observers
+from speedo.master.driver import Cluster, Driver, Limits
+from speedo.master.observers import Observers
 from speedo.master.plan import Plan
 from speedo.master.served_center import ServedCenter
 from speedo.master.server_requests import Servers

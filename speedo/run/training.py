@@ -116,8 +116,15 @@ class Training:
         return f"iteration {coordinator.iteration} is kept: continue with --resume {self.files.run_dir}"
 
     def clean_store(self) -> None:
-        """Remove the keys of this run from the store; it may be the user's own server."""
-        self.store.delete(*self.store.keys(keys.prefix(self.settings.run)))
+        """Remove the keys of this run from the store; it may be the user's own server.
+
+        Those of this epoch and of earlier ones, whose masters are fenced; never those of a later one. A master that has
+        been replaced removes nothing: its successor does. Raises `FencedError` then.
+        """
+        self.fence.require()
+        run = self.settings.run
+        found = ((keys.epoch_of(run, key), key) for key in self.store.keys(keys.prefix(run)))
+        self.store.delete(*(key for epoch, key in found if 0 <= epoch <= self.settings.epoch))
 
     def tell(self, event: Event) -> None:
         """Inform the observers of something that delays the driver; called from the driver's thread only."""

@@ -1,7 +1,8 @@
 """Decides which master may write a run directory: by a lock on this machine, and by an epoch against a replaced master.
 
 The directory holds the fencing `epoch` of the master that owns the run. A resume raises it. A master that finds
-another epoch there than its own has been replaced and must not write any more.
+another epoch there than its own has been replaced and must not write any more, nor delete anything: what is there is
+its successor's. A master that cannot read the epoch does not know whether it is, and must not write either.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Final
 
 from speedo.bounds import LARGEST_INT32, whole_number
 from speedo.errors import CheckpointError, ConfigError, FencedError
-from speedo.run_dir.directory import EPOCH, LOCK, write_whole
+from speedo.run_dir.directory import CHECKPOINTS, EPOCH, LOCK, write_whole
 from speedo.system.files import read_text
 
 MOST_EPOCH_BYTES: Final = 64
@@ -62,17 +63,36 @@ def _lock_file(path: Path) -> int:
 
 
 def epoch_of(run_dir: Path) -> int:
-    """The fencing epoch of the run's present master."""
+    """The fencing epoch of the run's present master; 0 if there is no such file: nobody has resumed the run.
+
+    Raises `CheckpointError` if the file cannot be read, or holds no epoch.
+    """
+    path = run_dir / EPOCH
     try:
-        epoch = whole_number(read_text(run_dir / EPOCH, MOST_EPOCH_BYTES))
-    except (OSError, ValueError):
+        epoch = whole_number(read_text(path, MOST_EPOCH_BYTES))
+    except FileNotFoundError:
         return 0
-    return epoch if epoch is not None and epoch < LARGEST_INT32 else 0
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({error.strerror or error}), so it is not known which master has the run: "
+            "make it readable"
+        ) from None
+    except ValueError:  # not UTF-8
+        epoch = None
+    if epoch is None or epoch >= LARGEST_INT32:
+        raise CheckpointError(
+            f"{path} holds no epoch, so it is not known which master has the run: write a whole number into it that "
+            f"is above the first of the names in {run_dir / CHECKPOINTS}"
+        )
+    return epoch
 
 
-def claim(run_dir: Path, at_least: int = 0) -> int:
-    """Become the run's master: set an epoch above all before, on the disk when this returns."""
-    epoch = max(epoch_of(run_dir) + 1, at_least)
+def claim(run_dir: Path) -> int:
+    """Become the run's master: set an epoch above all before, on the disk when this returns.
+
+    Raises `CheckpointError` if the epoch before is not known, or the new one cannot be written.
+    """
+    epoch = epoch_of(run_dir) + 1
     try:
         write_whole(run_dir / EPOCH, f"{epoch}\n")
     except OSError as error:
@@ -96,10 +116,16 @@ class Fence:
             self._next = self._clock() + FENCE_S
 
     def require(self) -> None:
-        """Raises `FencedError` if another master has claimed the run."""
-        present = epoch_of(self._run_dir)
-        if present > self._epoch:
-            raise FencedError(
-                f"another master has resumed this run (its epoch is {present}, ours {self._epoch}): this one stops "
-                "and writes nothing more"
-            )
+        """Raises `FencedError` if another master has claimed the run, or that cannot be known."""
+        try:
+            present = epoch_of(self._run_dir)
+        except CheckpointError as error:
+            raise FencedError(f"{error}; this master stops and writes nothing more") from None
+        if present == self._epoch:
+            return
+        by = "another master has resumed this run"
+        if present < self._epoch:
+            by = f"{self._run_dir / EPOCH} is another one than this master has written"
+        raise FencedError(
+            f"{by} (its epoch is {present}, ours {self._epoch}): this one stops and writes nothing more"
+        )

@@ -18,16 +18,17 @@ from speedo.engines.solver_update import Recipe
 from speedo.errors import MissingKeyError, PayloadError, TeamBrokenError, TrainingStopped
 from speedo.master.center import Center, RunCenter
 from speedo.master.coordinator import Coordinator
-from speedo.master.driver import Driver, Limits, Observer, Outcome
+from speedo.master.driver import Driver, Limits, Outcome
 from speedo.master.local_servers import LocalServers
+from speedo.master.observers import Observer
 from speedo.master.plan import Plan
 from speedo.master.range_server import RangeServer
-from speedo.master.served_center import ServedCenter
 from speedo.master.server_requests import Servers
 from speedo.master.stopping import Stopping
 from speedo.messages import Command, Event, Joined, Left, Refused, Team, Tested, Train, Trained
 from speedo.sgd_modes.base import Strategy
 from speedo.simulation.simulated_hosts import SimulatedHosts
+from speedo.simulation.simulated_servers import center_on_servers
 from speedo.simulation.simulated_team import train_together
 from speedo.simulation.trace import Trace
 from speedo.simulation.world import World
@@ -132,6 +133,8 @@ class SimulatedCluster:
 
     def next_event(self, timeout_s: float) -> Event | None:
         self._first = self._next(timeout_s)
+        if self._first is not None:
+            self.now += self.world.decide_s
         return self._first
 
     def _next(self, timeout_s: float) -> Event | None:
@@ -139,7 +142,8 @@ class SimulatedCluster:
         self._require_progress()
         while self._heap and self._heap[0][0] <= limit:
             self._require_progress()
-            self.now, _, happening = heapq.heappop(self._heap)
+            time, _, happening = heapq.heappop(self._heap)
+            self.now = max(self.now, time)  # what happened while the master was busy waited for it
             event = happening()
             if event is not None:
                 return event
@@ -152,6 +156,10 @@ class SimulatedCluster:
             limit += self.world.gather_s * self._gathering.random()
             while len(events) < most and (event := self._next(limit - self.now)) is not None:
                 events.append(event)
+        elif self.world.decide_s:
+            while len(events) < most and (event := self._next(0.0)) is not None:
+                events.append(event)
+            self.now += self.world.decide_s * len(events)
         seen = [event for event in (self._first, *events) if not isinstance(event, Tested)]
         self.gathered = max(0, len(seen) - 1)
         return events
@@ -415,32 +423,13 @@ def simulate(
     cluster.version = lambda: coordinator.version
     vector = first.layout.zeros()
     first.read_weights(vector)
-    center: RunCenter
-    if servers:
-        those = [
-            RangeServer(
-                "simulated",
-                one.layout,
-                own,
-                compression=world.compression,
-                solver=partial(recipe.update_of, one.place) if recipe else None,
-            )
-            for one, own in zip(ranges, stores, strict=True)
-        ]
-        served = serve(those)
-        if isinstance(served, LocalServers):
-            served.hosts = memories.memories
-        center = ServedCenter(
-            "simulated",
-            vector,
-            first.layout,
-            served,
-            compression=world.compression,
-            note=notes,
-            solver=recipe,
+    center: RunCenter = (
+        center_on_servers(
+            ranges, stores, vector, first.layout, serve, memories, world.compression, notes, recipe
         )
-    else:
-        center = Center("simulated", vector, first.layout, store, compression=world.compression)
+        if servers
+        else Center("simulated", vector, first.layout, store, compression=world.compression)
+    )
     trace = Trace(keep_trace)
     driver = Driver(
         coordinator, center, cluster, observer(trace), cluster.clock, limits or Limits(),

@@ -33,7 +33,8 @@ class World:
     """Speeds: a turn lasts `step_s` seconds times its steps times the worker's factor, plus jitter.
 
     The master takes its events together that come within `gather_s` seconds at most after the first of them: within a
-    part of that which is drawn each time.
+    part of that which is drawn each time. It needs `decide_s` seconds for each: more than the workers take between two,
+    and its queue is never empty.
     """
 
     step_s: float = 0.1
@@ -43,3 +44,4 @@ class World:
     faults: Faults = field(default_factory=Faults)
     compression: Compression = NO_COMPRESSION
     gather_s: float = 0.0
+    decide_s: float = 0.0

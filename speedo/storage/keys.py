@@ -12,6 +12,12 @@ def prefix(run: str) -> str:
     return f"speedo:{run}:"
 
 
+def epoch_of(run: str, key: str) -> int:
+    """The epoch of the master whose keyspace, `RUN:EPOCH`, this key is in; -1 if it is in none."""
+    epoch = key.removeprefix(prefix(run)).partition(":")[0]
+    return int(epoch) if key.startswith(prefix(run)) and epoch.isdecimal() else -1
+
+
 def center(run: str, version: int) -> str:
     """The merged weights of one version."""
     return f"speedo:{run}:center:{version}"

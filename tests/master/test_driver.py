@@ -216,3 +216,40 @@ def test_snapshots_are_written_when_they_are_due() -> None:
 def test_the_seconds_of_a_run_are_from_the_first_turn_to_the_last_merge() -> None:
     simulation = run(Plan(10, 5, workers=1), joins=[], script=lambda cluster: cluster.join(0, 20.0))
     assert simulation.outcome.seconds == pytest.approx(5 * 0.102)
+
+
+SATURATED = 40  # workers: more than are decided together, so that some always wait
+
+
+def test_a_hung_worker_is_evicted_in_time_by_a_master_that_is_never_idle() -> None:
+    """Forty workers have a result every 0.1 s; the master needs 0.02 s for each, so its queue is never empty."""
+    world = World(jitter=0.0, decide_s=0.02)
+    simulation = run(Plan(10, 2500, workers=SATURATED), world=world, script=lose_turns(500))
+    issued = float(lines(simulation, "ticket 500 from")[0].split()[0])
+    (gone,) = lines(simulation, "leaves")
+    queue = SATURATED * world.decide_s
+    slowest = world.step_s + 2 * queue  # its result, too, waits for the master
+    assert float(gone.split()[0]) - issued <= 3 * slowest + HEARTBEAT_S + queue
+    assert simulation.outcome.complete
+
+
+def test_a_test_that_gets_no_answer_is_given_up_by_a_master_that_is_never_idle() -> None:
+    def silent(cluster: SimulatedCluster) -> None:
+        cluster.deliver = lambda event: None if isinstance(event, messages.Tested) else event
+
+    simulation = run(
+        Plan(10, 2000, workers=SATURATED, test_interval=500),
+        world=World(jitter=0.0, decide_s=0.02),
+        script=silent,
+        limits=Limits(test_s=5.0),
+    )
+    asked = float(lines(simulation, "< test version")[0].split()[0])
+    assert float(lines(simulation, "tested")[0].split()[0]) - asked < 5.0 + 2 * SATURATED * 0.02
+
+
+def test_a_result_that_came_in_time_counts_however_long_it_waited_for_the_master() -> None:
+    """The first turns have 2 s; the master, which needs 0.1 s for each event, hears of the last after 4 s."""
+    world = World(jitter=0.0, decide_s=0.1)
+    simulation = run(Plan(10, 200, workers=SATURATED), world=world, limits=Limits(turn_s=2.0))
+    assert simulation.outcome.complete
+    assert lines(simulation, "leaves") == []

@@ -13,7 +13,8 @@ from speedo.engines.quadratic import QuadraticEngine
 from speedo.errors import EngineError, StoreUnavailableError
 from speedo.master.center import Center
 from speedo.master.coordinator import Coordinator
-from speedo.master.driver import QUIET_S, Driver, Limits, Observers
+from speedo.master.driver import QUIET_S, Driver, Limits
+from speedo.master.observers import Observers
 from speedo.master.plan import Plan
 from speedo.messages import (
     Action,

@@ -14,7 +14,7 @@ import pytest
 
 from speedo import messages
 from speedo.errors import ConfigError
-from speedo.master.driver import Observer
+from speedo.master.observers import Observer
 from speedo.master.plan import Plan
 from speedo.messages import (
     Action,

@@ -147,3 +147,32 @@ def test_a_run_is_owned_by_one_process_of_a_machine(tmp_path: Path) -> None:
             pass
     with owned(tmp_path, take_over=False):
         pass
+
+
+@pytest.mark.parametrize(
+    "spoilt", [b"", b"one\n", b"-1\n", b"\xff", b"9" * 60, b"4294967296\n", None]
+)
+def test_a_master_that_cannot_know_the_epoch_writes_nothing(
+    tmp_path: Path, spoilt: bytes | None
+) -> None:
+    """Such a file counted as epoch 0, so an old master went on writing, and a new one took an epoch again."""
+    assert claim(tmp_path) == 1
+    path = tmp_path / "epoch"
+    path.unlink()
+    if spoilt is None:
+        path.mkdir()
+    else:
+        path.write_bytes(spoilt)
+    for epoch in (0, 1):
+        with pytest.raises(FencedError, match=str(path)):
+            Fence(tmp_path, epoch, lambda: 0.0).require()
+    with pytest.raises(CheckpointError, match=str(path)):
+        claim(tmp_path)
+
+
+def test_a_master_whose_epoch_was_removed_writes_nothing(tmp_path: Path) -> None:
+    """The next master would take the same epoch."""
+    assert claim(tmp_path) == 1
+    (tmp_path / "epoch").unlink()
+    with pytest.raises(FencedError, match="is another one than this master has written"):
+        Fence(tmp_path, 1, lambda: 0.0).require()

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.schedules import MODES, check, make_schedule, run
+from tests.support.schedules import MODES, check, make_schedule, run, saturated
 
 FAST, ALL, SHARE = 60, 2064, 334  # runs of each mode: in `make check`, in `make test`, in one test
 
@@ -41,6 +41,12 @@ def test_promises_hold_in_60_random_runs_of_each_mode(mode: str) -> None:
 def test_promises_hold_in_12384_random_runs(mode: str, first: int) -> None:
     """2,064 of each mode with those above, 334 in a test, so that several processes can share them."""
     assert run_all(mode, range(first, first + SHARE))["runs"] == 334
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_promises_hold_where_the_master_cannot_keep_up_with_its_messages(mode: str) -> None:
+    """Among them: who hangs is evicted in time, and a run without enough workers ends in time."""
+    assert sum(check(mode, seed, saturated).counts["merged"] for seed in range(10)) > 50
 
 
 @given(st.sampled_from(MODES), st.randoms(use_true_random=False))

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from speedo.master.driver import Observer
+from speedo.master.observers import Observer
 from speedo.messages import (
     Action,
     Drop,

@@ -20,7 +20,7 @@ from speedo.master.plan import Plan
 from speedo.master.range_server import RangeServer
 from speedo.master.server_requests import Servers
 from speedo.master.turn_deadlines import HEARTBEAT_S
-from speedo.messages import Event, Left, StopAsked
+from speedo.messages import Event, Left, StateSaved, StopAsked
 from speedo.sgd_modes.registry import make_strategy
 from speedo.sgd_modes.turn_length import most_steps
 from speedo.simulation.simulator import SimulatedCluster, simulate
@@ -40,6 +40,7 @@ from tests.support.replica import (
 from tests.support.rules_of_a_run import Rules
 
 MODES = ("sync", "async", "partial", "weed-out", "easgd", "hybrid")
+DECIDE_S = 0.05  # seconds of a master that cannot keep up, for each event
 LIMITS = Limits(start_s=20.0, join_s=15.0, turn_s=12.0, test_s=30.0)
 
 
@@ -61,6 +62,7 @@ class Schedule:
     overlap: frozenset[int] = frozenset()
     servers: int = 0
     gather_s: float = 0.0
+    chatter_s: float = 0.0  # for so long the master's queue is never empty
 
 
 def make_schedule(mode: str, chance: random.Random) -> Schedule:
@@ -113,6 +115,11 @@ def make_schedule(mode: str, chance: random.Random) -> Schedule:
             # A refused result among others lets those before it begin, or park, before those after it are decided.
             made = replace(made, gather_s=0.0)
     return made
+
+
+def saturated(schedule: Schedule) -> Schedule:
+    """The same run with a master that cannot keep up with its messages for a minute."""
+    return replace(schedule, chatter_s=60.0, gather_s=0.0)
 
 
 def _choose_more(options: dict[str, Any], chance: random.Random, *, overlaps: bool) -> None:
@@ -200,6 +207,9 @@ def run(
     slowest = 2.0 * 0.1 * steps * max(schedule.speeds) + 1.0
     if schedule.overlap:  # a turn may begin behind one that nobody waits for any more
         slowest *= 2
+    decide_s = DECIDE_S if schedule.chatter_s else 0.0
+    queue = 0.2 * schedule.chatter_s  # seconds that an event may wait
+    slowest += queue * steps  # a turn of one step that waited, as the measure of one of many
     rules = Rules(
         schedule.options,
         plan.batch,
@@ -208,15 +218,17 @@ def run(
         plan.min_workers,
         plan.test_interval,
         plan.snapshot,
-        longest_turn_s=max(LIMITS.turn_s, 3 * slowest + HEARTBEAT_S),
+        longest_turn_s=max(LIMITS.turn_s, 3 * slowest + HEARTBEAT_S) + queue,
         start_s=LIMITS.start_s,
         join_s=LIMITS.join_s,
-        gather_s=schedule.gather_s,
+        gather_s=schedule.gather_s + queue,
     )
     checker = Checker(rules)
 
     def script(cluster: SimulatedCluster) -> None:
         checker.watch(cluster)
+        if schedule.chatter_s:
+            cluster.at(0.0, lambda: _chatter(cluster, 0.0, schedule.chatter_s))
         for time, what, worker in schedule.script:
             match what:
                 case "join":
@@ -243,6 +255,7 @@ def run(
             faults=schedule.faults,
             compression=schedule.compression,
             gather_s=schedule.gather_s,
+            decide_s=decide_s,
         ),
         seed=schedule.seed,
         size=SIZE,
@@ -280,10 +293,20 @@ def _replace(cluster: SimulatedCluster, worker: int) -> Event | None:
     return None
 
 
-def check(mode: str, seed: int) -> Checker:
+def _chatter(cluster: SimulatedCluster, time: float, until: float) -> Event:
+    """Messages of no turn, more than the master can take."""
+    after = time + 0.9 * DECIDE_S
+    if after < until:
+        cluster.at(after, lambda: _chatter(cluster, after, until))
+    return StateSaved(0, 0, -1)
+
+
+def check(
+    mode: str, seed: int, change: Callable[[Schedule], Schedule] = lambda one: one
+) -> Checker:
     """Run the schedule of this mode and seed; a failure says how to see it again."""
     try:
-        return run(make_schedule(mode, random.Random(f"{mode} {seed}")))
+        return run(change(make_schedule(mode, random.Random(f"{mode} {seed}"))))
     except Exception as error:
         error.add_note(f"see it with: python -m tests.support.schedules {mode} {seed}")
         raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from speedo.master.driver import Observer
+from speedo.master.observers import Observer
 from speedo.messages import Action, Event
 
 
