@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from speedo.config.run_config import make_config
-from speedo.engines.pycaffe import PycaffeEngine
+from speedo.engines.base import ModelEngine
+from speedo.engines.make import make_engine, prepare_to_read
 from speedo.master.center import RunCenter
 from speedo.master.driver import Cluster
 from speedo.master.local_servers import LocalServers
@@ -73,7 +74,7 @@ class LocalCluster(Cluster):
         self.commands: dict[int, Train] = {}  # of a team, until all are there
         self.evicted: list[tuple[int, str]] = []
         self.shares: dict[int, tuple[int, int, int]] = {}  # rank, count, records of a batch
-        self.tester: tuple[PycaffeEngine, Exchange] | None = None
+        self.tester: tuple[ModelEngine, Exchange] | None = None
 
     def send(self, command: Command) -> None:
         if isinstance(command, SaveState):
@@ -153,7 +154,8 @@ def train_here(
         text = solver_for_worker(
             spec, rank=place.rank, count=config.workers, batch_size=place.batch_size
         )
-        engine = PycaffeEngine(
+        engine = make_engine(
+            settings.engine,
             text,
             lr_policy=spec.lr_policy,
             rank=place.rank,
@@ -171,8 +173,8 @@ def train_here(
         joined = Joined(place.worker, place.incarnation, engine.samples_per_step, meets=meets)
         cluster.events.append(joined)
     if spec.has_test:
-        tester = PycaffeEngine(
-            solver_for_tester(spec), lr_policy=spec.lr_policy, folder=spec.folder
+        tester = make_engine(
+            settings.engine, solver_for_tester(spec), lr_policy=spec.lr_policy, folder=spec.folder
         )
         places = servers.places if servers else [Stores(store)]
         exchange = Exchange(settings.keyspace, tester.layout, places, threads=False)
@@ -185,6 +187,7 @@ def train_here(
     for worker in cluster.workers.values():
         worker.engine.close()
     training.close()
+    prepare_to_read("caffe")  # as it was before a run with the other engine
     return result, before, after
 
 
