@@ -6,8 +6,10 @@ keys that these messages imply (`speedo.storage.keys`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Final
 
 from speedo.vectors.vector import Kind
@@ -237,9 +239,10 @@ class Train:
 
     Without `moving_rate` the turn starts from center `version`. With it the worker goes on from its own
     weights (elastic averaging), after its half of the merge that made this center: that of its result `own.merged`,
-    at this rate. Without one there is nothing to catch up on. Step `k` of the turn belongs to
-    iteration `iteration + k * stride`. With `carry_over`, because the worker's last result was merged, its payload
-    makes up for what the compression of the last ones lost; without, that is forgotten.
+    at this rate. Without one there is nothing to catch up on. `iteration_of` a step follows from `iteration` and
+    `stride`, what one step of all workers adds: fractions where a worker of a divided batch is gone. With
+    `carry_over`, because the worker's last result was merged, its payload makes up for what the compression of the
+    last ones lost; without, that is forgotten.
 
     The worker adds a pending delta to the center itself, times `own.rate`, so a worker alone trains as if it had
     waited. Its weights are pulled a turn later, by what the merge of that result then took from them.
@@ -252,9 +255,9 @@ class Train:
     incarnation: int
     ticket: int
     version: int
-    iteration: int
+    iteration: Fraction | int
     steps: int
-    stride: int
+    stride: Fraction | int
     payload: Kind
     moving_rate: float | None = None
     carry_over: bool = False
@@ -262,6 +265,10 @@ class Train:
     team: Team | None = None
     tuning: Tuning = NO_TUNING
     norm: float = 0.0
+
+    def iteration_of(self, step: int) -> int:
+        """The iteration of step number `step` of the turn, counted through all rounds of a team."""
+        return math.floor(self.iteration + step * self.stride)
 
     @property
     def all_steps(self) -> int:

@@ -6,6 +6,7 @@ It decides nothing: `speedo.master.coordinator` says who trains, and carries on 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
 from speedo.master.members import Member, Turn
 from speedo.master.plan import Plan, rounds_of
@@ -156,7 +157,7 @@ class TurnBook:
         for worker, turn in issued:
             command = self._command(worker, self.members[worker], turn, steps, told)
             if rounds > 1:
-                command = replace(command, stride=per_step // self.plan.batch)
+                command = replace(command, stride=Fraction(per_step, self.plan.batch))
             actions.append(command)
         return sum(turn.samples for _, turn in issued)
 
@@ -201,9 +202,9 @@ class TurnBook:
             member.incarnation,
             turn.ticket,
             self.version,
-            (self.samples + ahead) // self.plan.batch,
+            Fraction(self.samples + ahead, self.plan.batch),
             steps,
-            max(1, self._samples_per_step * self._tuning.batches // self.plan.batch),
+            Fraction(self._samples_per_step * self._tuning.batches, self.plan.batch),
             turn.rule.payload,
             moving_rate,
             carry_over,

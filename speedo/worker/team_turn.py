@@ -155,7 +155,11 @@ def team_rounds(
         _require_finite(team, rank, memory.flags)
         if not goes_on:
             out.fill(0.0)
-        AverageDeltas().merge(out, contributions, team.rate if goes_on else 1.0, command.iteration)
+        rate, iteration = (
+            team.rate if goes_on else 1.0,
+            command.iteration_of(number * command.steps),
+        )
+        AverageDeltas().merge(out, contributions, rate, iteration)
         reached("team-summed")
         yield
         if goes_on and number + 1 < team.rounds:
@@ -185,16 +189,16 @@ def team_rounds(
 def _one_round(worker: Worker, command: Train, number: int, center: Vector, own: Vector) -> float:
     """Train one round; leaves its payload in `own`. The mean loss."""
     engine = worker.engine
-    iteration = command.iteration + number * command.steps * command.stride
+    first = number * command.steps
     if command.payload is Kind.GRADIENT:
-        engine.set_iteration(iteration)
+        engine.set_iteration(command.iteration_of(first))
         return engine.gradient(command.steps, own)
     if command.steps == 1:
-        engine.set_iteration(iteration)
+        engine.set_iteration(command.iteration_of(first))
         return engine.step(1, own)
     total = 0.0
     for step in range(command.steps):
-        engine.set_iteration(iteration + step * command.stride)
+        engine.set_iteration(command.iteration_of(first + step))
         total += engine.step(1)
     engine.read_weights(own)
     own -= center

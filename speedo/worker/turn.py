@@ -133,10 +133,10 @@ class Worker:
             own = self._tuning = command.tuning
             engine.adjust(own.lr, own.momentum, own.weight_decay, own.batches)
         if command.payload is Kind.GRADIENT:
-            engine.set_iteration(command.iteration)
+            engine.set_iteration(command.iteration_of(0))
             return engine.gradient(command.steps, payload)
         if command.payload is Kind.DELTA and command.steps == 1:
-            engine.set_iteration(command.iteration)
+            engine.set_iteration(command.iteration_of(0))
             return engine.step(1, payload)
         loss = self._steps(command)
         engine.read_weights(payload)
@@ -158,11 +158,11 @@ class Worker:
         engine, self._done = self.engine, command.steps
         start = self._start(command)
         if start is None and (command.steps == 1 or command.stride == 1):
-            engine.set_iteration(command.iteration)
+            engine.set_iteration(command.iteration_of(0))
             return engine.step(command.steps)
         total = 0.0
         for step in range(command.steps):
-            engine.set_iteration(command.iteration + step * command.stride)
+            engine.set_iteration(command.iteration_of(step))
             total += engine.step(1)
             if start is not None and self._distance(start) > command.norm:
                 self._done = step + 1

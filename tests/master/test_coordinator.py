@@ -172,6 +172,23 @@ def test_whole_batches_advance_as_many_iterations_a_step_as_there_are_workers() 
     assert {train.stride for train in run.tickets.values()} == {3}
 
 
+@pytest.mark.parametrize(("workers", "batch", "share"), [(2, 10, 3), (3, 10, 8), (2, 20, 10)])
+def test_local_steps_move_the_learning_rate_by_what_all_workers_train(
+    workers: int, batch: int, share: int
+) -> None:
+    """Shares of a divided batch of which some are missing, or more than it: no step is rounded to an iteration."""
+    run = Run(
+        Synchronous(AverageDeltas(), local_steps=7), workers=workers, batch=batch, share=share
+    )
+    asked = []
+    for _ in range(3):
+        first = run.tickets[0]
+        asked += [first.iteration_of(step) for step in range(7)]
+        for worker in range(workers):
+            run.finish(worker)
+    assert asked == [step * workers * share // batch for step in range(21)]
+
+
 def test_no_more_turns_are_issued_than_there_is_work() -> None:
     run = Run(Asynchronous(AddDelta(), local_steps=4), workers=2, max_iter=10)
     assert [run.tickets[worker].steps for worker in (0, 1)] == [4, 4]

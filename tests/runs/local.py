@@ -12,7 +12,7 @@ from typing import Any
 
 from speedo.config.run_config import RunConfig, make_config
 from speedo.engines.base import ModelEngine
-from speedo.engines.make import make_engine
+from speedo.engines.make import make_engine, prepare_to_read
 from speedo.master.center import RunCenter
 from speedo.master.driver import Cluster
 from speedo.master.local_servers import LocalServers
@@ -210,6 +210,7 @@ def train_as(
     for worker in cluster.workers.values():
         worker.engine.close()
     training.close()
+    prepare_to_read("caffe")  # as it was before a run with the other engine
     return result, before, after
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -110,10 +111,27 @@ def test_one_worker_in_sync_is_the_same_to_the_bit_after_kill_and_resume(
     assert times == sorted(times)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_run_from_a_snapshot_of_caffe_goes_on_as_caffe_does(tmp_path: Path, workers: int) -> None:
-    """30 iterations of plain Caffe, a snapshot, 30 more; against 30 of ours from the same snapshot."""
-    solver = smooth_solver(tmp_path, max_iter=60, snapshot_prefix=f'"{tmp_path}/plain"')
+@pytest.mark.parametrize(
+    ("workers", "options"),
+    [
+        (1, {}),
+        (2, {}),
+        (1, {"local_steps": 10}),
+        pytest.param(1, {"engine": "torch"}, marks=pytest.mark.torch),
+        pytest.param(2, {"engine": "torch"}, marks=pytest.mark.torch),
+        pytest.param(1, {"engine": "torch", "local_steps": 10}, marks=pytest.mark.torch),
+    ],
+    ids=str,
+)
+def test_a_run_from_a_snapshot_of_caffe_goes_on_as_caffe_does(
+    tmp_path: Path, workers: int, options: dict[str, Any]
+) -> None:
+    """30 iterations of plain Caffe, a snapshot, 30 more; against 30 of ours from the same snapshot.
+
+    The learning rate steps before the snapshot, and after it within a turn of ten steps.
+    """
+    policy = {"lr_policy": '"multistep"', "gamma": 0.3, "stepvalue": [13, 34, 47]}
+    solver = smooth_solver(tmp_path, max_iter=60, snapshot_prefix=f'"{tmp_path}/plain"', **policy)
     images, labels = records(240, 5)
     if workers > 1:  # one solver must read what two read from their shards
         share = BATCH // workers
@@ -151,6 +169,7 @@ def test_a_run_from_a_snapshot_of_caffe_goes_on_as_caffe_does(tmp_path: Path, wo
             tmp_path / "run",
             workers=workers,
             resume=tmp_path / "plain_iter_30.solverstate",
+            **options,
         )
     np.testing.assert_array_equal(before, start)
     assert (result.complete, result.iteration) == (True, 60)

@@ -24,6 +24,7 @@ from speedo.engines.parameters import Parameters
 from speedo.run.prepare import prepare
 from speedo.solver import split_batch
 from speedo.solver.bundled import bundled_solver
+from speedo.storage.memory_store import MemoryStore
 from speedo.storage.redis.server import PrivateRedis
 from speedo.storage.redis.store import RedisStore
 from speedo.vectors.vector import Vector
@@ -125,6 +126,38 @@ def test_a_smooth_net_over_two_hundred_iterations(
     difference = relative_difference(center, expected, start)
     print(f"{workers} workers, {fields}, {options}: {difference:.2e}")
     assert difference < BOUND
+
+
+POLICIES: dict[str, dict[str, Any]] = {
+    "step": {"gamma": 0.5, "stepsize": 7},
+    "multistep": {"gamma": 0.5, "stepvalue": [5, 21, 22]},
+    "exp": {"gamma": 0.97},
+    "inv": {"gamma": 0.1, "power": 0.75},
+    "poly": {"power": 2.0},
+    "sigmoid": {"gamma": 0.2, "stepsize": 20},
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_learning_rate_moves_within_the_stretches_of_a_team(
+    tmp_path: Path, policy: str
+) -> None:
+    fields = {"max_iter": 50, "test_iter": None, "test_interval": None}
+    fields |= {"lr_policy": f'"{policy}"', **POLICIES[policy]}
+    solver = write_solver(
+        tmp_path, net_text(SMOOTH, batch=BATCH, train="shards", test="shards"), **fields
+    )
+    images, labels = records(RECORDS, 5)
+    write_lmdb(tmp_path / "shards", images, labels)
+    result, start, center = train_here(solver, MemoryStore(), tmp_path / "run", workers=2)
+    assert (result.complete, result.iteration) == (True, 50)
+    assert result.version < 20  # so most stretches have several rounds
+
+    order = consumed(split_batch(BATCH, 2), 50, RECORDS)
+    write_lmdb(tmp_path / "whole", images[order], labels[order])
+    body = net_text(SMOOTH, batch=BATCH, train="whole", test="shards")
+    _, expected = sequential(write_solver(tmp_path, body, **fields), 50)
+    assert relative_difference(center, expected, start) < 1e-5
 
 
 @pytest.fixture(scope="module")

@@ -111,6 +111,23 @@ def test_every_iteration_of_a_stretch_has_its_number() -> None:
     assert sum(one.team.rounds for one in turns) == 25
 
 
+def test_a_stretch_of_a_part_of_the_batch_moves_the_learning_rate_all_the_same() -> None:
+    """Two of four workers of a divided batch are there: a round of two local steps is one iteration."""
+    seen = Seen()
+    simulate(
+        Synchronous(AverageDeltas(), local_steps=2),
+        Plan(16, 100, 2, teams=True, stretch_s=1.0, test_interval=20),
+        world=WORLD,
+        samples_per_step=4,
+        observer=seen.follow,
+        places=lambda worker: "here",
+    )
+    turns = [one for one in seen.all(Train) if one.worker == 0]
+    assert max(one.team.rounds for one in turns) > 10
+    asked = [one.iteration_of(step) for one in turns for step in range(one.all_steps)]
+    assert asked == [step // 2 for step in range(200)]
+
+
 @pytest.mark.parametrize(
     ("iteration", "left", "round_s", "expected"),
     [

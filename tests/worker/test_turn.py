@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -215,6 +216,12 @@ def test_each_step_belongs_to_its_iteration(
     worker, engine = make_worker()
     worker.turn(command(steps=steps, stride=stride))
     assert engine.asked == asked
+
+
+def test_a_step_that_is_part_of_an_iteration_moves_the_learning_rate_by_that_part() -> None:
+    worker, engine = make_worker()
+    worker.turn(command(steps=5, iteration=Fraction(13, 2), stride=Fraction(1, 2)))
+    assert [iteration for iteration, _ in engine.asked] == [6, 7, 7, 8, 8]
 
 
 def test_the_loss_is_the_mean_over_the_steps_whatever_the_stride() -> None:
