@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from speedo.actors.ray_node import session
-from speedo.actors.ray_node.ports import redis_port, require_free_port
+from speedo.actors.ray_node.ports import redis_port, require_free_port, resolved
 from speedo.actors.signals import stop_signals
 from speedo.actors.token import how_to_join, load_token, new_token
 from speedo.config.run_config import RunConfig
@@ -89,7 +89,7 @@ def train(config: RunConfig, watch: Watch) -> RunResult:
 def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> RunResult:
     """Wait for workers on other nodes, train with them, and release them. Raises `SpeedoError`."""
     token = load_token(token_file, create=True)
-    require_free_port(config.host, config.port)
+    require_free_port(resolved(config.host), config.port)
     with ExitStack() as stack:
         head = session.head(token, config.host, config.port, watch.note)
         servers = _start(prepare(config, watch.note), watch, stack, head, config.port)

@@ -98,7 +98,7 @@ def free_ports(request: Request) -> Iterator[Finding]:
                 )
         else:
             host, _, port = request.master.rpartition(":")
-            address = ports.resolved(host.strip("[]"))
+            address = ports.resolved(host)
             if ports.is_this_machine(address):
                 return  # it has them already
             ours = ports.own_address_towards(address)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -61,3 +65,29 @@ def test_a_worker_says_that_nobody_answers_behind_an_open_port(
     assert notes == [
         f"{address} accepts the connection, but no master answers there yet; waiting up to 1 s"
     ]
+
+
+def test_a_ray_that_does_not_join_the_master_is_told_in_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from speedo.actors.join import session_process
+
+    @contextmanager
+    def hanging(*_: Any) -> Iterator[None]:
+        time.sleep(0.5)
+        raise ClusterError("after all")
+        yield
+
+    monkeypatch.setattr(session_process.session, "member", hanging)
+    monkeypatch.setattr(session_process, "JOIN_S", 0.1)
+    for name in ("_end_at_once", "_listen"):  # the real ones end this process
+        monkeypatch.setattr(session_process.Session, name, lambda _: None)
+    ours, theirs = Pipe()
+    ours.send(
+        session_process.Request(
+            f"127.0.0.1:{free_port()}", "0" * 64, 1, 0.1, name="a", logs=tmp_path, folder=tmp_path, data_root=tmp_path
+        )
+    )  # fmt: skip
+    session_process.Session(theirs).serve()
+    told = ours.recv()
+    assert "answers, but this machine's Ray did not join it: open the ports" in str(told.error)

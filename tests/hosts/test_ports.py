@@ -5,12 +5,21 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
+from pathlib import Path
+from typing import Final
 
 import pytest
 
+from speedo.actors.join.find_master import wait_for_master
+from speedo.actors.launch import serve_master
 from speedo.actors.ray_node import session
-from speedo.actors.ray_node.ports import BLOCK, master_ports, member_ports, redis_port
+from speedo.actors.ray_node.ports import BLOCK, master_ports, member_ports, redis_port, resolved
+from speedo.config.run_config import make_config
+from speedo.doctor import Request
+from speedo.doctor.cluster import free_ports
 from speedo.errors import ClusterError
+from speedo.monitor.console import Quiet
 
 pytestmark = pytest.mark.ray
 
@@ -140,3 +149,40 @@ def test_the_users_settings_of_ray_neither_lead_elsewhere_nor_past_the_token(
         "RAY_memory_usage_threshold": None,
         **kept,
     }
+
+
+V6: Final = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fd00::7", 0, 0, 0))]
+V4: Final = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.7", 0))]
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]", "fd00::7", "six.example"])
+def test_a_master_or_a_worker_by_ipv6_alone_is_refused_at_once(
+    host: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ray would stand for minutes."""
+    if "." in host:
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: V6)
+    words = "has only the IPv6 address .* give an IPv4 address of the master's machine, as --host"
+    token = tmp_path / "token"
+    with pytest.raises(ClusterError, match=words):
+        serve_master(make_config({"host": host}), Quiet(), token)
+    with pytest.raises(ClusterError, match=words):
+        wait_for_master(f"{host}:7000", "0" * 64, 60.0, lambda _: None)
+    (found,) = free_ports(Request(master=f"{host}:7000"))
+    assert found.level == "fail"
+
+
+def test_a_name_with_both_kinds_of_addresses_is_reached_by_ipv4(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [*V6, *V4])
+    assert resolved("both.example") == "10.0.0.7"
+
+
+def test_the_wait_for_a_master_counts_from_the_commands_start() -> None:
+    with socket.create_server((address(), 0)) as silent:
+        silent.close()
+        began = time.monotonic()
+        with pytest.raises(ClusterError, match="no master answered"):
+            wait_for_master(f"{address()}:{BASE}", "0" * 64, 30.0, lambda _: None, since=began - 30)
+        assert time.monotonic() - began < 3

@@ -10,10 +10,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from speedo.actors.ray_node.ports import resolved
 from speedo.actors.ray_node.session import clean_environment
 from speedo.errors import ClusterError
 
 LOOK_S = 0.3
+PROBE_S, LEAST_PROBE_S = 20.0, 5.0  # the child imports Ray's client first
 
 
 def wait_for_master(
@@ -23,22 +25,20 @@ def wait_for_master(
     note: Callable[[str], None],
     *,
     returning: bool = False,
+    since: float | None = None,
 ) -> None:
     """Return once a master answers at `address` and accepts us; raises `ClusterError` with the reason.
 
-    `returning` says that there was a master before.
+    `returning` says that there was a master before. The `timeout_s` seconds count from `since`, or from now.
     """
     host, _, port = address.rpartition(":")
-    deadline = time.monotonic() + timeout_s
+    deadline = (time.monotonic() if since is None else since) + timeout_s
     said = returning
+    resolved(host)
     while True:
         try:
             connection_to(address, min(5.0, timeout_s)).close()
             break
-        except socket.gaierror as error:
-            raise ClusterError(
-                f"the master's name {host!r} is not known ({error.strerror}): correct --master"
-            ) from None
         except OSError:
             if time.monotonic() >= deadline:
                 raise ClusterError(_missing(host, port, timeout_s, returning)) from None
@@ -76,7 +76,7 @@ def _check_peer(
     """Compare versions and token with the master's, in a child, because Ray retries and logs natively."""
     said = False
     while True:
-        answer, words = _probe(address, token)
+        answer, words = _probe(address, token, deadline)
         if "InvalidAuthToken" in words or "Unauthenticated" in words:
             raise ClusterError(
                 f"the master at {address} refused our token: copy the token file from the master's node "
@@ -111,7 +111,7 @@ def _minor(version: str) -> list[str]:
     return version.split(".")[:2]
 
 
-def _probe(address: str, token: str) -> tuple[dict[str, Any] | None, str]:
+def _probe(address: str, token: str, deadline: float) -> tuple[dict[str, Any] | None, str]:
     child = subprocess.Popen(
         [sys.executable, "-P", "-m", "speedo.actors.join.version_probe", address],
         stdin=subprocess.DEVNULL,
@@ -121,7 +121,8 @@ def _probe(address: str, token: str) -> tuple[dict[str, Any] | None, str]:
         env=clean_environment(token),
     )
     try:
-        out, words = child.communicate(timeout=20.0)
+        left = deadline - time.monotonic()
+        out, words = child.communicate(timeout=min(PROBE_S, max(left, LEAST_PROBE_S)))
     except subprocess.TimeoutExpired:
         child.kill()
         out, words = child.communicate()

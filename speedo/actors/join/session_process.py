@@ -15,8 +15,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from speedo.actors.worker_host import WorkerHost
 
 SLOW_S: Final = 5.0  # a start that waits longer for the master says so
+JOIN_S: Final = 90.0  # for a node of Ray to start and join, at least
 STATUS_S: Final = 0.5
 ANSWER_S: Final = 60.0
 FAREWELL_S: Final = 5.0
@@ -143,10 +144,12 @@ class Session:
         with (
             ExitStack() as stack,
             scratch_folder() as scratch,
+            _at_most(max(request.timeout_s, JOIN_S), self._came_late) as joining,
             session.member(
                 request.token, request.address, str(request.folder), self.note
             ) as membership,
         ):
+            joining.cancel()
             self._node = membership.process
             monitor.start()
             from speedo.actors.server_host import ServerHost
@@ -247,6 +250,18 @@ class Session:
         self._tell(Lost(why))
         self._end_at_once()
 
+    def _came_late(self) -> None:
+        """Ray's calls have deadlines of their own, but not all that it does to start a node."""
+        self._tell(
+            Failed(
+                ClusterError(
+                    f"the master at {self._request.address} answers, but this machine's Ray did not join it: open the "
+                    f"ports from the master's --port on, on both machines; {self._request.logs} has its words"
+                )
+            )
+        )
+        self._end_at_once()
+
     def _node_died(self) -> bool:
         """Needed because Ray does not notify this process: its calls to the master still work."""
         if self._node is None:
@@ -265,6 +280,18 @@ class Session:
                         process.kill()
         shutil.rmtree(self._request.folder, ignore_errors=True)
         os._exit(0)
+
+
+@contextmanager
+def _at_most(seconds: float, late: Callable[[], None]) -> Iterator[threading.Timer]:
+    """Call `late` unless the timer is cancelled within so many seconds, or this context ends."""
+    timer = threading.Timer(seconds, late)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield timer
+    finally:
+        timer.cancel()
 
 
 def _ray_lost_the_master(error: Exception) -> str:

@@ -80,8 +80,9 @@ def serve_worker(
     stays = crashes = 0
     while True:
         try:
+            since = time.monotonic()
             token = _patient_token(token_file, timeout_s, watch.note)
-            wait_for_master(address, token, timeout_s, watch.note, returning=stays > 0)
+            wait_for_master(address, token, timeout_s, watch.note, returning=stays > 0, since=since)
         except BaseException:
             with suppress(OSError):
                 logs.rmdir()  # kept if workers have left their words there

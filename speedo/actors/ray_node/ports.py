@@ -113,9 +113,19 @@ def require_free_port(host: str, port: int) -> None:
 
 
 def resolved(host: str) -> str:
-    """An IP address of this name; raises `ClusterError` if there is none."""
+    """An IPv4 address of this name; raises `ClusterError` if there is none.
+
+    With an IPv6 address Ray starts, and its processes then do not find each other.
+    """
     try:
-        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
+        mine = [str(place[0]) for family, *_, place in found if family == socket.AF_INET]
+        if mine:
+            return mine[0]
+        raise ClusterError(
+            f"{said(host)} has only the IPv6 address {found[0][4][0]}, and the machines of a cluster reach each other "
+            "by IPv4: give an IPv4 address of the master's machine, as --host there and as --master elsewhere"
+        )
     except (OSError, UnicodeError) as error:  # the latter for what cannot be a name at all
         why = getattr(error, "strerror", None) or "it is not the name of a machine"
         raise ClusterError(f"the name {said(host)} is not known ({why}): give an address") from None
@@ -128,7 +138,7 @@ def is_loopback(address: str) -> bool:
 
 def own_address_towards(address: str) -> str:
     """The address of this machine by which `address` can reach it."""
-    with socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
+    with socket.socket(type=socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((address, 9))  # chooses a route; nothing is sent
         except OSError as error:
@@ -140,7 +150,7 @@ def own_address_towards(address: str) -> str:
 
 def is_this_machine(address: str) -> bool:
     """Whether an address is one of this machine's (in this network namespace)."""
-    with socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
+    with socket.socket(type=socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((address, 0))
         except OSError:
@@ -188,7 +198,7 @@ def _claim(base: int, stack: ExitStack) -> bool:
 
 def _in_the_way(host: str, port: int) -> OSError | None:
     """What prevents listening there."""
-    with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
+    with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
@@ -197,7 +207,3 @@ def _in_the_way(host: str, port: int) -> OSError | None:
         except OSError as error:
             return error
     return None
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

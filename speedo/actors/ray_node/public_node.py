@@ -99,7 +99,6 @@ def _wait(command: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def _free_port(address: str) -> int:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
+    with socket.socket() as probe:
         probe.bind((address, 0))
         return int(probe.getsockname()[1])

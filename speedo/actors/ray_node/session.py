@@ -154,8 +154,8 @@ def member(
     """
     load_ray(token)
     host, _, port = master.rpartition(":")
-    address = ports.resolved(host.strip("[]"))
-    gcs = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    address = ports.resolved(host)
+    gcs = f"{address}:{port}"
     with ExitStack() as stack:
         process, block = None, int(port)
         ours = address
