@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import fields
+from fractions import Fraction
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -42,6 +43,7 @@ Message = Train | SaveState | Trained | Refused | StateSaved | DriverThread
 _KINDS: Final = {
     kind.__name__: kind for kind in (Train, SaveState, Trained, Refused, StateSaved, DriverThread)
 }
+_FRACTIONS: Final = frozenset({"iteration", "stride"})
 _FIELDS: Final = {kind: [one.name for one in fields(kind)] for kind in _KINDS.values()}
 
 
@@ -49,6 +51,9 @@ def pack(message: Message) -> bytes:
     """A message as a line of JSON."""
     kind = type(message)
     values = {name: getattr(message, name) for name in _FIELDS[kind]}
+    for name, value in values.items():
+        if isinstance(value, Fraction):
+            values[name] = value.as_integer_ratio()
     return line_of({"message": kind.__name__, **values})
 
 
@@ -61,6 +66,9 @@ def unpack(line: bytes) -> Message:
     kind: Any = _KINDS.get(values.pop("message", ""))
     if kind is None:
         raise ValueError("no message of a channel")
+    for name in _FRACTIONS & values.keys():
+        if isinstance(values[name], list):
+            values[name] = Fraction(*values[name])
     if "payload" in values:
         values["payload"] = Kind(values["payload"])
     if "own" in values:
