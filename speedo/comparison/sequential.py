@@ -65,14 +65,17 @@ class Sequential:
     ) -> None:
         """`tests` says whether to test during training, too, as the solver's test_interval has it."""
         self._spec, self._run_dir, self._tests = spec, run_dir, tests
-        text = solver_for_worker(spec, rank=0, count=1, batch_size=spec.batch_size)
+        lists = run_dir / "lists"  # those whose names are relative
+        text = solver_for_worker(spec, rank=0, count=1, batch_size=spec.batch_size, scratch=lists)
         options: dict[str, Any] = {
             "lr_policy": spec.lr_policy, "folder": spec.folder, "python_layers": spec.python_layers,
         }  # fmt: skip
         self._engine = make_engine(choice.of_worker(0), text, **options)
         self._tester = None
         if spec.has_test:
-            self._tester = make_engine(choice.of_tester(0), solver_for_tester(spec), **options)
+            self._tester = make_engine(
+                choice.of_tester(0), solver_for_tester(spec, scratch=lists), **options
+            )
         self._log = LineFile(run_dir / METRICS)
         self._seconds = 0.0
         self._metrics: dict[str, float] = {}

@@ -31,7 +31,7 @@ from speedo.engines.label_rules import Values
 from speedo.engines.pictures import Colors, UnreadablePictureError, decoded
 from speedo.engines.record_rules import RecordRule, Shape
 from speedo.engines.schema import caffe_schema, use_own_schema
-from speedo.system.files import read_bytes
+from speedo.system.files import read_names
 from speedo.system.shared_lmdb import SharedLmdb
 
 ORIGIN: Final = "converted-from.json"  # beside an LMDB that was made from another database
@@ -98,7 +98,7 @@ def _hdf5_problem(rule: RecordRule, over: Callable[[], bool]) -> tuple[str | Non
     """As `first_problem`, for the rows of HDF5 files; what is wrong with the files themselves, the engines tell."""
     import h5py
 
-    for name in read_bytes(Path(rule.source)).decode("utf-8", "surrogateescape").split():
+    for name in read_names(Path(rule.source)):
         try:
             with h5py.File(name, "r", locking=False) as file:
                 for top, dataset in enumerate(map(file.get, rule.datasets)):
@@ -172,7 +172,7 @@ def _mark(rule: RecordRule, cache: Path | None) -> Path | None:
     try:
         files = [source / "data.mdb" if source.is_dir() else source]
         if rule.datasets:
-            files += map(Path, map(os.fsdecode, read_bytes(source).split()))
+            files += map(Path, read_names(source))
         found = [file.stat() for file in files]
     except OSError:
         return None

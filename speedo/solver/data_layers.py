@@ -15,7 +15,7 @@ from speedo.errors import DataError
 from speedo.solver.conversion import conversion_of, reads_leveldb
 from speedo.solver.proto import caffe_proto, parse_text, set_field
 from speedo.solver.spec import SolverSpec
-from speedo.system.files import open_to_read, read_bytes
+from speedo.system.files import open_to_read, read_names
 from speedo.system.shared_lmdb import SharedLmdb
 
 # Layer type -> the parameter that holds `source` and `batch_size`.
@@ -157,8 +157,8 @@ def _count_rows(layer: Any, spec: SolverSpec) -> int | None:
         return None
     rows = 0
     try:
-        for name in read_bytes(found).split():
-            file = spec.search.find(os.fsdecode(name))
+        for name in read_names(found):
+            file = spec.search.find(name)
             if file is None or not file.is_file():
                 return None
             with h5py.File(file, "r", locking=False) as opened:

@@ -22,10 +22,21 @@ class SearchPath:
         path = Path(os.path.expanduser(name))  # leaves a user that there is not as it is
         if path.is_absolute():
             return (path,)
+        return tuple(dict.fromkeys((root / path).absolute() for root in self._roots()))
+
+    def before(self, start: str, name: str) -> str | None:
+        """The text that must stand before `name` so that it is found, where Caffe puts `start` before it; else None.
+
+        No part is made shorter: Caffe puts them together as text, and other names follow.
+        """
+        start = os.path.expanduser(start)
+        relative = not os.path.isabs(start + name)
+        roots = [f"{root.absolute()}/" for root in self._roots()] if relative else [""]
+        return next((root + start for root in roots if os.path.exists(root + start + name)), None)
+
+    def _roots(self) -> list[Path]:
         roots = [self.folder, self.working_folder]
-        if self.data_root is not None:
-            roots.append(self.data_root)
-        return tuple(dict.fromkeys((root / path).absolute() for root in roots))
+        return roots if self.data_root is None else [*roots, self.data_root]
 
     def find(self, name: str) -> Path | None:
         """The first of these paths that exists."""

@@ -6,6 +6,7 @@ Data sources are resolved on the node that reads them.
 from __future__ import annotations
 
 import math
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from speedo.solver.fillers import Draws, keep_fillers
 from speedo.solver.hdf5_shares import write_shares
 from speedo.solver.paths import SearchPath
 from speedo.solver.proto import caffe_proto, parse_text, set_field, to_text
-from speedo.solver.source_checks import image_root, read_list
+from speedo.solver.source_checks import image_name, read_hdf5_list, read_list
 from speedo.solver.spec import SolverSpec
 
 
@@ -139,7 +140,6 @@ class _Lists:
     def __init__(self, scratch: Path | None, rank: int, count: int, name: str = "") -> None:
         self._scratch = scratch
         self.rank, self.count, self._name = rank, count, name or str(rank)
-        self._written = 0
 
     def folder(self, owner: str) -> Path:
         """A new folder, which no other engine reads."""
@@ -152,11 +152,14 @@ class _Lists:
         return self._scratch
 
     def write(self, lines: list[str], owner: str) -> str:
-        self._written += 1
-        file = self._place(owner) / f"list-{self._name}-{self._written}.txt"
         text = "".join(f"{line}\n" for line in lines)
-        file.write_text(text, encoding="utf-8", errors="surrogateescape")
-        return str(file.absolute())
+        # A name of its own: other processes write their lists into the same folder.
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", errors="surrogateescape", newline="", delete=False,
+            dir=self._place(owner), prefix=f"list-{self._name}-", suffix=".txt",
+        ) as file:  # fmt: skip
+            file.write(text)
+        return os.path.abspath(file.name)
 
 
 def _resolve(parameter: Any, search: SearchPath, lists: _Lists) -> None:
@@ -203,14 +206,17 @@ def _resolve_layer(layer: Any, search: SearchPath, lists: _Lists) -> None:
         _resolve_hdf5(layer, search, lists, owner)
     elif layer.type == "ImageData":
         _resolve_images(layer, search, lists, owner)
-    elif layer.type == "WindowData" and source.root_folder:
-        found = search.require(source.root_folder, f"{owner} has the root_folder")
-        set_field(source, "root_folder", f"{found}/")
+    elif layer.type == "WindowData":
+        image = read_list(Path(source.source))[1:2]
+        start = search.before(source.root_folder, image[0].strip()) if image else None
+        if start is None and source.root_folder:
+            start = f"{search.require(source.root_folder, f'{owner} has the root_folder')}/"
+        set_field(source, "root_folder", start or "")
 
 
 def _resolve_hdf5(layer: Any, search: SearchPath, lists: _Lists, owner: str) -> None:
     source = layer.hdf5_data_param
-    names = " ".join(read_list(Path(source.source))).split()
+    names = read_hdf5_list(Path(source.source))
     found = [str(search.require(name, f"{owner} reads the HDF5 file")) for name in names]
     if source.shuffle and lists.count > 1:
         folder = lists.folder(owner)
@@ -222,13 +228,20 @@ def _resolve_hdf5(layer: Any, search: SearchPath, lists: _Lists, owner: str) -> 
 def _resolve_images(layer: Any, search: SearchPath, lists: _Lists, owner: str) -> None:
     source = layer.image_data_param
     lines = read_list(Path(source.source))
-    root = image_root(layer, lines, search) if lines else None
-    if root is None:
+    names = list(map(image_name, lines))
+    start = source.root_folder
+    # The first absolute and the first relative name decide for all of theirs.
+    first = {os.path.isabs(start + name): name for name in reversed(names)}
+    roots = {absolute: search.before(start, name) for absolute, name in first.items()}
+    if not lines or roots[os.path.isabs(start + names[0])] is None:
         raise SolverError(f"{owner}: the list {source.source} is empty or its images are missing")
-    if lines[0].rpartition(" ")[0].startswith("/") and not source.root_folder:
-        source.root_folder = ""
-    else:
-        set_field(source, "root_folder", f"{str(root).rstrip('/')}/")
+    mixed = len(roots) == 2
+    if mixed:  # absolute names do not bear a root before them
+        lines = [
+            line if os.path.isabs(name) else f"{roots[False] or ''}{line}"
+            for line, name in zip(lines, names, strict=True)
+        ]
+    set_field(source, "root_folder", "" if mixed else roots.popitem()[1])
     rank, count = lists.rank, lists.count
     if count > 1:
         # ImageData does not look at rank and count (Caffe: layers/image_data_layer.cpp).
@@ -243,4 +256,6 @@ def _resolve_images(layer: Any, search: SearchPath, lists: _Lists, owner: str) -
                 "--data-share same"
             )
         source.rand_skip //= count  # of a list that is as much shorter
-        source.source = lists.write(own, owner)
+        lines = own
+    if count > 1 or mixed:
+        source.source = lists.write(lines, owner)

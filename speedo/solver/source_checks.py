@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from speedo.errors import SolverError
 from speedo.solver.data_layers import SOURCES, batch_of, source_of
 from speedo.solver.paths import SearchPath
 from speedo.solver.proto import caffe_proto
-from speedo.system.files import read_bytes
+from speedo.system.files import read_bytes, read_names
 from speedo.system.shared_lmdb import SharedLmdb
 
 _MOST_MEAN_BYTES: Final = 1 << 30
@@ -96,26 +97,31 @@ def _mean_problem(file: Path) -> str | None:
 
 
 def read_list(path: Path) -> list[str]:
-    """The non-empty lines of a list file; raises `SolverError` if it cannot be read."""
-    try:
+    """The non-empty lines of a list file, as Caffe takes them apart; raises `SolverError` if it cannot be read."""
+    with _readable(path):
         text = read_bytes(path).decode("utf-8", "surrogateescape")
+    return [line for line in text.split("\n") if line.strip()]
+
+
+def read_hdf5_list(path: Path) -> list[str]:
+    """The names of the files in a list of HDF5 files; raises `SolverError` if it cannot be read."""
+    with _readable(path):
+        return read_names(path)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise SolverError(
             f"the list {path} cannot be read ({error.strerror}): correct source"
         ) from None
-    return [line for line in text.splitlines() if line.strip()]
 
 
-def image_root(layer: Any, lines: list[str], search: SearchPath) -> Path | None:
-    """The folder for the list's relative names; None if the first image is in none."""
-    root = layer.image_data_param.root_folder
-    name = lines[0].rpartition(" ")[0]
-    # Caffe puts root and name together as text (Caffe: layers/image_data_layer.cpp).
-    found = search.find(root + name)
-    if found is None:
-        return None
-    whole = str(found)
-    return Path(whole[: -len(name)]) if whole.endswith(name) else found.parent
+def image_name(line: str) -> str:
+    """The file in a line `image label` (Caffe: layers/image_data_layer.cpp)."""
+    return line.rpartition(" ")[0]
 
 
 def _database(layer: Any, found: Path, search: SearchPath) -> Iterator[str]:
@@ -155,7 +161,7 @@ def _lmdb_problem(found: Path) -> Iterator[str]:
 
 
 def _hdf5(layer: Any, found: Path, search: SearchPath) -> Iterator[str]:
-    names = " ".join(read_list(found)).split()
+    names = read_hdf5_list(found)
     if not names:
         yield f"reads the list {found}, which is empty: write the names of HDF5 files into it"
     for name in names:
@@ -182,10 +188,9 @@ def _images(layer: Any, found: Path, search: SearchPath) -> Iterator[str]:
     lines = read_list(found)
     if not lines:
         yield f"reads the list {found}, which is empty: write lines `image label` into it"
-    elif image_root(layer, lines, search) is None:
-        name = layer.image_data_param.root_folder + lines[0].rpartition(" ")[0]
-        yield f"reads the list {found}, whose first image {search.missing(name)}"
     image = layer.image_data_param
+    if lines and search.before(image.root_folder, name := image_name(lines[0])) is None:
+        yield f"reads the list {found}, whose first image {search.missing(image.root_folder + name)}"
     if bool(image.new_height) != bool(image.new_width):
         yield "has only one of new_height and new_width: give both or none"
 

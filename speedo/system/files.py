@@ -56,6 +56,11 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
     return content
 
 
+def read_names(path: Path) -> list[str]:
+    """The names in a list that has white space between them, as C++ takes them apart; raises `OSError`."""
+    return list(map(os.fsdecode, read_bytes(path).split()))
+
+
 def read_text(path: Path, most: int = MOST_TEXT_BYTES) -> str:
     """The same as UTF-8 text; raises `OSError` and `UnicodeDecodeError`."""
     return read_bytes(path, most).decode("utf-8")

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from speedo.cli.main import main
 from speedo.report.run_history import read_history
 from tests.support.commands import commands
-from tests.support.nets import LENET, net_text, write_data, write_solver
+from tests.support.nets import LENET, net_text, records, write_data, write_lmdb, write_solver
 
 pytestmark = [pytest.mark.caffe, pytest.mark.ray, pytest.mark.redis, pytest.mark.slow]
 
@@ -123,8 +123,11 @@ def test_another_command_in_its_folder_is_refused(seen: Seen) -> None:
 
 def test_a_run_that_fails_is_told_and_the_others_are_made(tmp_path: Path) -> None:
     write_data(tmp_path, train=64)
-    # Caffe trains on labels that the net has no output for; a run of ours refuses them.
-    solver = write_solver(tmp_path, net_text(LENET).replace("num_output: 4 ", "num_output: 2 "))
+    # A test reads 40 records; a run of ours looks at all of them first.
+    images, labels = records(41, 2)
+    labels[40] = 4
+    write_lmdb(tmp_path / "test", images, labels)
+    solver = write_solver(tmp_path, net_text(LENET))
     words = [
         "compare",
         str(solver),
@@ -139,7 +142,7 @@ def test_a_run_that_fails_is_told_and_the_others_are_made(tmp_path: Path) -> Non
     assert done.exit_code == 1
     assert "sequential-seed1: done" in done.output
     assert "run sync-w2-seed1 failed (status 2: " in done.output
-    assert "num_output 3 or more); see " in done.output
+    assert "num_output 5 or more); see " in done.output
     assert "Traceback" not in done.output
     assert (tmp_path / "out" / "report.html").is_file()
     assert yaml.safe_load((tmp_path / "out" / "compare.yaml").read_text())["modes"] == ["sync"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from speedo.engines.pycaffe import PycaffeEngine
 from speedo.errors import SolverError
 from speedo.solver import (
     Draws,
+    check_solver,
     read_solver,
     solver_for_server,
     solver_for_tester,
@@ -217,10 +219,73 @@ def test_image_lists_are_shared_out_line_by_line(home: Path) -> None:
     assert seen == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
 
 
+@pytest.mark.parametrize(
+    ("source", "root", "before"),
+    [
+        ("list.txt", None, "images/"),
+        ("list.txt", None, "./images/"),
+        ("list.txt", None, "images//"),
+        ("list.txt", None, "images/../images/./"),
+        ("list.txt", "./", "images/"),
+        ("list.txt", "images/", "../images/"),
+        ("list.txt", "ima", "ges/"),
+        ("list.txt", "{home}", "/images/"),
+        ("list.txt", "{home}/", "./images/"),
+        ("list.txt", None, "{home}/./images//"),
+        ("lists/../lists/list.txt", None, "./images/"),
+    ],
+)
+@pytest.mark.parametrize("count", [1, 2])
+def test_names_in_an_image_list_may_be_written_in_any_way_that_caffe_reads(
+    home: Path, source: str, root: str | None, before: str, count: int
+) -> None:
+    """Caffe puts folder and name together as text."""
+    write_images(home, 4)
+    (home / "lists").mkdir()
+    names = [before.format(home=home) + f"{number}.pgm {number}\n" for number in range(4)]
+    (home / source).write_text("".join(names))
+    folder = "" if root is None else f'root_folder: "{root.format(home=home)}" '
+    layer = IMAGES.replace('"list.txt"', f'"{source}" {folder}')
+    check_solver(read_solver(without_test(home, layer)), workers=count, split=True)
+    for rank in range(count):
+        assert read_by_caffe(home, layer, rank, count) == list(range(rank, 4, count))
+
+
+def test_absolute_and_relative_names_may_stand_in_one_list(home: Path) -> None:
+    write_images(home, 4)
+    absolute = [f"{home}/images/{number}.pgm {number}\n" for number in (0, 2)]
+    relative = [f"./images/{number}.pgm {number}\r\n" for number in (1, 3)]
+    for lines in (absolute + relative, relative + absolute):
+        (home / "list.txt").write_text("".join(lines))
+        assert sorted(read_by_caffe(home, IMAGES, 0, 1)) == [0, 1, 2, 3]
+
+
+def read_by_caffe(home: Path, layer: str, rank: int, count: int) -> list[int]:
+    """The labels of a batch of this worker, in each of which the image has the same value; read in another folder."""
+    from speedo.engines.caffe_import import load_caffe
+
+    image, _ = own_lines(home, layer, rank, count)
+    lines = Path(image.source).read_text().splitlines()
+    files = [image.root_folder + line.rpartition(" ")[0] for line in lines]
+    assert all(map(os.path.isabs, files))
+    assert all(map(os.path.isfile, files)), files  # Caffe would end this process
+    net = caffe_proto().NetParameter()
+    data = net.layer.add(name="data", type="ImageData", top=["data", "label"])
+    data.image_data_param.CopyFrom(image)
+    data.image_data_param.batch_size = 4 // count
+    file = home / "read.prototxt"
+    file.write_text(str(net))
+    built = load_caffe().Net(str(file), load_caffe().TRAIN)
+    built.forward()
+    labels = [int(label) for label in built.blobs["label"].data]
+    assert [int(pixels.mean()) for pixels in built.blobs["data"].data] == labels
+    return labels
+
+
 def own_lines(home: Path, layer: str, rank: int, count: int) -> tuple[Any, list[str]]:
     """The parameter of an ImageData layer of a worker, and the labels in its list."""
     spec = read_solver(without_test(home, layer))
-    text = solver_for_worker(spec, rank=rank, count=count, batch_size=2, scratch=home / str(rank))
+    text = solver_for_worker(spec, rank=rank, count=count, batch_size=2, scratch=home / "own")
     image = parsed(text).train_net_param.layer[0].image_data_param
     return image, [line.split()[-1] for line in Path(image.source).read_text().splitlines()]
 
@@ -267,12 +332,16 @@ def test_an_image_list_to_share_needs_a_scratch_folder(home: Path) -> None:
 
 
 def test_the_names_in_an_hdf5_list_become_absolute(home: Path) -> None:
-    (home / "list.txt").write_text("a.h5\nb.h5\n")
-    for name in ("a.h5", "b.h5"):
+    """White space between them is that of C++: a name may hold a no-break space."""
+    (home / "list.txt").write_text("./a.h5\x0b../" + home.name + "//b\xa0.h5\n")
+    for name in ("a.h5", "b\xa0.h5"):
         (home / name).touch()
     layer = 'type: "HDF5Data" hdf5_data_param { source: "list.txt" batch_size: 4 }'
     spec = read_solver(without_test(home, layer))
     text = solver_for_worker(spec, rank=0, count=2, batch_size=2, scratch=home / "scratch")
     source = Path(parsed(text).train_net_param.layer[0].hdf5_data_param.source)
     assert source.parent == home / "scratch"
-    assert source.read_text().split() == [str(home / "a.h5"), str(home / "b.h5")]
+    found = source.read_text().removesuffix("\n").split("\n")
+    assert [os.path.realpath(name) for name in found] == [
+        os.path.realpath(home / name) for name in ("a.h5", "b\xa0.h5")
+    ]

@@ -12,7 +12,7 @@ from speedo.engines.pytorch.data.prefetch import Batch
 from speedo.engines.pytorch.data.source import BatchSource
 from speedo.engines.pytorch.layer import Shape
 from speedo.errors import EngineError
-from speedo.system.files import read_bytes
+from speedo.system.files import read_names
 
 Floats = npt.NDArray[np.float32]
 
@@ -143,7 +143,7 @@ class HDF5Data(BatchSource):
     def _read_list(self) -> list[Path]:
         source = self.find(self.param.hdf5_data_param.source, "list of HDF5 files")
         try:
-            names = read_bytes(source).decode("utf-8", "surrogateescape").split()
+            names = read_names(source)
         except OSError as error:
             raise self.refuse(
                 f"needs the list {source}, which cannot be read ({error.strerror}): correct source"
