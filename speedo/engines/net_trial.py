@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -80,7 +80,7 @@ def check_in_subprocess(
     count: int = 1,
     folder: Path | None = None,
     python_layers: Collection[str] = (),
-    weights: Path | None = None,
+    weights: Sequence[Path] = (),
     step: bool = False,
     timeout: float = 120.0,
     origin: str = "",
@@ -97,7 +97,7 @@ def check_in_subprocess(
     request = {
         "worker": worker, "tester": tester, "rank": rank, "count": count, "step": step,
         "folder": None if folder is None else str(folder), "python_layers": list(python_layers),
-        "weights": None if weights is None else str(weights), "records": records,
+        "weights": list(map(str, weights)), "records": records,
         "cache": None if cache is None else str(cache), "engine": asdict(choice),
     }  # fmt: skip
     environment = dict(os.environ)
@@ -142,7 +142,7 @@ def _line(problem: str, origin: str, choice: EngineChoice) -> str:
     return "" if named is None else line_of_layer(origin, named[1])
 
 
-def _refusal(stderr: str, returncode: int, weights: Path | None, origin: str) -> str:
+def _refusal(stderr: str, returncode: int, weights: Sequence[Path], origin: str) -> str:
     """How the child died, and over what: a layer, the weights, or the solver as a whole."""
     said = describe_death(stderr, returncode)
     start = f"{origin}: " if origin else ""
@@ -151,8 +151,8 @@ def _refusal(stderr: str, returncode: int, weights: Path | None, origin: str) ->
         return f"{start}layer {at[-1]!r} cannot be built, correct it or what it reads: {said}"
     if "Cannot share param" in said:
         return f"{start}train and test net must have parameters of the same shapes, correct one: {said}"
-    if at and weights is not None:
-        return f"weights {weights} does not fit this net, give a .caffemodel that does: {said}"
+    if at and weights:
+        return f"weights {', '.join(map(str, weights))} does not fit this net, give a .caffemodel that does: {said}"
     return f"{start}correct the solver or its nets: {said}"
 
 
@@ -174,8 +174,7 @@ def _build(choice: EngineChoice, request: dict[str, Any]) -> dict[str, Any]:
         folder=folder,
         python_layers=allowed,
     )
-    weights = None if request["weights"] is None else Path(request["weights"])
-    check_start(worker, weights)
+    check_start(worker, [Path(name) for name in request["weights"]])
     loss = worker.step(1) if request["step"] else None
     outputs: tuple[str, ...] = ()
     if request["tester"] is not None:

@@ -6,7 +6,7 @@ The cluster that carries out commands is an argument: Ray actors, or workers in 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from speedo.run.best_model import BestFile
 from speedo.run.caffe_snapshot import CaffeSnapshot
 from speedo.run.exports import make_exports
 from speedo.run.outputs import ModelFiles
-from speedo.run.remote_inputs import located
+from speedo.run.remote_inputs import located_weights
 from speedo.run.settings import RunSettings
 from speedo.run.snapshot_files import SnapshotFiles
 from speedo.run.training import Training
@@ -88,7 +88,7 @@ def build_training(
     fence = Fence(run_dir, settings.epoch, time.monotonic)
     own = settings.data_share == "own"  # then the hosts say how many records there are
     board = StatusBoard(config.mode, spec.max_iter, spec.batch, None if own else records)
-    first = _first_center(engine, spec, resume, located(config.weights))
+    first = _first_center(engine, spec, resume, located_weights(config.weights))
     version = resume.counters.version if resume else 0
     center: RunCenter
     if servers is None:
@@ -219,14 +219,14 @@ def config_for_people(config: RunConfig, solver: Path, seed: int) -> dict[str, A
 
 
 def _first_center(
-    engine: ModelEngine, spec: SolverSpec, resume: Checkpoint | None, weights: Path | None
+    engine: ModelEngine, spec: SolverSpec, resume: Checkpoint | None, weights: Sequence[Path]
 ) -> Vector:
     """The initial weights: the solver's own, those of `--weights`, or those of a checkpoint."""
     layout = engine.layout
     vector = layout.zeros()
     if resume is None:
-        if weights is not None:
-            engine.copy_from(weights)
+        for file in weights:
+            engine.copy_from(file)
         engine.read_weights(vector)
         return vector
     if resume.counters.layout != layout.digest or resume.center.shape != vector.shape:
