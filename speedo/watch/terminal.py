@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from speedo.monitor.console import workers_in_words
+from speedo.monitor.scores import short_scores
 from speedo.monitor.status_text import in_words
 from speedo.watch.live_run import LiveRun
 
@@ -134,9 +135,8 @@ def _progress(now: dict[str, Any]) -> str:
 
 
 def _scores(now: dict[str, Any]) -> str:
-    scores = ", ".join(
-        f"{name} {value:.4f}" for name, value in now["metrics"].items() if value is not None
-    )
+    known = {name: value for name, value in now["metrics"].items() if value is not None}
+    scores = ", ".join(f"{name} {value:.4f}" for name, value in short_scores(known).items())
     return f"test at {now['tested_iteration']}: {scores}"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from speedo.engines.evaluation import WHOLE, Part, Share, ends_with_the_data
+from speedo.engines.evaluation import WHOLE, Part, Share, ends_with_the_data, names_of
 from speedo.engines.pytorch.net import Net
 
 
@@ -60,7 +60,7 @@ class TestNets:
                 net = self.build(index, share_from)
                 prefix = f"test{index}/" if index else ""
                 for output, shape in net.outputs.items():
-                    names += [prefix + name for name in _names(output, torch.Size(shape).numel())]
+                    names += names_of(prefix + output, torch.Size(shape).numel())
                 net.close()
         return tuple(names)
 
@@ -106,8 +106,12 @@ class TestNets:
                 with self._precision():
                     _, outputs = net.forward()
                 for name, output in outputs.items():
-                    values = output.float().reshape(-1).tolist()
-                    for key, value in zip(_names(name, len(values)), values, strict=True):
+                    data = output.float().reshape(-1)
+                    keys = names_of(name, len(data))
+                    values = (
+                        data.tolist() if len(keys) == len(data) else [data.double().mean().item()]
+                    )
+                    for key, value in zip(keys, values, strict=True):
                         sums[key] = sums.get(key, 0.0) + value
                 passed(net.batch)
         except BaseException:
@@ -124,7 +128,3 @@ class TestNets:
         devices = [self._device] if self._device.type == "cuda" else []
         with torch.random.fork_rng(devices), torch.no_grad():
             yield
-
-
-def _names(output: str, count: int) -> list[str]:
-    return [output] if count == 1 else [f"{output}/{place}" for place in range(count)]
