@@ -130,7 +130,7 @@ def with_classes(rule: RecordRule, net: Any, shapes: Mapping[str, tuple[int, ...
     }
     for layer in net.layer:
         if layer.type in _JUDGES and len(layer.bottom) > 1 and layer.bottom[1] in labels:
-            classes = _classes(layer, shapes)
+            classes = classes_of(layer, shapes)
             if classes and not 0 < rule.classes <= classes:
                 rule = replace(
                     rule, classes=classes, judged=layer.bottom[0], ignored=_ignored(layer)
@@ -138,7 +138,7 @@ def with_classes(rule: RecordRule, net: Any, shapes: Mapping[str, tuple[int, ...
     return rule
 
 
-def _classes(judge: Any, shapes: Mapping[str, tuple[int, ...]]) -> int:
+def classes_of(judge: Any, shapes: Mapping[str, tuple[int, ...]]) -> int:
     """Extent of the judged blob along its classes; 0 where that is not known here."""
     shape = shapes.get(judge.bottom[0])
     if shape is None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from speedo.config.run_config import RunConfig
 from speedo.engines.base import ModelEngine
+from speedo.engines.chance import loss_of_guessing
 from speedo.engines.make import make_engine, prepare_process
 from speedo.engines.solver_update import Recipe, multipliers
 from speedo.engines.update_rules import SolverFields
@@ -178,6 +179,11 @@ def build_training(
         config, settings, run_dir, center, board, counters, time.monotonic
     )
     watch = DivergenceWatch(config.mode, config.workers, coordinator.strategy.rule.payload)
+
+    def saw_loss(loss: float, samples: int) -> str | None:
+        reason = watch.saw(loss, samples)
+        return reason if config.stop_on_divergence else None
+
     driver = Driver(
         coordinator,
         center,
@@ -188,7 +194,7 @@ def build_training(
         has_tester=spec.has_test,
         snapshots=SnapshotFiles(run_dir, spec, engine, center, fence.require, server_history),
         checkpoints=keeper,
-        diverged=watch.saw if config.stop_on_divergence else lambda loss, samples: None,
+        diverged=saw_loss,
         outages=lambda: center.outages,
         together=log.together,
         best=best,
@@ -203,7 +209,7 @@ def build_training(
     histories = dict(resume.histories) if resume else {}
     return Training(
         settings, store, driver, files, roster, board, log, fence, keeper, histories, seconds_before, values,
-        exports, best,
+        exports, best, watch, _loss_of_guessing(engine, spec),
     )  # fmt: skip
 
 
@@ -312,6 +318,11 @@ def _solver_update(engine: ModelEngine) -> Update:
         np.copyto(center, updated)
 
     return update
+
+
+def _loss_of_guessing(engine: ModelEngine, spec: SolverSpec) -> float | None:
+    parameter = parse_text(spec.text, caffe_proto().SolverParameter())
+    return loss_of_guessing(parameter.train_net_param, engine.shapes())
 
 
 def _recipe(spec: SolverSpec, layout: Layout) -> Recipe:
