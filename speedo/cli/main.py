@@ -334,6 +334,8 @@ def _run(launch: Callable[[RunConfig, Progress], RunResult], options: dict[str, 
         accuracy = f"no test result: {result.test_problem}"
     if not result.complete:
         _complain(_why_not_complete(result))
+    if result.warning:
+        _complain(f"warning: {result.warning}")
     try:
         say(
             f"{accuracy} after {result.iteration} iterations, {result.images_per_s:,.0f} images/s, "

@@ -33,7 +33,7 @@ class GroupedOption(click.Option):
 
 
 class RunCommand(click.Command):
-    """A command that also accepts the original SpeeDO's options, and says what they are called here."""
+    """A command that also accepts the options of the original SpeeDO and of Caffe, and says what they are here."""
 
     translate = staticmethod(original_options.for_a_run)
 
@@ -48,6 +48,12 @@ class WorkerCommand(RunCommand):
     """The same for the command of a node with workers."""
 
     translate = staticmethod(original_options.for_a_worker)
+
+
+class ScoreCommand(RunCommand):
+    """The same for the command that scores, which Caffe's own has, too."""
+
+    translate = staticmethod(original_options.for_a_test)
 
 
 class GroupedCommand(RunCommand):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from speedo.bounds import LARGEST_INT32
-from speedo.cli.run_options import PATH, options_named
+from speedo.cli.run_options import PATH, ScoreCommand, options_named
 from speedo.cli.say import say
 from speedo.engines.make import EngineName, is_installed
 from speedo.errors import ConfigError
@@ -27,7 +27,11 @@ MOST_WORKERS: Final = 1024
 TELL_S: Final = 5.0  # between two lines where nobody looks at a terminal
 
 
-@click.command("test", short_help="Score a model, or all snapshots of a run, with several workers.")
+@click.command(
+    "test",
+    cls=ScoreCommand,
+    short_help="Score a model, or all snapshots of a run, with several workers.",
+)
 @click.argument("solver", required=False, type=PATH, metavar="[SOLVER|NET]")
 @click.option(
     "--weights",
@@ -89,7 +93,7 @@ def score(
 
     with _Progress(sys.stderr) as progress:
         if uri_of(weights) is not None:
-            weights = fetch_weights(weights, progress.note) or weights
+            weights = fetch_weights(weights, progress.note)
         models = models_of(weights, snapshots=snapshots)
         of_run = options_of(weights) if solver is None else {}
         if engine is None and solver is None and is_installed(of_run.get("engine", "caffe")):

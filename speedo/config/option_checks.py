@@ -45,13 +45,28 @@ def check_copy_to(name: str, value: str) -> list[str]:
 
 
 def check_weights(name: str, value: Path) -> list[str]:
-    """A file of weights, or a URI that is taken."""
+    """Files of weights, or URIs that are taken."""
+    return [problem for one in weights_in(value) for problem in _check_file(name, one)]
+
+
+def _check_file(name: str, value: Path) -> list[str]:
     if uri_of(value) is not None:
         return check_place(name, value)
     found = check_path(name, value)
     if "\0" not in str(value) and not os.path.isfile(value):
         found.append(f"{name} names {value}, which is not a file; give a .caffemodel")
+    elif value.name.removesuffix(".h5").endswith(".solverstate"):
+        found.append(
+            f"{name} names {value}, a snapshot; give it to --resume, or the .caffemodel beside it here"
+        )
     return found
+
+
+def weights_in(value: Path | None) -> tuple[Path, ...]:
+    """The files between commas, as in Caffe's command; one whose name has commas is one."""
+    if value is None or "," not in str(value) or ("\0" not in str(value) and os.path.isfile(value)):
+        return () if value is None else (value,)
+    return tuple(Path(name.strip()) for name in str(value).split(",") if name.strip())
 
 
 def check_compression(name: str, value: str) -> list[str]:

@@ -181,8 +181,8 @@ class RunConfig(_Run):
     solver: Annotated[Path | None, Option(
         "The solver.prototxt.", check_path, "$SPEEDO_SOLVER, or the bundled LeNet", group=RUN)] = None
     weights: Annotated[Path | None, Option(
-        "Start from this .caffemodel; a file, or a URI as in s3://bucket/file.", check_weights, group=RUN,
-        metavar="FILE|URI")] = None
+        "Start from this .caffemodel; a file, or a URI as in s3://bucket/file. Of several, each brings the layers that "
+        "it has, the last one's count.", check_weights, group=RUN, metavar="FILE|URI[,...]")] = None
     resume: Annotated[Path | None, Option(
         "Resume the run in this directory from its last checkpoint, or start from a .solverstate of Caffe. A run at a "
         "URI is fetched first, into --run-dir or runs/NAME.", check_place, group=RUN, metavar="RUN|URI")] = None

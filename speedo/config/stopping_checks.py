@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from speedo.monitor.scores import short_scores
 from speedo.sgd_modes.conditions import check_condition, parse_best_by, parse_condition, watched_of
 from speedo.sgd_modes.options import PhaseOptions
 
@@ -96,7 +97,7 @@ def problems_with_outputs(config: Stops, outputs: Sequence[str]) -> list[str]:
     wanted = {name: parse_condition(text).output for name, text in named.items() if text}
     if config.best_by is not None:
         wanted["best_by"] = parse_best_by(config.best_by).output
-    there = f"its outputs are {', '.join(outputs)}"
+    there = f"its outputs are {', '.join(short_scores(dict.fromkeys(outputs, 0.0)))}"
     found = [
         f"{name} is about {output}, which the test net does not have; {there}"
         for name, output in wanted.items()

@@ -39,12 +39,22 @@ class Share:
 
 
 WHOLE: Final = Share()
+# Of an output with more values their mean is reported: ImageNet's accuracies by class are as many; the scores of a
+# batch, where no layer reads them, may be millions.
+MOST_VALUES: Final = 1000
+
+
+def names_of(output: str, count: int) -> list[str]:
+    """The names of a test output with so many values."""
+    single = count == 1 or count > MOST_VALUES
+    return [output] if single else [f"{output}/{place}" for place in range(count)]
 
 
 def combined(parts: Sequence[Part]) -> dict[str, float]:
     """Mean of each output over the batches of all parts, summed in double precision.
 
-    An output of several values gives `name/0`, `name/1`, ...; names of net `k`, from the second, begin with `test{k}/`.
+    An output of several values gives `name/0`, `name/1`, ..., one of more than `MOST_VALUES` their mean; names of net
+    `k`, from the second, begin with `test{k}/`.
     Raises `EngineError` for a mean that is not finite.
     """
     metrics: dict[str, float] = {}
@@ -101,9 +111,7 @@ class TestNets:
             net.share_with(train_net)
             prefix = f"test{index}/" if index else ""
             for output in net._outputs:
-                count = net._blobs[output].count
-                name = prefix + net._blob_names[output]
-                names += [name] if count == 1 else [f"{name}/{place}" for place in range(count)]
+                names += names_of(prefix + net._blob_names[output], net._blobs[output].count)
         return tuple(names)
 
     def close(self) -> None:
@@ -132,9 +140,10 @@ class TestNets:
         for _ in batches:
             forward.run()
             for name, blob in outputs:
-                values = blob.data.reshape(-1).tolist()
-                for place, value in enumerate(values):
-                    key = name if len(values) == 1 else f"{name}/{place}"
+                data = blob.data.reshape(-1)
+                keys = names_of(name, data.size)
+                values = data.tolist() if len(keys) == data.size else [float(data.mean(dtype="d"))]
+                for key, value in zip(keys, values, strict=True):
                     sums[key] = sums.get(key, 0.0) + value
             passed(samples)
         if ends_with_the_data(self._parameters[index], iterations):

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -86,7 +86,7 @@ def check_in_subprocess(
     count: int = 1,
     folder: Path | None = None,
     python_layers: Collection[str] = (),
-    weights: Path | None = None,
+    weights: Sequence[Path] = (),
     step: bool = False,
     divided: str | None = None,
     timeout: float = 120.0,
@@ -105,7 +105,7 @@ def check_in_subprocess(
     request = {
         "worker": worker, "tester": tester, "rank": rank, "count": count, "step": step,
         "folder": None if folder is None else str(folder), "python_layers": list(python_layers),
-        "weights": None if weights is None else str(weights), "records": records, "divided": divided,
+        "weights": list(map(str, weights)), "records": records, "divided": divided,
         "cache": None if cache is None else str(cache), "engine": asdict(choice),
     }  # fmt: skip
     environment = dict(os.environ)
@@ -161,7 +161,7 @@ def _line(problem: str, origin: str, choice: EngineChoice) -> str:
     return "" if named is None else line_of_layer(origin, named[1])
 
 
-def _refusal(stderr: str, returncode: int, weights: Path | None, origin: str) -> str:
+def _refusal(stderr: str, returncode: int, weights: Sequence[Path], origin: str) -> str:
     """How the child died, and over what: a layer, the weights, or the solver as a whole."""
     said = describe_death(stderr, returncode)
     start = f"{origin}: " if origin else ""
@@ -170,8 +170,8 @@ def _refusal(stderr: str, returncode: int, weights: Path | None, origin: str) ->
         return f"{start}layer {at[-1]!r} cannot be built, correct it or what it reads: {said}"
     if "Cannot share param" in said:
         return f"{start}train and test net must have parameters of the same shapes, correct one: {said}"
-    if at and weights is not None:
-        return f"weights {weights} does not fit this net, give a .caffemodel that does: {said}"
+    if at and weights:
+        return f"weights {', '.join(map(str, weights))} does not fit this net, give a .caffemodel that does: {said}"
     return f"{start}correct the solver or its nets: {said}"
 
 
@@ -196,8 +196,7 @@ def _build(
         folder=folder,
         python_layers=allowed,
     )
-    weights = None if request["weights"] is None else Path(request["weights"])
-    check_start(worker, weights)
+    check_start(worker, [Path(name) for name in request["weights"]])
     loss = worker.step(1) if request["step"] else None
     outputs: tuple[str, ...] = ()
     if request["tester"] is not None:

@@ -6,7 +6,7 @@ does not find in HDF5 what has a slash in its name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,11 +38,16 @@ def check_weights(path: Path, layers: Iterable[str]) -> None:
         )
 
 
-def check_start(engine: ModelEngine, weights: Path | None) -> None:
+def check_start(engine: ModelEngine, weights: Sequence[Path]) -> None:
     """Raises `SolverError`, naming the layer, if parameters begin with NaN or infinity, or if no weights were loaded.
 
     The engine is built for this check only: loading from HDF5 overwrites its weights.
     """
+    for file in weights or (None,):
+        _check_start(engine, file)
+
+
+def _check_start(engine: ModelEngine, weights: Path | None) -> None:
     vector = engine.layout.zeros()
     if weights is not None:
         named = not _is_hdf5(weights)  # then `check_weights` has compared the names

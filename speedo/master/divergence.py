@@ -66,6 +66,12 @@ class DivergenceWatch:
         self._sum, self._samples, self._results = 0.0, 0, 0
         return self._add(point)
 
+    def loss_at_end(self) -> float | None:
+        """The median of the last points; None where there are too few, or losses without a scale."""
+        if self._silent or len(self._window) < BEGINNING:
+            return None
+        return statistics.median(self._window)
+
     def _add(self, point: float) -> str | None:
         if len(self._beginning) < BEGINNING:
             self._beginning.append(point)

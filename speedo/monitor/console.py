@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from speedo.foreign_text import MOST_NAME, MOST_TEXT, clean_text
+from speedo.monitor.scores import short_scores
 from speedo.monitor.status import Status, WorkerStatus, where_in_words
 from speedo.run_dir.directory import LOG
 from speedo.system.line_file import LineFile
@@ -232,7 +233,9 @@ def plain_line(status: Status) -> str:
         workers_in_words(training, status.wanted),
     ]
     if status.metrics:
-        scores = ", ".join(f"{name} {value:.4f}" for name, value in status.metrics.items())
+        scores = ", ".join(
+            f"{name} {value:.4f}" for name, value in short_scores(status.metrics).items()
+        )
         parts.append(f"test at {status.tested_iteration}: {scores}")
     if status.store_trouble:
         parts.append("waiting for the store")

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from speedo.foreign_text import clean_values
 from speedo.monitor.control_socket import OTHER
+from speedo.monitor.scores import short_scores
 from speedo.run_dir.read_back import read_result
 
 RESULT: Final = "result.json"
@@ -51,7 +52,9 @@ def _lines_of(run: Mapping[str, Any]) -> list[str]:
         + f", {run['images_per_s'] or 0:,.0f} images/s",
     ]
     if run["metrics"]:
-        scores = ", ".join(f"{name} {number(value)}" for name, value in run["metrics"].items())
+        scores = ", ".join(
+            f"{name} {number(value)}" for name, value in short_scores(run["metrics"]).items()
+        )
         lines.append(f"  last test  at {run['tested_iteration']}: {scores}")
     dropped = run.get("dropped")
     if dropped:

@@ -6,7 +6,7 @@ The cluster that carries out commands is an argument: Ray actors, or workers in 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 
 from speedo.config.run_config import RunConfig
 from speedo.engines.base import ModelEngine
+from speedo.engines.chance import loss_of_guessing
 from speedo.engines.make import make_engine, prepare_process
 from speedo.engines.solver_update import Recipe, multipliers
 from speedo.engines.update_rules import SolverFields
@@ -36,7 +37,7 @@ from speedo.run.best_model import BestFile
 from speedo.run.caffe_snapshot import CaffeSnapshot
 from speedo.run.exports import make_exports
 from speedo.run.outputs import ModelFiles
-from speedo.run.remote_inputs import located
+from speedo.run.remote_inputs import located_weights
 from speedo.run.settings import RunSettings
 from speedo.run.snapshot_files import SnapshotFiles
 from speedo.run.training import Training
@@ -89,7 +90,7 @@ def build_training(
     fence = Fence(run_dir, settings.epoch, time.monotonic)
     own = settings.data_share == "own"  # then the hosts say how many records there are
     board = StatusBoard(config.mode, spec.max_iter, spec.batch, None if own else records)
-    first = _first_center(engine, spec, resume, located(config.weights))
+    first = _first_center(engine, spec, resume, located_weights(config.weights))
     version = resume.counters.version if resume else 0
     center: RunCenter
     if servers is None:
@@ -179,6 +180,11 @@ def build_training(
         config, settings, run_dir, center, board, counters, time.monotonic
     )
     watch = DivergenceWatch(config.mode, config.workers, coordinator.strategy.rule.payload)
+
+    def saw_loss(loss: float, samples: int) -> str | None:
+        reason = watch.saw(loss, samples)
+        return reason if config.stop_on_divergence else None
+
     driver = Driver(
         coordinator,
         center,
@@ -189,7 +195,7 @@ def build_training(
         has_tester=spec.has_test,
         snapshots=SnapshotFiles(run_dir, spec, engine, center, fence.require, server_history),
         checkpoints=keeper,
-        diverged=watch.saw if config.stop_on_divergence else lambda loss, samples: None,
+        diverged=saw_loss,
         outages=lambda: center.outages,
         together=log.together,
         best=best,
@@ -204,7 +210,7 @@ def build_training(
     histories = dict(resume.histories) if resume else {}
     return Training(
         settings, store, driver, files, roster, board, log, fence, keeper, histories, seconds_before, values,
-        exports, best,
+        exports, best, watch, _loss_of_guessing(engine, spec),
     )  # fmt: skip
 
 
@@ -220,14 +226,14 @@ def config_for_people(config: RunConfig, solver: Path, seed: int) -> dict[str, A
 
 
 def _first_center(
-    engine: ModelEngine, spec: SolverSpec, resume: Checkpoint | None, weights: Path | None
+    engine: ModelEngine, spec: SolverSpec, resume: Checkpoint | None, weights: Sequence[Path]
 ) -> Vector:
     """The initial weights: the solver's own, those of `--weights`, or those of a checkpoint."""
     layout = engine.layout
     vector = layout.zeros()
     if resume is None:
-        if weights is not None:
-            engine.copy_from(weights)
+        for file in weights:
+            engine.copy_from(file)
         engine.read_weights(vector)
         return vector
     if resume.counters.layout != layout.digest or resume.center.shape != vector.shape:
@@ -313,6 +319,11 @@ def _solver_update(engine: ModelEngine) -> Update:
         np.copyto(center, updated)
 
     return update
+
+
+def _loss_of_guessing(engine: ModelEngine, spec: SolverSpec) -> float | None:
+    parameter = parse_text(spec.text, caffe_proto().SolverParameter())
+    return loss_of_guessing(parameter.train_net_param, engine.shapes())
 
 
 def _recipe(spec: SolverSpec, layout: Layout) -> Recipe:

@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
+from speedo.config.option_checks import weights_in
 from speedo.config.run_config import RunConfig
 from speedo.config.stopping_checks import problems_with_outputs, problems_with_tests
 from speedo.data import default_data_root
@@ -23,7 +24,7 @@ from speedo.run.caffe_snapshot import CaffeSnapshot, is_snapshot, read_snapshot
 from speedo.run.datasets import make_dataset, preparable_dataset
 from speedo.run.engine_choice import decided_choice, with_engine
 from speedo.run.exports import check_exports
-from speedo.run.remote_inputs import fetch_sources, fetch_weights, located
+from speedo.run.remote_inputs import fetch_sources, fetch_weights, located, located_weights
 from speedo.run.settings import RunSettings
 from speedo.run_dir.directory import check_run_dir, create_run_dir
 from speedo.run_dir.resume import Resumed, find_run
@@ -131,10 +132,8 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
     if isinstance(resumed, Resumed):
         settings = run_settings(config, spec, resumed.counters.run)
         return Prepared(config, settings, resumed.run_dir, data_root, records, resumed)
-    if config.weights is not None:
-        weights = fetch_weights(config.weights, note)
-        assert weights is not None
-        check_weights(weights, spec.layer_names())
+    for weights in weights_in(config.weights):
+        check_weights(fetch_weights(weights, note), spec.layer_names())
     run = secrets.token_hex(6)
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     run_dir = config.run_dir or Path("runs") / f"{stamp}-{config.mode}-{run[:4]}"
@@ -330,7 +329,7 @@ def checked_records() -> Path:
     return cache_root() / "checked"
 
 
-def _weights_to_try(prepared: Prepared) -> Path | None:
+def _weights_to_try(prepared: Prepared) -> tuple[Path, ...]:
     if isinstance(prepared.resumed, CaffeSnapshot):
-        return prepared.resumed.model
-    return None if prepared.resumed is not None else located(prepared.config.weights)
+        return (prepared.resumed.model,)
+    return () if prepared.resumed is not None else located_weights(prepared.config.weights)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from speedo.bounds import said
+from speedo.config.option_checks import weights_in
 from speedo.data.roots import cache_root
 from speedo.errors import ConfigError, DataError, SolverError
 from speedo.remote.fetch import Progress, fetch
@@ -26,14 +27,20 @@ def located(path: Path | None) -> Path | None:
     return path if uri is None else cache_root() / "fetched" / local_name(uri)
 
 
-def fetch_weights(weights: Path | None, note: Note) -> Path | None:
-    """The weights on this machine, fetched if they are at a URI. Raises `DataError`."""
+def located_weights(weights: Path | None) -> tuple[Path, ...]:
+    """Where the files of `--weights` are on this machine, fetched or not."""
+    return tuple(place for one in weights_in(weights) if (place := located(one)) is not None)
+
+
+def fetch_weights(weights: Path, note: Note) -> Path:
+    """The file of weights on this machine, fetched if it is at a URI. Raises `DataError`."""
     uri, place = uri_of(weights), located(weights)
     if uri is not None and place is not None:
         _fetch(uri, place, note)
         if not place.is_file():
             raise DataError(f"{uri} is a folder; give the URI of a .caffemodel")
-    return place
+        return place
+    return weights
 
 
 def fetch_sources(spec: SolverSpec, root: Path | None, note: Note) -> None:

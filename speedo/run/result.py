@@ -15,6 +15,7 @@ class RunResult:
     `bytes_pulled` are those of the vectors that workers sent and fetched, since the last resume. `log_lines_lost`
     counts lines of the run log that could not be written; `problems` names outputs that are not in `run_dir`. `best` is
     what `--keep-best` kept: output, value, iteration, version, model.
+    `warning` says why the model is worth nothing though the run is complete.
     """
 
     mode: str
@@ -37,6 +38,7 @@ class RunResult:
     log_lines_lost: int = 0
     problems: tuple[str, ...] = ()
     best: Mapping[str, Any] | None = None
+    warning: str = ""
 
 
 def accuracy_of(metrics: Mapping[str, float]) -> float | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from speedo.errors import FencedError, StoreError, TrainingStopped
 from speedo.master.center import RunCenter
 from speedo.master.checkpoint_writer import CheckpointWriter
+from speedo.master.divergence import DivergenceWatch
 from speedo.master.driver import Driver, Outcome
 from speedo.master.slots import Roster
 from speedo.messages import Event
@@ -27,6 +28,11 @@ from speedo.storage import keys
 from speedo.storage.base import Store
 from speedo.vectors.transfer import put_history
 from speedo.vectors.vector import Layout
+
+NOTHING_LEARNED: Final = (
+    0.95  # of the loss of guessing: noise of batches is smaller after a few steps of learning
+)
+WORSE: Final = 1.5
 
 
 @dataclass
@@ -51,6 +57,8 @@ class Training:
     config_values: Mapping[str, Any]
     exports: Background | None = None
     best: BestFile | None = None
+    losses: DivergenceWatch = field(default_factory=lambda: DivergenceWatch(""))
+    chance: float | None = None  # the loss of guessing
 
     @property
     def center(self) -> RunCenter:
@@ -166,4 +174,17 @@ class Training:
             self.board.results * self.center.payload_bytes,
             self.board.turns * self.center.center_bytes,
             best=None if self.best is None else self.best.result,
+            warning=self._warning() if outcome.complete else "",
         )
+
+    def _warning(self) -> str:
+        """What is said of a loss that ends no better than that of guessing; else nothing."""
+        now, chance = self.losses.loss_at_end(), self.chance
+        if now is None or chance is None or now < NOTHING_LEARNED * chance:
+            return ""
+        cause = (
+            "do the labels belong to their records, is the learning rate right, and are there enough iterations?"
+            if now < WORSE * chance
+            else "are the records scaled (transform_param { scale: 0.00390625 }), and is the learning rate low enough?"
+        )
+        return f"the loss ends at {now:.3g}, and guessing has {chance:.3g}: the net has learned nothing; {cause}"

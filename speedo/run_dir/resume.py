@@ -47,9 +47,10 @@ class Resumed:
 def find_run(folder: Path) -> Resumed:
     """The last good checkpoint of the run in this directory; raises `ConfigError`, `CheckpointError`."""
     if not os.path.isdir(folder):
-        raise ConfigError(
-            f"resume names {folder}, which is not a run directory; give the one that the run printed"
-        )
+        remedy = "give the one that the run printed"
+        if folder.name.removesuffix(".h5").endswith(".caffemodel"):
+            remedy = "give the .solverstate beside it, or begin a run from it with --weights"
+        raise ConfigError(f"resume names {folder}, which is not a run directory; {remedy}")
     if not os.path.isfile(folder / CONFIG):
         raise ConfigError(
             f"resume names {folder}, which holds no run: it has no {CONFIG}; give a run directory"

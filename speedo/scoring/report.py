@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from speedo.monitor.scores import short_scores
 from speedo.scoring.score import Score
 
 
@@ -25,21 +26,23 @@ def as_fields(score: Score, workers: int) -> dict[str, Any]:
 def as_lines(score: Score, workers: int) -> list[str]:
     """A score alone: what was done, then an output a line."""
     batches = " + ".join(f"{count:,}" for count in score.batches)
-    width = max(map(len, score.metrics), default=0)
+    scores = short_scores(score.metrics)
+    width = max(map(len, scores), default=0)
     by = "1 worker" if workers == 1 else f"{workers} workers"
     return [
         f"{score.model.path}: {batches} batches, {score.samples:,} records, {by}, {score.seconds:.1f} s",
-        *(f"{name:<{width}}  {value:.6g}" for name, value in score.metrics.items()),
+        *(f"{name:<{width}}  {value:.6g}" for name, value in scores.items()),
     ]
 
 
 def as_table(scores: Sequence[Score]) -> list[str]:
     """A line for each model, a column for each output."""
-    names = list(dict.fromkeys(name for score in scores for name in score.metrics))
+    shown = [short_scores(score.metrics) for score in scores]
+    names = list(dict.fromkeys(name for values in shown for name in values))
     rows = [["iteration", *names, "model"]]
-    for score in scores:
+    for score, there in zip(scores, shown, strict=True):
         at = "" if score.model.iteration is None else str(score.model.iteration)
-        values = [f"{score.metrics[name]:.6g}" if name in score.metrics else "" for name in names]
+        values = [f"{there[name]:.6g}" if name in there else "" for name in names]
         rows.append([at, *values, score.model.path.name])
     widths = [max(len(row[column]) for row in rows) for column in range(len(names) + 1)]
     return [

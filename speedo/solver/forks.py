@@ -39,22 +39,19 @@ _FIELDS: Final = {
 }  # fmt: skip
 _CAFFE2: Final = ("op", "external_input", "external_output", "arg", "device_option")
 REMEDY: Final = "take it out, or train with --engine caffe and that Caffe (make setup SPEEDO_CAFFE_PYTHONPATH=DIR)"
+_BY_NAME: Final = {name.lower(): fork for name, fork in LAYERS.items()}
 
 
 def about_layer(kind: str) -> str:
     """Which Caffe has this type of layer, and what to do; nothing where none is known."""
-    return (
-        f"it is no layer of BVLC's Caffe, but of {LAYERS[kind]}: {REMEDY}" if kind in LAYERS else ""
-    )
+    fork = _BY_NAME.get(kind.lower())
+    return f"it is no layer of BVLC's Caffe, but of {fork}: {REMEDY}" if fork else ""
 
 
 def about_field(owner: str, field: str) -> str:
     """The same of a field of a message."""
     if owner == "NetParameter" and field in _CAFFE2:
         return "this is a net of Caffe2, which Caffe does not read: give one of Caffe (`layer { ... }`)"
-    word = field.removesuffix("_param").replace("_", "")
-    by_layer = (
-        {name.lower(): fork for name, fork in LAYERS.items()} if field.endswith("_param") else {}
-    )
-    fork = _FIELDS.get(field) or by_layer.get(word)
+    layer = field.removesuffix("_param").replace("_", "") if field.endswith("_param") else ""
+    fork = _FIELDS.get(field) or _BY_NAME.get(layer)
     return f"it is no field of BVLC's Caffe, but of {fork}: {REMEDY}" if fork else ""

@@ -20,7 +20,6 @@ from speedo.solver.data_layers import (
     data_layers,
     is_data_layer,
 )
-from speedo.solver.forks import LAYERS as FORK_LAYERS
 from speedo.solver.forks import about_layer
 from speedo.solver.paths import SearchPath
 from speedo.solver.proto import did_you_mean
@@ -40,12 +39,12 @@ def net_problems(
     nets = [(_TRAIN, parameter.train_net_param)]
     nets += [(_TEST, net) for net in parameter.test_net_param]
     found: list[str] = []
+    known = layer_types(engine)
     for (role, net), file in zip(nets, net_files, strict=False):
         found += _refused(net, file, engine)
         found += [f"{file}: {text}" for text in _layers(net, search, engine)]
-        if all(
-            layer.type not in FORK_LAYERS for layer in net.layer
-        ):  # one may bring records or be the loss
+        # A layer of another Caffe may bring the records, or be the loss.
+        if all(layer.type in known or not about_layer(layer.type) for layer in net.layer):
             found += [f"{file}: {text}" for text in (_train(net) if role == _TRAIN else _test(net))]
     for weights in (name.strip() for names in parameter.weights for name in names.split(",")):
         found += file_problem("the solver names the weights", weights, search)

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from speedo.foreign_text import MOST_NAME
 from speedo.monitor.console import put_line, shown, workers_in_words
+from speedo.monitor.scores import short_scores
 from speedo.monitor.status_text import in_words
 from speedo.watch.live_run import LiveRun
 
@@ -135,9 +136,8 @@ def _progress(now: dict[str, Any]) -> str:
 
 
 def _scores(now: dict[str, Any]) -> str:
-    scores = ", ".join(
-        f"{name} {value:.4f}" for name, value in now["metrics"].items() if value is not None
-    )
+    known = {name: value for name, value in now["metrics"].items() if value is not None}
+    scores = ", ".join(f"{name} {value:.4f}" for name, value in short_scores(known).items())
     return f"test at {now['tested_iteration']}: {scores}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -55,6 +56,32 @@ def test_the_solver_of_the_original_is_ours() -> None:
     assert (str(params["solver"]), params["max_iter"]) == ("net/solver.prototxt", 5)
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("-solver=s.prototxt -gpu 0", {"solver": Path("s.prototxt"), "device": "cuda:0"}),
+        ("--solver s.prototxt --gpu=all", {"solver": Path("s.prototxt"), "device": "cuda"}),
+        ("-gpu 0,1", {"device": "cuda"}),
+        ("-snapshot a_iter_5.solverstate", {"resume": Path("a_iter_5.solverstate")}),
+        ("--snapshot=a_iter_5.solverstate.h5", {"resume": Path("a_iter_5.solverstate.h5")}),
+        ("--snapshot a.caffemodel", {"weights": Path("a.caffemodel")}),
+        ("-weights a.caffemodel,b.caffemodel", {"weights": Path("a.caffemodel,b.caffemodel")}),
+    ],
+)
+@pytest.mark.parametrize("command", ["train", "master"])
+def test_an_option_of_caffes_command_does_what_it_does_there(
+    command: str, theirs: str, ours: dict[str, object]
+) -> None:
+    assert parsed(command, theirs) == ours
+
+
+def test_caffes_test_is_ours() -> None:
+    given = parsed("test", "-model n.prototxt -weights m.caffemodel -iterations 7 -gpu 1")
+    assert {name: given[name] for name in ("solver", "weights", "iterations", "device")} == {
+        "solver": Path("n.prototxt"), "weights": Path("m.caffemodel"), "iterations": 7, "device": "cuda:1",
+    }  # fmt: skip
+
+
 def test_each_is_told_by_its_name_here() -> None:
     result = CliRunner().invoke(
         main, ["master", "--test", "500", "--maxIter", "1000", "--movingRate", "0.5", "--help"]
@@ -96,6 +123,15 @@ def test_an_actors_address_is_a_master_and_a_workers_own_is_not_needed() -> None
         ("--device 0", "with the engine caffe the solver's solver_mode decides"),
         ("--factor 0", "--factor is '0': use a number above 0"),
         ("--maxIter", "--maxIter wants a value"),
+        ("-iterations 50", "--iterations of Caffe's command does not exist here: use --max-iter N"),
+        ("--model n.prototxt", "the solver names the nets"),
+        ("-stage=deploy", "write it into the solver, as in train_state"),
+        ("-level 1", "write it into the solver"),
+        ("-phase TRAIN", "workers train in TRAIN"),
+        ("-sigint_effect snapshot", "Ctrl-C ends the run, which tests and exports its model"),
+        ("-sighup_effect none", "use nohup"),
+        ("--resume m.caffemodel", "give the .solverstate beside it, or begin a run from it with --weights"),
+        ("--weights no.caffemodel,none.caffemodel", "weights names none.caffemodel, which is not a file"),
     ],
 )  # fmt: skip
 def test_what_has_no_counterpart_is_refused_with_what_to_use(line: str, words: str) -> None:

@@ -8,20 +8,23 @@ from typing import Any
 
 import pytest
 
+from speedo.config.option_checks import weights_in
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.net_trial import CaffeFacts, check_in_subprocess
 from speedo.engines.weights_check import check_weights
 from speedo.errors import ConfigError, SolverError
+from speedo.run.build import _first_center
 from speedo.run.caffe_snapshot import read_snapshot
 from speedo.solver import Draws, SolverSpec, read_solver, solver_for_worker
 from tests.support.nets import net_text, write_solver
+from tests.support.solvers import worker
 
 pytestmark = pytest.mark.caffe
 
 
 def build(spec: SolverSpec, weights: Path | None = None) -> CaffeFacts:
     text = solver_for_worker(spec, rank=0, count=1, batch_size=4, draws=Draws.DOUBTFUL)
-    return check_in_subprocess(text, weights=weights, origin="net.prototxt")
+    return check_in_subprocess(text, weights=[weights] if weights else [], origin="net.prototxt")
 
 
 def saved(home: Path, value: float | None = None, *, hdf5: bool = False) -> Path:
@@ -58,6 +61,42 @@ def test_weights_with_nan_or_infinity_name_layer_and_blob(
 
 def test_whole_weights_in_hdf5_are_taken(home: Path, spec: SolverSpec) -> None:
     assert build(spec, saved(home, hdf5=True)).parameters == 280
+
+
+def test_of_several_files_each_brings_its_layers_and_the_last_counts(
+    home: Path, spec: SolverSpec
+) -> None:
+    """As `caffe train --weights a,b` copies them, one after another."""
+    caffe = load_caffe()
+    first, last = home / "first.caffemodel", home / "last.caffemodel"
+    for file, text in (
+        (first, (home / "plain.prototxt").read_text()),
+        (last, (home / "plain.prototxt").read_text().replace('name: "ip"', 'name: "fc"')),
+    ):
+        (home / "saved.prototxt").write_text(text)
+        net = caffe.Net(str(home / "saved.prototxt"), caffe.TEST)
+        for blobs in net.params.values():
+            blobs[1].data[...] = len(file.stem)
+        net.save(str(file))
+    names = weights_in(Path(f"{first},{last}"))
+    check_in_subprocess(
+        solver_for_worker(spec, rank=0, count=1, batch_size=4), weights=names, origin="net.prototxt"
+    )
+    engine = worker(spec)
+    center = _first_center(engine, spec, None, names)
+    biases = {
+        blob.name: set(center[place])
+        for blob, place in engine.layout.slices()
+        if blob.name.endswith("/1")
+    }
+    assert biases == {"conv/1": {4.0}, "ip/1": {5.0}}
+
+
+def test_a_file_whose_name_has_a_comma_is_one(tmp_path: Path) -> None:
+    (tmp_path / "a,b").touch()
+    assert weights_in(tmp_path / "a,b") == (tmp_path / "a,b",)
+    assert weights_in(Path("s3:/x/a, b")) == (Path("s3:/x/a"), Path("b"))
+    assert weights_in(None) == ()
 
 
 def test_weights_in_hdf5_of_another_net_are_refused(home: Path, spec: SolverSpec) -> None:

@@ -84,7 +84,7 @@ def test_a_bad_solver_is_told(home: Path, fields: dict[str, Any], words: list[st
 NETS: list[tuple[str, str, list[str]]] = [
     ('type: "Sigmoid"', 'type: "Sigmoids"', ["layer 'sig' has the unknown type 'Sigmoids'",
                                              "did you mean 'Sigmoid'?"]),
-    ('type: "Sigmoid"', 'type: "ROIPooling"', ["layer 'sig' has the unknown type 'ROIPooling': it is no layer of",
+    ('type: "Sigmoid"', 'type: "RoiPooling"', ["layer 'sig' has the unknown type 'RoiPooling': it is no layer of",
                                                "but of Fast R-CNN's Caffe"]),
     ('type: "SoftmaxWithLoss"', 'type: "MultiBoxLoss"', ["no layer of BVLC's Caffe, but of SSD's Caffe"]),
     ('bottom: "pool"', 'bottom: "pol"', ["layer 'sig' reads 'pol', which no earlier layer makes",

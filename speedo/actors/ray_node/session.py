@@ -91,6 +91,8 @@ def load_ray(token: str) -> None:
     """
     set_environment(token)
     ray = importlib.import_module("ray")
+    # It warns of a small /dev/shm, where it would keep objects; we have none.
+    logging.getLogger("ray").setLevel(logging.CRITICAL)
     if ray.is_initialized():
         raise ClusterError("Ray already runs in this process: call ray.shutdown() before a run")
     config, loader = private.find("Config"), private.find("TokenLoader")

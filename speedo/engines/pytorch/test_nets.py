@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from speedo.engines.evaluation import WHOLE, Part, Share, ends_with_the_data
+from speedo.engines.evaluation import WHOLE, Part, Share, ends_with_the_data, names_of
 from speedo.engines.pytorch.net import Net
 
 
@@ -61,7 +61,7 @@ class TestNets:
                 net = self.build(index, share_from)
                 prefix = f"test{index}/" if index else ""
                 for output, shape in net.outputs.items():
-                    names += [prefix + name for name in _names(output, torch.Size(shape).numel())]
+                    names += names_of(prefix + output, torch.Size(shape).numel())
                 net.close()
         return tuple(names)
 
@@ -94,7 +94,7 @@ class TestNets:
     ) -> tuple[dict[str, float], int]:
         iterations = self._iterations[index]
         batches = share.of(iterations)
-        sums: dict[str, Tensor] = {}
+        sums: dict[tuple[str, ...], Tensor] = {}
         if not batches:
             return {}, 0
         # Popped: a pass that fails half way must not leave its net in the middle of the data.
@@ -109,7 +109,10 @@ class TestNets:
                 # Added up where they are: to read them would make the host wait for a GPU at each batch.
                 for name, output in outputs.items():
                     values = output.float().reshape(-1).double()
-                    sums[name] = sums[name] + values if name in sums else values
+                    keys = tuple(names_of(name, values.numel()))
+                    if len(keys) < values.numel():
+                        values = values.mean().reshape(1)
+                    sums[keys] = sums[keys] + values if keys in sums else values
                 passed(net.batch)
         except BaseException:
             net.close()
@@ -119,8 +122,12 @@ class TestNets:
         else:
             net.close()
         found: dict[str, float] = {}
-        for name, total in sums.items():
-            found.update(zip(_names(name, total.numel()), total.tolist(), strict=True))
+        for (
+            keys,
+            total,
+        ) in sums.items():  # below a Filter layer an output has other sizes in other batches
+            for key, value in zip(keys, total.tolist(), strict=True):
+                found[key] = found.get(key, 0.0) + value
         return found, len(batches)
 
     @contextmanager
@@ -128,7 +135,3 @@ class TestNets:
         devices = [self._device] if self._device.type == "cuda" else []
         with torch.random.fork_rng(devices), torch.no_grad():
             yield
-
-
-def _names(output: str, count: int) -> list[str]:
-    return [output] if count == 1 else [f"{output}/{place}" for place in range(count)]

@@ -186,6 +186,24 @@ def test_a_model_of_either_engine_has_the_same_score_in_the_other(
         assert dict(taker.evaluate()) == pytest.approx(expected, rel=1e-4)
 
 
+def test_of_an_output_with_very_many_values_the_mean_is_reported(home: Path) -> None:
+    """80 scores that no layer reads, and 1,280."""
+    unread = """
+    layer { name: "few" type: "Power" bottom: "ip" top: "few" power_param { scale: 2 } include { phase: TEST } }
+    layer { name: "many" type: "Tile" bottom: "ip" top: "many" tile_param { tiles: 16 } include { phase: TEST } }
+    """
+    spec = read_solver(write_solver(home, net_text() + unread))
+    with closing(scorer(spec)) as caffe, closing(torch_scorer(spec)) as torch:
+        torch.load_weights(weights(caffe))
+        found = dict(caffe.evaluate())
+        few = [value for name, value in found.items() if name.startswith("few/")]
+        assert len(few) == 80
+        assert list(found) == ["accuracy", *(f"few/{place}" for place in range(80)), "loss", "many"]
+        assert found["many"] == pytest.approx(sum(few) / 160, rel=1e-5)
+        assert tuple(found) == caffe.test_outputs() == torch.test_outputs()
+        assert dict(torch.evaluate()) == pytest.approx(found, rel=1e-4, abs=1e-5)
+
+
 def test_the_gradient_is_that_of_pycaffe(home: Path) -> None:
     spec = read_solver(write_solver(home, net_text(BATCH_NORM), iter_size=2))
     with closing(worker(spec)) as caffe, closing(torch_worker(spec)) as torch:
