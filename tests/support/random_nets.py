@@ -415,8 +415,9 @@ def _end(draft: _Draft, source: str) -> None:
         if source != "lmdb":
             kinds += ["EuclideanLoss", "SigmoidCrossEntropyLoss", "ContrastiveLoss", "Filtered"]
         _loss(draft, draft.rng.choice(kinds), bottom)
-    if draft.chance(0.3):
-        draft.add("Silence", [draft.rng.choice(draft.unread)], [])
+    unread = [blob for blob in draft.unread if draft.shapes.get(blob)]
+    if unread and draft.chance(0.3):
+        draft.add("Silence", [draft.rng.choice(unread)], [])
 
 
 def _loss(draft: _Draft, kind: str, bottom: str) -> None:
@@ -442,7 +443,8 @@ def _loss(draft: _Draft, kind: str, bottom: str) -> None:
         )
         for blob in (scores, label):
             draft.shapes.pop(blob)
-        draft.add("SoftmaxWithLoss", [scores, label], [()], f"{weight} {loss_param}")
+        down = rng.choice(["", "propagate_down: true propagate_down: false"])  # Caffe wants the second
+        draft.add("SoftmaxWithLoss", [scores, label], [()], f"{weight} {loss_param} {down}")
         if draft.chance(0.5):
             draft.add("Accuracy", [scores, label], [()])
     elif kind in ("SoftmaxWithLoss", "InfogainLoss", "HingeLoss", "MultinomialLogisticLoss"):
