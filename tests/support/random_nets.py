@@ -443,7 +443,9 @@ def _loss(draft: _Draft, kind: str, bottom: str) -> None:
         )
         for blob in (scores, label):
             draft.shapes.pop(blob)
-        down = rng.choice(["", "propagate_down: true propagate_down: false"])  # Caffe wants the second
+        down = rng.choice(
+            ["", "propagate_down: true propagate_down: false"]
+        )  # Caffe wants the second
         draft.add("SoftmaxWithLoss", [scores, label], [()], f"{weight} {loss_param} {down}")
         if draft.chance(0.5):
             draft.add("Accuracy", [scores, label], [()])
@@ -498,7 +500,10 @@ _MISTAKES: Final[dict[str, tuple[str, str]]] = {
     "another group": (r"group: \d+", "group: 5"),
     "a far slice_point": (r"slice_point: \d+", "slice_point: 99"),
     "an even local_size": ("local_size: 3", "local_size: 4"),
-    "in place": ('(bottom: "([^"]*)".*?) top: "[^"]*"', r'\1 top: "\2"'),
+    "in place": (
+        '((?:ReLU|ELU|Exp|TanH|Softmax|Scale|Bias|Flatten|Reshape|Split)" bottom: "([^"]*)".*?) top: "[^"]*"',
+        r'\1 top: "\2"',
+    ),
 }
 
 

@@ -35,8 +35,11 @@ class Wired:
         return str(self.layer.param.type).endswith("Loss")
 
 
-# Layers that Caffe refuses in place (layers/absval_layer.cpp, flatten_layer.cpp, reshape_layer.cpp, split_layer.cpp).
-_NEVER_IN_PLACE = frozenset({"AbsVal", "Flatten", "Reshape", "Split"})
+# Layers whose top is right in Caffe when it overwrites their bottom. Others it refuses, or they read what they wrote.
+_IN_PLACE = frozenset({
+    "BNLL", "BatchNorm", "Bias", "Clip", "Concat", "Dropout", "ELU", "Exp", "Log", "MVN", "PReLU", "Power", "ReLU",
+    "Scale", "Sigmoid", "Slice", "Softmax", "Swish", "TanH", "Threshold", "Tile",
+})  # fmt: skip
 
 Readers = Sequence[Sequence[tuple[Wired, int]]]
 
@@ -61,9 +64,13 @@ def find_losses(layers: Sequence[Wired], readers: Readers) -> None:
         weights = wired.layer.param.loss_weight
         # A Split takes over the weight of a top that is read, and all the others of its layer are lost.
         split = {at for at, n in enumerate(wired.tops) if _weight(wired, at) and readers[n]}
-        if weights and not split and len(weights) != len(wired.tops):
+        given = 0 if split else len(weights)
+        # A loss is given one, whatever its tops are (Caffe: layers/loss_layer.cpp, LayerSetUp).
+        given = 1 if wired.is_loss and not given else given
+        if given and given != len(wired.tops):
             raise wired.layer.refuse(
                 f"has {len(weights)} loss_weight for {len(wired.tops)} tops: give one for each"
+                + (", and let no layer read those" if split else "")
             )
         for at, number in enumerate(wired.tops):
             if at in split or (_weight(wired, at) and not split):
@@ -91,8 +98,10 @@ def check_in_place(layers: Sequence[Wired], readers: Readers) -> None:
         ):
             if name != bottom:
                 continue
-            if layer.param.type in _NEVER_IN_PLACE:
-                raise layer.refuse(f"works in place on {name!r}, which it cannot: rename its top")
+            if layer.param.type not in _IN_PLACE:
+                raise layer.refuse(
+                    f"works in place on {name!r}, and Caffe refuses that or computes wrong values: rename its top"
+                )
             if len(readers[number]) + (number in weighted) > 1:
                 raise layer.refuse(
                     f"works in place on {name!r}, which is also read by another layer, or is a loss: "
