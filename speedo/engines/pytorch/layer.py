@@ -7,7 +7,7 @@ makes the backward pass; where Caffe's gradient is not that of the forward funct
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -51,6 +51,8 @@ class Layer(ABC):
     # How many bottoms and tops there may be; None leaves an end open.
     bottoms: ClassVar[tuple[int, int | None]] = (1, 1)
     tops: ClassVar[tuple[int, int | None]] = (1, 1)
+    # Bottoms that get no gradient, counted from the end if below 0, and what they are; Caffe ends where one is wanted.
+    constant: ClassVar[Mapping[int, str]] = {}
 
     def __init__(self, param: Any, place: Place) -> None:
         self.param = param

@@ -25,6 +25,8 @@ from speedo.engines.pytorch.memory import is_lack_of_memory
 from speedo.engines.pytorch.refused import REFUSED
 from speedo.engines.pytorch.wiring import (
     Wired,
+    check_gradients,
+    check_in_place,
     find_last_uses,
     find_losses,
     readers_of,
@@ -72,7 +74,10 @@ class Net:
                 own = _phase_of(param, phase)
                 self._add(param, Place(own, rank, count, seed, folder), unread)
             readers = readers_of(self._wired, len(self._shapes))
+            check_in_place(self._wired, readers)
             find_losses(self._wired, readers)
+            if phase == "TRAIN":
+                check_gradients(self._wired, readers)
             self._outputs = {name: self._names[name] for name in unread}
             self._outputs |= split_outputs(self._wired, readers)
             self._outputs = dict(sorted(self._outputs.items()))
@@ -242,15 +247,12 @@ class Net:
             raise layer.refuse(
                 f"has {len(param.param)} param for {len(layer.blobs)} blobs: remove those too many"
             )
-        if param.loss_weight and len(param.loss_weight) != len(tops):
-            raise layer.refuse(
-                f"has {len(param.loss_weight)} loss_weight for {len(tops)} tops: give one for each"
-            )
 
     def _make_parameters(self, share: Net | None) -> None:
         """Allocate the blobs that the net owns, fill them, and bind every layer to its own."""
         found = self._found_in(share) if share is not None else {}
         named: dict[str, tuple[int, int]] = {}
+        multipliers: dict[str, dict[str, float]] = {}
         owners: dict[tuple[int, int], int] = {}  # to the place among the net's own blobs
         owned: list[Blob] = []
         specs: list[tuple[Layer, int, BlobSpec]] = []
@@ -259,6 +261,8 @@ class Net:
             for number, spec in enumerate(layer.blobs):
                 key = (index, number)
                 name = _param_name(layer, number)
+                if name:
+                    _note_multipliers(layer, number, multipliers.setdefault(name, {}))
                 if name and name in named:
                     owner = named[name]
                     self._check_shared(name, owner, wired, number)
@@ -282,7 +286,7 @@ class Net:
                     blob = found[key]
                 else:
                     blob = self.parameters.leaves[owners[key]]
-                    if spec.statistic or _lr_mult(wired.layer, number) == 0:
+                    if spec.statistic or _lr_mult(wired.layer, number) <= 0:
                         blob = blob.detach()
                     else:
                         blob.requires_grad_()
@@ -378,6 +382,18 @@ def _phase_of(param: Any, phase: str) -> str:
 
 def _param_name(layer: Layer, number: int) -> str:
     return str(layer.param.param[number].name) if number < len(layer.param.param) else ""
+
+
+def _note_multipliers(layer: Layer, number: int, said: dict[str, float]) -> None:
+    """Note what is said of a shared blob; Caffe refuses two values (Caffe: net.cpp, AppendParam)."""
+    spec = layer.param.param[number]
+    for field in ("lr_mult", "decay_mult"):
+        value = float(getattr(spec, field))
+        if spec.HasField(field) and said.setdefault(field, value) != value:
+            raise layer.refuse(
+                f"shares the param {spec.name!r} with {field} {value:g}, and another layer with "
+                f"{said[field]:g}: give both one value"
+            )
 
 
 def _lr_mult(layer: Layer, number: int) -> float:

@@ -56,6 +56,9 @@ NETS = {
     "in place": ip("a", "data", 5) + relu("a", "a") + ip("b", "a", 4) + loss("loss", "b"),
     "two readers": ip("a", "data", 5) + ip("b", "a", 4) + ip("c", "a", 3)
     + loss("one", "b") + loss("two", "c"),
+    "a weight that a Split loses": ip("a", "data", 6)
+    + 'layer { name: "s" type: "Slice" bottom: "a" top: "s1" top: "s2" loss_weight: 0.5 loss_weight: 2 '
+    "slice_param { slice_point: 4 } }" + loss("one", "s1"),
     "weights of losses": ip("a", "data", 5) + loss("one", "a", "loss_weight: 0.3")
     + ip("b", "a", 4) + loss("two", "b", "loss_weight: 2"),
     "a loss of weight 0": ip("a", "data", 5) + loss("one", "a", "loss_weight: 0")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite, log
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -180,6 +180,8 @@ class Clip(Elementwise):
 
 class Threshold(Elementwise):
     """1 above the threshold, else 0; no gradient. Caffe: layers/threshold_layer.cpp."""
+
+    constant: ClassVar[Mapping[int, str]] = {0: "bottom"}
 
     def apply(self, bottom: Tensor) -> Tensor:
         threshold = float(self.param.threshold_param.threshold)

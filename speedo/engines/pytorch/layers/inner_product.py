@@ -34,5 +34,4 @@ class InnerProduct(Layer):
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         weight = blobs[0].t() if self._transposed else blobs[0]
         bias = blobs[1] if len(blobs) > 1 else None
-        bottom = bottoms[0].reshape(*bottoms[0].shape[: self._axis], -1)
-        return [functional.linear(bottom, weight, bias)]
+        return [functional.linear(bottoms[0].flatten(self._axis), weight, bias)]

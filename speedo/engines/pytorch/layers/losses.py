@@ -4,9 +4,9 @@ SigmoidCrossEntropyLoss. SoftmaxWithLoss has a file of its own. All compute in f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from speedo.engines.pytorch.layer import Layer, Shape
 from speedo.engines.pytorch.layers.axes import canonical_axis, count
-from speedo.engines.pytorch.layers.bottoms import rows, without_gradient
+from speedo.engines.pytorch.layers.bottoms import rows
 from speedo.engines.pytorch.layers.options import choice
 
 # Caffe's kLOG_THRESHOLD: the smallest probability that it takes a logarithm of.
@@ -39,6 +39,7 @@ class Loss(Layer):
     """A layer with a scalar top that compares its first bottom with its second."""
 
     bottoms = (2, 2)
+    constant: ClassVar[Mapping[int, str]] = {1: "labels"}
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         if not bottoms[0] or not bottoms[1] or bottoms[0][0] != bottoms[1][0]:
@@ -50,7 +51,7 @@ class Loss(Layer):
 
     def labels(self, bottom: Tensor) -> Tensor:
         """The labels as one row of integers."""
-        return without_gradient(self, bottom, "labels").reshape(-1).long()
+        return bottom.detach().reshape(-1).long()
 
 
 class EuclideanLoss(Loss):
@@ -58,6 +59,8 @@ class EuclideanLoss(Loss):
 
     Caffe: layers/euclidean_loss_layer.cpp.
     """
+
+    constant: ClassVar[Mapping[int, str]] = {}
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         tops = super().setup(bottoms)
@@ -101,6 +104,7 @@ class ContrastiveLoss(Loss):
     """
 
     bottoms = (3, 3)
+    constant: ClassVar[Mapping[int, str]] = {2: "labels"}
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         tops = super().setup(bottoms)
@@ -141,6 +145,7 @@ class InfogainLoss(Loss):
     """
 
     bottoms = (2, 3)
+    constant: ClassVar[Mapping[int, str]] = {1: "labels", 2: "infogain matrix"}
     tops = (1, 2)
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
@@ -181,7 +186,7 @@ class InfogainLoss(Loss):
         scores = bottoms[0].float()
         classes = scores.shape[self._axis]
         if self._matrix is None:
-            matrix = without_gradient(self, bottoms[2], "infogain matrix").float()
+            matrix = bottoms[2].detach().float()
         else:
             self._matrix = matrix = self._matrix.to(scores.device)
         matrix = matrix.reshape(classes, classes)
@@ -256,7 +261,7 @@ class SigmoidCrossEntropyLoss(Loss):
 
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         values = bottoms[0].float()
-        targets = without_gradient(self, bottoms[1], "targets").float().reshape(values.shape)
+        targets = bottoms[1].detach().float().reshape(values.shape)
         losses = functional.binary_cross_entropy_with_logits(values, targets, reduction="none")
         counted = torch.ones_like(targets, dtype=torch.bool)
         if self._ignored is not None:

@@ -211,4 +211,4 @@ class SPP(Layer):
         ]
         if len(tops) == 1:
             return tops
-        return [torch.cat([top.reshape(len(top), -1) for top in tops], 1)]
+        return [torch.cat([top.flatten(1) for top in tops], 1)]

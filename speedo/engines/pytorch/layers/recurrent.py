@@ -8,8 +8,8 @@ last step of the one before. No gradient passes from batch to batch, nor through
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from torch.nn import functional
 
 from speedo.engines.pytorch.layer import BlobSpec, Layer, Place, Shape
 from speedo.engines.pytorch.layers.axes import count
-from speedo.engines.pytorch.layers.bottoms import without_gradient
 
 
 class LSTMUnit(Layer):
@@ -28,6 +27,7 @@ class LSTMUnit(Layer):
 
     bottoms = (3, 3)
     tops = (2, 2)
+    constant: ClassVar[Mapping[int, str]] = {2: "continuation marks"}
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         cell, gates, marks = bottoms
@@ -40,8 +40,7 @@ class LSTMUnit(Layer):
 
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         cell, gates, marks = bottoms
-        marks = without_gradient(self, marks, "continuation marks")
-        return list(_Unit.apply(cell.float(), gates.float(), marks[..., None]))  # type: ignore[no-untyped-call]
+        return list(_Unit.apply(cell.float(), gates.float(), marks.detach()[..., None]))  # type: ignore[no-untyped-call]
 
 
 class _Unit(torch.autograd.Function):
@@ -75,6 +74,7 @@ class Recurrent(Layer):
 
     bottoms = (2, 5)
     tops = (1, 3)
+    constant: ClassVar[Mapping[int, str]] = {1: "continuation marks"}
     states = 1  # tensors of (1, N, D) that pass from step to step
     gates = 1  # times D: rows of the weight for x
 
@@ -133,7 +133,7 @@ class Recurrent(Layer):
 
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         x = bottoms[0]
-        marks = without_gradient(self, bottoms[1], "continuation marks")[..., None]
+        marks = bottoms[1].detach()[..., None]
         inputs = functional.linear(x.flatten(2), blobs[0], blobs[1])
         if self._static:
             inputs = inputs + functional.linear(bottoms[2].flatten(1), blobs[2])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -82,6 +82,8 @@ class ArgMax(Layer):
     with `top_k` there; without it (N, 1, top_k), or with `out_max_val` (N, 2, top_k) with indices and values.
     Caffe: layers/argmax_layer.cpp.
     """
+
+    constant: ClassVar[Mapping[int, str]] = {0: "bottom"}
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param = self.param.argmax_param

@@ -34,12 +34,13 @@ class _AlongAxes(Layer):
                 f"has an operand of shape {operand or axes} from axis {axis} on, which does not fit "
                 f"the bottom's shape {bottom}: change axis or num_axes"
             )
-        self._stretched = (*operand, *(1,) * (len(bottom) - axis - axes)) if operand else ()
+        # Axes behind the operand's; its own are not kept: a Filter below may change the first.
+        self._behind = (1,) * (len(bottom) - axis - axes) if operand else ()
         return operand
 
     def stretched(self, operand: Tensor) -> Tensor:
         """`operand` in the shape that broadcasts over the bottom."""
-        return operand.reshape(self._stretched)
+        return operand.reshape(*operand.shape, *self._behind)
 
 
 class Scale(_AlongAxes):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from torch import Tensor
 from torch.nn import functional
 
 from speedo.engines.pytorch.layer import BlobSpec, Layer, Shape
-from speedo.engines.pytorch.layers.bottoms import without_gradient
 
 
 class BatchReindex(Layer):
@@ -18,6 +18,7 @@ class BatchReindex(Layer):
     """
 
     bottoms = (2, 2)
+    constant: ClassVar[Mapping[int, str]] = {1: "indices"}
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         data, indices = bottoms
@@ -27,7 +28,7 @@ class BatchReindex(Layer):
 
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         data, indices = bottoms
-        order = without_gradient(self, indices, "indices").long()
+        order = indices.long()
         try:
             return [data.index_select(0, order)]
         except (IndexError, RuntimeError) as error:
@@ -44,6 +45,7 @@ class Filter(Layer):
 
     bottoms = (2, None)
     tops = (1, None)
+    constant: ClassVar[Mapping[int, str]] = {-1: "selector"}
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         *data, selector = bottoms
@@ -61,7 +63,7 @@ class Filter(Layer):
 
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         *data, selector = bottoms
-        chosen = without_gradient(self, selector, "selector").reshape(-1).nonzero().reshape(-1)
+        chosen = selector.reshape(-1).nonzero().reshape(-1)
         return [bottom.index_select(0, chosen) for bottom in data]
 
 
@@ -70,6 +72,8 @@ class Embed(Layer):
 
     Blobs: weight (input_dim, num_output), and with `bias_term` bias (num_output). Caffe: layers/embed_layer.cpp.
     """
+
+    constant: ClassVar[Mapping[int, str]] = {0: "indices"}
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param = self.param.embed_param
@@ -82,7 +86,7 @@ class Embed(Layer):
         return [(*bottoms[0], param.num_output)]
 
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
-        indices = without_gradient(self, bottoms[0], "indices").long()
+        indices = bottoms[0].long()
         try:
             top = functional.embedding(indices, blobs[0])
         except IndexError as error:

@@ -50,7 +50,12 @@ class Slice(Layer):
         param = self.param.slice_param
         (bottom,) = bottoms
         self._axis = _joined_axis(self, param, "slice_dim", bottom)
-        size, tops, points = bottom[self._axis], len(self.param.top), list(param.slice_point)
+        parts = self._parts(bottom[self._axis])
+        return [(*bottom[: self._axis], part, *bottom[self._axis + 1 :]) for part in parts]
+
+    def _parts(self, size: int) -> list[int]:
+        """The sizes of the parts of an axis of `size`."""
+        tops, points = len(self.param.top), list(self.param.slice_param.slice_point)
         if points:
             ends = [0, *points, size]
             if len(points) != tops - 1 or any(end <= start for start, end in pairwise(ends)):
@@ -58,21 +63,17 @@ class Slice(Layer):
                     f"has {tops} tops and slice_point {points} of an axis of {size}: give one "
                     "point fewer than tops, rising, each inside the axis"
                 )
-            self._sizes = [end - start for start, end in pairwise(ends)]
-        else:
-            if size % tops:
-                raise self.refuse(
-                    f"cuts an axis of {size} into {tops} equal parts: {size} is no multiple "
-                    f"of {tops}; set slice_point"
-                )
-            self._sizes = [size // tops] * tops
-        return [(*bottom[: self._axis], part, *bottom[self._axis + 1 :]) for part in self._sizes]
+            return [end - start for start, end in pairwise(ends)]
+        if size % tops:
+            raise self.refuse(
+                f"cuts an axis of {size} into {tops} equal parts: {size} is no multiple "
+                f"of {tops}; set slice_point"
+            )
+        return [size // tops] * tops
 
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         (bottom,) = bottoms
-        if self._axis == 0 and bottom.shape[0] != sum(self._sizes):
-            raise self.refuse("cuts axis 0, which a Filter below has changed: cut before it")
-        return list(torch.split(bottom, self._sizes, self._axis))
+        return list(torch.split(bottom, self._parts(bottom.shape[self._axis]), self._axis))
 
 
 def _joined_axis(layer: Layer, param: Any, legacy: str, shape: Shape) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -30,27 +30,27 @@ class _Labelled(Layer):
     """A layer with scores, and a label for each place outside of their class axis."""
 
     bottoms: ClassVar[tuple[int, int | None]] = (2, 2)
+    constant: ClassVar[Mapping[int, str]] = {1: "labels"}
     tops: ClassVar[tuple[int, int | None]] = (1, 2)
 
     def read(self, axis: int, bottoms: Sequence[Shape]) -> None:
-        """Sets places before, classes and places after; checks that there are as many labels."""
+        """Sets the axis of the classes, and how many there are; checks that there are as many labels."""
         scores, labels = bottoms
-        axis = canonical_axis(self, axis, scores)
-        self._outer, self._classes = count(scores, 0, axis), scores[axis]
-        self._inner = count(scores, axis + 1)
-        if self._outer * self._inner != count(labels):
+        self._axis = axis = canonical_axis(self, axis, scores)
+        self._classes = scores[axis]
+        predictions = count(scores, 0, axis) * count(scores, axis + 1)
+        if predictions != count(labels):
             raise self.refuse(
-                f"has {count(labels)} labels for {self._outer * self._inner} predictions of shape {scores}: "
+                f"has {count(labels)} labels for {predictions} predictions of shape {scores}: "
                 "give one label for each, or change axis"
             )
 
-    def scores(self, bottom: Tensor) -> Tensor:
-        """(outer, classes, inner), in float32."""
-        return bottom.reshape(self._outer, self._classes, self._inner).float()
-
-    def labels(self, bottom: Tensor) -> Tensor:
-        """(outer, 1, inner), as whole numbers."""
-        return bottom.detach().reshape(self._outer, 1, self._inner).long()
+    def scores_and_labels(self, bottoms: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Scores (outer, classes, inner) in float32, and labels (outer, 1, inner) as whole numbers."""
+        shape = tuple(bottoms[0].shape)
+        outer, inner = count(shape, 0, self._axis), count(shape, self._axis + 1)
+        scores = bottoms[0].reshape(outer, self._classes, inner).float()
+        return scores, bottoms[1].detach().reshape(outer, 1, inner).long()
 
     def bad_label(self, labels: Tensor, ignored: int | None) -> EngineError | None:
         """What is wrong with a label, where one is no class."""
@@ -88,14 +88,12 @@ class SoftmaxWithLoss(_Labelled):
         return [(), bottoms[0]][: len(self.param.top)]
 
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
-        labels = self.labels(bottoms[1])
-        divisor = {"FULL": self._outer * self._inner, "BATCH_SIZE": self._outer, "NONE": 1}.get(
+        scores, labels = self.scores_and_labels(bottoms)
+        divisor = {"FULL": labels.numel(), "BATCH_SIZE": len(labels), "NONE": 1}.get(
             self._normalization
         )
         try:
-            loss, probability = _SoftmaxLoss.apply(
-                self.scores(bottoms[0]), labels, self._ignored, divisor
-            )  # type: ignore[no-untyped-call]
+            loss, probability = _SoftmaxLoss.apply(scores, labels, self._ignored, divisor)  # type: ignore[no-untyped-call]
         except (RuntimeError, IndexError):
             if error := self.bad_label(labels, self._ignored):
                 raise error from None
@@ -140,6 +138,8 @@ class Accuracy(_Labelled):
     Caffe: layers/accuracy_layer.cpp.
     """
 
+    constant: ClassVar[Mapping[int, str]] = {0: "scores", 1: "labels"}
+
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param = self.param.accuracy_param
         self.read(param.axis, bottoms)
@@ -150,7 +150,7 @@ class Accuracy(_Labelled):
 
     @torch.no_grad()
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
-        scores, labels = self.scores(bottoms[0]), self.labels(bottoms[1])
+        scores, labels = self.scores_and_labels(bottoms)
         valid = labels == labels if self._ignored is None else labels != self._ignored
         index = labels * valid
         try:
