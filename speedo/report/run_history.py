@@ -16,6 +16,7 @@ from typing import Any, Final
 import yaml
 
 from speedo.errors import DataError
+from speedo.redaction import hide_secrets
 from speedo.run_dir.directory import CONFIG, METRICS, RESULT
 from speedo.run_dir.read_back import (
     count_of,
@@ -170,7 +171,8 @@ def read_history(folder: Path) -> RunHistory:
 def _take_config(run: RunHistory) -> None:
     """What `config.yaml` says; a run without one is drawn all the same."""
     try:
-        read = yaml.safe_load(read_bytes(run.folder / CONFIG, MOST_CONFIG_BYTES))
+        text = read_bytes(run.folder / CONFIG, MOST_CONFIG_BYTES).decode()
+        read = yaml.safe_load(hide_secrets(text))
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
         return
     if not isinstance(read, dict):

@@ -9,6 +9,7 @@ from typing import Final
 from speedo.bounds import said
 from speedo.data.roots import cache_root
 from speedo.errors import ConfigError, DataError, SolverError
+from speedo.redaction import hide_secrets
 from speedo.remote.fetch import Progress, fetch
 from speedo.remote.uris import local_name, uri_of
 from speedo.run_dir.directory import make_own_folders
@@ -70,7 +71,7 @@ def fetch_run(uri: str, run_dir: Path | None, note: Note) -> Path:
         raise ConfigError(
             f"{folder} is there already: resume that one, or name a new folder with --run-dir for the copy of {uri}"
         )
-    note(f"fetching the run {uri} into {folder}")
+    note(f"fetching the run {hide_secrets(uri)} into {folder}")
     make_own_folders(folder)
     fetch(uri, folder, progress=told(note, uri))
     return folder
@@ -88,6 +89,6 @@ def told(note: Note, uri: str) -> Progress:
         nonlocal last
         if done - last >= TELL_BYTES:
             last = done
-            note(f"fetching {uri}: {done >> 20:,} of {total >> 20:,} MiB, {name}")
+            note(f"fetching {hide_secrets(uri)}: {done >> 20:,} of {total >> 20:,} MiB, {name}")
 
     return progress
