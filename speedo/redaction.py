@@ -13,7 +13,7 @@ _URI: Final = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]{1,30}:/{1,2})(\S+)")
 _PASSWORD: Final = re.compile(r"\A([^\s/?#:@]*):(?![0-9]{1,5}(?:[/?#]|\Z))\S*@")
 _TOKEN_AS_USER: Final = re.compile(r"\A[^\s/?#:@]+@")
 _PARAMETER: Final = re.compile(
-    r"""([?&;#])([^=&;?#\s]{1,100})=((?:[^&;#\s"'<>]|;(?![^=&;?#\s]{1,100}=)|'(?=[\w%/+=-]))+)"""
+    r"""([?&;#])([^=&;?#\s]{1,100})=((?:[^&;:,#\s"'<>]|[:,](?=\S)|;(?![^=&;?#\s]{1,100}=)|'(?=[\w%/+=-]))+)"""
 )
 _SECRET: Final = re.compile(
     r"sig|token|secret|passw|pwd|key|credential|auth|session|code|jwt|sas|hmac|policy",

@@ -10,7 +10,7 @@ from speedo.bounds import said
 from speedo.data.roots import cache_root
 from speedo.errors import ConfigError, DataError, SolverError
 from speedo.redaction import hide_secrets
-from speedo.remote.fetch import Progress, fetch
+from speedo.remote.fetch import RECORD, Progress, fetch
 from speedo.remote.uris import local_name, uri_of
 from speedo.run_dir.directory import make_own_folders
 from speedo.solver import SolverSpec
@@ -67,7 +67,7 @@ def fetch_run(uri: str, run_dir: Path | None, note: Note) -> Path:
     Raises `ConfigError` if something else is there already, `DataError`.
     """
     folder = run_dir or Path("runs") / local_name(uri).name
-    if folder.is_dir() and any(folder.iterdir()):
+    if folder.is_dir() and any(one.name != RECORD for one in folder.iterdir()):
         raise ConfigError(
             f"{folder} is there already: resume that one, or name a new folder with --run-dir for the copy of {uri}"
         )
