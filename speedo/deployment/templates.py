@@ -11,6 +11,7 @@ from textwrap import indent
 from typing import Final
 
 from speedo.errors import ConfigError
+from speedo.redaction import hide_secrets
 
 NAME: Final = re.compile(r"[a-z]([a-z0-9-]{0,40}[a-z0-9])?")
 MEMORY: Final = re.compile(r"[1-9][0-9]*(Mi|Gi)")
@@ -42,6 +43,11 @@ class Training:
         _check("--memory", self.memory, MEMORY, "a number and Mi or Gi, as in 4Gi")
         for option in self.options:
             _check_text("option", option)
+            if (shown := hide_secrets(option)) != option:
+                raise ConfigError(
+                    f"option {shown} has a secret, which everybody who sees the file or the list of processes could "
+                    "read: leave it out, and hand it to the master in a variable, as SPEEDO_REDIS_PASSWORD"
+                )
 
     @property
     def total(self) -> int:

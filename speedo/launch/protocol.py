@@ -38,7 +38,7 @@ def read_event(line: bytes) -> Mapping[str, Any] | None:
         return None
     try:
         loaded = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return loaded if isinstance(loaded, dict) else None
 

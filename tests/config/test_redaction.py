@@ -8,7 +8,6 @@ from random import Random
 from typing import Any
 
 import pytest
-import yaml
 
 from speedo.bounds import said
 from speedo.cli.unforeseen import unforeseen
@@ -156,9 +155,8 @@ def test_no_secret_of_any_uri_comes_into_a_message_or_file(tmp_path: Path) -> No
         }
         told = ""
         try:
-            values = make_config(given).model_dump(mode="json", exclude_none=True)
-            config = RunConfig.model_construct(**values)
-            told += yaml.safe_dump(config_for_people(config, tmp_path, 1))
+            config = make_config(given) if number % 4 == 0 else RunConfig(**given)
+            told += str(config_for_people(config, tmp_path, 1))
         except ConfigError as error:
             told += str(error) + repr(error)
         try:

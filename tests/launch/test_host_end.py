@@ -152,7 +152,9 @@ def test_a_command_that_cannot_start_is_told_with_the_cause(end: End, tmp_path: 
     assert end.next("ended")["status"] == 1
 
 
-@pytest.mark.parametrize("line", [b"Welcome!\n", b"\x1enot json\n", b"\x1e[1]\n", b"\n"])
+@pytest.mark.parametrize(
+    "line", [b"Welcome!\n", b"\x1enot json\n", b"\x1e[1]\n", b"\n", b"\x1e" + b"[" * 200_000]
+)
 def test_what_a_login_shell_prints_is_no_event(line: bytes) -> None:
     assert read_event(line) is None
     assert read_event(b"motd\x1e" + json.dumps({"hello": {}}).encode()) == {"hello": {}}
