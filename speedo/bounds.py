@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from speedo.redaction import hide_secrets
+
 LARGEST_INT32: Final = (
     2**31 - 1
 )  # max_iter and the like are int32 in caffe.proto; shapes are int in Caffe
@@ -179,7 +181,8 @@ def digits(value: int) -> str:
 def said(value: object) -> str:
     """The value as a message shows it, truncated if it is long."""
     try:
-        text = digits(value) if type(value) is int else repr(value)
+        # Hidden first: what is cut off may be the sign that shows a password.
+        text = digits(value) if type(value) is int else hide_secrets(repr(value))
     except (
         ValueError,
         RecursionError,

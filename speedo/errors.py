@@ -9,11 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
+from speedo.redaction import hide_secrets
+
 
 class SpeedoError(Exception):
-    """Base of all errors that a user can fix; `exit_code` is the status of the command."""
+    """Base of all errors that a user can fix; `exit_code` is the status of the command.
+
+    The text of an error shows no secret of a URI: many of them name one.
+    """
 
     exit_code = 1
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(hide_secrets(text))
 
 
 class ConfigError(SpeedoError):
@@ -22,7 +30,8 @@ class ConfigError(SpeedoError):
     exit_code = 2
 
     def __init__(self, problems: str | Iterable[str]) -> None:
-        self.problems = (problems,) if isinstance(problems, str) else tuple(problems)
+        found = (problems,) if isinstance(problems, str) else problems
+        self.problems = tuple(hide_secrets(one) for one in found)
         super().__init__("\n".join(self.problems))
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[str, ...]]]:

@@ -21,6 +21,7 @@ from speedo.config.formats import parse_phase
 from speedo.config.option_table import rows
 from speedo.config.run_config import make_config
 from speedo.errors import ConfigError
+from speedo.redaction import hide_secrets
 
 CLUSTER: Final = "Cluster"
 _OWN: Final = {  # of the cluster, or with a place in the plan
@@ -135,6 +136,7 @@ def launch(
         raise ConfigError(problems)
     found = _cluster(cluster, hosts, hostfile, access)
     _check_options(given, found.count)
+    secrets = _without_secrets(given)
     words = tuple(_words(given))
     plan = Plan(
         found,
@@ -146,6 +148,7 @@ def launch(
         _text(given["resume"]),
         _text(given["data_root"]),
         tuple(_words({name: given[name] for name in _EXAMINED if name in given}, placed=())),
+        secrets,
     )
     if dry_run:
         for line in told(plan):
@@ -183,6 +186,24 @@ def _check_options(given: Mapping[str, Any], workers: int) -> None:
     options = {name: value for name, value in given.items() if name != "config_file"}
     options["phases"] = [parse_phase(text) for text in given["phases"]] or None
     make_config({**options, "workers": workers})
+
+
+def _without_secrets(given: dict[str, Any]) -> dict[str, str]:
+    """Take the password of Redis out of the options, for a variable. Raises `ConfigError` for any other secret."""
+    from speedo.storage.redis.url import PASSWORD_VARIABLE, without_password
+
+    password = ""
+    if given["redis"] is not None:
+        given["redis"], password = without_password(given["redis"])
+    found = [
+        f"{name} is {hide_secrets(str(value))}: every user of the master's host could read its secret in the list of "
+        "processes; write the option into a file there, and name that with --config"
+        for name, value in given.items()
+        if hide_secrets(str(value)) != str(value)
+    ]
+    if found:
+        raise ConfigError(found)
+    return {PASSWORD_VARIABLE: password} if password else {}
 
 
 def _words(given: Mapping[str, Any], placed: tuple[str, ...] = _PLACED) -> list[str]:

@@ -46,6 +46,7 @@ from speedo.config.run_config import LARGEST_WORKERS, RunConfig, make_config
 from speedo.errors import ConfigError, SpeedoError
 from speedo.messages import AT_MAX_ITER
 from speedo.monitor.console import ErrorConsole, Progress, unread
+from speedo.redaction import hide_secrets
 from speedo.remote.uris import uri_of
 from speedo.system.cores import Bind
 from speedo.version import VERSION
@@ -387,7 +388,7 @@ def _end_with(error: SpeedoError) -> NoReturn:
 def _complain(*problems: str) -> None:
     try:
         for problem in problems:
-            say(f"speedo: {problem}", err=True)
+            say(f"speedo: {hide_secrets(problem)}", err=True)
     except OSError:
         unread(2)
 

@@ -11,7 +11,7 @@ import click
 
 from speedo.config.run_config import LARGEST_WORKERS
 from speedo.deployment import templates
-from speedo.deployment.templates import Training, arguments_of
+from speedo.deployment.templates import Training
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -75,7 +75,7 @@ def _training(options: tuple[str, ...], **values: Any) -> Training:
     root = click.get_current_context().find_root()
     assert isinstance(root.command, click.Group)
     root.command.commands["master"].make_context("master", list(options), parent=root)
-    return Training(options=arguments_of(options), **values)
+    return Training(options=tuple(options), **values)
 
 
 _image = partial(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from speedo.errors import SpeedoError
+from speedo.redaction import hide_secrets
 
 DEBUG_VARIABLE: Final = "SPEEDO_DEBUG"
 PASSED_ON: Final = (errno.EPIPE, errno.ENOSPC)  # the command line has its own words for them
@@ -45,7 +46,7 @@ def traceback_kept(folder: Callable[[], Path | None] = lambda: None) -> Iterator
 
 def unforeseen(error: Exception, folder: Path | None = None) -> UnforeseenError:
     """The error as a sentence that names the file with its traceback."""
-    text = "".join(traceback.format_exception(error))
+    text = hide_secrets("".join(traceback.format_exception(error)))
     if os.environ.get(DEBUG_VARIABLE):
         print(text, file=sys.stderr, flush=True)
     kept = next(
@@ -83,7 +84,7 @@ def _write(folder: Path, text: str) -> Path | None:
 
 def _last_line(error: Exception) -> str:
     """The type of the error and its last line: an error of another process contains a whole traceback."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in hide_secrets(str(error)).splitlines() if line.strip()]
     words = lines[-1] if lines else ""
     kind = type(error).__name__
     if "(" in kind:  # Ray's, for an error in an actor; the last line says its own kind

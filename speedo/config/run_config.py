@@ -30,7 +30,7 @@ from speedo.bounds import (
 )
 from speedo.config.engine_checks import problems_of_engine
 from speedo.config.findings import sentence
-from speedo.config.formats import read_options
+from speedo.config.former_run import options_in
 from speedo.config.lr_scale import ELASTIC, LrScale, check_lr_scale
 from speedo.config.option_checks import (
     check_caffe_log,
@@ -424,10 +424,7 @@ def make_config(
     Raises `ConfigError` with every problem found.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    if file is None and given.get("resume"):
-        former = Path(given["resume"]) / "config.yaml"
-        file = former if os.path.isfile(former) else None
-    read = read_options(file) if file is not None else {}
+    file, read = options_in(file, given)
     read = {name: value for name, value in read.items() if name not in RETIRED}
     if given.get("engine", read.get("engine")) != read.get("engine"):  # those were the other's
         read = {name: value for name, value in read.items() if name not in ("device", "precision")}

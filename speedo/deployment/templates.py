@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import indent
 from typing import Final
 
 from speedo.errors import ConfigError
+from speedo.redaction import hide_secrets
 
 NAME: Final = re.compile(r"[a-z]([a-z0-9-]{0,40}[a-z0-9])?")
 MEMORY: Final = re.compile(r"[1-9][0-9]*(Mi|Gi)")
@@ -41,6 +41,13 @@ class Training:
     def __post_init__(self) -> None:
         _check("--name", self.name, NAME, "lower-case letters, digits and -, at most 42")
         _check("--memory", self.memory, MEMORY, "a number and Mi or Gi, as in 4Gi")
+        for option in self.options:
+            _check_text("option", option)
+            if (shown := hide_secrets(option)) != option:
+                raise ConfigError(
+                    f"option {shown} has a secret, which everybody who sees the file or the list of processes could "
+                    "read: leave it out, and hand it to the master in a variable, as SPEEDO_REDIS_PASSWORD"
+                )
 
     @property
     def total(self) -> int:
@@ -64,6 +71,12 @@ def slurm(
     _check("--time", time, TIME, "HOURS:MINUTES:SECONDS or DAYS-HOURS:MINUTES")
     if partition:
         _check("--partition", partition, REFERENCE, "one name")
+    for option, value in (
+        ("--apptainer", apptainer),
+        ("--pyxis", pyxis),
+        ("--data-root", data_root),
+    ):
+        _check_text(option, value)
     if apptainer and pyxis:
         raise ConfigError("--apptainer and --pyxis are two ways to run one image: give one of them")
     command = ["speedo"]
@@ -112,7 +125,7 @@ def kubernetes(
         memory=training.memory,
         storage=storage,
         shared_memory=SHARED_MEMORY,
-        options="".join(f", {json.dumps(_kept(one))}" for one in training.options),
+        options="".join(f", {_yaml(_kept(one))}" for one in training.options),
         **_data(data_claim),
     )
 
@@ -140,7 +153,7 @@ def kuberay(
         ray_version=ray_version,
         runs_claim=runs_claim,
         shared_memory=SHARED_MEMORY,
-        entrypoint=json.dumps(shlex.join([*command, *training.options])),
+        entrypoint=_yaml(shlex.join([*command, *training.options])),
         **_data(data_claim),
     )
 
@@ -156,6 +169,8 @@ def systemd(
     """A unit for a master at `address`, or for a worker or server that joins the one there. Raises `ConfigError`."""
     _check("--address", address, REFERENCE, "a host's name or address")
     _check("--speedo", speedo, re.compile(r"/[^\s\"'\\%$]*"), "an absolute path")
+    _check_text("--speedo", speedo)
+    _check_text("--data-root", data_root)
     if role == "master":
         arguments = ["master", "--host", address, "--workers", str(training.total)]
         arguments += training.options
@@ -171,7 +186,7 @@ def systemd(
         unit=f"{training.name}-{role}.service",
         command=" ".join(_unit_word(one) for one in [speedo, *arguments]),
         restart=restart,
-        data_line=f"Environment={_unit_word('SPEEDO_DATA=' + data_root)}" if data_root else "",
+        data_line=f"Environment={_quoted('SPEEDO_DATA=' + data_root)}" if data_root else "",
     )
 
 
@@ -182,12 +197,14 @@ def _fill(file: str, **values: object) -> str:
     """
     text = (Path(__file__).parent / file).read_text(encoding="utf-8")
 
-    def whole_line(found: re.Match[str]) -> str:
+    def filled(found: re.Match[str]) -> str:
+        if found[3]:
+            return str(values[found[3]])
         value = str(values[found[2]])
         return indent(value, found[1]) + "\n" if value else ""
 
-    text = re.sub(r"^( *)@\{(\w+)\}\n", whole_line, text, flags=re.MULTILINE)
-    return re.sub(r"@\{(\w+)\}", lambda found: str(values[found[1]]), text)
+    # In one pass: a value may have the form of a name.
+    return re.sub(r"^( *)@\{(\w+)\}\n|@\{(\w+)\}", filled, text, flags=re.MULTILINE)
 
 
 def _data(claim: str) -> dict[str, str]:
@@ -208,8 +225,13 @@ def _kept(argument: str) -> str:
 
 
 def _unit_word(word: str) -> str:
-    """One word of a command in a unit: % and $ are systemd's own, and white space divides."""
-    word = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    """One word of a command in a unit, where $ begins a variable."""
+    return _quoted(word.replace("$", "$$"))
+
+
+def _quoted(word: str) -> str:
+    """One word of any line of a unit: % is systemd's own, and white space divides."""
+    word = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{word}"' if not word or re.search(r"[\s;']", word) else word
 
 
@@ -222,9 +244,14 @@ def _check_image(image: str) -> None:
     _check("--image", image, REFERENCE, "an image's name, as in registry/speedo:1.0")
 
 
-def arguments_of(options: Sequence[str]) -> tuple[str, ...]:
-    """Options for `speedo master`, without a control character, which no file of this room could hold."""
-    for option in options:
-        if any(ord(letter) < 32 for letter in option):
-            raise ConfigError(f"{option!r} has a control character: it cannot stand in a file")
-    return tuple(options)
+def _check_text(option: str, value: str) -> None:
+    """A line end would begin another line of the file; other characters that nobody sees have no place there either."""
+    if not value.isprintable():
+        raise ConfigError(
+            f"{option} {value!r} has a control character, or another that cannot be printed: it cannot stand in a file"
+        )
+
+
+def _yaml(text: str) -> str:
+    """A quoted string: JSON's, but with characters beyond 16 bits as they are, which YAML has no pairs for."""
+    return json.dumps(text, ensure_ascii=False)

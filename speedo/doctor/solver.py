@@ -16,6 +16,7 @@ from speedo.engines.make import CAFFE, EngineChoice, chosen_engine
 from speedo.engines.net_trial import CaffeFacts, check_in_subprocess
 from speedo.engines.update_rules import RULES
 from speedo.errors import SolverError, SpeedoError
+from speedo.redaction import hide_secrets
 from speedo.remote.uris import uri_of
 from speedo.run.datasets import preparable_dataset
 from speedo.run.prepare import chosen_solver
@@ -71,7 +72,12 @@ def examine_solver(
     ]
     uri = uri_of(request.data_root)
     if uri is not None and any(spec.search.find(name) is None for name in files_named(spec)):
-        found.append(ok("data", f"not here yet; a run fetches what the solver names from {uri}"))
+        found.append(
+            ok(
+                "data",
+                f"not here yet; a run fetches what the solver names from {hide_secrets(uri)}",
+            )
+        )
         return found, None
     dataset = preparable_dataset(spec)
     problems = _problems(spec, dataset)

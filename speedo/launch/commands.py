@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from secrets import token_hex
 from typing import Final
 
 from speedo.config.run_config import DEFAULT_PORT
@@ -38,8 +38,10 @@ class Plan:
     resume: str | None
     data_root: str | None
     doctor: tuple[str, ...] = ()
+    # Variables for the master's host. They go through the connection: everybody there may read a command line.
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     stamp: str = field(default_factory=lambda: datetime.now().strftime("%Y%m%d-%H%M%S"))
-    mark: str = field(default_factory=lambda: secrets.token_hex(2))
+    mark: str = field(default_factory=lambda: token_hex(2))
 
     @property
     def leads_here(self) -> bool:

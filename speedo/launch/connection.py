@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import IO, Any, Final
 
+import psutil
+
 from speedo.errors import MachineError
 from speedo.foreign_text import clean_text
 from speedo.launch.cluster import Access, is_here
@@ -94,6 +96,17 @@ class Connection:
         """End ssh itself; the host notices."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+    @property
+    def own_address(self) -> str | None:
+        """This machine's address of ssh's own connection; None if ssh has none, as behind a jump host."""
+        with contextlib.suppress(psutil.Error, OSError):
+            process: Any = psutil.Process(self._process.pid)
+            # psutil 6 has renamed it.
+            sockets = getattr(process, "net_connections", None) or process.connections
+            found = [one.laddr.ip for one in sockets("inet") if one.status == "ESTABLISHED"]
+            return str(found[0]) if len(found) == 1 else None
+        return None
 
     def _thread(self, target: Any) -> threading.Thread:
         thread = threading.Thread(target=target, name=f"{self.name} {target.__name__}", daemon=True)

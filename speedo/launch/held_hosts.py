@@ -68,8 +68,7 @@ class _Group:
 
     @property
     def address(self) -> str:
-        hello = self.remote.hello or {}
-        return LOOPBACK if is_here(self.host) else str(hello.get("address", self.host))
+        return LOOPBACK if is_here(self.host) else self.remote.address or self.host
 
     @property
     def left(self) -> bool:
@@ -254,10 +253,10 @@ class HeldHosts:
         far = [one for one in chosen if not is_here(one.host)]
         if not far:
             return LOOPBACK
-        seen = (far[0].remote.hello or {}).get("launcher")
+        seen = far[0].remote.launcher_address
         if seen is None:
             raise ClusterError("this machine's address is not known to the hosts: give host")
-        return str(seen)
+        return seen
 
     def start(self, group: _Group, role: str, words: Sequence[str], text: str = "") -> None:
         """Start a command on the host of this group; the token goes with it."""
@@ -350,7 +349,7 @@ class HeldHosts:
             if problem := greeting_problem(remote, ".".join(map(str, sys.version_info[:2]))):
                 self._fail(group, problem)
                 return
-            seen = self._host or values["hello"].get("launcher", LOOPBACK)
+            seen = self._host or remote.launcher_address or LOOPBACK
             words = ["--json", "--facts-stdin", "--master", f"{seen}:{self._port or DEFAULT_PORT}"]
             self.start(group, DOCTOR, [*words, *group.words], '{"facts": {}}')
         elif "line" in values and command is not None:

@@ -73,6 +73,7 @@ class Launcher:
                 f"{self._plan.local_dir / HOSTS} has logs of another launch; give another --run-dir, or move it away"
             )
         environments = {name: variables(way.env, os.environ) for name, way in ways.items()}
+        environments[cluster.leader].update(self._plan.secrets)
         for name in ways:
             self._picture.host(name, in_words(self._plan, name))
         signal.signal(
@@ -125,17 +126,16 @@ class Launcher:
         plan, leader = self._plan, self._plan.cluster.leader
         if plan.host is not None:
             return plan.host
-        hellos = {name: one.hello or {} for name, one in self._remotes.items()}
+        others = [name for name in self._remotes if name != leader and not is_here(name)]
         if plan.leads_here:
-            seen = [hello["launcher"] for hello in hellos.values() if "launcher" in hello]
-            address = seen[0] if seen else "127.0.0.1"
+            seen = (self._remotes[name].launcher_address for name in others)
+            address = next(filter(None, seen), None) if others else "127.0.0.1"
         else:
-            address = str(hellos[leader].get("address", ""))
-        others = [name for name in hellos if name != leader and not is_here(name)]
+            address = self._remotes[leader].address
         if not address or (others and (address.startswith("127.") or address == "::1")):
             raise ClusterError(
-                f"the address of the master's host {leader} is not known to the others (here it is {address!r}): "
-                "give --host ADDRESS"
+                f"the address of the master's host {leader} is not known to the others (here it is "
+                f"{address or 'unknown'}): give --host ADDRESS"
             )
         return address
 

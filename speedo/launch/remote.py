@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
+
+import psutil
 
 from speedo.foreign_text import clean_text
 from speedo.launch.connection import Connection, signal_name
@@ -69,6 +72,35 @@ class Remote:
         if self.hello is not None:
             raise EventError("it greeted twice")
         self.hello = hello
+
+    @property
+    def launcher_address(self) -> str | None:
+        """This machine's address as the host reaches it: that of ssh's own connection, or one of ours that it tells.
+
+        A host does not decide where this machine listens: another address is None.
+        """
+        told = _address((self.hello or {}).get("launcher"))
+        found = _address(self.connection.own_address)
+        return found or (told if told in _own_addresses() else None)
+
+    @property
+    def address(self) -> str | None:
+        """The host's address, as its sshd sees it; None for what is no address."""
+        return _address((self.hello or {}).get("address"))
+
+
+def _address(text: object) -> str | None:
+    """The address of one machine in its usual form; None for all else."""
+    try:
+        found = ipaddress.ip_address(str(text))
+    except ValueError:
+        return None
+    found = getattr(found, "ipv4_mapped", None) or found
+    return None if found.is_unspecified or found.is_multicast else str(found)
+
+
+def _own_addresses() -> set[str | None]:
+    return {_address(one.address) for some in psutil.net_if_addrs().values() for one in some}
 
 
 def greeting_problem(remote: Remote, python: str | None) -> str:

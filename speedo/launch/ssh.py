@@ -25,7 +25,10 @@ OPTIONS: Final = {
     "ForwardAgent": "no",
     "ForwardX11": "no",
     "ClearAllForwardings": "yes",
+    "Tunnel": "no",
     "PermitLocalCommand": "no",
+    "RemoteCommand": "none",  # of the user's ssh_config, which would take the place of ours
+    "UpdateHostKeys": "no",  # a host adds none to known_hosts
     "RequestTTY": "no",
     "LogLevel": "ERROR",
 }

@@ -25,6 +25,7 @@ from speedo.messages import (
     Train,
     Trained,
 )
+from speedo.redaction import hide_secrets
 from speedo.run_dir.checkpoint_file import Counters
 
 NOTICES = 20  # of the latest that a status carries
@@ -219,7 +220,7 @@ class StatusBoard:
 
     def notice(self, text: str) -> None:
         """A line for the user, shown once."""
-        self._notices.append(text)
+        self._notices.append(hide_secrets(text))
         self._noticed += 1
 
     def _note(self, before: str, now: str, over: str) -> None:

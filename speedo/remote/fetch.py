@@ -44,6 +44,16 @@ class Fetched:
     version: str
 
 
+def was_fetched(folder: Path) -> bool:
+    """Whether what is in this folder came from a store, as far as nobody has said that it is ours since."""
+    return os.path.lexists(folder / RECORD)
+
+
+def now_ours(folder: Path) -> None:
+    """A run of ours goes on in this folder, and has written its own configuration. Raises `OSError`."""
+    (folder / RECORD).unlink(missing_ok=True)
+
+
 def silent(done: int, total: int, name: str) -> None:
     """No progress."""
 
@@ -78,6 +88,7 @@ def fetch(
     total = sum(int(info["size"] or 0) for info in found.values())
     done, kept = 0, dict[str, Fetched]()
     folder.mkdir(parents=True, exist_ok=True)
+    _write_record(folder, before)  # from now on it shows that what is here was fetched
     for file, info in sorted(found.items()):
         wanted = (sha256 or sums.get(file, "")).lower()
         version = _version(info)

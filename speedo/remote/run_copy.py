@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from speedo.errors import DataError, SpeedoError
+from speedo.redaction import hide_secrets
 from speedo.remote.uris import Remote, open_remote, store_errors
 
 LOOK_S: Final = 1.0  # how often the folder is looked at for a checkpoint
@@ -40,7 +41,8 @@ class RunCopy:
         watched: tuple[str, ...],
         skip: tuple[str, ...] = (),
     ) -> None:
-        self._folder, self.uri, self._note = folder, uri.rstrip("/"), note
+        self._folder, self._uri, self._note = folder, uri.rstrip("/"), note
+        self.uri = hide_secrets(self._uri)  # as messages name it
         self._watched, self._skip = watched, skip
         self._remote: Remote | None = None
         self._copied: dict[str, tuple[int, int]] = {}  # size and time of change
@@ -97,7 +99,7 @@ class RunCopy:
         """Copy what has changed; returns the problem, told once."""
         try:
             if self._remote is None:
-                self._remote = open_remote(self.uri)
+                self._remote = open_remote(self._uri)
             files = dict(self._files())
             for name in sorted(files, key=lambda one: (one in LAST, one)):
                 self._put(name)

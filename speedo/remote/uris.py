@@ -63,8 +63,8 @@ def problem_with(uri: str) -> str | None:
     try:
         parts = urlsplit(uri)
         _ = parts.port
-    except ValueError as error:
-        return f"is no URI ({error}); correct it"
+    except ValueError:  # whose text may show a part of a password
+        return "is no URI: its host, its port or brackets in it are wrong; correct it"
     if parts.password is not None:
         return (
             "has a password in it, which everybody could read in the list of processes; leave it out, and use the "

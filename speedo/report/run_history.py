@@ -17,6 +17,7 @@ import yaml
 
 from speedo.errors import DataError
 from speedo.foreign_text import MOST_NAME, clean_text
+from speedo.redaction import hide_secrets
 from speedo.run_dir.directory import CONFIG, METRICS, RESULT
 from speedo.run_dir.read_back import (
     count_of,
@@ -172,7 +173,8 @@ def read_history(folder: Path) -> RunHistory:
 def _take_config(run: RunHistory) -> None:
     """What `config.yaml` says; a run without one is drawn all the same."""
     try:
-        read = yaml.safe_load(read_bytes(run.folder / CONFIG, MOST_CONFIG_BYTES))
+        text = read_bytes(run.folder / CONFIG, MOST_CONFIG_BYTES).decode()
+        read = yaml.safe_load(hide_secrets(text))
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
         return
     if not isinstance(read, dict):

@@ -32,6 +32,8 @@ from speedo.master.server_requests import Servers
 from speedo.master.slots import Roster
 from speedo.master.stopping import Stopping, StopRules
 from speedo.monitor.status import StatusBoard
+from speedo.redaction import hide_secrets
+from speedo.remote.fetch import now_ours
 from speedo.remote.uris import uri_of
 from speedo.run.best_model import BestFile
 from speedo.run.caffe_snapshot import CaffeSnapshot
@@ -205,6 +207,7 @@ def build_training(
     values = config_for_people(config, spec.path, settings.seed)
     try:
         write_config(run_dir, values)
+        now_ours(run_dir)
     except OSError as error:  # tried again at the end
         board.notice(f"warning: no {CONFIG} in {run_dir}: {error.strerror}")
     histories = dict(resume.histories) if resume else {}
@@ -215,12 +218,13 @@ def build_training(
 
 
 def config_for_people(config: RunConfig, solver: Path, seed: int) -> dict[str, Any]:
-    """The options for `--config` that repeat this run in another directory; without secrets."""
+    """The options for `--config` that repeat this run in another directory, with `***` for secrets."""
     values = config.model_dump(
         mode="json", exclude_none=True, exclude={"redis", "run_dir", "resume"}
     )
     values = {
-        name: uri_of(one) or one if isinstance(one, str) else one for name, one in values.items()
+        name: hide_secrets(uri_of(one) or one) if isinstance(one, str) else one
+        for name, one in values.items()
     }
     return {**values, "solver": str(solver), "seed": seed}
 

@@ -10,7 +10,8 @@ from speedo.bounds import said
 from speedo.config.option_checks import weights_in
 from speedo.data.roots import cache_root
 from speedo.errors import ConfigError, DataError, SolverError
-from speedo.remote.fetch import Progress, fetch
+from speedo.redaction import hide_secrets
+from speedo.remote.fetch import RECORD, Progress, fetch
 from speedo.remote.uris import local_name, uri_of
 from speedo.run_dir.directory import make_own_folders
 from speedo.solver import SolverSpec
@@ -73,11 +74,11 @@ def fetch_run(uri: str, run_dir: Path | None, note: Note) -> Path:
     Raises `ConfigError` if something else is there already, `DataError`.
     """
     folder = run_dir or Path("runs") / local_name(uri).name
-    if folder.is_dir() and any(folder.iterdir()):
+    if folder.is_dir() and any(one.name != RECORD for one in folder.iterdir()):
         raise ConfigError(
             f"{folder} is there already: resume that one, or name a new folder with --run-dir for the copy of {uri}"
         )
-    note(f"fetching the run {uri} into {folder}")
+    note(f"fetching the run {hide_secrets(uri)} into {folder}")
     make_own_folders(folder)
     fetch(uri, folder, progress=told(note, uri))
     return folder
@@ -95,6 +96,6 @@ def told(note: Note, uri: str) -> Progress:
         nonlocal last
         if done - last >= TELL_BYTES:
             last = done
-            note(f"fetching {uri}: {done >> 20:,} of {total >> 20:,} MiB, {name}")
+            note(f"fetching {hide_secrets(uri)}: {done >> 20:,} of {total >> 20:,} MiB, {name}")
 
     return progress

@@ -14,6 +14,7 @@ import yaml
 
 from speedo.errors import ConfigError
 from speedo.json_lines import plain
+from speedo.redaction import HIDDEN
 from speedo.system.files import written_whole
 
 # What a run leaves.
@@ -102,8 +103,14 @@ def link_or_copy(file: Path, other: Path) -> None:
 
 
 def write_config(folder: Path, values: Mapping[str, Any]) -> None:
-    """Write the configuration in the form that `--config` reads; the caller has removed secrets. Raises `OSError`."""
-    write_whole(folder / CONFIG, yaml.safe_dump(dict(values), sort_keys=False))
+    """Write the configuration in the form that `--config` reads; the caller has hidden secrets. Raises `OSError`."""
+    text = yaml.safe_dump(dict(values), sort_keys=False)
+    if HIDDEN in text:
+        why = (
+            "stands for a secret, which is not kept here: name these URIs again on the command line"
+        )
+        text = f"# {HIDDEN} {why}.\n{text}"
+    write_whole(folder / CONFIG, text)
 
 
 def write_result(folder: Path, result: Mapping[str, Any]) -> None:

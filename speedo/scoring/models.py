@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from speedo.config.formats import read_options
+from speedo.config.former_run import options_of_run
 from speedo.errors import ConfigError
 from speedo.run_dir.directory import BEST, BEST_MODEL, CONFIG, METRICS, MODEL, RESULT
 from speedo.run_dir.read_back import read_result
@@ -74,7 +74,9 @@ def options_of(weights: Path) -> Mapping[str, Any]:
     run = weights if weights.is_dir() else weights.parent
     file = run / CONFIG
     is_run = weights.is_dir() or (run / METRICS).is_file()
-    return read_options(file) if is_run and file.is_file() else {}
+    if not is_run or not file.is_file():
+        return {}
+    return options_of_run(file, otherwise="name SOLVER, and nothing is taken from there")
 
 
 def best_iteration(model: Path) -> int | None:

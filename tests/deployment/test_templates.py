@@ -4,6 +4,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,10 @@ from hypothesis import strategies as st
 
 from speedo.cli.main import main
 from speedo.deployment.templates import Training, kuberay, kubernetes, slurm, systemd
+from speedo.errors import ConfigError
 from tests.deployment.kuberay_fields import RAY_JOB, problems
+from tests.support.fuzz import randoms
+from tests.support.fuzz import text as awkward
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES = "1.31"
@@ -253,6 +257,20 @@ def test_systemd_finds_a_wrong_line(tmp_path: Path) -> None:
         (("kubernetes", "--", "a\nb"), "control character"),
         (("systemd", "worker", "--address", "a b"), "--address"),
         (("systemd", "worker", "--address", "a", "--speedo", "speedo"), "--speedo"),
+        (("kubernetes", "--", "a\x7f"), "control character"),
+        (("kuberay", "--", "a\u2028b"), "cannot be printed"),
+        (("slurm", "--data-root", "a\nb"), "--data-root 'a\\nb' has a control character"),
+        (("slurm", "--apptainer", "a\n#SBATCH --uid=0"), "--apptainer"),
+        (("slurm", "--pyxis", "a\rb"), "--pyxis"),
+        (("systemd", "worker", "--address", "a", "--speedo", "/a\x1b"), "--speedo"),
+        (
+            ("systemd", "worker", "--address", "a", "--data-root", "/d\nExecStartPre=/bin/id"),
+            "--data-root '/d\\nExecStartPre=/bin/id' has a control character",
+        ),
+        (
+            ("systemd", "master", "--address", "a", "--", "--redis", "redis://:TheSecret@h"),
+            "has a secret",
+        ),
         (("systemd", "boss", "--address", "a"), "'boss' is not one of"),
     ],
 )
@@ -263,6 +281,48 @@ def test_a_value_that_the_file_could_not_hold_is_refused(
     assert result.exit_code != 0 or result.exception is not None
     assert told in f"{result.output}{result.exception}"
     assert "apiVersion" not in result.output
+
+
+def test_a_value_with_the_form_of_a_name_of_the_template_stays_as_it_is() -> None:
+    for data_root in ("/@{role}", "/@{nothing}"):
+        text = systemd(Training(), role="worker", address="a", data_root=data_root)
+        assert f"Environment=SPEEDO_DATA={data_root}\n" in text
+
+
+def test_a_unit_has_the_data_root_as_it_was_given() -> None:
+    text = systemd(Training(), role="worker", address="a", data_root='/a b/100%/$HOME/"q"/\\')
+    # $ begins a variable in ExecStart alone.
+    assert 'Environment="SPEEDO_DATA=/a b/100%%/$HOME/\\"q\\"/\\\\"\n' in text
+
+
+def test_a_letter_beyond_16_bits_stays_one() -> None:
+    options = ("a\U0001f600", "é")
+    job = documents(kubernetes(Training(options=options)))[3]
+    assert job["spec"]["template"]["spec"]["containers"][0]["args"][3:] == [*options]
+
+
+def test_no_value_adds_a_line_or_a_key_to_a_file() -> None:
+    made: dict[str, Callable[[str], str]] = {
+        "slurm": lambda one: slurm(Training(options=(one,)), apptainer=one, data_root=one),
+        "pyxis": lambda one: slurm(Training(name=one), pyxis=one, partition=one),
+        "systemd": lambda one: systemd(
+            Training(options=(one,)), role="master", address="a", data_root=one
+        ),
+        "kubernetes": lambda one: kubernetes(Training(options=(one,)), image="x", storage="1Gi"),
+        "kuberay": lambda one: kuberay(Training(options=(one,)), ray_version="2"),
+    }
+    lines = {name: len(make("a").splitlines()) for name, make in made.items()}
+    taken = 0
+    for chance in randoms():
+        name = chance.choice([*lines])
+        one = awkward(chance) or "a"
+        try:
+            found = made[name](one)
+        except ConfigError:
+            continue
+        taken += 1
+        assert len(found.splitlines()) == lines[name], (name, one)
+    assert taken
 
 
 # ------------------------------------------------------------ deploy/

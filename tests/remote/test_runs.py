@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from speedo.config.former_run import options_of_run
 from speedo.remote.fetch import fetch
 from tests.remote.test_fetch_and_copy import put_at, read
 from tests.support.commands import Commands, commands, free_port, wait_for_line
 from tests.support.nets import net_text, write_data, write_solver
 from tests.support.sabotaged_net import BODY
-from tests.support.stores import S3
+from tests.support.stores import S3, Http
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 120
@@ -74,24 +75,20 @@ def test_a_run_is_copied_while_its_store_is_away_and_goes_on_from_the_copy(
     shutil.rmtree(tmp_path / "run")
     more = str(done + 40)
     run(
-        speedo,
-        "--resume",
-        uri,
-        "--run-dir",
-        "again",
-        "--max-iter",
-        more,
-        "--checkpoint-interval",
-        "0",
-    )
+        speedo, str(problem), "--resume", uri, "--run-dir", "again", "--max-iter", more,
+        "--checkpoint-interval", "0", "--copy-to", uri,
+    )  # fmt: skip
     result = json.loads((tmp_path / "again" / "result.json").read_text())
     assert (result["complete"], result["iteration"]) == (True, done + 40)
-    # config.yaml of the run says where its copy is.
+    # From now on the directory is ours.
+    assert options_of_run(tmp_path / "again" / "config.yaml")["copy_to"] == uri
     fetch(uri, tmp_path / "second")
     assert json.loads((tmp_path / "second" / "result.json").read_text())["iteration"] == done + 40
 
 
-def test_weights_and_data_come_from_a_store(speedo: Commands, s3: S3, tmp_path: Path) -> None:
+def test_weights_and_data_come_from_a_store(
+    speedo: Commands, s3: S3, http: Http, tmp_path: Path
+) -> None:
     data = tmp_path / "elsewhere"
     data.mkdir()
     write_data(data, train=64, test=16)
@@ -104,8 +101,9 @@ def test_weights_and_data_come_from_a_store(speedo: Commands, s3: S3, tmp_path: 
     root = f"{s3.uri}/data"
     run(speedo, str(solver), "--data-root", root, "--max-iter", "10", "--run-dir", "first")
     model = (tmp_path / "first" / "model.caffemodel").read_bytes()
-    put_at(s3.uri, {"start.caffemodel": model})
-    weights = f"{s3.uri}/start.caffemodel"
+    (http.folder / "start.caffemodel").write_bytes(model)
+    shown = f"{http.uri}/start.caffemodel?X-Amz-Signature="
+    weights = f"{shown}TheSecret"
     # A cluster: both commands have a cache of their own, as on two machines, and fetch for themselves.
     port = str(free_port())
     elsewhere = {"SPEEDO_CACHE": str(tmp_path / "other-cache")}
@@ -125,8 +123,10 @@ def test_weights_and_data_come_from_a_store(speedo: Commands, s3: S3, tmp_path: 
     fetch(f"{s3.uri}/second", tmp_path / "copy")
     assert (tmp_path / "copy" / "model.caffemodel").read_bytes() == model
     options = (tmp_path / "second" / "config.yaml").read_text()
-    assert f"weights: {weights}\n" in options
+    assert f"weights: {shown}***\n" in options
     assert f"data_root: {root}\n" in options
+    logs = [path for path in (tmp_path / "second").rglob("*") if path.is_file()]
+    assert [path for path in logs if b"TheSecret" in path.read_bytes()] == []
 
 
 def test_what_a_store_lacks_ends_the_run_before_it_begins(

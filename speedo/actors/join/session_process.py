@@ -30,6 +30,7 @@ from speedo.actors.ray_node.ports import server_port
 from speedo.engines.make import EngineChoice, prepare_to_read
 from speedo.errors import ClusterError, ConfigError, EngineError, SpeedoError
 from speedo.monitor.status import Status
+from speedo.redaction import hide_secrets
 from speedo.run.datasets import make_dataset, preparable_dataset
 from speedo.run.engine_choice import require_engine
 from speedo.run.host_memory import with_host_memory
@@ -132,7 +133,7 @@ class Session:
         except Exception as error:
             if why := _ray_lost_the_master(error):
                 self._abandon(why)
-            ending = Failed(None, traceback.format_exc())
+            ending = Failed(None, hide_secrets(traceback.format_exc()))
         monitor.close()
         self._tell(ending)  # a second ending is not heard
 

@@ -1,0 +1,100 @@
+"""What the config.yaml of a former run may decide: no code and no place, where a stranger may have written it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Container, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from speedo.bounds import said
+from speedo.config.formats import read_options
+from speedo.errors import ConfigError
+from speedo.redaction import HIDDEN
+from speedo.remote.fetch import was_fetched
+from speedo.remote.uris import uri_of
+
+CONFIG: Final = "config.yaml"
+# What is run, read, written, connected to or listened at; the flag by which it is given. Numbers are checked as always.
+PLACES: Final = {
+    "solver": "SOLVER",
+    "python_layers": "--python-layers",
+    "ray": "--ray",
+    "redis": "--redis",
+    "host": "--host",
+    "data_root": "--data-root",
+    "copy_to": "--copy-to",
+    "caffe_log": "--caffe-log",
+}
+# What a resumed run does not need, or what is never in a file of ours.
+_LEFT_OUT: Final = ("weights", "run_dir", "resume", "take_over")
+_HARMLESS: Final = {"host": ("127.0.0.1",), "caffe_log": ("auto",)}
+
+
+def options_in(file: Path | None, given: Mapping[str, Any]) -> tuple[Path | None, dict[str, Any]]:
+    """The file that has the options of a run, and they: the one that is named, or that of the run to resume.
+
+    Raises `ConfigError`.
+    """
+    former = Path(given["resume"]) / CONFIG if given.get("resume") else None
+    resumes = former is not None and os.path.isfile(former)
+    if file is not None:
+        read = read_options(file)
+    elif former is not None and resumes:
+        file, read = former, options_of_run(former, given)
+    else:
+        return None, {}
+    # The weights of a resumed run are in its checkpoint.
+    known = {*given, "weights"} if resumes else {*given}
+    _check_nothing_hidden({name: read[name] for name in read if name not in known}, file)
+    return file, read
+
+
+def options_of_run(file: Path, given: Container[str] = (), otherwise: str = "") -> dict[str, Any]:
+    """The options in the config.yaml of a former run, without places that are `given`.
+
+    Raises `ConfigError` with every option that names code or a place, if another than this user may have written it;
+    `otherwise` is the remedy beside giving the option.
+    """
+    read = read_options(file)
+    why = _of_a_stranger(file)
+    if not why:
+        return read
+    remedy = otherwise or f"read the file and give --config {file}"
+    found = [
+        f"{name} is {said(value)} in {file}, and is not taken from there: {why}; give {PLACES[name]} again, or {remedy}"
+        for name, value in read.items()
+        if name in PLACES
+        and name not in given
+        and value is not None
+        and value not in _HARMLESS.get(name, ())
+    ]
+    if found:
+        raise ConfigError(found)
+    return {name: value for name, value in read.items() if name not in (*PLACES, *_LEFT_OUT)}
+
+
+def _check_nothing_hidden(read: Mapping[str, Any], file: Path) -> None:
+    """Raises `ConfigError` for each URI in the file whose secret was not written there."""
+    found = [
+        f"{name} is {value} in {file}, which does not keep its secret: give --{name.replace('_', '-')} again with the "
+        "whole URI, or remove that line"
+        for name, value in read.items()
+        if isinstance(value, str) and HIDDEN in value and uri_of(value) is not None
+    ]
+    if found:
+        raise ConfigError(found)
+
+
+def _of_a_stranger(file: Path) -> str:
+    """Why another than this user may have written the file; empty if that cannot be."""
+    try:
+        facts = os.stat(file)
+    except OSError as error:
+        return f"it cannot be looked at ({error.strerror})"
+    if facts.st_uid != os.getuid():
+        return "the file belongs to another user"
+    if facts.st_mode & stat.S_IWOTH:
+        return "every user of this machine may write the file"
+    return "the run was fetched from a store" if was_fetched(file.parent) else ""
