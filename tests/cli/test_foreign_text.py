@@ -132,6 +132,19 @@ def test_any_text_becomes_clean_and_bounded(capsys: pytest.CaptureFixture[str]) 
         assert max(map(len, told.split("\n"))) <= MOST_TEXT
 
 
+@pytest.mark.parametrize("command", ["report", "plot", "watch", "train"])
+def test_the_name_of_a_file_steers_no_terminal_and_is_no_line_of_ours(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPEEDO_RUNTIME_DIR", str(tmp_path / "runtime"))
+    name = tmp_path / "[|x]\x1b[2J\u202e\nspeedo: all is well"
+    done = CliRunner().invoke(main, [command, str(name)])
+    assert done.exit_code not in (0, 70)
+    assert is_clean(done.output, lines=True)
+    assert "[|x]" in done.output
+    assert sum(line.startswith("speedo: ") for line in done.output.splitlines()) <= 1
+
+
 # ---------------------------------------------------------------- hosts
 
 
