@@ -388,7 +388,8 @@ def _end_with(error: SpeedoError) -> NoReturn:
 def _complain(*problems: str) -> None:
     try:
         for problem in problems:
-            say(f"speedo: {hide_secrets(problem)}", err=True)
+            # Indented, so that no name of a file with an end of line in it speaks in our name.
+            say(f"speedo: {hide_secrets(problem)}".replace("\n", "\n  "), err=True)
     except OSError:
         unread(2)
 

@@ -12,6 +12,7 @@ from speedo.bounds import LARGEST_INT32
 from speedo.cli.run_options import FILE, PATH
 from speedo.cli.say import say
 from speedo.errors import ConfigError
+from speedo.foreign_text import clean_text
 
 
 @click.command(short_help="Make one page of figures of any runs.")
@@ -72,7 +73,7 @@ def report(
         )
     several = f"{len(runs)} runs" if len(runs) > 1 else histories[0].name
     subtitle = ", ".join(run.name for run in histories[:6]) + (" and more" if len(runs) > 6 else "")
-    facts = [(run.name, str(run.folder.resolve())) for run in histories]
+    facts = [(run.name, clean_text(run.folder.resolve())) for run in histories]
     heading = Heading(title or f"Report of {several}", subtitle, facts)
     for path in write_report(figures, heading, target):
         say(path)

@@ -45,7 +45,9 @@ class Command:
         """How it ended badly, in words."""
         if self.status is not None and self.status < 0:
             return f"was killed by {signal_name(-self.status)}"
-        return f"ended with status {self.status}: {self.last_error.removeprefix('speedo: ')}"
+        return (
+            f"ended with status {self.status}: {self.last_error.strip().removeprefix('speedo: ')}"
+        )
 
 
 @dataclass(slots=True)

@@ -67,8 +67,8 @@ def read_run(folder: Path) -> RunTrace:
 
 
 def _label(name: str) -> str:
-    """A name as matplotlib draws it: with `$` it would be a formula, and one that begins with `_` is in no legend."""
-    text = clean_text(name, MOST_NAME).replace("$", r"\$")
+    """A name for matplotlib, which leaves those that begin with `_` out of legends."""
+    text = clean_text(name, MOST_NAME)
     return f" {text}" if text.startswith("_") else text
 
 
@@ -112,6 +112,7 @@ def draw(runs: Sequence[Path], target: Path) -> Path:
     import matplotlib
 
     matplotlib.use("Agg")
+    matplotlib.rcParams["text.parse_math"] = False  # `$` in a name is no formula
     from matplotlib import pyplot
     from matplotlib.ticker import MaxNLocator
 

@@ -29,10 +29,11 @@ TOLD: Final = frozenset(
 
 def lines_of(run: Mapping[str, Any]) -> list[str]:
     """One run as lines of text; a run of another version may lack some of the fields."""
+    known = clean_values(run)
     try:
-        return _lines_of(clean_values(run))
+        return _lines_of(known)
     except (KeyError, TypeError, ValueError, AttributeError):
-        return [f"run {run.get('run', '?')}: its answer cannot be read: {OTHER}"]
+        return [f"run {known.get('run', '?')}: its answer cannot be read: {OTHER}"]
 
 
 def _lines_of(run: Mapping[str, Any]) -> list[str]:

@@ -28,6 +28,7 @@ def draw(figures: Figures, title: str, file: IO[bytes]) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
+    matplotlib.rcParams["text.parse_math"] = False  # `$` in a name is no formula
     from matplotlib import pyplot
 
     panels = Panels(figures)

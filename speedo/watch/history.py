@@ -123,7 +123,7 @@ class History:
         self.time = max(self.time, now)
 
     def _result(self, line: Mapping[str, Any], now: float) -> None:
-        decision = line.get("decision")
+        decision = text_of(line, "decision")
         if decision not in DECISIONS:
             raise ValueError("a decision that no run takes")
         if decision != "merged":
