@@ -13,7 +13,7 @@ import pytest
 from speedo.errors import FencedError
 from speedo.master.center import RunCenter
 from speedo.master.checkpoint_writer import WRITE_S, CheckpointWriter, Written
-from speedo.messages import Checkpointed, Event
+from speedo.messages import Action, Checkpointed, Event
 from speedo.simulation.simulator import SimulatedCluster
 from speedo.simulation.trace import Trace
 from speedo.storage import keys
@@ -22,10 +22,11 @@ from speedo.storage.memory_store import MemoryStore
 from tests.support.schedules import MODES, make_schedule, run
 
 SEEDS = range(10)
+MOST_WAIT_S = 2 * WRITE_S + 60.0  # for the disk, at the end of a run
 
 
 class HangingDisk:
-    """Takes `write_s` virtual seconds for each call; hangs between the two times."""
+    """In the place of the writing thread: each call takes `write_s` virtual seconds; it hangs between two times."""
 
     def __init__(self, cluster: SimulatedCluster, chance: random.Random) -> None:
         self.cluster, self.free = cluster, 0.0
@@ -42,92 +43,108 @@ class HangingDisk:
         return answer
 
 
+class Told(Trace):
+    """Keeps what was told of checkpoints, and when the run did something last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.problems: list[str] = []
+        self.did_last = 0.0
+
+    def saw(self, event: Event, now: float) -> None:
+        super().saw(event, now)
+        if isinstance(event, Checkpointed):
+            self.problems.append(event.problem)
+
+    def did(self, action: Action, now: float) -> None:
+        super().did(action, now)
+        self.did_last = now
+
+
+def run_on_a_disk_that_hangs(mode: str, seed: int, folder: Path) -> bool:
+    """Whether a checkpoint was told as one that hangs."""
+    chance = random.Random(f"disk {mode} {seed}")
+    made: list[tuple[CheckpointWriter, SimulatedCluster]] = []
+
+    def checkpoints(center: RunCenter, cluster: SimulatedCluster) -> CheckpointWriter:
+        interval_s = chance.choice((0.0, 0.3, 2.0))
+        keeper = CheckpointWriter(
+            folder, "run", "simulated", mode, center, MemoryStore, lambda: None, interval_s,
+            clock=cluster.clock,
+        )  # fmt: skip
+        keeper.close()
+        keeper._thread = HangingDisk(cluster, chance)  # type: ignore[assignment]
+        made.append((keeper, cluster))
+        return keeper
+
+    told = Told()
+    checker = run(make_schedule(mode, chance), told, checkpoints=checkpoints)
+    ((keeper, cluster),) = made
+    assert cluster.now - told.did_last < MOST_WAIT_S
+    assert told.problems or not checker.counts["merged"], "nothing is known of the last checkpoint"
+    hung = any(problem.startswith(f"{folder} has not answered") for problem in told.problems)
+    assert hung or not keeper.hangs
+    return hung
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_disk_that_hangs_at_any_time_costs_checkpoints_and_not_the_run(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each that was begun is told, written or not; the run ends, and waits for the disk only so long."""
+    """What is not written in time is told; the run ends, and waits for the disk only so long."""
     monkeypatch.setattr("os.fsync", lambda file: None)
-    silent = 0
+    hung = 0
     for seed in SEEDS:
-        chance = random.Random(f"disk {mode} {seed}")
-        disks: list[HangingDisk] = []
-        keepers: list[CheckpointWriter] = []
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        hung += run_on_a_disk_that_hangs(mode, seed, folder)
+    assert hung >= 2
 
-        def checkpoints(center: RunCenter, cluster: SimulatedCluster) -> CheckpointWriter:
-            keeper = CheckpointWriter(
-                tmp_path / str(seed), "run", "simulated", mode, center, MemoryStore, lambda: None,
-                chance.choice((0.0, 0.3, 2.0)), clock=cluster.clock,
-            )  # fmt: skip
-            keeper.close()
-            disks.append(HangingDisk(cluster, chance))
-            keeper._thread = disks[-1]  # type: ignore[assignment]
-            keepers.append(keeper)
-            return keeper
 
-        class Ends(Trace):
-            finished = 0.0
-            told: list[str]
+def keys_of_a_successor(run: str, chance: random.Random) -> dict[str, bytes]:
+    names = [
+        *(key(run, chance.randrange(9)) for key in (keys.center, keys.rounded)),
+        *(key(run, chance.randrange(9), 7) for key in (keys.payload, keys.state)),
+    ]
+    return {name: chance.randbytes(4) for name in names}
 
-            def saw(self, event: Event, now: float) -> None:
-                super().saw(event, now)
-                if isinstance(event, Checkpointed):
-                    self.told.append(event.problem)
 
-            def did(self, action: Any, now: float) -> None:
-                super().did(action, now)
-                self.finished = now
+def run_that_is_taken_over(mode: str, seed: int) -> bool:
+    """Whether the master found out before its end. What a successor wrote into the same store is there after all."""
+    chance = random.Random(f"fence {mode} {seed}")
+    taken_over, epoch = chance.uniform(0.0, 3.0), chance.choice((0, 9))
+    clusters: list[SimulatedCluster] = []
+    theirs: dict[str, bytes] = {}
 
-        (tmp_path / str(seed)).mkdir()
-        trace = Ends()
-        trace.told = []
-        checker = run(make_schedule(mode, chance), trace, checkpoints=checkpoints)
-        (keeper,), (disk,) = keepers, disks
-        assert disk.cluster.now - trace.finished < 2 * WRITE_S + 60.0
-        if checker.counts["merged"]:
-            assert trace.told, "nothing is known of the last checkpoint"
-        hung = [problem for problem in trace.told if problem.startswith(str(tmp_path))]
-        silent += bool(hung)
-        assert bool(hung) >= bool(keeper.hangs)
-    assert silent >= 2
+    def take_over() -> None:
+        theirs.update(keys_of_a_successor(f"ab12:{epoch + 1}", chance))
+        for key, body in theirs.items():
+            clusters[0].store.write(key, b"", memoryview(body))
+
+    def script(cluster: SimulatedCluster) -> None:
+        clusters.append(cluster)
+        cluster.at(taken_over, take_over)
+
+    def fence() -> None:
+        if theirs:
+            raise FencedError("another master has resumed this run")
+
+    more: dict[str, Any] = {"run": f"ab12:{epoch}", "fence": fence}
+    fenced = False
+    try:
+        run(make_schedule(mode, chance), script=script, **more)
+    except FencedError:
+        fenced = True
+    (cluster,) = clusters
+    remove_run(cluster.store, "ab12", epoch)  # as if it had not found out yet
+    assert cluster.store.keys(keys.prefix("ab12")) == sorted(theirs)
+    for key, body in theirs.items():
+        found = bytearray(4)
+        cluster.store.read(key, memoryview(found))
+        assert found == body
+    return fenced
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_master_that_is_fenced_at_any_time_leaves_its_successors_keys_alone(mode: str) -> None:
-    fenced = 0
-    for seed in SEEDS:
-        chance = random.Random(f"fence {mode} {seed}")
-        taken_over, epoch = chance.uniform(0.0, 3.0), chance.choice((0, 9))
-        clusters: list[SimulatedCluster] = []
-        theirs: dict[str, bytes] = {}
-
-        def take_over() -> None:
-            """A successor resumes the run in the same store."""
-            for key in (keys.center, keys.rounded):
-                theirs[key(f"ab12:{epoch + 1}", chance.randrange(9))] = chance.randbytes(4)
-            for key in (keys.payload, keys.state):
-                theirs[key(f"ab12:{epoch + 1}", chance.randrange(9), 7)] = chance.randbytes(4)
-            for key, body in theirs.items():
-                clusters[0].store.write(key, b"", memoryview(body))
-
-        def script(cluster: SimulatedCluster) -> None:
-            clusters.append(cluster)
-            cluster.at(taken_over, take_over)
-
-        def fence() -> None:
-            if theirs:
-                raise FencedError("another master has resumed this run")
-
-        try:
-            run(make_schedule(mode, chance), script=script, run=f"ab12:{epoch}", fence=fence)
-        except FencedError:
-            fenced += 1
-        store = clusters[0].store
-        remove_run(store, "ab12", epoch)  # as if it did not know yet
-        left = store.keys(keys.prefix("ab12"))
-        assert left == sorted(theirs)
-        for key, body in theirs.items():
-            found = bytearray(4)
-            store.read(key, memoryview(found))
-            assert found == body
-    assert fenced >= 2
+    assert sum(run_that_is_taken_over(mode, seed) for seed in SEEDS) >= 2
