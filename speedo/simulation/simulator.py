@@ -143,9 +143,8 @@ class SimulatedCluster:
             self._send_train(command)
         elif isinstance(command, SaveState):
             who = command.worker, command.incarnation, command.version
-            self.at(
-                self.now + self.world.latency_s, lambda: StateSaved(*who, problem="it has none")
-            )
+            saved = StateSaved(*who, problem="it has none")
+            self.at(self.now + self.world.step_s, lambda: self.deliver(saved))
         else:
             self.at(self.now + self.world.step_s, lambda: self._test(command))
 
