@@ -40,6 +40,7 @@ from speedo.storage.redis.store import RedisStore
 from speedo.storage.redis.url import url_with_password
 from speedo.storage.redis.users import Access
 from speedo.storage.shared_memory.folder import SharedMemory, room_for
+from speedo.system.daemon_thread import within
 from speedo.version import VERSION
 
 if TYPE_CHECKING:
@@ -423,7 +424,10 @@ def _told_of(prepared: Prepared) -> Iterator[None]:
 
 
 def _way_on(prepared: Prepared) -> str:
-    kept = checkpoints_in(prepared.run_dir / CHECKPOINTS)
+    try:
+        kept = within(ANSWER_S, lambda: checkpoints_in(prepared.run_dir / CHECKPOINTS))
+    except OSError:  # its disk hangs
+        return ""
     return f"; continue with --resume {prepared.run_dir}" if kept else ""
 
 

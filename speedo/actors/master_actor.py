@@ -174,18 +174,22 @@ class MasterActor:
         self._hosts.add(host)
         return self._settings.for_others()
 
-    def assign(self, host: str, former: int | None = None) -> Assignment:
+    def assign(
+        self, host: str, former: int | None = None, request: int | None = None
+    ) -> Assignment:
         """A place for one more worker of this host, or for the successor of the worker in slot `former`.
 
-        Raises `ClusterError` while a server is missing.
+        A `request` that is repeated gets the same place. Raises `ClusterError` while a server is missing.
         """
-        place = self._training.roster.assign(self._host_manager.samples(), host)
+        place = self._training.roster.assign(self._host_manager.samples(), host, request)
         try:
             place = self._admitted(place)
         except (StoreError, ClusterError):
             self._release(place.worker, place.incarnation)
             raise
-        self._places.setdefault(host, []).append(place)
+        places = self._places.setdefault(host, [])
+        if place not in places:
+            places.append(place)
         self._training.board.name_host(place.worker, host)
         if former is not None and former != place.worker:
             self._training.board.expect(former, f"gone, now worker {place.worker}")
@@ -232,7 +236,9 @@ class MasterActor:
     def farewell(self, host: str) -> None:
         """This host has released its workers."""
         self._hosts.discard(host)
-        self._places.pop(host, None)
+        for place in self._places.pop(host, ()):  # also one whose answer never came to it
+            if self._training.roster.now_at(place.worker, place.incarnation) is not None:
+                self.lost(place, "its host has left")
         self._host_manager.discharge(host)
         if self._servers is not None:
             self._servers.discharge(host)

@@ -25,13 +25,14 @@ from speedo.messages import (
     Event,
     Joined,
     Left,
+    Refused,
     SaveState,
     StateSaved,
     StopAsked,
     Train,
     Trained,
 )
-from speedo.transport.channel import Channels, first_line, refusal
+from speedo.transport.channel import CONNECT_S, Channels, first_line, refusal
 from speedo.transport.core_affinity import DriverCore
 from speedo.transport.event_queue import EventQueue
 
@@ -49,7 +50,10 @@ class Gone:
 
 
 class RayCluster:
-    """Implements `speedo.master.driver.Cluster`. `send` and `next_event` belong to the driver's thread."""
+    """Implements `speedo.master.driver.Cluster`. `send` and `next_event` belong to the driver's thread.
+
+    A worker that is not heard any more becomes an event with its cause, and so does what fails in a thread here.
+    """
 
     def __init__(
         self,
@@ -66,7 +70,9 @@ class RayCluster:
         self._events: EventQueue[Event] = EventQueue()
         self._core = DriverCore()
         self._channels = (
-            None if near_folder is None else Channels(near_folder, self._events, self._core)
+            None
+            if near_folder is None
+            else Channels(near_folder, self._events, self._core, self._lost_soon)
         )
         self._handles: dict[tuple[int, int], Any] = {}
         self._gone: dict[tuple[int, int], Gone] = {}
@@ -86,9 +92,12 @@ class RayCluster:
         if ready.near and self._channels is not None:
             serving = handle.serve.remote(self._channels.folder, worker, incarnation).future()
             serving.add_done_callback(
-                lambda done: self._served(worker, incarnation, done.exception())
+                lambda done: self._aloud(self._served, worker, incarnation, done.exception())
             )
-            self._channels.wait_for(worker, incarnation, gone=serving.done)
+            opened = self._channels.wait_for(worker, incarnation, gone=serving.done)
+            if not opened and not serving.done():  # no turn would reach it
+                cause = f"its channel did not open within {CONNECT_S:.0f} s"
+                self.lost(worker, incarnation, cause)
         with self._lock:
             gone = (worker, incarnation) in self._gone
             if not gone:
@@ -191,7 +200,7 @@ class RayCluster:
             with self._lock:
                 start = self._pace.start(now)
         if start > now:
-            timer = threading.Timer(start - now, self._train, (command, start))
+            timer = threading.Timer(start - now, self._aloud, (self._train, command, start))
             timer.daemon = True
             timer.start()
         else:
@@ -201,9 +210,20 @@ class RayCluster:
         handle = self._handles.get((command.worker, command.incarnation))
         if handle is not None:  # otherwise its end is on its way to the driver
             reference = handle.turn.remote(command)
-            reference.future().add_done_callback(lambda done: self._turn_done(command, start, done))
+            reference.future().add_done_callback(
+                lambda done: self._aloud(self._turn_done, command, start, done)
+            )
 
     # ------------------------------------------------------------ answers
+
+    def _aloud(self, what: Callable[..., None], *arguments: Any) -> None:
+        """Nobody would see what a callback or a timer raises: it ends the run, with its cause."""
+        try:
+            what(*arguments)
+        except Exception as error:
+            self.stop(
+                f"the master cannot follow its workers: {type(error).__name__}: {first_line(error)}"
+            )
 
     def _served(self, worker: int, incarnation: int, error: BaseException | None) -> None:
         """A worker serves its channel no longer; without an error because it was let go."""
@@ -215,7 +235,7 @@ class RayCluster:
             self._lost_soon(worker, incarnation, death_cause(error))
 
     def _lost_soon(self, worker: int, incarnation: int, cause: str) -> None:
-        timer = threading.Timer(CAUSE_WAIT_S, lambda: self.lost(worker, incarnation, cause))
+        timer = threading.Timer(CAUSE_WAIT_S, self._aloud, (self.lost, worker, incarnation, cause))
         timer.daemon = True
         timer.start()
 
@@ -224,6 +244,8 @@ class RayCluster:
         error = done.exception()
         if error is None:
             trained = done.result()
+            if not isinstance(trained, Trained | Refused):
+                return self.lost(worker, incarnation, f"it answered a turn by {trained!r:.100}")
             self._events.put(trained)
             if self._pace is not None and isinstance(trained, Trained):
                 with self._lock:
@@ -255,7 +277,9 @@ class RayCluster:
                 problem = first_line(cause)
                 self._events.put(StateSaved(worker, incarnation, version, problem=problem))
 
-        handle.save_state.remote(command).future().add_done_callback(done)
+        handle.save_state.remote(command).future().add_done_callback(
+            lambda answer: self._aloud(done, answer)
+        )
 
 
 def death_cause(error: BaseException) -> str:

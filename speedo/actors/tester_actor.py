@@ -16,7 +16,6 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from speedo.engines.evaluation import Part, Share, combined
 from speedo.engines.native_failures import capture_stderr
-from speedo.errors import EngineError, SpeedoError
 from speedo.failpoints import reached
 from speedo.master.slots import ServerAddress
 from speedo.messages import Evaluate, Tested
@@ -142,8 +141,8 @@ class VersionTests:
             return self._tell(Tested(version, {}, found.problem))
         try:
             metrics = combined([parts[one] for one in sorted(parts)])
-        except EngineError as error:
-            return self._tell(Tested(version, {}, str(error)))
+        except Exception as error:  # nobody would hear of it in this thread
+            return self._tell(Tested(version, {}, first_line(error)))
         none = "" if metrics else "there is no test net with an output: add one and its test_iter"
         self._tell(Tested(version, metrics, none))
 
@@ -203,7 +202,7 @@ class ShareTests:
         tester, problem = None, "this run has no tester"
         try:
             tester = self.tester_in_place_of(former)
-        except (RayError, SpeedoError) as error:
+        except Exception as error:  # the tests that wait must be answered
             problem = first_line(error)
         with self._asking:
             waiting, self._waiting = self._waiting, []

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -62,6 +63,7 @@ class WorkerHost:
         self._warm: list[Any] = []
         self._restarts = 0
         self._round = 0
+        self._requests = 0
         self._asked: Any = None
         self._next_attend = 0.0
         self._stopping = threading.Event()
@@ -187,12 +189,17 @@ class WorkerHost:
             self._asked = self._master.attend.remote(self._name, alive)
 
     def _begin(self, process: WorkerProcess, now: float) -> None:
-        process.due = now + AGAIN_S
+        """Ask for a place, once: a master that is busy answers late, and would give a second one to who asks again."""
+        if process.asked is None:
+            self._requests += 1
+            process.asked = self._master.assign.remote(self._name, process.former, self._requests)
+        if not ray.wait([process.asked], timeout=0)[0]:
+            return
+        asked, process.asked = process.asked, None
         try:
-            place = ray.get(
-                self._master.assign.remote(self._name, process.former), timeout=ANSWER_S
-            )
-        except (RayTaskError, GetTimeoutError):  # its store or itself is busy or away
+            place = ray.get(asked)
+        except RayTaskError:  # its store is away
+            process.due = now + AGAIN_S
             return
         self._begin_at(process, place, now)
 
@@ -251,8 +258,15 @@ class WorkerHost:
         for process in list(processes):
             if process.place is not None:
                 self._master.lost.remote(process.place, cause)
+            elif process.asked is not None:
+                process.asked.future().add_done_callback(partial(self._give_back, cause))
             process.end(wait=wait)
             self._processes.remove(process)
+
+    def _give_back(self, cause: str, answer: Any) -> None:
+        """A place came for a worker that is not wanted any more."""
+        if answer.exception() is None:
+            self._master.lost.remote(answer.result(), cause)
 
     # ------------------------------------------------------------ orders
 

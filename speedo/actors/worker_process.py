@@ -51,6 +51,7 @@ class WorkerProcess:
         self.due, self.given_up = due, False
         self.since = 0.0  # when its process began, later when it was ready
         self.starting: Any = None
+        self.asked: Any = None  # the master's answer to its request for a place
         self._process: psutil.Process | None = None
         self._who: Any = None
 

@@ -185,6 +185,7 @@ class Center:
     _uses: Counter[int] = field(default_factory=Counter)
     _published: set[int] = field(default_factory=set)
     _lost: Vector | None = None
+    _asked: tuple[int, int] = (-1, 0)  # the version of the last `restore`, and how many were of it
 
     def __post_init__(self) -> None:
         self._codec = make_codec(self.compression.payload, self.layout)
@@ -373,9 +374,18 @@ class Center:
         self.store.write(keys.probe(self.run), b"", memoryview(b"."), expire_s=PROBE_EXPIRY_S)
 
     def restore(self) -> None:
-        """Publish the present version again if the store has lost it, as after a restart, or damaged it."""
+        """Publish the present version again if the store has lost it, as after a restart, or damaged it.
+
+        Whether it is there is looked at in each call. It is read, which takes long, in the first call for a version,
+        the second, the fourth and so on: many may ask for one fault, and few faults are the center's.
+        """
         if self.version not in self._published:
             return self.publish()  # for the first time: the store has lost nothing
+        version, calls = self._asked
+        calls = calls + 1 if version == self.version else 1
+        self._asked = (self.version, calls)
+        if calls & (calls - 1) and self._is_there():
+            return
         copy = self._spare.pop() if self._spare else self.layout.zeros()
         try:
             for key, codec in self._forms:
@@ -388,6 +398,14 @@ class Center:
             self.publish()
         finally:
             self._spare.append(copy)
+
+    def _is_there(self) -> bool:
+        try:
+            for key, _ in self._forms:
+                self.store.read_head(key(self.run, self.version))
+        except MissingKeyError:
+            return False
+        return True
 
     def hold(self, version: int) -> None:
         """See `RunCenter.hold`."""

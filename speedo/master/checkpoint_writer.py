@@ -3,14 +3,19 @@
 `begin` copies the center and asks every worker for its solver history. When all have answered, or the time limit is
 over, a thread fetches the histories from the store and writes the files. Training waits only for the copy. A checkpoint
 and a snapshot of one version share the histories.
+
+No wait for the disk is without an end. What is not written in time is told as a problem that names the folder; training
+goes on, and while the disk hangs nothing more is begun: what would have been written is told, too. If the disk comes
+back, what hung is told as written, and the next checkpoint is due as usual.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -29,11 +34,15 @@ from speedo.run_dir.checkpoint_file import (
 )
 from speedo.sgd_modes.turn_length import AdaptiveLength
 from speedo.storage.base import Store
+from speedo.system.daemon_thread import DaemonThread
 from speedo.vectors.transfer import take_history
 
 GATHER_S: Final = 30.0  # workers that have not answered by then keep their history to themselves
 POLL_S: Final = 0.05
 MOST_WAITING: Final = 4  # snapshots; the weights of each are in memory
+WRITE_S: Final = 120.0  # for a file to be on the disk
+SLOWEST_BYTES_S: Final = 2e6  # and so much more time for a large one
+CLOSE_S: Final = 10.0  # at the end, for what was told as hung
 
 Written = Checkpointed | Snapshotted
 
@@ -49,6 +58,16 @@ class _Gathering:
     problems: list[str] = field(default_factory=list)
     checkpoint: Checkpoint | None = None
     snapshot: TakenSnapshot | None = None
+
+
+@dataclass
+class _Writing:
+    """What the thread writes, or is to write next; each has its time from the end of the one before it."""
+
+    gathering: _Gathering
+    future: Future[list[Written]]
+    limit_s: float
+    deadline: float
 
 
 @dataclass
@@ -74,39 +93,39 @@ class CheckpointWriter:
     server_history: Callable[[], bytes] = lambda: b""
     dropped: Callable[[], Mapping[str, int]] = dict
     data_of: Callable[[int], tuple[str, str]] = lambda slot: ("shard", "")
+    clock: Callable[[], float] = time.monotonic  # the driver's
     _gathering: dict[int, _Gathering] = field(default_factory=dict)  # by version, oldest first
-    _writing: list[tuple[_Gathering, Future[list[Written]]]] = field(default_factory=list)
+    _writing: list[_Writing] = field(default_factory=list)  # oldest first
+    _hung: list[_Writing] = field(default_factory=list)  # told as a problem; the first is under way
+    _untold: list[Written] = field(default_factory=list)
     _next: float | None = None
 
     def __post_init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, "checkpoints")
+        self._thread: DaemonThread[list[Written]] = DaemonThread("checkpoints")
         self._store: Store | None = None
+
+    @property
+    def hangs(self) -> str:
+        """A sentence on the disk, if it has not answered in time and does not now; empty if all is well."""
+        return self._is_silent(self._hung[0].limit_s) if self._hung else ""
 
     def due(self, now: float) -> bool:
         """True every `interval_s`, unless a checkpoint is being written."""
         if self._next is None:
             self._next = now + self.interval_s
-        if self.interval_s <= 0 or now < self._next or self._gathering or self._writing:
+        busy = self._gathering or self._writing or self._hung
+        if self.interval_s <= 0 or now < self._next or busy:
             return False
         self._next = now + self.interval_s
         return True
 
     def begin(self, coordinator: Coordinator, seconds: float, now: float) -> list[SaveState]:
         """Copy the center, and ask every member for its history; an unfinished checkpoint is abandoned."""
-        version = coordinator.version
-        counters = Counters(
-            self.run,
-            self.epoch,
-            self.mode,
-            version,
-            coordinator.iteration,
-            coordinator.samples,
-            coordinator.received,
-            self.seconds_before + seconds,
-            self.center.layout.digest,
-            dict(self.dropped()),
-            _progress(coordinator),
-        )
+        if self._hung:  # it would only wait behind what hangs, with a copy of the weights
+            place = (coordinator.version, coordinator.iteration, self.seconds_before + seconds)
+            self._untold.append(Checkpointed(*place, 0, self.hangs))
+            return []
+        counters = self._counters(coordinator, seconds)
         checkpoint = Checkpoint(counters, self.center.vector.copy(), self.server_history())
         for version, earlier in list(self._gathering.items()):
             earlier.checkpoint = None
@@ -116,6 +135,21 @@ class CheckpointWriter:
         gathering.checkpoint = checkpoint
         return asked
 
+    def _counters(self, coordinator: Coordinator, seconds: float) -> Counters:
+        return Counters(
+            self.run,
+            self.epoch,
+            self.mode,
+            coordinator.version,
+            coordinator.iteration,
+            coordinator.samples,
+            coordinator.received,
+            self.seconds_before + seconds,
+            self.center.layout.digest,
+            dict(self.dropped()),
+            _progress(coordinator),
+        )
+
     def begin_snapshot(
         self, coordinator: Coordinator, snapshot: TakenSnapshot, now: float
     ) -> list[SaveState]:
@@ -123,10 +157,16 @@ class CheckpointWriter:
         waiting = [one for one in self._gathering.values() if one.snapshot is not None]
         if len(waiting) + len(self._writing) >= MOST_WAITING:
             for one in waiting[:1]:  # it is written with what there is
-                self._pass_on(self._gathering.pop(one.version))
-            wait([self._writing[0][1]])
+                self._pass_on(self._gathering.pop(one.version), now)
+            first = self._writing[0]
+            wait([first.future], max(0.0, first.deadline - now))
+            self._untold = self.finished(self.clock())
+        if self._hung:
+            problem = f"no snapshot at iteration {snapshot.iteration}: {self.hangs}"
+            self._untold.append(Snapshotted(coordinator.version, snapshot.iteration, problem))
+            return []
         if not snapshot.wants_histories:
-            self._pass_on(_Gathering(coordinator.version, set(), now, snapshot=snapshot))
+            self._pass_on(_Gathering(coordinator.version, set(), now, snapshot=snapshot), now)
             return []
         gathering, asked = self._gather(coordinator, now)
         gathering.snapshot = snapshot
@@ -157,35 +197,75 @@ class CheckpointWriter:
 
     def finished(self, now: float) -> list[Written]:
         """Pass what is complete to the writing thread, and return what was written."""
+        found, self._untold = self._untold, []
+        while self._hung and self._hung[0].future.done():  # the disk is back
+            found += _outcome(self._hung.pop(0))
         for version, gathering in list(self._gathering.items()):
             if not gathering.awaited or now >= gathering.deadline:
-                self._pass_on(self._gathering.pop(version))
-        found: list[Written] = []
-        while self._writing and self._writing[0][1].done():  # one thread writes: in order
-            found += _outcome(*self._writing.pop(0))
+                complete = self._gathering.pop(version)
+                if self._hung:
+                    found += _failed(complete, self.hangs)
+                else:
+                    self._pass_on(complete, now)
+        while self._writing:  # one thread writes: in order
+            first = self._writing[0]
+            if first.future.done():
+                found += _outcome(self._writing.pop(0))
+                if self._writing:
+                    self._writing[0].deadline = now + self._writing[0].limit_s
+            elif now >= first.deadline:  # those behind it wait for the same disk
+                self._hung, self._writing = self._writing, []
+                for one in self._hung:
+                    found += _failed(one.gathering, self.hangs)
+            else:
+                break
         return found
 
-    def _pass_on(self, gathering: _Gathering) -> None:
-        self._writing.append((gathering, self._pool.submit(self._write, gathering)))
+    def _pass_on(self, gathering: _Gathering, now: float) -> None:
+        limit_s = self._limit_of(gathering)
+        future = self._thread.submit(partial(self._write, gathering))
+        self._writing.append(_Writing(gathering, future, limit_s, now + limit_s))
+
+    def _limit_of(self, gathering: _Gathering) -> float:
+        """Seconds to write a center, and for each worker a history of up to two vectors."""
+        vectors = 2 * (len(gathering.saved) + 2)
+        return WRITE_S + vectors * self.center.layout.nbytes / SLOWEST_BYTES_S
+
+    def _is_silent(self, seconds: float) -> str:
+        return (
+            f"{self.folder} has not answered for {seconds:.0f} s: its disk hangs; look at the disk or the connection "
+            "to it"
+        )
 
     def deadline(self) -> float:
         """See `speedo.master.checkpoints.Checkpoints`."""
+        if self._untold:
+            return 0.0
         if self._writing:
-            return 0.0 if self._writing[0][1].done() else time.monotonic() + POLL_S
+            return 0.0 if self._writing[0].future.done() else self.clock() + POLL_S
         waits = (one.deadline if one.awaited else 0.0 for one in self._gathering.values())
         return min(waits, default=float("inf"))
 
     def keep_center(self, coordinator: Coordinator, seconds: float) -> str:
         """Write a checkpoint without the workers' histories, after the store is lost. Returns the problem, if any."""
-        self.begin(coordinator, seconds, 0.0)
-        checkpoint = self._gathering.pop(coordinator.version).checkpoint
-        assert checkpoint is not None
-        return self._write_checkpoint(checkpoint, {}, ()).problem
+        if self._hung:
+            return self.hangs
+        counters = self._counters(coordinator, seconds)
+        checkpoint = Checkpoint(counters, self.center.vector.copy(), self.server_history())
+        gathering = _Gathering(coordinator.version, set(), 0.0, checkpoint=checkpoint)
+        limit_s = self._limit_of(gathering)
+        future = self._thread.submit(partial(self._write, gathering))
+        if not wait([future], limit_s + sum(one.limit_s for one in self._writing)).done:
+            return self._is_silent(limit_s)
+        return _outcome(_Writing(gathering, future, 0.0, 0.0))[-1].problem
 
     def close(self) -> None:
-        """Wait until the writing thread is done."""
-        self._pool.shutdown(wait=True)
-        if self._store is not None:
+        """Wait until the writing thread is done; not for what hangs, whose thread ends with the process."""
+        left = sum(one.limit_s for one in self._writing)
+        if (
+            self._thread.close(CLOSE_S if self._hung else left + CLOSE_S)
+            and self._store is not None
+        ):
             self._store.close()
 
     def _write(self, gathering: _Gathering) -> list[Written]:
@@ -243,11 +323,15 @@ def _checkpointed(checkpoint: Checkpoint, size: int, problem: str) -> Checkpoint
     return Checkpointed(counters.version, counters.iteration, counters.seconds, size, problem)
 
 
-def _outcome(gathering: _Gathering, future: Future[list[Written]]) -> list[Written]:
-    error = future.exception()
+def _outcome(writing: _Writing) -> list[Written]:
+    error = writing.future.exception()
     if error is None:
-        return future.result()
-    problem, done = f"{type(error).__name__}: {error}", list[Written]()
+        return writing.future.result()
+    return _failed(writing.gathering, f"{type(error).__name__}: {error}")
+
+
+def _failed(gathering: _Gathering, problem: str) -> list[Written]:
+    done = list[Written]()
     if gathering.snapshot is not None:
         iteration = gathering.snapshot.iteration
         told = f"no whole snapshot at iteration {iteration}: {problem}"

@@ -74,6 +74,7 @@ class Roster:
         self._iter_size = iter_size
         self._incarnations: dict[int, int] = {}
         self._held: dict[int, Assignment] = {}
+        self._requested: dict[tuple[str, int], tuple[int, int]] = {}  # slot and incarnation
         self._moved: dict[tuple[int, int], Assignment] = {}
         self._resumed = dict(resumed or {})
         self._version = version
@@ -119,12 +120,16 @@ class Roster:
         known = [count for count in groups.values() if count is not None]
         return sum(known) if known and len(known) == len(groups) else None
 
-    def assign(self, samples: int = 0, host: str = "") -> Assignment:
+    def assign(self, samples: int = 0, host: str = "", request: int | None = None) -> Assignment:
         """Assign the lowest free slot to one more worker; beyond the expected number shards are shared.
 
+        The same `request` of a host gets the same place, for as long as that is held: its answer may be lost.
         In `own` a resumed run gives a host first the slots that had read its records.
         """
         with self._lock:
+            before = None if request is None else self._requested.get((host, request))
+            if before is not None and self._holds(*before):
+                return self._held[before[0]]
             holding = self._hosts.get(host, Holding())
             worker = self._free_slot(holding)
             others = [place.shard for place in self._held.values()]
@@ -132,13 +137,19 @@ class Roster:
             if self.share == "own":
                 shard = self._own_shard(shard, holding)
             self._data[worker] = holding if self.share == "own" else self._everywhere
-            return self._place(worker, shard, samples)
+            place = self._place(worker, shard, samples)
+            if request is not None:
+                self._requested[host, request] = (worker, place.incarnation)
+            return place
 
     def release(self, worker: int, incarnation: int) -> None:
         """Free the slot, unless it was assigned again."""
         with self._lock:
             if self._holds(worker, incarnation):
                 del self._held[worker]
+                for request, place in list(self._requested.items()):
+                    if place[0] == worker:
+                        del self._requested[request]
 
     def holds(self, worker: int, incarnation: int) -> bool:
         with self._lock:

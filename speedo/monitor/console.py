@@ -6,6 +6,8 @@ import math
 import os
 import sys
 import time
+from concurrent.futures import wait
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, TextIO, cast
@@ -20,10 +22,12 @@ from speedo.foreign_text import MOST_NAME, MOST_TEXT, clean_text
 from speedo.monitor.scores import short_scores
 from speedo.monitor.status import Status, WorkerStatus, where_in_words
 from speedo.run_dir.directory import LOG
+from speedo.system.daemon_thread import DaemonThread
 from speedo.system.line_file import LineFile
 
 LINE_S: Final = 5.0  # seconds between plain lines
 SAME_LINE_S: Final = 30.0  # seconds until a line is said again that has not changed
+CLOSE_S: Final = 10.0  # for the last lines to be written; a disk that hangs is not waited for
 KEPT_BYTES: Final = 1 << 20  # of lines that the disk does not take, at most
 
 
@@ -125,9 +129,11 @@ class Progress:
         self._end_live()
         if self._log is not None:
             log, self._log = self._log, None
-            rest = log.close()
-            lost = log.lines_lost + rest.count(b"\n")
-            if lost:
+            closing = self._writer.submit(lambda: log.close().count(b"\n") + log.lines_lost)
+            self._writer.end()
+            if not wait([closing], CLOSE_S).done:
+                self.note(f"warning: the last lines of {log.path} are not written: its disk hangs")
+            elif lost := closing.result():
                 self.note(
                     f"warning: {lost} lines of {log.path} could not be written: {log.problem}"
                 )
@@ -135,6 +141,7 @@ class Progress:
     def begin(self, run_dir: Path) -> None:
         """From now on everything is logged in this directory too; notices are shown from the first on."""
         self.run_dir, self._noticed = run_dir, 0
+        self._writer: DaemonThread[int | None] = DaemonThread(LOG)  # its disk may hang
         self._log = LineFile(run_dir / LOG, kept_bytes=KEPT_BYTES, lost=_gap)
         kept, self._kept = self._kept, []
         for text in kept:
@@ -208,7 +215,8 @@ class Progress:
         if self._log is None:
             self._kept.append(text)
         else:
-            self._log.write(f"{time.strftime('%H:%M:%S')} {clean_text(text)}\n".encode())
+            line = f"{time.strftime('%H:%M:%S')} {clean_text(text)}\n".encode()
+            self._writer.submit(partial(self._log.write, line))
 
 
 def _gap(lines: int) -> bytes:

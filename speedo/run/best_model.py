@@ -14,6 +14,7 @@ from speedo.master.center import RunCenter
 from speedo.messages import KeepBest
 from speedo.run_dir.directory import BEST, BEST_MODEL, write_whole
 from speedo.sgd_modes.conditions import Watched
+from speedo.system.disk_calls import on_disk
 from speedo.system.files import read_bytes
 from speedo.vectors.vector import Vector
 
@@ -57,8 +58,9 @@ class BestFile:
         }
         try:
             self.engine.load_weights(weights)
-            self.engine.save(self.run_dir / BEST_MODEL)
-            write_whole(self.run_dir / BEST, json.dumps(values) + "\n")
+            with on_disk(self.run_dir / BEST_MODEL):
+                self.engine.save(self.run_dir / BEST_MODEL)
+                write_whole(self.run_dir / BEST, json.dumps(values) + "\n")
         except (EngineError, OSError) as error:
             problem = error.strerror or str(error) if isinstance(error, OSError) else str(error)
             self.note(

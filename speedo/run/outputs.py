@@ -25,6 +25,7 @@ from speedo.run_dir.directory import (
 )
 from speedo.run_dir.metrics_log import MetricsLog
 from speedo.run_dir.rescue import Rescue
+from speedo.system.daemon_thread import HUNG_S, within
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +59,33 @@ def hand_over(
     model = rescue.keep(MODEL, export)
     if snapshot:
         with suppress(OSError):  # the model itself is there
-            link_or_copy(model, model.with_name(snapshot))
-    if not (run_dir / CONFIG).exists():  # there was no room for it when the run began
+            within(HUNG_S, lambda: link_or_copy(model, model.with_name(snapshot)))
+    if not _is_there(run_dir / CONFIG):  # there was no room for it when the run began
         rescue.keep(CONFIG, lambda path: write_config(path.parent, config))
-    rest, lost = log.close(), log.lines_lost
+    try:
+        rest = within(HUNG_S, log.close)
+    except OSError as error:
+        rest = b""
+        rescue.problems.append(
+            f"the last lines of {run_dir / METRICS} could not be written ({error.strerror})"
+        )
+    lost = log.lines_lost
     if rest and not rescue.keep_rest(METRICS, rest, log.problem):
         lost += rest.count(b"\n")
     if lost:
         rescue.problems.append(
             f"{lost} lines of {run_dir / METRICS} are lost: no disk could store them"
         )
-    result = replace(result, model=str(model), log_lines_lost=lost, problems=tuple(rescue.problems))
+    earlier, problems = result.problems, (*result.problems, *rescue.problems)
+    result = replace(result, model=str(model), log_lines_lost=lost, problems=problems)
     fields = result_fields(result)
     rescue.keep(RESULT, lambda path: write_result(path.parent, fields))
-    return replace(result, problems=tuple(rescue.problems))
+    return replace(result, problems=(*earlier, *rescue.problems))
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is such a file; False if its disk does not say."""
+    try:
+        return within(HUNG_S, path.exists)
+    except OSError:
+        return False

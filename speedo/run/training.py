@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from speedo.errors import FencedError, StoreError, TrainingStopped
+from speedo.errors import CheckpointError, FencedError, StoreError, TrainingStopped
 from speedo.master.center import RunCenter
 from speedo.master.checkpoint_writer import CheckpointWriter
 from speedo.master.divergence import DivergenceWatch
@@ -24,8 +25,8 @@ from speedo.run_dir.checkpoint_file import checkpoints_in
 from speedo.run_dir.directory import CHECKPOINTS, MODEL
 from speedo.run_dir.fence import Fence
 from speedo.run_dir.metrics_log import MetricsLog
-from speedo.storage import keys
-from speedo.storage.base import Store
+from speedo.storage.base import Store, remove_run
+from speedo.system.disk_calls import hangs
 from speedo.vectors.transfer import put_history
 from speedo.vectors.vector import Layout
 
@@ -59,6 +60,7 @@ class Training:
     best: BestFile | None = None
     losses: DivergenceWatch = field(default_factory=lambda: DivergenceWatch(""))
     chance: float | None = None  # the loss of guessing
+    _thread: int | None = None  # that of the driver, while it runs
 
     @property
     def center(self) -> RunCenter:
@@ -73,6 +75,7 @@ class Training:
 
         If the store stays away, the run ends with `StoreError`, after a checkpoint.
         """
+        self._thread = threading.get_ident()
         try:
             self._give_histories_back()
             outcome = self.driver.run()
@@ -95,6 +98,7 @@ class Training:
         except StoreError as error:
             raise StoreError(f"{error}; {self._keep_what_there_is()}") from None
         finally:
+            self._thread = None
             self.board.state, self.board.over = "finished", True
             if self.keeper is not None:
                 self.keeper.close()
@@ -126,19 +130,21 @@ class Training:
     def clean_store(self) -> None:
         """Remove the keys of this run from the store; it may be the user's own server.
 
-        Those of this epoch and of earlier ones, whose masters are fenced; never those of a later one. A master that has
-        been replaced removes nothing: its successor does. Raises `FencedError` then.
+        A master that has been replaced removes nothing: its successor does. Raises `FencedError` then.
         """
         self.fence.require()
-        run = self.settings.run
-        found = ((keys.epoch_of(run, key), key) for key in self.store.keys(keys.prefix(run)))
-        self.store.delete(*(key for epoch, key in found if 0 <= epoch <= self.settings.epoch))
+        remove_run(self.store, self.settings.run, self.settings.epoch)
 
     def tell(self, event: Event) -> None:
         """Inform the observers of something that delays the driver; called from the driver's thread only."""
         self.driver.tell(event)
 
     def status(self) -> Status:
+        """Raises `CheckpointError` while the run stands still because a disk does not answer."""
+        if problem := hangs(self._thread):
+            raise CheckpointError(
+                f"{problem}; once it is back, continue with --resume {self.files.run_dir}"
+            )
         return self.board.status(time.monotonic())
 
     def close(self) -> None:
@@ -175,6 +181,11 @@ class Training:
             self.board.turns * self.center.center_bytes,
             best=None if self.best is None else self.best.result,
             warning=self._warning() if outcome.complete else "",
+            problems=tuple(
+                f"there is no checkpoint of the end: {one.hangs}"
+                for one in (self.keeper,)
+                if one is not None and one.hangs
+            ),
         )
 
     def _warning(self) -> str:

@@ -18,6 +18,7 @@ from typing import Final
 from speedo.bounds import LARGEST_INT32, whole_number
 from speedo.errors import CheckpointError, ConfigError, FencedError
 from speedo.run_dir.directory import CHECKPOINTS, EPOCH, LOCK, write_whole
+from speedo.system.disk_calls import on_disk
 from speedo.system.files import read_text
 
 MOST_EPOCH_BYTES: Final = 64
@@ -69,7 +70,8 @@ def epoch_of(run_dir: Path) -> int:
     """
     path = run_dir / EPOCH
     try:
-        epoch = whole_number(read_text(path, MOST_EPOCH_BYTES))
+        with on_disk(path):
+            epoch = whole_number(read_text(path, MOST_EPOCH_BYTES))
     except FileNotFoundError:
         return 0
     except OSError as error:

@@ -1,4 +1,7 @@
-"""Saves a run's files elsewhere if its directory cannot be written: a full disk at the end must not lose the model."""
+"""Saves a run's files elsewhere if its directory cannot be written: a full disk at the end must not lose the model.
+
+Nor must one that hangs: each file has `HUNG_S` seconds in each place.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,13 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from speedo.errors import EngineError, SpeedoError
+from speedo.system import daemon_thread
+from speedo.system.daemon_thread import within
 from speedo.system.private_folders import make_private_folder
 
 LAST_PLACES: Final = (Path("/var/tmp"), Path("/dev/shm"))
@@ -33,7 +39,7 @@ class Rescue:
         """
         wanted = self._run_dir / name
         try:
-            write(wanted)
+            within(daemon_thread.HUNG_S, lambda: write(wanted))
         except (OSError, SpeedoError) as error:
             return self._elsewhere(name, write, wanted, _reason(error))
         return wanted
@@ -60,7 +66,7 @@ class Rescue:
         tried = [f"{wanted.parent} ({reason})"]
         for folder in self._folders(tried):
             try:
-                write(folder / name)
+                within(daemon_thread.HUNG_S, partial(write, folder / name))
             except (OSError, SpeedoError) as error:
                 tried.append(f"{folder.parent} ({_reason(error)})")
                 if folder != self._folder:
@@ -80,7 +86,10 @@ class Rescue:
             yield self._folder
         for place in _places():
             try:
-                folder = make_private_folder(f"speedo-{self._run_dir.name}-", place)
+                folder = within(
+                    daemon_thread.HUNG_S,
+                    partial(make_private_folder, f"speedo-{self._run_dir.name}-", place),
+                )
             except (OSError, SpeedoError) as error:
                 tried.append(f"{place} ({_reason(error)})")
                 continue

@@ -17,6 +17,7 @@ from speedo.engines.quadratic import QuadraticEngine
 from speedo.engines.solver_update import Recipe
 from speedo.errors import MissingKeyError, PayloadError, TeamBrokenError, TrainingStopped
 from speedo.master.center import Center, RunCenter
+from speedo.master.checkpoints import Checkpoints
 from speedo.master.coordinator import Coordinator
 from speedo.master.driver import Driver, Limits, Outcome
 from speedo.master.local_servers import LocalServers
@@ -25,7 +26,19 @@ from speedo.master.plan import Plan
 from speedo.master.range_server import RangeServer
 from speedo.master.server_requests import Servers
 from speedo.master.stopping import Stopping
-from speedo.messages import Command, Event, Joined, Left, Refused, Team, Tested, Train, Trained
+from speedo.messages import (
+    Command,
+    Event,
+    Joined,
+    Left,
+    Refused,
+    SaveState,
+    StateSaved,
+    Team,
+    Tested,
+    Train,
+    Trained,
+)
 from speedo.sgd_modes.base import Strategy
 from speedo.simulation.simulated_hosts import SimulatedHosts
 from speedo.simulation.simulated_servers import center_on_servers
@@ -128,6 +141,10 @@ class SimulatedCluster:
     def send(self, command: Command) -> None:
         if isinstance(command, Train):
             self._send_train(command)
+        elif isinstance(command, SaveState):
+            who = command.worker, command.incarnation, command.version
+            saved = StateSaved(*who, problem="it has none")
+            self.at(self.now + self.world.step_s, lambda: self.deliver(saved))
         else:
             self.at(self.now + self.world.step_s, lambda: self._test(command))
 
@@ -389,6 +406,9 @@ def simulate(
     stopping: Stopping | None = None,
     seconds_before: float = 0.0,
     hosts: Callable[[int], str] | None = None,
+    run: str = "simulated",
+    fence: Callable[[], None] = lambda: None,
+    checkpoints: Callable[[RunCenter, SimulatedCluster], Checkpoints] | None = None,
 ) -> Simulation:
     """Run `plan` on simulated workers, `plan.workers` of them unless `joins` says otherwise.
 
@@ -397,6 +417,7 @@ def simulate(
     each of so many has a range of the center; `serve` makes the way to them, and `notes` is told of those that are
     lost. `seconds_before` is as in a driver. With a `solver`, made for the simulated layout, servers apply its update.
     With `hosts`, which names the host of a worker, those of one host share the centers that they fetch.
+    `fence` is that of the center, if no servers have it; `run` is the keyspace; `checkpoints` keeps some.
     Raises `TrainingStopped` for a run that makes no progress.
     """
     world = world or World()
@@ -413,7 +434,7 @@ def simulate(
     recipe = solver(first.layout) if solver is not None else None
     stores = [MemoryStore(clock=lambda: cluster.now) for _ in ranges]
     memories = SimulatedHosts(hosts)
-    cluster = SimulatedCluster(world, store, "simulated", engine, seed, overlap, stores, memories)
+    cluster = SimulatedCluster(world, store, run, engine, seed, overlap, stores, memories)
     cluster.places = places or cluster.places
     for worker in range(plan.workers) if joins is None else joins:
         cluster.join(worker)
@@ -428,11 +449,12 @@ def simulate(
             ranges, stores, vector, first.layout, serve, memories, world.compression, notes, recipe
         )
         if servers
-        else Center("simulated", vector, first.layout, store, compression=world.compression)
+        else Center(run, vector, first.layout, store, fence=fence, compression=world.compression)
     )
     trace = Trace(keep_trace)
     driver = Driver(
         coordinator, center, cluster, observer(trace), cluster.clock, limits or Limits(),
         has_tester=True, seconds_before=seconds_before,
+        checkpoints=None if checkpoints is None else checkpoints(center, cluster),
     )  # fmt: skip
     return Simulation(driver.run(), coordinator, center, cluster, trace)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from speedo.messages import (
     Action,
+    Checkpointed,
     Drop,
     Elapsed,
     Evaluate,
@@ -24,7 +25,7 @@ from speedo.messages import (
 
 
 class Trace:
-    """Implements `speedo.master.driver.Observer`; without `keep` nothing is kept."""
+    """Implements `speedo.master.observers.Observer`; without `keep` nothing is kept."""
 
     def __init__(self, keep: bool = True) -> None:
         self.lines: list[str] | None = [] if keep else None
@@ -52,6 +53,10 @@ class Trace:
                 text = f"trained for {event.seconds:.4g} s"
             case StopAsked():
                 text = f"stop asked: {event.reason}"
+            case Checkpointed():
+                text = f"checkpoint of version {event.version}: {event.problem or 'written'}"
+            case _:
+                text = str(event)
         self.lines.append(f"{now:10.4f}  > {text}")
 
     def did(self, action: Action, now: float) -> None:

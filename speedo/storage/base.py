@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from speedo.errors import PayloadError, StoreError
+from speedo.storage import keys
 
 MAX_HEAD_BYTES = 4096
 Arrived = Callable[[int], None]
@@ -118,3 +119,12 @@ class Store(Protocol):
     def close(self) -> None:
         """Close the connection, which a later call opens again; may be called twice."""
         ...
+
+
+def remove_run(store: Store, run: str, epoch: int) -> None:
+    """Remove the keys of a run whose master of this epoch ends, and of those before it, which are fenced.
+
+    Never those of a later epoch: its master may have taken the run over at this very moment.
+    """
+    found = store.keys(keys.prefix(run))
+    store.delete(*(key for key in found if 0 <= keys.epoch_of(run, key) <= epoch))

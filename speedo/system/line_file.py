@@ -16,6 +16,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from speedo.system.disk_calls import on_disk
+
 AGAIN_S: Final = 1.0  # between two tries to write to a disk that refused
 MOST_LINES: Final = 64  # in one write
 KEPT_BYTES: Final = 16 << 20  # lines that wait, at most: 40,000 results or more
@@ -79,6 +81,10 @@ class LineFile:
 
     def flush(self) -> bool:
         """Try to write the waiting lines; returns whether all are written."""
+        with on_disk(self.path):
+            return self._flush()
+
+    def _flush(self) -> bool:
         try:
             if self._file is None:
                 # Not blocking: a pipe in its place is an error, and nothing to wait for.

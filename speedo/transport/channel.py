@@ -12,10 +12,12 @@ import math
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import fields
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -36,6 +38,7 @@ from speedo.vectors.vector import Kind
 SOCKET: Final = "turns"
 CONNECT_S: Final = 10.0
 SEND_S: Final = 5.0  # a message fits the socket's buffer, unless the other end takes nothing at all
+AGAIN_S: Final = 0.2
 BACKLOG: Final = 128
 MOST_GREETING: Final = 100  # bytes
 
@@ -158,10 +161,19 @@ class WorkerChannel:
 
 
 class Channels:
-    """The master's end of all channels; answers go to `events`, `core` lets workers move the thread that reads them."""
+    """The master's end of all channels; answers go to `events`, `core` lets workers move the thread that reads them.
 
-    def __init__(self, folder: Path, events: EventQueue[Any], core: DriverCore) -> None:
-        self.folder, self._events, self._core = str(folder), events, core
+    `ended(worker, incarnation, cause)` is told of a channel that gives no more answers, also if it was `close`d.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        events: EventQueue[Any],
+        core: DriverCore,
+        ended: Callable[[int, int, str], None] = lambda worker, incarnation, cause: None,
+    ) -> None:
+        self.folder, self._events, self._core, self._ended = str(folder), events, core, ended
         self._open: dict[tuple[int, int], socket.socket] = {}
         self._told: dict[tuple[int, int], DriverThread] = {}
         self._changed = threading.Condition()
@@ -215,24 +227,27 @@ class Channels:
         while True:
             try:
                 channel, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._greet, args=(channel,), daemon=True).start()
+                greeter = threading.Thread(target=self._greet, args=(channel,), daemon=True)
+                greeter.start()
+            except (OSError, RuntimeError):  # no free file or thread now: other workers will come
+                if self._listener.fileno() < 0:
+                    return
+                time.sleep(AGAIN_S)
 
     def _greet(self, channel: socket.socket) -> None:
         """Read the first line, with which a worker identifies itself."""
         try:
             channel.settimeout(CONNECT_S)
             with channel.makefile("rb") as lines:
-                worker, incarnation = json.loads(lines.readline(MOST_GREETING))
+                worker, incarnation = map(int, json.loads(lines.readline(MOST_GREETING)))
             channel.settimeout(None)
             channel.setsockopt(
                 socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(SEND_S)
             )  # reading is never waited for, sending not for ever
-        except (OSError, ValueError, TypeError):
+            self._events.listen(channel, _answer, partial(self._ended, worker, incarnation))
+        except (OSError, ValueError, TypeError):  # its worker counts as lost after `CONNECT_S`
             channel.close()
             return
-        self._events.listen(channel, _answer)
         with self._changed:
             self._open[worker, incarnation] = channel
             self._changed.notify_all()

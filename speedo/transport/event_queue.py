@@ -1,5 +1,8 @@
 """The driver's event queue: filled from any thread, and from sockets that the driver's own thread reads.
 
+A socket that ends, breaks or sends what is no message is told to whoever listens, with the cause: nobody else would
+know that nothing comes from there any more.
+
 With a thread per socket every message would be handed over between two threads, which costs a tenth of a millisecond.
 """
 
@@ -17,6 +20,8 @@ from typing import Final, Generic, TypeVar
 Event = TypeVar("Event")
 READ_BYTES: Final = 1 << 16
 LONGEST_S: Final = 3600.0
+MOST_LINE_BYTES: Final = 16 << 20
+Ended = Callable[[str], None]  # is told why
 
 
 class EventQueue(Generic[Event]):
@@ -27,18 +32,25 @@ class EventQueue(Generic[Event]):
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()
         self._epoll.register(self._bell, select.EPOLLIN)
-        self._sockets: dict[int, tuple[socket.socket, bytearray, Callable[[bytes], Event]]] = {}
+        self._sockets: dict[
+            int, tuple[socket.socket, bytearray, Callable[[bytes], Event], Ended]
+        ] = {}
 
     def put(self, event: Event) -> None:
         self._events.append(event)
         os.eventfd_write(self._bell, 1)
 
-    def listen(self, channel: socket.socket, read: Callable[[bytes], Event]) -> None:
+    def listen(
+        self,
+        channel: socket.socket,
+        read: Callable[[bytes], Event],
+        ended: Ended = lambda cause: None,
+    ) -> None:
         """Turn every line of this socket into an event with `read`, until the socket ends or `read` raises.
 
-        The socket is closed then.
+        The socket is closed then, and `ended` is called with the cause, in the thread that reads.
         """
-        self._sockets[channel.fileno()] = (channel, bytearray(), read)
+        self._sockets[channel.fileno()] = (channel, bytearray(), read, ended)
         self._epoll.register(channel, select.EPOLLIN)
 
     def get(self, timeout: float) -> Event | None:
@@ -67,18 +79,25 @@ class EventQueue(Generic[Event]):
         return bool(ready)
 
     def _read(self, file: int) -> None:
-        channel, buffer, read = self._sockets[file]
+        channel, buffer, read, ended = self._sockets[file]
         try:
             data = channel.recv(READ_BYTES, socket.MSG_DONTWAIT)
             if not data:
-                raise ConnectionError("it has ended")
+                raise ConnectionError("its channel has ended")
             *lines, rest = (buffer + data).split(b"\n")
             self._events.extend([read(bytes(line)) for line in lines])
+            if len(rest) > MOST_LINE_BYTES:
+                raise ValueError(f"a line of more than {MOST_LINE_BYTES:,} bytes")
             buffer[:] = rest
+            return
         except BlockingIOError:
             return
-        except (OSError, ValueError, TypeError, AttributeError):
-            del self._sockets[file]
-            with suppress(OSError):
-                self._epoll.unregister(file)
-            channel.close()
+        except OSError as error:
+            cause = str(error)
+        except Exception as error:  # whatever it is about the line, the others are still heard
+            cause = f"its channel sent what is no message: {type(error).__name__}: {error}"
+        del self._sockets[file]
+        with suppress(OSError):
+            self._epoll.unregister(file)
+        channel.close()
+        ended(cause)

@@ -14,6 +14,7 @@ from speedo.master.center import Center
 from speedo.messages import Drop, Merge, Part, Refused, Trained
 from speedo.sgd_modes.rules import AddDelta, Elastic
 from speedo.storage import keys
+from speedo.storage.base import Arrived
 from speedo.storage.memory_store import MemoryStore
 from speedo.storage.shared_memory.store import SharedMemoryStore
 from speedo.vectors.codecs import NO_COMPRESSION, Compression, make_codec
@@ -385,6 +386,40 @@ def test_a_damaged_center_is_published_again() -> None:
     head, _ = center.store.read_head(keys.center("run", 0))
     center.store.write(keys.center("run", 0), head, memoryview(bytes(range(16))))
     center.restore()
+    fetch_vector(center.store, keys.center("run", 0), LAYOUT, Kind.CENTER, LAYOUT.zeros())
+
+
+class ReadsCounted(MemoryStore):
+    """Counts the bodies that are read."""
+
+    reads = 0
+
+    def read(self, key: str, into: memoryview, arrived: Arrived | None = None) -> bytes:
+        self.reads += 1
+        return super().read(key, into, arrived)
+
+
+def test_a_center_that_many_ask_for_is_read_a_few_times_and_put_back_at_once_if_lost() -> None:
+    """A worker whose turns fail without blame asked for it at each: 240 MB of AlexNet every time."""
+    store = ReadsCounted()
+    center = Center("run", LAYOUT.zeros(), LAYOUT, store)
+    center.publish()
+    for _ in range(1000):
+        center.restore()
+    assert store.reads == 10
+    store.delete(keys.center("run", 0))
+    center.restore()
+    assert published(center) == ["center:0"]
+
+
+def test_a_center_that_is_damaged_later_is_found_by_those_that_ask_again() -> None:
+    center = make_center()
+    for _ in range(5):
+        center.restore()
+    head, _ = center.store.read_head(keys.center("run", 0))
+    center.store.write(keys.center("run", 0), head, memoryview(bytes(range(16))))
+    for _ in range(5):
+        center.restore()
     fetch_vector(center.store, keys.center("run", 0), LAYOUT, Kind.CENTER, LAYOUT.zeros())
 
 

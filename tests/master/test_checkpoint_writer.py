@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +20,7 @@ from speedo.master.checkpoint_writer import (
     GATHER_S,
     MOST_WAITING,
     POLL_S,
+    WRITE_S,
     CheckpointWriter,
     Written,
 )
@@ -320,8 +323,8 @@ def test_a_newer_checkpoint_does_not_end_a_snapshot(tmp_path: Path) -> None:
 
 
 def test_a_snapshot_of_the_servers_history_asks_no_worker(tmp_path: Path) -> None:
-    keeper = make(tmp_path)
-    assert keeper.begin_snapshot(resumed_run(), Taken(wants_histories=False), 0.0) == []
+    keeper, now = make(tmp_path), time.monotonic()
+    assert keeper.begin_snapshot(resumed_run(), Taken(wants_histories=False), now) == []
     assert written(keeper) == [Snapshotted(6, 7)]
 
 
@@ -352,3 +355,141 @@ def test_a_slow_disk_holds_training_before_the_weights_of_many_snapshots_fill_th
     assert may_write.is_set()
     assert [one.version for one in keeper.finished(0.0)] == [7]
     keeper.close()
+
+
+# ---------------------------------------------------------------- a disk that hangs
+
+LATE = WRITE_S + 1.0  # seconds for a vector of eight values
+
+
+@dataclass
+class Disk:
+    """Hangs until it is `back`; `now` is the driver's clock."""
+
+    back: threading.Event = field(default_factory=threading.Event)
+    now: float = 0.0
+
+    def keeper(self, folder: Path, **change: object) -> CheckpointWriter:
+        return make(folder, fence=self.back.wait, clock=lambda: self.now, **change)
+
+
+def begin(keeper: CheckpointWriter, run: Coordinator, now: float) -> None:
+    """A checkpoint that no worker adds to."""
+    for command in keeper.begin(run, 0.0, now):
+        keeper.saw(Left(command.worker, command.incarnation, "it died"))
+
+
+def test_a_checkpoint_on_a_disk_that_hangs_is_told_with_its_folder(tmp_path: Path) -> None:
+    disk, run = Disk(), resumed_run()
+    keeper = disk.keeper(tmp_path)
+    begin(keeper, run, 0.0)
+    assert keeper.finished(0.0) == []
+    assert keeper.finished(WRITE_S - 1.0) == []
+    assert keeper.hangs == ""
+    (told,) = keeper.finished(LATE)
+    assert (told.version, told.problem) == (6, keeper.hangs)
+    assert keeper.hangs.startswith(f"{tmp_path} has not answered for 120 s: its disk hangs")
+    disk.back.set()
+    keeper.close()
+
+
+def test_a_run_whose_disk_hangs_waits_for_nothing_more_and_copies_no_more_weights(
+    tmp_path: Path,
+) -> None:
+    """The driver asks for as long as anything has a deadline: at the end that was for ever."""
+    disk, run = Disk(), resumed_run()
+    keeper = disk.keeper(tmp_path, interval_s=1.0)
+    begin(keeper, run, 0.0)
+    keeper.finished(0.0)
+    keeper.finished(LATE)
+    assert keeper.deadline() == float("inf")
+    assert not keeper.due(LATE)
+    assert not keeper.due(LATE + 1e6)
+    run.version = 8
+    assert keeper.begin(run, 0.0, LATE) == []
+    assert keeper.begin_snapshot(run, Taken(), LATE) == []
+    assert keeper.deadline() == 0.0
+    checkpoint, snapshot = keeper.finished(LATE)
+    assert (checkpoint.version, checkpoint.problem) == (8, keeper.hangs)
+    assert snapshot == Snapshotted(8, 7, f"no snapshot at iteration 7: {keeper.hangs}")
+    assert keeper.deadline() == float("inf")
+    assert keeper.keep_center(run, 0.0) == keeper.hangs
+    disk.back.set()
+    keeper.close()
+
+
+def test_what_waits_behind_a_write_that_hangs_is_told_too(tmp_path: Path) -> None:
+    disk, run = Disk(), resumed_run()
+    keeper = disk.keeper(tmp_path)
+    keeper.begin_snapshot(run, Taken(may_write=disk.back.wait, wants_histories=False), 0.0)
+    begin(keeper, run, 1.0)
+    keeper.finished(1.0)
+    run.version = 9
+    keeper.begin_snapshot(run, Taken(), 2.0)  # waits for its workers yet
+    told = keeper.finished(LATE)
+    assert [(type(one).__name__, one.version) for one in told] == [
+        ("Snapshotted", 6),
+        ("Checkpointed", 6),
+        ("Snapshotted", 9),
+    ]
+    assert all(keeper.hangs in one.problem for one in told)
+    assert keeper.deadline() == float("inf")
+    disk.back.set()
+    keeper.close()
+
+
+def test_a_disk_that_is_back_has_the_checkpoint_and_gets_the_next(tmp_path: Path) -> None:
+    disk, run = Disk(), resumed_run()
+    keeper = disk.keeper(tmp_path, interval_s=1.0)
+    begin(keeper, run, 0.0)
+    keeper.finished(0.0)
+    keeper.finished(LATE)
+    disk.back.set()
+    deadline = time.monotonic() + 10.0
+    found: list[Written] = []
+    while not found and time.monotonic() < deadline:
+        found = keeper.finished(LATE)
+    assert [(one.version, one.problem) for one in found] == [(6, "")]
+    assert keeper.hangs == ""
+    assert keeper.due(LATE) is False
+    assert keeper.due(LATE + 1.0)
+    begin(keeper, run, LATE + 1.0)
+    keeper.finished(LATE + 1.0)
+    keeper.close()
+    assert [one.problem for one in keeper.finished(LATE + 1.0)] == [""]
+
+
+def test_many_snapshots_wait_for_a_disk_that_hangs_only_so_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("speedo.master.checkpoint_writer.WRITE_S", 0.2)
+    back, keeper, run = threading.Event(), make(tmp_path), resumed_run()
+    for number in range(MOST_WAITING + 1):
+        taken = Taken(number, wants_histories=False, may_write=back.wait)
+        keeper.begin_snapshot(run, taken, time.monotonic())
+    told = keeper.finished(time.monotonic())
+    assert [one.iteration for one in told] == [*range(MOST_WAITING + 1)]
+    assert all(keeper.hangs in one.problem for one in told)
+    back.set()
+    keeper.close()
+
+
+def test_a_process_ends_though_its_checkpoint_hangs(tmp_path: Path) -> None:
+    """Python's executor is waited for when the process ends."""
+    program = (
+        "import threading\n"
+        "from pathlib import Path\n"
+        "from speedo.master import checkpoint_writer\n"
+        "from tests.master.test_checkpoint_writer import begin, make, resumed_run\n"
+        "checkpoint_writer.WRITE_S = checkpoint_writer.CLOSE_S = 0.1\n"
+        f"keeper = make(Path({str(tmp_path)!r}), fence=threading.Event().wait)\n"
+        "begin(keeper, resumed_run(), 0.0)\n"
+        "keeper.finished(0.0)\n"
+        "print([one.problem for one in keeper.finished(1.0)])\n"
+        "keeper.close()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{tmp_path} has not answered for 0 s" in done.stdout

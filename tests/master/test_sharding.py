@@ -282,3 +282,15 @@ def test_the_history_of_a_snapshot_of_caffe_is_restored_whatever_the_way_of_shar
         (0, 0),
         (10, 0),
     ]
+
+
+def test_the_same_request_gets_the_same_place_while_that_is_held() -> None:
+    """A host whose answer came late asked again, and the first slot stayed taken by nobody for ever."""
+    roster = Roster((2, 2))
+    first = roster.assign(0, "a", 1)
+    assert roster.assign(0, "a", 1) == first
+    assert [roster.assign(0, *who).worker for who in (("a", 2), ("b", 1))] == [1, 2]
+    roster.release(first.worker, first.incarnation)
+    again = roster.assign(0, "a", 1)
+    assert (again.worker, again.incarnation) == (0, 2)
+    assert roster.assign(0, "a", 1) == again

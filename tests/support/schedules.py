@@ -197,10 +197,12 @@ def run(
     schedule: Schedule,
     trace: Trace | None = None,
     serve: Callable[[Sequence[RangeServer]], Servers] = LocalServers,
+    script: Callable[[SimulatedCluster], None] = lambda cluster: None,
+    **more: Any,
 ) -> Checker:
     """Run it under the eyes of a checker, which raises `Violation`; `trace` gets what happens.
 
-    `serve` makes the way to servers, where the schedule has any.
+    `serve` makes the way to servers, where the schedule has any. `script` adds to its own; `simulate` gets `more`.
     """
     plan, parts = schedule.plan, schedule.options.get("phases") or [schedule.options]
     steps = max(most_steps(part.get("local_steps", 1)) for part in parts)
@@ -225,8 +227,9 @@ def run(
     )
     checker = Checker(rules)
 
-    def script(cluster: SimulatedCluster) -> None:
+    def whole_script(cluster: SimulatedCluster) -> None:
         checker.watch(cluster)
+        script(cluster)
         if schedule.chatter_s:
             cluster.at(0.0, lambda: _chatter(cluster, 0.0, schedule.chatter_s))
         for time, what, worker in schedule.script:
@@ -262,13 +265,14 @@ def run(
         momentum=schedule.momentum,
         keep_trace=False,
         samples_per_step=schedule.share,
-        script=script,
+        script=whole_script,
         observer=lambda unused: checker.follow(trace or unused),
         limits=LIMITS,
         overlap=schedule.overlap,
         servers=schedule.servers,
         serve=serve,
         solver=solver_of,
+        **more,
     )
     if schedule.servers:  # one that died of the last request of all is replaced at the next
         simulation.center.probe()

@@ -186,3 +186,34 @@ def test_nonsense_from_a_caller_harms_nobody(master: Master, tmp_path: Path, wor
 )
 def test_a_worker_is_not_blamed_for_the_store(error: Exception, blame: bool) -> None:
     assert refusal(TRAIN, error) == Refused(3, 2, 17, str(error), blame)
+
+
+def test_the_end_of_a_channel_is_told_with_its_worker(tmp_path: Path) -> None:
+    heard: EventQueue[Message] = EventQueue()
+    told: list[tuple[int, int, str]] = []
+    channels = Channels(tmp_path, heard, DriverCore(), lambda *ended: told.append(ended))
+    with WorkerChannel(str(tmp_path), 3, 2) as channel:
+        assert channels.wait_for(3, 2, WAIT_S)
+        channel._socket.sendall(b'{"message": "Train"}\n')
+        assert heard.get(1.0) is None
+    ((worker, incarnation, cause),) = told
+    assert (worker, incarnation) == (3, 2)
+    assert cause.startswith("its channel sent what is no message")
+
+
+def test_a_master_without_free_files_hears_those_that_come_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that takes new channels ended, and every later worker was waited for."""
+    failing = [OSError(24, "Too many open files"), OSError(24, "Too many open files")]
+    accept = socket.socket.accept
+
+    def fail(listener: socket.socket) -> object:
+        if failing:
+            raise failing.pop()
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", fail)
+    channels = Channels(tmp_path, EventQueue(), DriverCore())
+    with WorkerChannel(str(tmp_path), 3, 2):
+        assert channels.wait_for(3, 2, WAIT_S)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 
+import pytest
+
 from speedo.transport.event_queue import EventQueue
 
 WAIT_S = 10.0
@@ -87,3 +89,42 @@ def test_what_waits_is_taken_at_once_and_no_more_than_asked_for() -> None:
     assert events.waiting(5) == [b"three"]
     assert events.waiting(5) == []
     theirs.close()
+
+
+def cry(line: bytes) -> bytes:
+    if line == b"bad":
+        raise KeyError("no field of ours")
+    return line
+
+
+def test_a_socket_that_is_not_heard_any_more_is_told_with_its_cause() -> None:
+    """One that sent nonsense was closed without a word, or ended the driver; its worker was waited for."""
+    events: EventQueue[bytes] = EventQueue()
+    told: list[str] = []
+    pairs = [socket.socketpair() for _ in range(3)]
+    for ours, _ in pairs:
+        events.listen(ours, cry, told.append)
+    pairs[0][1].sendall(b"good\n")
+    assert events.get(WAIT_S) == b"good"
+    pairs[0][1].sendall(b"bad\n")
+    assert events.get(0.0) is None
+    pairs[1][1].close()
+    assert events.get(0.1) is None
+    pairs[2][1].sendall(b"still heard\n")
+    assert events.get(WAIT_S) == b"still heard"
+    assert told == [
+        "its channel sent what is no message: KeyError: 'no field of ours'",
+        "its channel has ended",
+    ]
+
+
+def test_a_line_without_an_end_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("speedo.transport.event_queue.MOST_LINE_BYTES", 1000)
+    events: EventQueue[bytes] = EventQueue()
+    told: list[str] = []
+    ours, theirs = socket.socketpair()
+    events.listen(ours, bytes, told.append)
+    theirs.sendall(b"x" * 1001)
+    assert events.get(0.1) is None
+    assert len(told) == 1
+    assert "1,000 bytes" in told[0]
