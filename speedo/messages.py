@@ -38,7 +38,7 @@ class Joined:
     `depth` is how many turns it may have at once. More than one is for modes that merge every result as it comes and
     let its worker train on: their strategies then speak of workers that have room for one more turn. `meets` names the
     place where it can meet others to sum with them, as a team; workers with the same place can. Empty: it cannot.
-    A simulated worker runs nowhere.
+    A simulated worker runs nowhere. `lost` is what it could not restore of a checkpoint, as a sentence.
     """
 
     worker: int
@@ -47,6 +47,7 @@ class Joined:
     depth: int = 1
     meets: str = ""
     runs_at: RunsAt | None = None
+    lost: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +135,17 @@ class StateSaved:
 
 @dataclass(frozen=True, slots=True)
 class Checkpointed:
-    """A checkpoint is on the disk, or the `problem` that kept it from there."""
+    """A checkpoint of so many `bytes` is on the disk, 0 if none; `problem` is why there is none, or what it lacks.
+
+    `histories` are the workers whose solver histories it has.
+    """
 
     version: int
     iteration: int
     seconds: float
     bytes: int
     problem: str = ""
+    histories: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

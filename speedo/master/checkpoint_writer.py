@@ -33,6 +33,7 @@ from speedo.vectors.transfer import take_history
 
 GATHER_S: Final = 30.0  # workers that have not answered by then keep their history to themselves
 POLL_S: Final = 0.05
+NO_HISTORY: Final = "the checkpoint has no worker's solver history (momentum and the like)"
 MOST_WAITING: Final = 4  # snapshots; the weights of each are in memory
 
 Written = Checkpointed | Snapshotted
@@ -153,12 +154,18 @@ class CheckpointWriter:
                 elif (event.worker, event.incarnation) in gathering.awaited:
                     shard = (event.rank, event.count, event.batch_size, event.batches)
                     gathering.saved[event.worker] = WorkerState(*shard, *self.data_of(event.worker))
+            elif (event.worker, event.incarnation) in gathering.awaited:
+                gathering.problems.append(_without(event.worker, "it left before it had sent it"))
             gathering.awaited.discard((event.worker, event.incarnation))
 
     def finished(self, now: float) -> list[Written]:
         """Pass what is complete to the writing thread, and return what was written."""
         for version, gathering in list(self._gathering.items()):
             if not gathering.awaited or now >= gathering.deadline:
+                gathering.problems += [
+                    _without(worker, f"no answer within {GATHER_S:.0f} s")
+                    for worker, _ in sorted(gathering.awaited)
+                ]
                 self._pass_on(self._gathering.pop(version))
         found: list[Written] = []
         while self._writing and self._writing[0][1].done():  # one thread writes: in order
@@ -176,11 +183,12 @@ class CheckpointWriter:
         return min(waits, default=float("inf"))
 
     def keep_center(self, coordinator: Coordinator, seconds: float) -> str:
-        """Write a checkpoint without the workers' histories, after the store is lost. Returns the problem, if any."""
+        """Write a checkpoint without the workers' histories, after the store is lost; why there is none, if so."""
         self.begin(coordinator, seconds, 0.0)
         checkpoint = self._gathering.pop(coordinator.version).checkpoint
         assert checkpoint is not None
-        return self._write_checkpoint(checkpoint, {}, ()).problem
+        done = self._write_checkpoint(checkpoint, {}, ())
+        return "" if done.bytes else done.problem
 
     def close(self) -> None:
         """Wait until the writing thread is done."""
@@ -220,7 +228,10 @@ class CheckpointWriter:
             path = write_checkpoint(self.folder, replace(checkpoint, histories=histories))
         except SpeedoError as error:
             return _checkpointed(checkpoint, 0, str(error))
-        return _checkpointed(checkpoint, path.stat().st_size, "; ".join(problems))
+        told = list(problems)
+        if not (histories or checkpoint.master_history):
+            told.insert(0, f"{NO_HISTORY}: it begins at 0 if the run is resumed from there")
+        return _checkpointed(checkpoint, path.stat().st_size, "; ".join(told), sorted(histories))
 
 
 def _progress(coordinator: Coordinator) -> Progress:
@@ -238,9 +249,13 @@ def _without(worker: int, why: object) -> str:
     return f"without the history of worker {worker}: {why}"
 
 
-def _checkpointed(checkpoint: Checkpoint, size: int, problem: str) -> Checkpointed:
+def _checkpointed(
+    checkpoint: Checkpoint, size: int, problem: str, histories: Sequence[int] = ()
+) -> Checkpointed:
     counters = checkpoint.counters
-    return Checkpointed(counters.version, counters.iteration, counters.seconds, size, problem)
+    return Checkpointed(
+        counters.version, counters.iteration, counters.seconds, size, problem, tuple(histories)
+    )
 
 
 def _outcome(gathering: _Gathering, future: Future[list[Written]]) -> list[Written]:

@@ -238,6 +238,8 @@ class StatusBoard:
                 line = self._lines.setdefault(event.worker, _Line())
                 line.state, line.outlook, line.trouble = "waiting", "", ""
                 line.runs_at = event.runs_at
+                if event.lost:
+                    self.notice(f"warning: worker {event.worker}: {event.lost}")
             case Left() if not self.over:  # then they are let go
                 line = self._lines.setdefault(event.worker, _Line())
                 line.state, line.trouble = f"gone: {event.cause}", ""

@@ -111,6 +111,11 @@ def test_a_worker_is_shown_with_its_process_and_cores_until_it_is_gone(board: St
     assert shown() == (0, 0, "")
 
 
+def test_what_a_worker_could_not_restore_is_told_once(board: StatusBoard) -> None:
+    board.saw(Joined(1, 2, 8, lost="its solver history is lost"), 0.0)
+    assert board.status(1.0).notices == ("warning: worker 1: its solver history is lost",)
+
+
 def test_a_worker_is_shown_with_the_leader_of_its_team_until_it_is_gone(board: StatusBoard) -> None:
     team = messages.Team(7, ((1, 1, 10), (0, 1, 10)))
     board.did(replace(train(0, 1), team=team), 1.0)
