@@ -113,8 +113,8 @@ class Training:
             return resume if kept else "there is no checkpoint yet"
         if problem:
             return f"and {problem}"
-        kept = f"iteration {coordinator.iteration} is kept, without the workers' solver histories"
-        return f"{kept}: continue with --resume {self.files.run_dir}"
+        what = f"iteration {coordinator.iteration} is kept, without the workers' solver histories"
+        return f"{what}: continue with --resume {self.files.run_dir}"
 
     def clean_store(self) -> None:
         """Remove the keys of this run from the store; it may be the user's own server."""
