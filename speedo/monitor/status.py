@@ -22,6 +22,7 @@ from speedo.messages import (
     Snapshotted,
     StoreTrouble,
     Tested,
+    Testing,
     Train,
     Trained,
 )
@@ -112,6 +113,7 @@ class Status:
     noticed: int = 0
     log_problem: str = ""
     servers: tuple[ServerStatus, ...] = ()
+    testing: str = ""
 
 
 @dataclass(slots=True)
@@ -164,6 +166,7 @@ class StatusBoard:
     checkpoint_problem: str = ""
     store_trouble: str = ""
     log_problem: str = ""
+    testing: str = ""
     turns: int = 0
     results: int = 0
     _notices: deque[str] = field(default_factory=lambda: deque(maxlen=NOTICES))
@@ -246,10 +249,15 @@ class StatusBoard:
                 line.runs_at = line.team = None
             case Trained():
                 self.results += 1
+            case Testing():
+                iteration = self._iterations.get(event.version, self.iteration)
+                self.testing = f"{event.done} of {event.batches} batches at {iteration}"
             case Tested() if not event.problem:
+                self.testing = ""
                 self.metrics = event.metrics
                 self.tested_iteration = self._iterations.pop(event.version, self.iteration)
             case Tested():
+                self.testing = ""
                 iteration = self._iterations.pop(event.version, self.iteration)
                 self.notice(f"warning: no test at iteration {iteration}: {event.problem}")
             case Checkpointed():
@@ -350,4 +358,5 @@ class StatusBoard:
             tuple(self._notices),
             self._noticed,
             self.log_problem,
+            testing=self.testing,
         )
