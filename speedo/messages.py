@@ -6,10 +6,8 @@ keys that these messages imply (`speedo.storage.keys`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Final
 
 from speedo.vectors.vector import Kind
@@ -38,7 +36,7 @@ class Joined:
     `depth` is how many turns it may have at once. More than one is for modes that merge every result as it comes and
     let its worker train on: their strategies then speak of workers that have room for one more turn. `meets` names the
     place where it can meet others to sum with them, as a team; workers with the same place can. Empty: it cannot.
-    A simulated worker runs nowhere.
+    A simulated worker runs nowhere. `lost` is what it could not restore of a checkpoint, as a sentence.
     """
 
     worker: int
@@ -47,6 +45,7 @@ class Joined:
     depth: int = 1
     meets: str = ""
     runs_at: RunsAt | None = None
+    lost: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +100,17 @@ class Tested:
 
 
 @dataclass(frozen=True, slots=True)
+class Testing:
+    """So many of the `batches` of a version's test are done by all testers together."""
+
+    __test__ = False  # pytest takes the name for a test's
+
+    version: int
+    done: int
+    batches: int
+
+
+@dataclass(frozen=True, slots=True)
 class Elapsed:
     """The run has trained for so many seconds in all, those before it was resumed included."""
 
@@ -134,13 +144,17 @@ class StateSaved:
 
 @dataclass(frozen=True, slots=True)
 class Checkpointed:
-    """A checkpoint is on the disk, or the `problem` that kept it from there."""
+    """A checkpoint of so many `bytes` is on the disk, 0 if none; `problem` is why there is none, or what it lacks.
+
+    `histories` are the workers whose solver histories it has.
+    """
 
     version: int
     iteration: int
     seconds: float
     bytes: int
     problem: str = ""
+    histories: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +179,7 @@ Event = (
     | Trained
     | Refused
     | Tested
+    | Testing
     | Elapsed
     | StopAsked
     | StateSaved
@@ -239,10 +254,10 @@ class Train:
 
     Without `moving_rate` the turn starts from center `version`. With it the worker goes on from its own
     weights (elastic averaging), after its half of the merge that made this center: that of its result `own.merged`,
-    at this rate. Without one there is nothing to catch up on. `iteration_of` a step follows from `iteration` and
-    `stride`, what one step of all workers adds: fractions where a worker of a divided batch is gone. With
-    `carry_over`, because the worker's last result was merged, its payload makes up for what the compression of the
-    last ones lost; without, that is forgotten.
+    at this rate. Without one there is nothing to catch up on. Step `k` of the turn belongs to
+    iteration `iteration_of(k)`: `samples` are those merged before the turn, `stride` those that one step of all
+    workers adds, and `batch` of them are an iteration. With `carry_over`, because the worker's last result was merged,
+    its payload makes up for what the compression of the last ones lost; without, that is forgotten.
 
     The worker adds a pending delta to the center itself, times `own.rate`, so a worker alone trains as if it had
     waited. Its weights are pulled a turn later, by what the merge of that result then took from them.
@@ -255,9 +270,9 @@ class Train:
     incarnation: int
     ticket: int
     version: int
-    iteration: Fraction | int
+    samples: int
     steps: int
-    stride: Fraction | int
+    stride: int
     payload: Kind
     moving_rate: float | None = None
     carry_over: bool = False
@@ -265,10 +280,16 @@ class Train:
     team: Team | None = None
     tuning: Tuning = NO_TUNING
     norm: float = 0.0
+    batch: int = 1
 
     def iteration_of(self, step: int) -> int:
         """The iteration of step number `step` of the turn, counted through all rounds of a team."""
-        return math.floor(self.iteration + step * self.stride)
+        return (self.samples + step * self.stride) // self.batch
+
+    @property
+    def iteration(self) -> int:
+        """That of the first step."""
+        return self.iteration_of(0)
 
     @property
     def all_steps(self) -> int:

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import ray
+
 from speedo.actors.host_manager import HostManager
 from speedo.actors.host_orders import Orders
 from speedo.actors.range_copies import Bring
@@ -60,6 +62,7 @@ class MasterActor:
 
         capture_stderr(run_dir / LOGS / "master.log")
         self._settings, self._run_dir, self._scratch = settings, run_dir, scratch
+        self._myself = ray.get_runtime_context().current_actor
         self._hosts: set[str] = set()
         self._places: dict[str, list[Assignment]] = {}
         self._cluster = RayCluster(
@@ -301,11 +304,15 @@ class MasterActor:
         name = f"tester-{share.index}" if share.index else "tester"
         log, scratch = self._run_dir / LOGS / f"{name}.log", self._scratch / name
         scratch.mkdir(exist_ok=True)
-        tester = spawn(TesterActor, self._settings.for_others(), share, log, scratch)
+        tester = spawn(TesterActor, self._settings.for_others(), share, log, scratch, self._myself)
         started(tester.start.remote(), log, "the tester")
         servers = () if self._servers is None else self._servers.admit_reader()
         tester.connect.remote(self._access.admit_reader(), servers)
         return tester
+
+    def testing(self, tester: int, version: int, done: int, batches: int) -> None:
+        """A tester has done so many of the batches of a test."""
+        self._cluster.tests.passed(tester, version, done, batches)
 
     def _store_trouble(self, problem: str | None) -> None:
         worst = self._worst("vectors", problem)

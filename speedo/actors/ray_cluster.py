@@ -106,9 +106,8 @@ class RayCluster:
             self._hang_up(worker, incarnation)
             return
         depth = 2 if ready.overlaps else 1
-        self._events.put(
-            Joined(worker, incarnation, ready.samples_per_step, depth, ready.meets, ready.runs_at)
-        )
+        there = (depth, ready.meets, ready.runs_at, ready.lost)
+        self._events.put(Joined(worker, incarnation, ready.samples_per_step, *there))
 
     def live(self) -> list[tuple[int, int]]:
         """Workers that joined and have not left, with their incarnations."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,19 +19,25 @@ from speedo.engines.evaluation import Part, Share, combined
 from speedo.engines.native_failures import capture_stderr
 from speedo.failpoints import reached
 from speedo.master.slots import ServerAddress
-from speedo.messages import Evaluate, Tested
+from speedo.messages import Evaluate, Tested, Testing
 from speedo.run.settings import RunSettings
 from speedo.transport.channel import first_line
 
+PROGRESS_S: Final = 1.0  # between two reports of a tester
 MOST_TESTERS: Final = 100  # a tester that dies again and again does so for a reason
 
 
 class TesterActor:
-    """Holds the test nets of a run, and computes one share of each test."""
+    """Holds the test nets of a run, and computes one share of each test.
 
-    def __init__(self, settings: RunSettings, share: Share, log: Path, scratch: Path) -> None:
+    `master` hears of the batches that are done, as `VersionTests.passed`.
+    """
+
+    def __init__(
+        self, settings: RunSettings, share: Share, log: Path, scratch: Path, master: Any
+    ) -> None:
         capture_stderr(log)
-        self._share = share
+        self._share, self._master = share, master
         self._settings, self._scratch = settings, scratch
 
     def start(self) -> int:
@@ -73,7 +80,16 @@ class TesterActor:
         """Its share of the test of one version of the center."""
         self._exchange.fetch_center(version, self._vector)
         self._engine.load_weights(self._vector)
-        return self._engine.evaluate_share(self._share)
+        done, said, batches = 0, time.monotonic(), sum(self._settings.spec.test_iter)
+
+        def passed(samples: int) -> None:
+            nonlocal done, said
+            done += 1
+            if time.monotonic() >= said + PROGRESS_S:
+                said = time.monotonic()
+                self._master.testing.remote(self._share.index, version, done, batches)
+
+        return self._engine.evaluate_share(self._share, passed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +104,19 @@ class PartTested:
 class VersionTests:
     """The tests of a run, each shared by all testers, in the order in which they are asked for.
 
-    `new_tester` starts tester number k of `testers` (None: no tests). `tell` gets each result, in any thread.
+    `new_tester` starts tester number k of `testers` (None: no tests). `tell` gets each result, and how far a
+    test is, in any thread.
     """
 
     def __init__(
         self,
         new_tester: Callable[[Share], Any] | None,
-        tell: Callable[[Tested], None],
+        tell: Callable[[Tested | Testing], None],
         testers: int = 1,
     ) -> None:
         self._tell = tell
         self._parts: dict[int, dict[int, Part]] = {}  # by version, by tester
+        self._done: dict[int, dict[int, int]] = {}  # batches, likewise
         self._telling = threading.Lock()
         self.testers = [
             ShareTests(
@@ -111,9 +129,19 @@ class VersionTests:
     def ask(self, command: Evaluate) -> None:
         """Queue a test of this version."""
         with self._telling:
-            self._parts[command.version] = {}
+            self._parts[command.version], self._done[command.version] = {}, {}
         for tester in self.testers:
             tester.ask(command)
+
+    def passed(self, index: int, version: int, done: int, batches: int) -> None:
+        """Tester `index` has done so many of the batches of this test, of which there are `batches` for all."""
+        with self._telling:
+            own = self._done.get(version)
+            if own is None:
+                return  # it is over
+            own[index] = done
+            total = sum(own.values())
+        self._tell(Testing(version, total, batches))
 
     def start(self) -> None:
         """Start all testers, and return once they run. Raises `EngineError`, `StoreError`."""
@@ -136,7 +164,7 @@ class VersionTests:
             parts[index] = found.part  # one that was asked for before, of this version, is as good
             if not found.problem and len(parts) < len(self.testers):
                 return
-            del self._parts[version]
+            del self._parts[version], self._done[version]
         if found.problem:
             return self._tell(Tested(version, {}, found.problem))
         try:

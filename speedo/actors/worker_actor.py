@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -43,7 +42,8 @@ Answer = TypeVar("Answer")
 class Ready:
     """A worker that can train; `layout` is the digest of its parameters' layout, `near` and `overlaps` are its ways.
 
-    `meets` is the same for workers that can meet as a team; empty if this one cannot.
+    `meets` is the same for workers that can meet as a team; empty if this one cannot. `lost` is what it could not
+    restore of a checkpoint, as a sentence.
     """
 
     runs_at: RunsAt
@@ -52,6 +52,7 @@ class Ready:
     near: bool
     overlaps: bool = False
     meets: str = ""
+    lost: str = ""
 
 
 class WorkerActor:
@@ -126,7 +127,8 @@ class WorkerActor:
             "" if self._choice.engine == "caffe" else self._choice.device,
         )
         meets = "" if self._team is None else f"{this_machine()}:{self._scratch.parent}"
-        return Ready(at, engine.samples_per_step, engine.layout.digest, near, overlaps, meets)
+        layout = engine.layout.digest
+        return Ready(at, engine.samples_per_step, layout, near, overlaps, meets, self._lost)
 
     def rebuild(self, place: Assignment) -> Ready:
         """Take another place with the engine built anew, all but its history."""
@@ -178,8 +180,7 @@ class WorkerActor:
         engine.advance(place.skip)
         self._place = place
         store = run_store(place.redis_url, settings, self._store_trouble)
-        if place.history is not None:
-            _take_over(engine, store, settings.keyspace, place)
+        self._lost = "" if place.history is None else _take_over(engine, store, settings, place)
         kind = Worker if self._engine_thread is None else OverlappingWorker
         self._worker = kind(
             settings.keyspace,
@@ -286,15 +287,17 @@ class WorkerActor:
         )
 
 
-def _take_over(engine: Engine, store: Store, keyspace: str, place: Assignment) -> None:
-    """Load the history that this slot had in the checkpoint; without it, which is told, momentum begins at 0."""
+def _take_over(engine: Engine, store: Store, settings: RunSettings, place: Assignment) -> str:
+    """Load the history that this slot had in the checkpoint; why it could not be, if so: momentum begins at 0 then."""
     from speedo.vectors.transfer import take_history
 
     assert place.history is not None
     try:
-        engine.load_history(take_history(store, keyspace, place.worker, place.history))
+        history = take_history(store, settings.keyspace, place.worker, place.history)
+        engine.load_history(history)
     except (MissingKeyError, PayloadError) as error:
-        print(f"the solver history of the checkpoint is lost: {error}", file=sys.stderr)
+        return f"its solver history of the checkpoint is lost, so momentum begins at 0: {error}"
+    return ""
 
 
 def scratch_of(folder: Path, place: Assignment, epoch: int) -> Path:

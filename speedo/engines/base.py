@@ -138,8 +138,13 @@ class ModelEngine(Engine, Protocol):
         """The content of a `.solverstate` of Caffe's own as a `history`."""
         ...
 
-    def evaluate_share(self, share: Share) -> Part:
-        """This share of a test, to be `combined` with the others; `EngineError` if weights are not finite."""
+    def evaluate_share(
+        self, share: Share, passed: Callable[[int], None] = lambda samples: None
+    ) -> Part:
+        """This share of a test, to be `combined` with the others; `EngineError` if weights are not finite.
+
+        `passed` is called after every batch with its records.
+        """
         ...
 
     def test_outputs(self) -> tuple[str, ...]:

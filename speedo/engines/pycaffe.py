@@ -224,8 +224,10 @@ class PycaffeEngine:
             raise EngineError("there is no test net with an output: add one and its test_iter")
         return metrics
 
-    def evaluate_share(self, share: Share) -> Part:
-        """This share of a test, to be `combined` with the others; `EngineError` if weights are not finite.
+    def evaluate_share(
+        self, share: Share, passed: Callable[[int], None] = lambda samples: None
+    ) -> Part:
+        """See `ModelEngine.evaluate_share`.
 
         Caffe's Accuracy layer answers 1.0 for a net full of NaN, so the weights are looked at first.
         """
@@ -234,7 +236,7 @@ class PycaffeEngine:
                 raise EngineError(
                     "the weights are not finite: training has diverged; lower base_lr"
                 )
-            return self._tests.score(lambda net: net.share_with(self._net), share)
+            return self._tests.score(lambda net: net.share_with(self._net), share, passed)
 
     def test_outputs(self) -> tuple[str, ...]:
         """The names that `evaluate` will give; builds the test nets, but runs none."""

@@ -39,6 +39,7 @@ from speedo.vectors.transfer import take_history
 
 GATHER_S: Final = 30.0  # workers that have not answered by then keep their history to themselves
 POLL_S: Final = 0.05
+NO_HISTORY: Final = "the checkpoint has no worker's solver history (momentum and the like)"
 MOST_WAITING: Final = 4  # snapshots; the weights of each are in memory
 WRITE_S: Final = 120.0  # for a file to be on the disk
 SLOWEST_BYTES_S: Final = 2e6  # and so much more time for a large one
@@ -193,6 +194,8 @@ class CheckpointWriter:
                 elif (event.worker, event.incarnation) in gathering.awaited:
                     shard = (event.rank, event.count, event.batch_size, event.batches)
                     gathering.saved[event.worker] = WorkerState(*shard, *self.data_of(event.worker))
+            elif (event.worker, event.incarnation) in gathering.awaited:
+                gathering.problems.append(_without(event.worker, "it left before it had sent it"))
             gathering.awaited.discard((event.worker, event.incarnation))
 
     def finished(self, now: float) -> list[Written]:
@@ -202,6 +205,10 @@ class CheckpointWriter:
             found += _outcome(self._hung.pop(0))
         for version, gathering in list(self._gathering.items()):
             if not gathering.awaited or now >= gathering.deadline:
+                gathering.problems += [
+                    _without(worker, f"no answer within {GATHER_S:.0f} s")
+                    for worker, _ in sorted(gathering.awaited)
+                ]
                 complete = self._gathering.pop(version)
                 if self._hung:
                     found += _failed(complete, self.hangs)
@@ -247,7 +254,7 @@ class CheckpointWriter:
         return min(waits, default=float("inf"))
 
     def keep_center(self, coordinator: Coordinator, seconds: float) -> str:
-        """Write a checkpoint without the workers' histories, after the store is lost. Returns the problem, if any."""
+        """Write a checkpoint without the workers' histories, after the store is lost; why there is none, if so."""
         if self._hung:
             return self.hangs
         counters = self._counters(coordinator, seconds)
@@ -257,7 +264,8 @@ class CheckpointWriter:
         future = self._thread.submit(partial(self._write, gathering))
         if not wait([future], limit_s + sum(one.limit_s for one in self._writing)).done:
             return self._is_silent(limit_s)
-        return _outcome(_Writing(gathering, future, 0.0, 0.0))[-1].problem
+        done = _outcome(_Writing(gathering, future, 0.0, 0.0))[-1]
+        return "" if isinstance(done, Checkpointed) and done.bytes else done.problem
 
     def close(self) -> None:
         """Wait until the writing thread is done; not for what hangs, whose thread ends with the process."""
@@ -300,7 +308,10 @@ class CheckpointWriter:
             path = write_checkpoint(self.folder, replace(checkpoint, histories=histories))
         except SpeedoError as error:
             return _checkpointed(checkpoint, 0, str(error))
-        return _checkpointed(checkpoint, path.stat().st_size, "; ".join(problems))
+        told = list(problems)
+        if not (histories or checkpoint.master_history):
+            told.insert(0, f"{NO_HISTORY}: it begins at 0 if the run is resumed from there")
+        return _checkpointed(checkpoint, path.stat().st_size, "; ".join(told), sorted(histories))
 
 
 def _progress(coordinator: Coordinator) -> Progress:
@@ -318,9 +329,13 @@ def _without(worker: int, why: object) -> str:
     return f"without the history of worker {worker}: {why}"
 
 
-def _checkpointed(checkpoint: Checkpoint, size: int, problem: str) -> Checkpointed:
+def _checkpointed(
+    checkpoint: Checkpoint, size: int, problem: str, histories: Sequence[int] = ()
+) -> Checkpointed:
     counters = checkpoint.counters
-    return Checkpointed(counters.version, counters.iteration, counters.seconds, size, problem)
+    return Checkpointed(
+        counters.version, counters.iteration, counters.seconds, size, problem, tuple(histories)
+    )
 
 
 def _outcome(writing: _Writing) -> list[Written]:

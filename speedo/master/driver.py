@@ -33,13 +33,12 @@ from speedo.master.stopping import BestModel, TimeLimit
 from speedo.master.turn_deadlines import HEARTBEAT_S, TurnDeadlines, TurnsUnderWay
 from speedo.messages import (
     Action,
-    Checkpointed,
     Command,
     Drop,
-    Elapsed,
     Evaluate,
     Event,
     Finish,
+    Joined,
     KeepBest,
     Left,
     Merge,
@@ -49,8 +48,8 @@ from speedo.messages import (
     Snapshotted,
     StateSaved,
     StopAsked,
-    StoreTrouble,
     Tested,
+    Testing,
     Train,
     Trained,
 )
@@ -58,7 +57,6 @@ from speedo.messages import (
 QUIET_S = 5.0  # the store is looked at when no turn under way was heard of for so long
 MOST_TRIES = 3  # of the last version's test: its store may be lost just then
 MOST_TESTS = 4  # tests under way or waiting; each keeps a version in the store
-_OF_NO_TURN = (Tested, Elapsed, StopAsked, StateSaved, Checkpointed, Snapshotted, StoreTrouble)
 MOST_TOGETHER = 32  # events between two looks at deadlines; who trains again waits for the last
 
 
@@ -90,7 +88,7 @@ class Limits:
     start_s: float = 120.0
     join_s: float = 120.0
     turn_s: float = 120.0
-    test_s: float = 600.0
+    test_s: float = 600.0  # without a batch of a test that is done
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +231,8 @@ class Driver:
         self.observer.saw(event, now)
         if isinstance(event, Tested):
             self._on_tested(event)
+        elif isinstance(event, Testing):
+            self._wait_for_tests()
         elif self.checkpoints is not None and isinstance(event, (StateSaved, Left)):
             self.checkpoints.saw(event)
         elif isinstance(event, Refused) and not event.blame:
@@ -246,7 +246,7 @@ class Driver:
             self._carry_out_all(self._actions_after(self._diverged))
         if isinstance(event, Tested) and self.best is not None and event.version not in self._tests:
             self.best.forget(event.version)
-        if not isinstance(event, _OF_NO_TURN):
+        if isinstance(event, (Joined, Left, Trained, Refused)):
             self._release(self._turns.settle(event.worker, self.clock()))
         if not more:
             self.center.tidy()
@@ -366,9 +366,8 @@ class Driver:
             self._limit.begin(self._first_train)
         self.center.hold(command.version)
         self._turns.issue(command, self.clock())
-        if (
-            command.team is not None
-        ):  # who waits for another member gives up before the master gives up on all
+        if command.team is not None:
+            # Who waits for another member gives up before the master gives up on all.
             patience = self._deadlines.limit(command.all_steps) / 2
             command = replace(command, team=replace(command.team, patience_s=patience))
         self.cluster.send(command)
@@ -388,9 +387,13 @@ class Driver:
         self.center.hold(command.version)
         if self.best is not None:
             self.best.begin(command.version)
-        patience = self.limits.test_s * (len(self._tests) + 1)
-        self._tests[command.version] = self.clock() + patience
+        self._tests[command.version] = self.clock() + self.limits.test_s * (len(self._tests) + 1)
         self.cluster.send(command)
+
+    def _wait_for_tests(self) -> None:
+        """Restart the deadlines of all tests: each waits for those before it, and the testers are at work."""
+        for place, version in enumerate(self._tests, 1):
+            self._tests[version] = self.clock() + self.limits.test_s * place
 
     # ------------------------------------------------------------ deadlines
 

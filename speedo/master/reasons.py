@@ -24,7 +24,10 @@ def turn_overdue(waited_s: float) -> str:
 
 def silent_tester(waited_s: float) -> str:
     """Why a test has no metrics."""
-    return f"no answer from the tester for {waited_s:.0f} s"
+    return (
+        f"the tester has finished no batch for {waited_s:.0f} s: it hangs, or a batch takes so long; "
+        "give the test net a smaller batch_size, or raise --timeout"
+    )
 
 
 def busy_tester(versions: int) -> str:

@@ -6,7 +6,6 @@ It decides nothing: `speedo.master.coordinator` says who trains, and carries on 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 
 from speedo.master.members import Member, Turn
 from speedo.master.plan import Plan, rounds_of
@@ -157,7 +156,7 @@ class TurnBook:
         for worker, turn in issued:
             command = self._command(worker, self.members[worker], turn, steps, told)
             if rounds > 1:
-                command = replace(command, stride=Fraction(per_step, self.plan.batch))
+                command = replace(command, stride=per_step)
             actions.append(command)
         return sum(turn.samples for _, turn in issued)
 
@@ -202,9 +201,9 @@ class TurnBook:
             member.incarnation,
             turn.ticket,
             self.version,
-            Fraction(self.samples + ahead, self.plan.batch),
+            self.samples + ahead,
             steps,
-            Fraction(self._samples_per_step * self._tuning.batches, self.plan.batch),
+            self._samples_per_step * self._tuning.batches,
             turn.rule.payload,
             moving_rate,
             carry_over,
@@ -212,6 +211,7 @@ class TurnBook:
             team,
             self._tuning,
             as_turn_length(self.strategy.local_steps).norm if steps > 1 else 0.0,
+            self.plan.batch,
         )
 
     def _rate(self, rule: MergeRule, staleness: int = 0) -> float:

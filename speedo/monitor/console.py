@@ -245,6 +245,8 @@ def plain_line(status: Status) -> str:
             f"{name} {value:.4f}" for name, value in short_scores(status.metrics).items()
         )
         parts.append(f"test at {status.tested_iteration}: {scores}")
+    if status.testing:
+        parts.append(f"testing: {status.testing}")
     if status.store_trouble:
         parts.append("waiting for the store")
     if status.state != "training":

@@ -22,6 +22,7 @@ from speedo.messages import (
     Snapshotted,
     StoreTrouble,
     Tested,
+    Testing,
     Train,
     Trained,
 )
@@ -113,6 +114,7 @@ class Status:
     noticed: int = 0
     log_problem: str = ""
     servers: tuple[ServerStatus, ...] = ()
+    testing: str = ""
 
 
 @dataclass(slots=True)
@@ -165,6 +167,7 @@ class StatusBoard:
     checkpoint_problem: str = ""
     store_trouble: str = ""
     log_problem: str = ""
+    testing: str = ""
     turns: int = 0
     results: int = 0
     _notices: deque[str] = field(default_factory=lambda: deque(maxlen=NOTICES))
@@ -239,16 +242,23 @@ class StatusBoard:
                 line = self._lines.setdefault(event.worker, _Line())
                 line.state, line.outlook, line.trouble = "waiting", "", ""
                 line.runs_at = event.runs_at
+                if event.lost:
+                    self.notice(f"warning: worker {event.worker}: {event.lost}")
             case Left() if not self.over:  # then they are let go
                 line = self._lines.setdefault(event.worker, _Line())
                 line.state, line.trouble = f"gone: {event.cause}", ""
                 line.runs_at = line.team = None
             case Trained():
                 self.results += 1
+            case Testing():
+                iteration = self._iterations.get(event.version, self.iteration)
+                self.testing = f"{event.done} of {event.batches} batches at {iteration}"
             case Tested() if not event.problem:
+                self.testing = ""
                 self.metrics = event.metrics
                 self.tested_iteration = self._iterations.pop(event.version, self.iteration)
             case Tested():
+                self.testing = ""
                 iteration = self._iterations.pop(event.version, self.iteration)
                 self.notice(f"warning: no test at iteration {iteration}: {event.problem}")
             case Checkpointed():
@@ -349,4 +359,5 @@ class StatusBoard:
             tuple(self._notices),
             self._noticed,
             self.log_problem,
+            testing=self.testing,
         )

@@ -54,6 +54,7 @@ from speedo.solver.proto import caffe_proto, parse_text
 from speedo.storage.base import Store
 from speedo.vectors.vector import Kind, Layout, Vector
 
+TESTS_WAIT = 5  # times the timeout, for nets and data that a tester opens before its first batch
 TICKETS_OF_AN_EPOCH = 1_000_000_000  # a resumed run gives out no ticket that the log has already
 
 
@@ -193,7 +194,12 @@ def build_training(
         cluster,
         Observers(*(one for one in (board, log, exports, copies) if one is not None)),
         time.monotonic,
-        Limits(start_s=config.timeout, join_s=config.seconds_to_join, turn_s=config.timeout),
+        Limits(
+            start_s=config.timeout,
+            join_s=config.seconds_to_join,
+            turn_s=config.timeout,
+            test_s=TESTS_WAIT * config.timeout,
+        ),
         has_tester=spec.has_test,
         snapshots=SnapshotFiles(run_dir, spec, engine, center, fence.require, server_history),
         checkpoints=keeper,

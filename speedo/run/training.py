@@ -107,10 +107,10 @@ class Training:
                 self.exports.close()
 
     def _give_histories_back(self) -> None:
-        """Write the workers' histories to the store, where the workers of their slots read them."""
-        version = self.center.version
+        """Write the workers' histories to the store, where the workers of their slots read them, however late."""
+        version, run = self.center.version, self.settings.keyspace
         for slot, history in self.histories.items():
-            put_history(self.store, self.settings.keyspace, slot, version, history)
+            put_history(self.store, run, slot, version, history, expire_s=None)
 
     def _keep_what_there_is(self) -> str:
         """After the loss of the store: write a checkpoint of the center; returns how to use it."""
@@ -125,7 +125,8 @@ class Training:
             return resume if kept else "there is no checkpoint yet"
         if problem:
             return f"and {problem}"
-        return f"iteration {coordinator.iteration} is kept: continue with --resume {self.files.run_dir}"
+        what = f"iteration {coordinator.iteration} is kept, without the workers' solver histories"
+        return f"{what}: continue with --resume {self.files.run_dir}"
 
     def clean_store(self) -> None:
         """Remove the keys of this run from the store; it may be the user's own server.

@@ -142,6 +142,7 @@ class MetricsLog:
                     version=event.version,
                     iteration=event.iteration,
                     bytes=event.bytes,
+                    histories=list(event.histories),
                     problem=event.problem or None,
                 )
             case Snapshotted():

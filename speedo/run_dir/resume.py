@@ -33,6 +33,8 @@ class Resumed:
         with_history = [slot for slot in self.slots if slot < workers]
         if with_history:
             restored += f", solver history of {len(with_history)} of {workers} workers"
+            if len(with_history) < workers:
+                restored += "; the momentum of the others begins at 0"
         else:
             restored += (
                 "; the workers' solver histories are not in the checkpoint: momentum begins at 0"

@@ -68,7 +68,7 @@ class Trace:
                 base = "own weights" if action.moving_rate is not None else "center"
                 text = (
                     f"train worker {action.worker}.{action.incarnation} ticket {action.ticket} from "
-                    f"{base} {action.version}, {action.steps} steps at iteration {action.iteration_of(0)}"
+                    f"{base} {action.version}, {action.steps} steps at iteration {action.iteration}"
                 )
             case Merge():
                 parts = ", ".join(

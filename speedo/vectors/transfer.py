@@ -100,11 +100,19 @@ def fetch_range_history(store: Store, run: str, layout: Layout, version: int, in
     return header.ticket
 
 
-def put_history(store: Store, run: str, worker: int, version: int, history: bytes) -> None:
-    """Write the history of slot `worker` at `version`. Raises `StoreError`."""
+def put_history(
+    store: Store,
+    run: str,
+    worker: int,
+    version: int,
+    history: bytes,
+    *,
+    expire_s: float | None = HISTORY_EXPIRY_S,
+) -> None:
+    """Write the history of slot `worker` at `version`; None keeps it until it is taken. Raises `StoreError`."""
     head = _HISTORY_HEAD.pack(_HISTORY_MAGIC, worker, version, xxhash.xxh3_64_intdigest(history))
     key = keys.state(run, worker, version)
-    store.write(key, head, memoryview(history), expire_s=HISTORY_EXPIRY_S)
+    store.write(key, head, memoryview(history), expire_s=expire_s)
 
 
 def take_history(store: Store, run: str, worker: int, version: int) -> bytes:

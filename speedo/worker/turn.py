@@ -133,10 +133,10 @@ class Worker:
             own = self._tuning = command.tuning
             engine.adjust(own.lr, own.momentum, own.weight_decay, own.batches)
         if command.payload is Kind.GRADIENT:
-            engine.set_iteration(command.iteration_of(0))
+            engine.set_iteration(command.iteration)
             return engine.gradient(command.steps, payload)
         if command.payload is Kind.DELTA and command.steps == 1:
-            engine.set_iteration(command.iteration_of(0))
+            engine.set_iteration(command.iteration)
             return engine.step(1, payload)
         loss = self._steps(command)
         engine.read_weights(payload)
@@ -157,8 +157,8 @@ class Worker:
     def _steps(self, command: Train) -> float:
         engine, self._done = self.engine, command.steps
         start = self._start(command)
-        if start is None and (command.steps == 1 or command.stride == 1):
-            engine.set_iteration(command.iteration_of(0))
+        if start is None and (command.steps == 1 or command.stride == command.batch):
+            engine.set_iteration(command.iteration)
             return engine.step(command.steps)
         total = 0.0
         for step in range(command.steps):

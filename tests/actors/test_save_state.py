@@ -73,8 +73,12 @@ def test_who_takes_over_what_a_worker_saved_reads_its_next_batch(
         assert saved == StateSaved(1, 1, 7, 8, 1, 3, 8)
 
         losses = [actor.turn(Train(1, 1, 3, 0, 3, 1, 1, Kind.DELTA)).loss]
+        lost = []
         for skip in (saved.batches, saved.batches + 1):
             other = replace(place, incarnation=2 + skip, skip=skip, history=7)
             successor = started(settings, other, tmp_path)
+            lost.append(successor._lost)
             losses.append(successor.turn(Train(1, 2 + skip, 4, 0, 3, 1, 1, Kind.DELTA)).loss)
         assert losses[0] == losses[1] != losses[2]
+        assert lost[0] == ""
+        assert "solver history of the checkpoint is lost, so momentum begins at 0" in lost[1]

@@ -42,11 +42,11 @@ class Told:
     """What became of the tests, in the order in which it was told."""
 
     def __init__(self, count: int) -> None:
-        self.events: list[messages.Tested] = []
+        self.events: list[Any] = []
         self._all = threading.Semaphore(0)
         self._count = count
 
-    def __call__(self, event: messages.Tested) -> None:
+    def __call__(self, event: messages.Tested | messages.Testing) -> None:
         self.events.append(event)
         self._all.release()
 
@@ -151,6 +151,24 @@ def test_the_first_problem_of_a_share_is_that_of_the_test_and_told_once() -> Non
     VersionTests(new_tester, told, testers=3).ask(messages.Evaluate(1, 1))
     assert told.versions() == [1]
     assert [event.problem for event in told.events] == ["no memory for 3"]
+
+
+def test_how_far_a_test_is_comes_of_all_its_testers_until_it_is_over() -> None:
+    told, ready = Told(3), threading.Event()
+
+    def new_tester(share: Share) -> Any:
+        assert ready.wait(WAIT_S)
+        return Actor()
+
+    tests = VersionTests(new_tester, told, testers=2)
+    tests.ask(messages.Evaluate(1, 1))
+    tests.passed(0, 1, 3, 10)
+    tests.passed(1, 1, 4, 10)
+    ready.set()
+    assert told.versions() == [1, 1, 1]
+    tests.passed(0, 1, 5, 10)
+    assert told.events[:2] == [messages.Testing(1, 3, 10), messages.Testing(1, 7, 10)]
+    assert len(told.events) == 3
 
 
 def test_an_output_that_is_not_finite_is_the_problem_of_the_test() -> None:

@@ -56,7 +56,9 @@ def test_shares_of_real_nets_are_the_test_of_one_process(tmp_path: Path, records
             parts = []
             for index, engine in enumerate(engines):
                 engine.load_weights(vector)
-                parts.append(engine.evaluate_share(Share(index, count)))
+                done: list[int] = []
+                parts.append(engine.evaluate_share(Share(index, count), done.append))
+                assert done == [5] * sum(batches for _, batches in parts[-1])
             whole_again = scorer(spec)
             whole_again.load_weights(vector)
             assert combined(parts) == pytest.approx(dict(whole_again.evaluate()), rel=1e-12)

@@ -19,6 +19,7 @@ from speedo.master.center import Center
 from speedo.master.checkpoint_writer import (
     GATHER_S,
     MOST_WAITING,
+    NO_HISTORY,
     POLL_S,
     WRITE_S,
     CheckpointWriter,
@@ -26,7 +27,7 @@ from speedo.master.checkpoint_writer import (
 )
 from speedo.master.coordinator import Coordinator
 from speedo.master.plan import Plan
-from speedo.messages import Joined, Left, SaveState, Snapshotted, StateSaved
+from speedo.messages import Checkpointed, Joined, Left, SaveState, Snapshotted, StateSaved
 from speedo.run_dir.checkpoint_file import (
     Checkpoint,
     Counters,
@@ -85,7 +86,12 @@ def test_a_checkpoint_waits_for_those_that_are_there_alone(tmp_path: Path, leavi
         assert keeper.deadline() > now
         keeper.saw(Left(command.worker, command.incarnation, "it died"))
     assert keeper.deadline() <= now
-    assert [one.problem for one in written(keeper)] == [""]
+    (done,) = written(keeper)
+    assert isinstance(done, Checkpointed)
+    assert done.bytes > 0
+    assert done.histories == ()
+    assert done.problem.startswith(NO_HISTORY)
+    assert done.problem.count("it left before") == WORKERS - leaving
     assert len(checkpoints_in(tmp_path)) == 1
 
 
@@ -162,7 +168,8 @@ def test_an_answer_of_another_incarnation_is_not_saved(tmp_path: Path) -> None:
     keeper.saw(saved(0, incarnation=3))
     keeper.saw(Left(0, 4, "it died"))
     keeper.saw(Left(1, 5, "it died"))
-    assert [one.problem for one in written(keeper)] == [""]
+    (done,) = written(keeper)
+    assert done.problem.startswith(NO_HISTORY)
     assert only(tmp_path).workers == {}
 
 
@@ -173,10 +180,33 @@ def test_a_history_that_is_missing_is_told_and_the_rest_is_kept(tmp_path: Path) 
     keeper.saw(saved(0))
     keeper.saw(saved(1, problem="no space"))
     (done,) = written(keeper)
-    first, second = done.problem.split("; ")
+    none, first, second = done.problem.split("; ")
+    assert none.startswith(NO_HISTORY)
     assert first == "without the history of worker 1: no space"
     assert second.startswith("without the history of worker 0: ")
     assert set(only(tmp_path).workers) == {0}
+
+
+def test_a_checkpoint_says_whose_histories_it_has(tmp_path: Path) -> None:
+    store = CountingStore()
+    put_history(store, "keys", 1, 6, b"momentum 1")
+    keeper = make(tmp_path, store)
+    keeper.begin(resumed_run(), 0.0, 0.0)
+    keeper.saw(saved(1))
+    keeper.saw(Left(0, 4, "it died"))
+    (done,) = written(keeper)
+    assert isinstance(done, Checkpointed)
+    assert done.histories == (1,)
+    assert done.problem == "without the history of worker 0: it left before it had sent it"
+
+
+def test_where_the_master_makes_the_updates_no_worker_has_a_history_to_miss(
+    tmp_path: Path,
+) -> None:
+    keeper = make(tmp_path, server_history=lambda: b"master")
+    coordinator = Coordinator(Synchronous(AverageDeltas()), Plan(2, 4, workers=WORKERS))
+    keeper.begin(coordinator, 0.0, 0.0)
+    assert [one.problem for one in written(keeper)] == [""]
 
 
 def test_workers_that_do_not_answer_are_waited_for_half_a_minute(tmp_path: Path) -> None:
@@ -190,7 +220,9 @@ def test_workers_that_do_not_answer_are_waited_for_half_a_minute(tmp_path: Path)
     keeper.finished(100.0 + GATHER_S)
     keeper.close()
     assert keeper.deadline() == 0.0
-    assert [one.version for one in keeper.finished(0.0)] == [6]
+    (done,) = keeper.finished(0.0)
+    assert done.version == 6
+    assert "without the history of worker 0: no answer within 30 s" in done.problem
     assert keeper.deadline() == float("inf")
     assert len(checkpoints_in(tmp_path)) == 1
 

@@ -164,12 +164,12 @@ def test_sync_split_batch_is_one_iteration_a_round() -> None:
     assert run.finish(0) == []
     merge, first, second = run.finish(1)
     assert (merge.iteration, len(merge.parts)) == (1, 2)
-    assert (first.iteration, first.stride, second.iteration) == (1, 1, 1)
+    assert (first.iteration, first.iteration_of(1), second.iteration) == (1, 2, 1)
 
 
 def test_whole_batches_advance_as_many_iterations_a_step_as_there_are_workers() -> None:
     run = Run(Asynchronous(AddDelta(), local_steps=4), workers=3)
-    assert {train.stride for train in run.tickets.values()} == {3}
+    assert {train.iteration_of(4) for train in run.tickets.values()} == {12}
 
 
 @pytest.mark.parametrize(("workers", "batch", "share"), [(2, 10, 3), (3, 10, 8), (2, 20, 10)])

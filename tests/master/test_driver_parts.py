@@ -371,6 +371,33 @@ def test_a_wait_for_workers_is_not_cut_short_by_another_deadline() -> None:
     assert [now for now, _ in log.events(messages.StopAsked)] == [30.15]
 
 
+@pytest.mark.parametrize(("hangs_at", "tested"), [(1e9, 60.1), (31.0, 35.1)])
+def test_a_test_may_take_as_long_as_it_likes_while_its_batches_get_done(
+    hangs_at: float, tested: float
+) -> None:
+    """60 s, told every third second, where 5 s without a batch are the limit; two tests wait behind it."""
+    driver, log = driver_of(
+        Plan(BATCH, 3, workers=1, test_interval=1), has_tester=True, limits=Limits(test_s=5.0)
+    )
+    cluster = cluster_of(driver)
+    for batch in range(20):
+        if (now := 0.1 + 3.0 * batch) < hangs_at:
+            report = messages.Testing(1, batch, 20)
+            cluster.at(now, lambda report=report: report)  # type: ignore[misc]
+
+    def later(event: Event) -> Event | None:
+        if not isinstance(event, messages.Tested) or cluster.now >= 60.0:
+            return event
+        if hangs_at > 60.0:
+            cluster.at(60.1, lambda: event)
+        return None
+
+    cluster.deliver = later
+    outcome = driver.run()
+    assert log.events(messages.Tested)[0][0] == pytest.approx(tested)
+    assert (not outcome.test_problem) == (hangs_at > 60.0)
+
+
 def test_the_center_of_a_turn_that_was_never_answered_does_not_outlast_the_run() -> None:
     """Worker 1 is at its first turn, on version 0, when somebody ends the run."""
     world = World(jitter=0.0, latency_s=0.0, slowness=lambda worker: (1.0, 50.0)[worker])

@@ -31,6 +31,7 @@ from speedo.messages import (
     Train,
     Trained,
 )
+from speedo.monitor.console import plain_line
 from speedo.monitor.status import RECENT_S, StatusBoard
 from speedo.run_dir.directory import METRICS, RESULT, create_run_dir, write_result, write_whole
 from speedo.run_dir.metrics_log import MetricsLog
@@ -109,6 +110,19 @@ def test_a_worker_is_shown_with_its_process_and_cores_until_it_is_gone(board: St
     assert shown() == (4711, 2, "0-1")
     board.saw(Left(0, 1, "killed"), 2.0)
     assert shown() == (0, 0, "")
+
+
+def test_how_far_a_test_is_is_shown_until_it_is_over(board: StatusBoard) -> None:
+    board.did(messages.Evaluate(7, 40), 0.0)
+    board.saw(messages.Testing(7, 30, 1000), 1.0)
+    assert "testing: 30 of 1000 batches at 40" in plain_line(board.status(1.0))
+    board.saw(messages.Tested(7, {"accuracy": 0.5}), 2.0)
+    assert board.status(2.0).testing == ""
+
+
+def test_what_a_worker_could_not_restore_is_told_once(board: StatusBoard) -> None:
+    board.saw(Joined(1, 2, 8, lost="its solver history is lost"), 0.0)
+    assert board.status(1.0).notices == ("warning: worker 1: its solver history is lost",)
 
 
 def test_a_worker_is_shown_with_the_leader_of_its_team_until_it_is_gone(board: StatusBoard) -> None:

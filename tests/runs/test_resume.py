@@ -14,9 +14,13 @@ import pytest
 
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.parameters import Parameters
-from speedo.run_dir.checkpoint_file import checkpoints_in, read_checkpoint
+from speedo.run_dir.checkpoint_file import Counters, checkpoints_in, read_checkpoint
+from speedo.run_dir.resume import Resumed
+from speedo.solver import SolverOverrides
+from speedo.storage.memory_store import MemoryStore
 from speedo.storage.redis.server import PrivateRedis
 from speedo.storage.redis.store import RedisStore
+from speedo.vectors.transfer import take_history
 from speedo.vectors.vector import Vector
 from tests.runs.local import train_here
 from tests.support.commands import KEEPERS, commands, wait_for_line
@@ -174,3 +178,31 @@ def test_a_run_from_a_snapshot_of_caffe_goes_on_as_caffe_does(
     np.testing.assert_array_equal(before, start)
     assert (result.complete, result.iteration) == (True, 60)
     assert relative_difference(center, expected, start) < 1e-5
+
+
+def test_a_history_waits_for_a_worker_that_joins_late(tmp_path: Path) -> None:
+    """It is of no use to anybody else, and there is one for each slot: it goes with the run."""
+    solver = smooth_solver(tmp_path, max_iter=20)
+    train_here(solver, MemoryStore(), tmp_path / "first", workers=2, checkpointed=True)
+    (path,) = checkpoints_in(tmp_path / "first" / "checkpoints")
+    now = 0.0
+    store = MemoryStore(clock=lambda: now)
+    kept = read_checkpoint(path)
+    overrides = SolverOverrides(max_iter=22)
+    train_here(solver, store, tmp_path / "run", workers=2, checkpoint=kept, overrides=overrides)
+    now = 1e6
+    for slot in (0, 1):
+        assert take_history(store, "here:0", slot, kept.counters.version) == kept.histories[slot]
+
+
+def test_a_resume_says_whose_momentum_begins_at_zero(tmp_path: Path) -> None:
+    counters = Counters("ab12", 0, "sync", 7, 7, 70, 9, 1.0, 3)
+
+    def told(*slots: int) -> str:
+        return Resumed(tmp_path, tmp_path / "one", counters, slots, ()).notes(3)[0]
+
+    assert told(0, 1, 2).endswith("position in the data, solver history of 3 of 3 workers")
+    assert told(1).endswith(
+        "solver history of 1 of 3 workers; the momentum of the others begins at 0"
+    )
+    assert told().endswith("are not in the checkpoint: momentum begins at 0")

@@ -105,8 +105,8 @@ def test_every_iteration_of_a_stretch_has_its_number() -> None:
         places=lambda worker: "here",
     )
     turns = [one for one in seen.all(Train) if one.worker == 0]
-    assert [(one.iteration, one.team.rounds, one.stride) for one in turns[:3]] == [
-        (0, 1, 4), (4, 4, 4), (20, 5, 4),
+    assert [(one.iteration, one.team.rounds, one.iteration_of(1)) for one in turns[:3]] == [
+        (0, 1, 4), (4, 4, 8), (20, 5, 24),
     ]  # fmt: skip
     assert sum(one.team.rounds for one in turns) == 25
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -70,7 +69,7 @@ def publish(worker: Worker, center: Vector, version: int) -> None:
 
 def command(payload: Kind = Kind.DELTA, **change: object) -> Train:
     fields: Mapping[str, object] = {
-        "worker": 3, "incarnation": 2, "ticket": 9, "version": 0, "iteration": 6, "steps": 1,
+        "worker": 3, "incarnation": 2, "ticket": 9, "version": 0, "samples": 6, "steps": 1,
         "stride": 1, "payload": payload,
     }  # fmt: skip
     return Train(**{**fields, **change})  # type: ignore[arg-type]
@@ -220,7 +219,7 @@ def test_each_step_belongs_to_its_iteration(
 
 def test_a_step_that_is_part_of_an_iteration_moves_the_learning_rate_by_that_part() -> None:
     worker, engine = make_worker()
-    worker.turn(command(steps=5, iteration=Fraction(13, 2), stride=Fraction(1, 2)))
+    worker.turn(command(steps=5, samples=13, stride=1, batch=2))
     assert [iteration for iteration, _ in engine.asked] == [6, 7, 7, 8, 8]
 
 

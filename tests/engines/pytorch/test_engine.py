@@ -235,7 +235,9 @@ def test_shares_of_a_test_are_the_whole_test(home: Path) -> None:
     with closing(torch_scorer(spec)) as engine, closing(scorer(spec)) as caffe:
         caffe.load_weights(weights(engine))
         whole = dict(engine.evaluate())
-        parts = [engine.evaluate_share(Share(index, 3)) for index in (2, 0, 1)]
+        done: list[int] = []
+        parts = [engine.evaluate_share(Share(index, 3), done.append) for index in (2, 0, 1)]
+        assert done == 7 * [8]
         assert combined(parts) == pytest.approx(whole, rel=1e-6)
         assert whole == pytest.approx(dict(caffe.evaluate()), rel=1e-4)
 
