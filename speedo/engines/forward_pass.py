@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
@@ -49,6 +50,8 @@ class ForwardPass:
                 self._check(*self._labels[first])
             # In float32, as Caffe adds the losses of its layers.
             loss = float(np.float32(loss + self._forward(first, last)))
+        if not math.isfinite(loss):
+            self._blame_records()
         return loss
 
     def read(self) -> None:
@@ -59,6 +62,16 @@ class ForwardPass:
     def _forward(self, first: int, last: int) -> float:
         with _as_a_solver_alone() if first in self._alone else nullcontext():
             return float(self._net._forward(first, last))
+
+    def _blame_records(self) -> None:
+        """Raise `EngineError` if a loss is not finite because the records are not."""
+        for layer in self._sources:
+            for top in self._net._top_ids(layer):
+                if not np.isfinite(self._net._blobs[top].data).all():
+                    raise EngineError(
+                        f"layer {self._net._layer_names[layer]!r} has read NaN or infinity in "
+                        f"{self._net._blob_names[top]!r}: correct its records, or leave those out"
+                    )
 
     @staticmethod
     def _check(blob: Any, classes: Classes) -> None:

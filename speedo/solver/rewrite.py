@@ -89,8 +89,11 @@ def solver_for_tester(
 
 
 def solver_for_scoring(spec: SolverSpec, *, scratch: Path | None = None) -> str:
-    """The test nets alone, to be given weights; their fillers draw nothing."""
-    parameter = _train_only(spec, None)
+    """The test nets alone, to be given weights; their fillers draw nothing.
+
+    The processes that share a test need one seed, so that each knows the order of the others.
+    """
+    parameter = _train_only(spec, max(spec.random_seed, 0))
     parameter.ClearField("train_net_param")
     parameter.ClearField("weights")
     whole = parse_text(spec.text, caffe_proto().SolverParameter())
@@ -165,7 +168,7 @@ class _Lists:
 def _resolve(parameter: Any, search: SearchPath, lists: _Lists) -> None:
     """Make every path of the nets absolute; raises one `SolverError` with all that are missing."""
     problems: list[str] = []
-    whole = _Lists(lists._scratch, -1, 1)
+    whole = _Lists(lists._scratch, -1, 1, "test")
     nets = [(parameter.train_net_param, lists), *((n, whole) for n in parameter.test_net_param)]
     for net, own in nets:
         for layer in net.layer:
@@ -218,6 +221,8 @@ def _resolve_hdf5(layer: Any, search: SearchPath, lists: _Lists, owner: str) -> 
     source = layer.hdf5_data_param
     names = read_hdf5_list(Path(source.source))
     found = [str(search.require(name, f"{owner} reads the HDF5 file")) for name in names]
+    if lists.rank < 0:  # a test net: testers that share a test have no common order in Caffe
+        source.shuffle = False
     if source.shuffle and lists.count > 1:
         folder = lists.folder(owner)
         found = write_shares(found, list(layer.top), lists.rank, lists.count, folder, owner)

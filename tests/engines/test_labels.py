@@ -149,3 +149,14 @@ def test_labels_that_no_file_has_are_looked_at_in_the_step(
             with pytest.raises(EngineError, match=f"'loss'.* ({words}\\b|out of bounds)"):
                 act()
     made.close()
+
+
+@pytest.mark.caffe
+def test_records_that_are_not_finite_are_blamed_for_the_loss() -> None:
+    layers = DUMMY.format(kind="SoftmaxWithLoss", label=2, more="")
+    layers = layers.replace("value: 1", "value: nan")
+    text = f'train_net_param {{ {layers} }} base_lr: 0.1 lr_policy: "fixed" solver_mode: CPU'
+    made = make_engine(EngineChoice("caffe"), text, lr_policy=LrPolicy("fixed", 0.1))
+    with pytest.raises(EngineError, match="layer 'd' has read NaN or infinity in 'data': correct"):
+        made.step(1)
+    made.close()

@@ -21,6 +21,7 @@ from speedo.solver import (
     solver_for_worker,
 )
 from speedo.solver.proto import caffe_proto, parse_text
+from speedo.solver.rewrite import solver_for_scoring
 from tests.support.nets import LOSS, SMOOTH, Sequential, net_text, write_solver
 
 pytestmark = pytest.mark.caffe
@@ -320,6 +321,18 @@ def test_a_shuffled_hdf5_layer_gets_its_share_of_each_file(home: Path) -> None:
         with h5py.File(Path(source).read_text().strip()) as share:
             labels.append(share["label"][:].tolist())
     assert labels == [[0, 2, 4], [1, 3], [0, 1, 2, 3, 4]]
+
+
+def test_processes_that_share_a_test_have_one_order_of_the_records(home: Path) -> None:
+    with h5py.File(home / "a.h5", "w") as file:
+        file["data"], file["label"] = np.zeros((5, 1, 8, 8)), np.arange(5)
+    (home / "list.txt").write_text("a.h5\n")
+    layer = 'type: "HDF5Data" hdf5_data_param { source: "list.txt" shuffle: true batch_size: 4 }'
+    path = write_solver(home, source_net(layer), test_iter=1, random_seed=None)
+    for make in (solver_for_scoring, solver_for_tester):
+        solver = parsed(make(read_solver(path), scratch=home / "own"))
+        assert not solver.test_net_param[0].layer[0].hdf5_data_param.shuffle
+    assert parsed(solver_for_scoring(read_solver(path), scratch=home / "own")).random_seed == 0
 
 
 def test_an_image_list_to_share_needs_a_scratch_folder(home: Path) -> None:
