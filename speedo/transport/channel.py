@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import fields
-from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -46,7 +45,6 @@ Message = Train | SaveState | Trained | Refused | StateSaved | DriverThread
 _KINDS: Final = {
     kind.__name__: kind for kind in (Train, SaveState, Trained, Refused, StateSaved, DriverThread)
 }
-_FRACTIONS: Final = frozenset({"iteration", "stride"})
 _FIELDS: Final = {kind: [one.name for one in fields(kind)] for kind in _KINDS.values()}
 
 
@@ -54,9 +52,6 @@ def pack(message: Message) -> bytes:
     """A message as a line of JSON."""
     kind = type(message)
     values = {name: getattr(message, name) for name in _FIELDS[kind]}
-    for name, value in values.items():
-        if isinstance(value, Fraction):
-            values[name] = value.as_integer_ratio()
     return line_of({"message": kind.__name__, **values})
 
 
@@ -69,9 +64,6 @@ def unpack(line: bytes) -> Message:
     kind: Any = _KINDS.get(values.pop("message", ""))
     if kind is None:
         raise ValueError("no message of a channel")
-    for name in _FRACTIONS & values.keys():
-        if isinstance(values[name], list):
-            values[name] = Fraction(*values[name])
     if "payload" in values:
         values["payload"] = Kind(values["payload"])
     if "own" in values:

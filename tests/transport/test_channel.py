@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import socket
 import threading
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -65,7 +64,6 @@ def test_a_loss_that_json_has_no_word_for_arrives_as_none_that_is_finite(loss: f
         Refused(3, 2, 17, "the file no \udcff here is not UTF-8", blame=False),
         TRAIN,
         Train(0, 1, 1, 0, 0, 1, 1, Kind.GRADIENT),
-        Train(0, 1, 1, 0, Fraction(13, 2), 3, Fraction(1, 2), Kind.DELTA),
         SaveState(1, 2, 3),
         TRAINED,
         Refused(1, 2, 3, 'a "cause"\nin two lines', False),
