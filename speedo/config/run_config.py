@@ -60,6 +60,7 @@ from speedo.sgd_modes.registry import (
     is_elastic,
     may_overlap,
     problems,
+    problems_of_teams,
     takers,
     waits_for_all,
     with_own_options,
@@ -373,6 +374,7 @@ class RunConfig(_Run):
             ]
         elif self.phases:
             found.append(f"phases are given, but the mode is {self.mode}; use --mode hybrid")
+        found += problems_of_teams(self) if self.team == "host" else []
         found += problems_of_stopping(self)
         found += problems_of_engine(self)
         if self.overlap != "none" and not may_overlap(self.mode):

@@ -21,7 +21,14 @@ from speedo.sgd_modes.conditions import parse_condition
 from speedo.sgd_modes.hybrid import Hybrid
 from speedo.sgd_modes.options import ModeOptions, PhaseOptions, RunOptions
 from speedo.sgd_modes.phases import Phase
-from speedo.sgd_modes.rules import AddDelta, Elastic, MergeRule, RuleClass, ServerGradient
+from speedo.sgd_modes.rules import (
+    AddDelta,
+    AverageDeltas,
+    Elastic,
+    MergeRule,
+    RuleClass,
+    ServerGradient,
+)
 from speedo.sgd_modes.turn_length import AdaptiveLength, LengthState, turn_length
 from speedo.vectors.vector import Vector
 
@@ -118,6 +125,15 @@ def waits_for_all(options: ModeOptions) -> bool:
     if mode is None or not mode.rounds:
         return False
     return not any(own_options(options).values())
+
+
+def problems_of_teams(options: ModeOptions) -> list[str]:
+    """Why the workers of a host cannot sum among themselves: a team adds means, whatever the mode's rule says."""
+    rule: Any = _rule_class(options) if waits_for_all(options) else AverageDeltas
+    if rule in (AverageDeltas, ServerGradient):
+        return []
+    what = f"cannot merge by {rule.__name__}, the rule of mode {options.mode}"
+    return [f"team is host, but the workers of a host {what}; use --team off"]
 
 
 def may_overlap(mode: str) -> bool:

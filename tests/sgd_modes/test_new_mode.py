@@ -5,7 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import pytest
+
+from speedo.config.run_config import make_config
+from speedo.errors import ConfigError
+from speedo.sgd_modes import registry
+from speedo.sgd_modes.rules import AverageDeltas, Contribution
+from speedo.vectors.vector import Vector
 
 MODE = '''
 """Every other result is discarded: a mode for this test."""
@@ -119,3 +129,28 @@ def test_a_mode_that_is_one_file_is_found_said_checked_and_trained_with(tmp_path
     assert discarded >= 3 * 20
     assert told["hybrid"][:2] == [True, 20]
     assert told["hybrid"][2] > 0
+
+
+@dataclass(frozen=True)
+class Halved(AverageDeltas):
+    """A rule for this test: half of the mean."""
+
+    def merge(
+        self, center: Vector, contributions: Sequence[Contribution], rate: float, iteration: int
+    ) -> None:
+        super().merge(center, contributions, rate / 2, iteration)
+
+
+def test_a_rule_that_teams_do_not_know_is_refused_without_team_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A team sums by itself, and would pass over the rule in silence."""
+    monkeypatch.setitem(registry.PLAIN, "sync", replace(registry.PLAIN["sync"], rules=(Halved,)))
+    with pytest.raises(ConfigError) as refused:
+        make_config({"mode": "sync"})
+    assert list(refused.value.problems) == [
+        "team is host, but the workers of a host cannot merge by Halved, the rule of mode sync; use --team off"
+    ]
+    config = make_config({"mode": "sync", "team": "off"})
+    assert not config.teams
+    assert isinstance(registry.make_strategy(config, 16).rule, Halved)
