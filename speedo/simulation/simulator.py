@@ -40,6 +40,7 @@ from speedo.messages import (
     Trained,
 )
 from speedo.sgd_modes.base import Strategy
+from speedo.simulation.poison import poison
 from speedo.simulation.simulated_hosts import SimulatedHosts
 from speedo.simulation.simulated_servers import center_on_servers
 from speedo.simulation.simulated_team import train_together
@@ -50,13 +51,12 @@ from speedo.storage.memory_store import MemoryStore
 from speedo.transport.channel import refusal
 from speedo.vectors.exchange import Stores
 from speedo.vectors.ranges import ranges_of
-from speedo.vectors.vector import Header, Layout, checksum
+from speedo.vectors.vector import Layout
 from speedo.worker.overlapping_turns import OverlappingWorker
 from speedo.worker.turn import Worker
 
-MOST_EVENTS: Final = (
-    100_000  # without a merge: rounds of a thousand workers with faults need some ten thousand
-)
+# Without a merge: rounds of a thousand workers with faults need some ten thousand.
+MOST_EVENTS: Final = 100_000
 
 
 class SimulatedCluster:
@@ -81,9 +81,7 @@ class SimulatedCluster:
         self.random = random.Random(seed)
         self._gathering = random.Random(seed)
         self._first: Event | None = None
-        self.gathered = (
-            0  # of the events that the driver was handed last, those after the first; no tests
-        )
+        self.gathered = 0  # of the events handed to the driver last, without the first and tests
         self.now = 0.0
         self._heap: list[tuple[float, int, Callable[[], Event | None]]] = []
         self._count = 0
@@ -126,12 +124,7 @@ class SimulatedCluster:
     def poison(self, worker: int, ticket: int) -> None:
         """Put a payload of NaN, well formed otherwise, in the place of the one that was published for this turn."""
         present = self._workers[worker]
-        vector = present.engine.layout.zeros()
-        vector.fill(float("nan"))
-        key = keys.payload(self.run, worker, ticket)
-        for store, body in zip(present.stores, present.exchange.encode(vector, None), strict=False):
-            header = Header.unpack(store.incoming.read_head(key)[0])
-            store.incoming.write(key, replace(header, checksum=checksum(body)).pack(), body)
+        poison(present, keys.payload(self.run, worker, ticket))
 
     # ------------------------------------------------------------ Cluster
 
@@ -241,7 +234,7 @@ class SimulatedCluster:
             pushed = chance() < 0.5
             self.at(done, lambda: self._die_in_turn(worker, command, pushed))
         elif faults.lose and chance() < faults.lose:
-            self.at(done, lambda: self._lost(worker, command))
+            self.at(done, lambda: self._turn(worker, command) and None)  # without its message
         elif faults.late and chance() < faults.late:
             self.at(done, lambda: self._late(worker, command))
         elif faults.leave and chance() < faults.leave:
@@ -344,10 +337,6 @@ class SimulatedCluster:
         if not self._present(worker):
             return None
         return Refused(worker.worker, worker.incarnation, command.ticket, "the engine failed")
-
-    def _lost(self, worker: Worker, command: Train) -> None:
-        """The turn is done, the message never arrives."""
-        self._turn(worker, command)
 
     def _die_in_turn(self, worker: Worker, command: Train, pushed: bool) -> None:
         if not self._present(worker):
