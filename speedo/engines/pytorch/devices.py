@@ -50,6 +50,23 @@ def device_of_tester(device: str, number: int) -> str:
         return "cpu"
 
 
+def use_device(name: str) -> Any:
+    """The `torch.device` of that name, made ready for this process. Raises `EngineError` if it is not here."""
+    torch = load_torch()
+    try:
+        torch.device(name)
+    except RuntimeError:
+        raise EngineError(f"the device {name!r} is none of cpu, cuda and cuda:N") from None
+    device = torch.device(chosen_device(name, 0, device_count() if name != "cpu" else 0))
+    if device.type == "cuda":
+        # Else page-locked memory would occupy the first GPU, too.
+        torch.cuda.set_device(device)
+        # PyTorch's convolutions would round float32 to the 10 bits of TF32.
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cuda.matmul.allow_tf32 = False
+    return device
+
+
 def chosen_device(device: str, number: int, count: int) -> str:
     """The device with this number, in turn, where there are so many. Raises `EngineError` if it is not among them."""
     if device == "cpu" or (device == "auto" and not count):

@@ -42,7 +42,8 @@ _AUTOMATIC = "(automatic)"  # Caffe's name for a top that no layer can read
 class Net:
     """A net made from a NetParameter in today's format, of which only the layers of its own state are left.
 
-    `rank`, `count` and `folder` are for its data layers. Random numbers are those of PyTorch's global generators, which
+    `rank`, `count` and `folder` are for its data layers. `channels_last` allows that order of memory, which is then
+    taken where a convolution reads several channels. Random numbers are those of PyTorch's global generators, which
     the caller seeds; `seed` is what data layers are given. With `share` the layers that have the name of one of that
     net use its parameters, as Caffe's test nets do (Caffe: net.cpp, ShareTrainedLayersWith).
 
@@ -60,7 +61,7 @@ class Net:
         folder: Path | None = None,
         device: torch.device | str = "cpu",
         share: Net | None = None,
-        channels_last: bool | None = None,
+        channels_last: bool = True,
     ) -> None:
         self.device = torch.device(device)
         self._shapes: list[Shape] = []
@@ -85,9 +86,7 @@ class Net:
             self.close()
             raise
         find_last_uses(self._wired, readers, kept=self._outputs.values())
-        if channels_last is None:
-            channels_last = any(map(_reads_channels, self.layers))
-        self._channels_last = channels_last
+        self._channels_last = channels_last and any(map(_reads_channels, self.layers))
 
     @property
     def layers(self) -> list[Layer]:
@@ -157,6 +156,14 @@ class Net:
         if total is None:
             total = torch.zeros((), device=self.device)
         return total, outputs
+
+    def check_indices(self) -> None:
+        """Raises `EngineError` for a label or index of the passes since the last call that is none.
+
+        On a CPU the pass itself has raised it; with a GPU the host waits here.
+        """
+        for layer in self.layers:
+            layer.check_indices()
 
     def skip(self, batches: int) -> None:
         """Let the data layers pass over so many batches, as if the net had computed them."""

@@ -11,6 +11,7 @@ import torch
 from google.protobuf import text_format
 
 from speedo.engines.evaluation import Part, Share
+from speedo.engines.pytorch.devices import use_device
 from speedo.engines.pytorch.engine import copy_model
 from speedo.engines.pytorch.net import Net
 from speedo.engines.pytorch.test_nets import TestNets
@@ -38,9 +39,10 @@ class Scorer:
             list(parameter.test_net_param),
             list(parameter.test_iter),
             seed=int(parameter.random_seed),
-            device=torch.device(device),
+            device=use_device(device),
             folder=folder,
             precision=nullcontext,
+            channels_last=device == "cpu",
         )
 
     def score(self, weights: Path, share: Share, passed: Callable[[int], None]) -> Part:

@@ -28,10 +28,11 @@ class TestNets:
         device: torch.device,
         folder: Path | None = None,
         precision: Callable[[], Any],
+        channels_last: bool,
     ) -> None:
         self._parameters, self._iterations = list(parameters), list(iterations)
         self._seed, self._device, self._folder = seed, device, folder
-        self._precision = precision
+        self._precision, self._channels_last = precision, channels_last
         self._kept: dict[int, tuple[Net, int]] = {}  # each net with the batches that it has read
 
     def score(
@@ -81,6 +82,7 @@ class TestNets:
             folder=self._folder,
             device=self._device,
             share=share_from,
+            channels_last=self._channels_last,
         )
 
     def _score(
@@ -93,9 +95,11 @@ class TestNets:
     ) -> tuple[dict[str, float], int]:
         iterations = self._iterations[index]
         batches = share.of(iterations)
-        sums: dict[str, float] = {}
         if not batches:
-            return sums, 0
+            return {}, 0
+        totals: dict[
+            str, torch.Tensor
+        ] = {}  # of the device: a number read here would make the host wait for it
         # Popped: a pass that fails half way must not leave its net in the middle of the data.
         kept = self._kept.pop(index, None)
         net, read = kept if kept is not None else (self.build(index, share_from), 0)
@@ -106,10 +110,10 @@ class TestNets:
                 with self._precision():
                     _, outputs = net.forward()
                 for name, output in outputs.items():
-                    values = output.float().reshape(-1).tolist()
-                    for key, value in zip(_names(name, len(values)), values, strict=True):
-                        sums[key] = sums.get(key, 0.0) + value
+                    values = output.double().reshape(-1)
+                    totals[name] = totals[name] + values if name in totals else values
                 passed(net.batch)
+            net.check_indices()
         except BaseException:
             net.close()
             raise
@@ -117,6 +121,9 @@ class TestNets:
             self._kept[index] = (net, batches.stop % iterations)
         else:
             net.close()
+        sums: dict[str, float] = {}
+        for name, total in totals.items():
+            sums |= dict(zip(_names(name, total.numel()), total.tolist(), strict=True))
         return sums, len(batches)
 
     @contextmanager

@@ -267,7 +267,9 @@ class ParameterUpdate:
             return None
         # Of the sum over `iter_size` batches, as Caffe has it.
         norm = torch.linalg.vector_norm(torch.stack(norms)).mul_(batches / divisor).float()
-        bound = torch.tensor(float32(self.fields.clip_gradients), device=norm.device)
+        bound = float32(
+            self.fields.clip_gradients
+        )  # a tensor made of it would be copied to the GPU at every step
         factor = torch.where(norm > bound, bound / norm, 1.0).div_(divisor)
         if self._whole:
             return factor  # read here, it would make the host wait for the GPU
