@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from speedo.engines.caffe_import import load_caffe, prepare_environment, with_our_path
+from speedo.engines.caffe_import import load_caffe, prepare_environment
 from speedo.engines.native_failures import describe_death
+from speedo.system.import_order import with_our_path
 
 
 class Constant:

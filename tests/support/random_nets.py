@@ -7,8 +7,8 @@ runs: no Dropout, no random DummyData, no shuffling. So two engines, or one and 
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Final
 import h5py
 import numpy as np
 
+from tests.support.net_mistakes import spoilt
 from tests.support.nets import write_lmdb
 
 Shape = tuple[int, ...]
@@ -71,6 +72,10 @@ class RandomNet:
         return path
 
 
+class NothingFits(Exception):
+    """No blob is as a layer needs it."""
+
+
 @dataclass
 class _Draft:
     """A net while it is made: layers as texts, and the blobs with their shapes; `unread` have no reader."""
@@ -110,13 +115,15 @@ class _Draft:
                 self.trained.add(top)
         return tops
 
-    def blob(self, fits: Callable[[Shape], bool] = lambda shape: True) -> str | None:
-        """A blob of the batch that fits; unread ones more often."""
+    def blob(self, fits: Callable[[Shape], bool] = lambda shape: True) -> str:
+        """A blob of the batch that fits; unread ones more often. Raises `NothingFits`."""
         found = [b for b in self.shapes if b not in COLUMNS and fits(self.shapes[b])]
         fresh = [blob for blob in found if blob in self.unread]
         if fresh and self.rng.random() < 0.75:
             return self.rng.choice(fresh)
-        return self.rng.choice(found) if found else None
+        if not found:
+            raise NothingFits
+        return self.rng.choice(found)
 
     def chance(self, probability: float) -> bool:
         return self.rng.random() < probability
@@ -132,12 +139,13 @@ def random_net(seed: int, *, mistakes: bool = True) -> RandomNet:
     source = rng.choice(["lmdb", "hdf5", "hdf5", "dummy"])
     data = _records(draft, source)
     for _ in range(rng.randint(1, 6)):
-        rng.choice(_MIDDLES)(draft)
+        with suppress(NothingFits):
+            rng.choice(_MIDDLES)(draft)
     _end(draft, source)
     layers = [data, *draft.layers]
     mistake = ""
     if mistakes and rng.random() < 0.25:
-        mistake, layers = _spoilt(rng, layers)
+        mistake, layers = spoilt(rng, layers)
     return RandomNet(
         seed, _solver(rng), "\n".join(['name: "random"', *layers, ""]), source, draft.batch,
         tuple(draft.types), mistake,
@@ -218,8 +226,6 @@ _IN_PLACE: Final = ("ReLU", "Sigmoid", "TanH", "PReLU")
 def _elementwise(draft: _Draft) -> None:
     kind = draft.rng.choice(list(_ELEMENTWISE))
     bottom = draft.blob(lambda shape: kind not in ("PReLU", "MVN") or 2 <= len(shape) <= 4)
-    if bottom is None:
-        return
     shape = draft.shapes[bottom]
     if kind == "MVN":
         shape = (*shape, *(1,) * (4 - len(shape)))
@@ -233,8 +239,6 @@ def _elementwise(draft: _Draft) -> None:
 
 def _inner_product(draft: _Draft) -> None:
     bottom = draft.blob(lambda shape: len(shape) >= 2)
-    if bottom is None:
-        return
     shape = draft.shapes[bottom]
     axis = draft.rng.randint(1, len(shape) - 1) if draft.chance(0.3) else 1
     outputs, bias = draft.rng.randint(2, 6), draft.chance(0.7)
@@ -249,8 +253,6 @@ def _inner_product(draft: _Draft) -> None:
 def _shared(draft: _Draft) -> None:
     """Two layers with one weight."""
     bottom = draft.blob(lambda shape: len(shape) == 2)
-    if bottom is None:
-        return
     batch, width = draft.shapes[bottom]
     name, rng = f"w{draft.count}", draft.rng
     multiplier = rng.choice(["", f"lr_mult: {rng.choice([1, 2])}"])
@@ -266,8 +268,6 @@ def _shared(draft: _Draft) -> None:
 
 def _convolution(draft: _Draft) -> None:
     bottom = draft.blob(lambda shape: len(shape) == 4)
-    if bottom is None:
-        return
     n, channels, height, width = draft.shapes[bottom]
     rng, kind = draft.rng, draft.rng.choice(["Convolution", "Convolution", "Deconvolution"])
     kernel, pad, stride = rng.randint(1, 3), rng.randint(0, 1), rng.randint(1, 2)
@@ -292,8 +292,6 @@ def _convolution(draft: _Draft) -> None:
 def _pooling(draft: _Draft) -> None:
     bottom = draft.blob(lambda shape: len(shape) == 4 and min(shape[2:]) >= 3)
     # Equal maxima of the records have no trained layer below; later ones are equal by chance only.
-    if bottom is None:
-        return
     n, channels, *sizes = draft.shapes[bottom]
     method = draft.rng.choice(["MAX", "AVE"])
     kernel = draft.rng.randint(2, 3)
@@ -308,8 +306,6 @@ def _pooling(draft: _Draft) -> None:
 
 def _normalized(draft: _Draft) -> None:
     bottom = draft.blob(lambda shape: len(shape) == 4)
-    if bottom is None:
-        return
     shape = draft.shapes[bottom]
     kind = draft.rng.choice(["BatchNorm", "LRN", "LRN"])
     region = draft.rng.choice(["ACROSS_CHANNELS", "WITHIN_CHANNEL"])
@@ -321,8 +317,6 @@ def _normalized(draft: _Draft) -> None:
 
 def _scaled(draft: _Draft) -> None:
     bottom = draft.blob(lambda shape: len(shape) >= 2)
-    if bottom is None:
-        return
     shape = draft.shapes[bottom]
     kind, axis = draft.rng.choice(["Scale", "Bias"]), draft.rng.randint(1, len(shape) - 1)
     bias = "bias_term: true" if kind == "Scale" and draft.chance(0.5) else ""
@@ -333,12 +327,8 @@ def _scaled(draft: _Draft) -> None:
 
 def _joined(draft: _Draft) -> None:
     first = draft.blob()
-    if first is None:
-        return
     shape = draft.shapes[first]
     second = draft.blob(lambda other: other == shape)
-    if second is None:
-        return
     if draft.chance(0.3) and len(shape) >= 2:
         axis = draft.rng.randint(1, len(shape) - 1)
         joined = (*shape[:axis], 2 * shape[axis], *shape[axis + 1 :])
@@ -350,8 +340,6 @@ def _joined(draft: _Draft) -> None:
 
 def _cut(draft: _Draft) -> None:
     bottom = draft.blob(lambda shape: len(shape) >= 2 and max(shape[1:]) >= 2)
-    if bottom is None:
-        return
     shape, rng = draft.shapes[bottom], draft.rng
     axis = rng.choice([axis for axis in range(1, len(shape)) if shape[axis] >= 2])
     point = rng.randint(1, shape[axis] - 1)
@@ -361,8 +349,6 @@ def _cut(draft: _Draft) -> None:
 
 def _reshaped(draft: _Draft) -> None:
     bottom = draft.blob(lambda shape: len(shape) >= 2)
-    if bottom is None:
-        return
     shape = draft.shapes[bottom]
     n = shape[0]
     kind = draft.rng.choice(["Flatten", "Reshape", "ReshapeBatch", "Tile", "Reduction"])
@@ -385,7 +371,7 @@ def _reshaped(draft: _Draft) -> None:
 def _recurrent(draft: _Draft) -> None:
     """The records as time steps of two sequences."""
     bottom = draft.blob(lambda shape: len(shape) == 2)
-    if bottom is None or "cont" not in draft.shapes or draft.chance(0.5):
+    if "cont" not in draft.shapes or draft.chance(0.5):
         return
     steps, width = draft.batch // 2, draft.shapes[bottom][1]
     if draft.shapes[bottom][0] != draft.batch:
@@ -409,7 +395,6 @@ def _end(draft: _Draft, source: str) -> None:
     """A loss, sometimes two, and sometimes a weight of some other blob."""
     for _ in range(1 + draft.chance(0.3)):
         bottom = draft.blob(lambda shape: len(shape) >= 1 and shape[0] == draft.batch)
-        assert bottom is not None
         kinds = ["SoftmaxWithLoss", "SoftmaxWithLoss", "HingeLoss", "MultinomialLogisticLoss"]
         kinds += ["Reduction", "InfogainLoss"]
         if source != "lmdb":
@@ -476,46 +461,3 @@ def _loss(draft: _Draft, kind: str, bottom: str) -> None:
     else:
         options = f"{weight} " + (loss_param if kind == "SigmoidCrossEntropyLoss" else "")
         draft.add(kind, [ip(WIDTH), "target"], [()], options)
-
-
-# Of a layer's text the first place that fits, and what takes it.
-_MISTAKES: Final[dict[str, tuple[str, str]]] = {
-    "an unknown bottom": ('bottom: "', 'bottom: "no_'),
-    "no top": (' top: "[^"]*"', ""),
-    "one bottom too many": ('bottom: "', 'bottom: "data" bottom: "'),
-    "one top too many": (' top: "', ' top: "other" top: "'),
-    "a top that there is": (' top: "[^"]*"', ' top: "data"'),
-    "too many param": ("type:", "param { } " * 4 + "type:"),
-    "too many loss_weight": ("type:", "loss_weight: 1 loss_weight: 1 type:"),
-    "a loss_weight of any layer": ("type:", "loss_weight: 0.5 type:"),
-    "another lr_mult of a shared weight": ('param { name: "', 'param { lr_mult: 3 name: "'),
-    "another decay_mult of a shared weight": ('param { name: "', 'param { decay_mult: 3 name: "'),
-    "too many propagate_down": ("type:", "propagate_down: true " * 4 + "type:"),
-    "propagate_down to labels": ("type:", "propagate_down: true propagate_down: true type:"),
-    "propagate_down to nothing": ("type:", "propagate_down: false type:"),
-    "no outputs": (r"num_output: \d+", "num_output: 0"),
-    "a large kernel": (r"kernel_size: \d+", "kernel_size: 19"),
-    "another axis": (r"axis: \d+", "axis: 3"),
-    "another shape": ("dim: -1", "dim: 7"),
-    "another group": (r"group: \d+", "group: 5"),
-    "a far slice_point": (r"slice_point: \d+", "slice_point: 99"),
-    "an even local_size": ("local_size: 3", "local_size: 4"),
-    "in place": (
-        '((?:ReLU|ELU|Exp|TanH|Softmax|Scale|Bias|Flatten|Reshape|Split)" bottom: "([^"]*)".*?) top: "[^"]*"',
-        r'\1 top: "\2"',
-    ),
-}
-
-
-def _spoilt(rng: random.Random, layers: list[str]) -> tuple[str, list[str]]:
-    """One mistake in a layer behind the data layer; "" where none fits."""
-    names = list(_MISTAKES)
-    rng.shuffle(names)
-    for name in names:
-        part, other = _MISTAKES[name]
-        found = [at for at in range(1, len(layers)) if re.search(part, layers[at])]
-        if found:
-            at = rng.choice(found)
-            spoilt = re.sub(part, other, layers[at], count=1)
-            return name, [*layers[:at], spoilt, *layers[at + 1 :]]
-    return "", layers

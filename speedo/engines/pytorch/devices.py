@@ -21,20 +21,6 @@ def load_torch() -> Any:
     return torch
 
 
-def use_device(device: Any) -> None:
-    """Make this the device of the process, and have float32 be float32 on it.
-
-    Else page-locked memory would occupy the first GPU too, and convolutions would compute in TF32, with 10 bits of
-    mantissa, which PyTorch allows them by default.
-    """
-    if device.type != "cuda":
-        return
-    torch = load_torch()
-    torch.cuda.set_device(device)
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cuda.matmul.allow_tf32 = False
-
-
 def device_count() -> int:
     """CUDA devices that PyTorch sees on this machine."""
     torch = load_torch()
@@ -62,6 +48,23 @@ def device_of_tester(device: str, number: int) -> str:
         return chosen_device(device, -1 - number, count)
     except EngineError:
         return "cpu"
+
+
+def use_device(name: str) -> Any:
+    """The `torch.device` of that name, made ready for this process. Raises `EngineError` if it is not here."""
+    torch = load_torch()
+    try:
+        torch.device(name)
+    except RuntimeError:
+        raise EngineError(f"the device {name!r} is none of cpu, cuda and cuda:N") from None
+    device = torch.device(chosen_device(name, 0, device_count() if name != "cpu" else 0))
+    if device.type == "cuda":
+        # Else page-locked memory would occupy the first GPU, too.
+        torch.cuda.set_device(device)
+        # PyTorch's convolutions would round float32 to the 10 bits of TF32.
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cuda.matmul.allow_tf32 = False
+    return device
 
 
 def chosen_device(device: str, number: int, count: int) -> str:

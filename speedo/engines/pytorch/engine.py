@@ -22,7 +22,7 @@ from torch import Tensor
 from speedo.engines.base import Schedule
 from speedo.engines.evaluation import WHOLE, Part, Share, combined
 from speedo.engines.files import WrittenModel
-from speedo.engines.pytorch.devices import chosen_device, device_count, use_device
+from speedo.engines.pytorch.devices import use_device
 from speedo.engines.pytorch.memory import is_lack_of_memory, keep_freed_memory
 from speedo.engines.pytorch.model_files import matched, read_model, write_model
 from speedo.engines.pytorch.net import Net
@@ -70,12 +70,11 @@ class PytorchEngine:
         if precision not in PRECISIONS:
             raise EngineError(f"the precision {precision!r} is not one of {', '.join(PRECISIONS)}")
         self._closed = False
-        self._device = _device(device)
+        self._device = use_device(device)
         self._bfloat16 = precision == "bfloat16"
         _use_threads(threads)
         if self._device.type == "cpu":
             keep_freed_memory()
-        use_device(self._device)
         self._schedule = self._own_schedule = lr_policy
         self._batches = 1  # of a step, times iter_size
         self._iteration = 0
@@ -85,6 +84,8 @@ class PytorchEngine:
         self._parameter = parameter.train_net_param
         self._fields = SolverFields.from_solver(parameter)
         seed = int(parameter.random_seed)
+        # Found faster on CPUs; on GPUs only the tensor cores, which float32 does not use, want this order.
+        channels_last = self._device.type == "cpu" or self._bfloat16
         self._tests = TestNets(
             list(parameter.test_net_param),
             list(parameter.test_iter),
@@ -92,6 +93,7 @@ class PytorchEngine:
             device=self._device,
             folder=folder,
             precision=self._precision,
+            channels_last=channels_last,
         )
         # Caffe adds the rank, so that workers drop out different units (Caffe: solver.cpp, Init).
         torch.manual_seed(seed + rank) if seed >= 0 else torch.seed()
@@ -103,7 +105,7 @@ class PytorchEngine:
             seed=seed if seed >= 0 else None,
             folder=folder,
             device=self._device,
-            channels_last=True if self._bfloat16 else None,
+            channels_last=channels_last,
         )
         self._parameters = self._net.parameters
         blobs = multipliers(self._parameter, self.layout)
@@ -171,7 +173,7 @@ class PytorchEngine:
             if delta is not None and room is not None:
                 parameters.read_statistics_change(before, room)
                 parameters.deliver(room, delta)
-            return _mean(losses)
+            return self._mean(losses)
 
     def adjust(
         self, lr: float | None, momentum: float | None, weight_decay: float | None, batches: int
@@ -209,7 +211,7 @@ class PytorchEngine:
             parameters.clear_gradients()
             parameters.read_statistics_change(before, room)
             parameters.deliver(room, out)
-            return _mean(losses)
+            return self._mean(losses)
 
     def apply_gradient(self, vector: Vector) -> None:
         """One update as Caffe does it: the sum over `iter_size` batches is clipped, then divided."""
@@ -325,6 +327,16 @@ class PytorchEngine:
         self._update.apply(gradients, self._rate, divisor=divisor, delta=delta, onto=onto)
         self._iteration += 1
 
+    def _mean(self, losses: Sequence[Tensor]) -> float:
+        """In double precision, as Python's floats; the only place where the host waits for a GPU."""
+        mean = (
+            float(torch.stack([loss.double() for loss in losses]).sum()) / len(losses)
+            if losses
+            else 0.0
+        )
+        self._net.check_indices()
+        return mean
+
     def _precision(self) -> Any:
         """The context of a forward pass."""
         if not self._bfloat16:
@@ -367,24 +379,6 @@ def copy_model(path: Path, net: Net) -> None:
     found = matched(read_model(path), shapes, layers=names, shared=shared)
     for key, values in found.items():
         blobs[key].copy_(torch.from_numpy(np.array(values, np.float32)))
-
-
-def _mean(losses: Sequence[Tensor]) -> float:
-    """In double precision, as Python's floats; the only place where the host waits for a GPU."""
-    if not losses:
-        return 0.0
-    if len(losses) == 1:
-        return float(losses[0])
-    return float(torch.stack([loss.double() for loss in losses]).sum()) / len(losses)
-
-
-def _device(name: str) -> torch.device:
-    """Raises `EngineError` for a device that is not here."""
-    try:
-        torch.device(name)
-    except RuntimeError:
-        raise EngineError(f"the device {name!r} is none of cpu, cuda and cuda:N") from None
-    return torch.device(chosen_device(name, 0, device_count() if name != "cpu" else 0))
 
 
 def _use_threads(threads: int | None) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from speedo.errors import EngineError
@@ -45,6 +46,11 @@ class BlobSpec:
     statistic: bool = False
 
 
+def host_waits(device: torch.device) -> bool:
+    """Whether a value of this device costs nothing to read."""
+    return device.type == "cpu"
+
+
 class Layer(ABC):
     """One layer, made from its LayerParameter. `blobs` are known after `setup`."""
 
@@ -59,6 +65,7 @@ class Layer(ABC):
         self.place = place
         self.name = str(param.name)
         self.blobs: list[BlobSpec] = []
+        self._noted: tuple[Tensor, int, str] | None = None
 
     @abstractmethod
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
@@ -67,6 +74,37 @@ class Layer(ABC):
     @abstractmethod
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         """The tops, by differentiable operations; `blobs` are those that `setup` declared."""
+
+    def checked(self, index: Tensor, size: int, what: str) -> Tensor:
+        """`index`, of whole numbers, which must be from 0 to `size` - 1. Raises `EngineError` where one is not.
+
+        A GPU would end at such an index without a cause, and the host must not wait for it: there it is taken into the
+        range, and `check_indices` raises the error afterwards. `what` says what was read and what to do, with {}.
+        """
+        if not index.numel():
+            return index
+        ends = torch.stack(torch.aminmax(index))
+        if self._noted is not None:
+            ends = torch.stack(
+                [
+                    torch.minimum(ends[0], self._noted[0][0]),
+                    torch.maximum(ends[1], self._noted[0][1]),
+                ]
+            )
+        self._noted = ends, size, what
+        if not host_waits(index.device):
+            return index.clamp(0, size - 1)
+        self.check_indices()
+        return index
+
+    def check_indices(self) -> None:
+        """Raise what `checked` has noted."""
+        if self._noted is None:
+            return
+        (low, high), size, what = self._noted[0].tolist(), *self._noted[1:]
+        self._noted = None
+        if low < 0 or high >= size:
+            raise self.refuse(what.format(low if low < 0 else high))
 
     def refuse(self, what: str) -> EngineError:
         """An error that names this layer; `what` says what is wrong and what to do."""

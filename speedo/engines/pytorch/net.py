@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from speedo.engines.label_rules import Classes, classes_of, label_bottom
 from speedo.engines.pytorch.data import SOURCES
 from speedo.engines.pytorch.data.source import BatchSource
 from speedo.engines.pytorch.fillers import fill
@@ -43,7 +42,8 @@ _AUTOMATIC = "(automatic)"  # Caffe's name for a top that no layer can read
 class Net:
     """A net made from a NetParameter in today's format, of which only the layers of its own state are left.
 
-    `rank`, `count` and `folder` are for its data layers. Random numbers are those of PyTorch's global generators, which
+    `rank`, `count` and `folder` are for its data layers. `channels_last` allows that order of memory, which is then
+    taken where a convolution reads several channels. Random numbers are those of PyTorch's global generators, which
     the caller seeds; `seed` is what data layers are given. With `share` the layers that have the name of one of that
     net use its parameters, as Caffe's test nets do (Caffe: net.cpp, ShareTrainedLayersWith).
 
@@ -61,7 +61,7 @@ class Net:
         folder: Path | None = None,
         device: torch.device | str = "cpu",
         share: Net | None = None,
-        channels_last: bool | None = None,
+        channels_last: bool = True,
     ) -> None:
         self.device = torch.device(device)
         self._shapes: list[Shape] = []
@@ -86,11 +86,7 @@ class Net:
             self.close()
             raise
         find_last_uses(self._wired, readers, kept=self._outputs.values())
-        if channels_last is None:
-            # Measured on processors. On a GPU float32 convolves faster in Caffe's order, bfloat16 in the other.
-            channels_last = self.device.type == "cpu" and any(map(_reads_channels, self.layers))
-        self._channels_last = channels_last
-        self._labels = {} if self.device.type == "cpu" else self._labels_of_sources()
+        self._channels_last = channels_last and any(map(_reads_channels, self.layers))
 
     @property
     def layers(self) -> list[Layer]:
@@ -144,7 +140,6 @@ class Net:
             except RuntimeError as error:
                 raise _failed(wired.layer, error) from error
             if not wired.bottoms:
-                self._check_labels(wired, tops)
                 tops = [self._place(top) for top in tops]
             for number, top in zip(wired.tops, tops, strict=True):
                 values[number] = top
@@ -161,6 +156,14 @@ class Net:
         if total is None:
             total = torch.zeros((), device=self.device)
         return total, outputs
+
+    def check_indices(self) -> None:
+        """Raises `EngineError` for a label or index of the passes since the last call that is none.
+
+        On a CPU the pass itself has raised it; with a GPU the host waits here.
+        """
+        for layer in self.layers:
+            layer.check_indices()
 
     def skip(self, batches: int) -> None:
         """Let the data layers pass over so many batches, as if the net had computed them."""
@@ -325,31 +328,6 @@ class Net:
             for number, blob in enumerate(blobs):
                 found[places[name], number] = blob
         return found
-
-    def _labels_of_sources(self) -> dict[int, Classes]:
-        """What layers take as labels of the values that data layers make."""
-        made = {number for wired in self._wired if not wired.bottoms for number in wired.tops}
-        found = {}
-        for wired in self._wired:
-            shapes = {
-                name: self._shapes[number]
-                for name, number in zip(wired.layer.param.bottom, wired.bottoms, strict=True)
-            }
-            classes = classes_of(wired.layer.param, shapes)
-            if classes is not None:
-                found[wired.bottoms[label_bottom(wired.layer.param)]] = classes
-        return {number: classes for number, classes in found.items() if number in made}
-
-    def _check_labels(self, source: Wired, tops: Sequence[Tensor]) -> None:
-        """On a GPU a label without a class ends the process's use of the GPU, and no error names the label."""
-        for number, top in zip(source.tops, tops, strict=True):
-            classes = self._labels.get(number)
-            if classes is None or (wrong := classes.first_wrong(values := top.numpy())) is None:
-                continue
-            label = float(values.flat[wrong])
-            raise EngineError(
-                f"layer {classes.layer!r} reads the label {label:.9g}, {classes.problem(label)}"
-            )
 
     def _place(self, records: Tensor) -> Tensor:
         """A top of a layer without bottoms, on the device and in the order of memory that convolutions like best."""

@@ -33,16 +33,16 @@ class Scorer:
     ) -> None:
         self._untouched, self._check = untouched, check
         torch.set_num_threads(1)
-        use_device(torch.device(device))
         parameter: Any = caffe_schema().SolverParameter()
         text_format.Parse(solver_text, parameter)
         self._nets = TestNets(
             list(parameter.test_net_param),
             list(parameter.test_iter),
             seed=int(parameter.random_seed),
-            device=torch.device(device),
+            device=use_device(device),
             folder=folder,
             precision=nullcontext,
+            channels_last=device == "cpu",
         )
 
     def score(self, weights: Path, share: Share, passed: Callable[[int], None]) -> Part:

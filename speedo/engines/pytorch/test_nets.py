@@ -29,10 +29,11 @@ class TestNets:
         device: torch.device,
         folder: Path | None = None,
         precision: Callable[[], Any],
+        channels_last: bool,
     ) -> None:
         self._parameters, self._iterations = list(parameters), list(iterations)
         self._seed, self._device, self._folder = seed, device, folder
-        self._precision = precision
+        self._precision, self._channels_last = precision, channels_last
         self._kept: dict[int, tuple[Net, int]] = {}  # each net with the batches that it has read
 
     def score(
@@ -82,6 +83,7 @@ class TestNets:
             folder=self._folder,
             device=self._device,
             share=share_from,
+            channels_last=self._channels_last,
         )
 
     def _score(
@@ -114,6 +116,7 @@ class TestNets:
                         values = values.mean().reshape(1)
                     sums[keys] = sums[keys] + values if keys in sums else values
                 passed(net.batch)
+            net.check_indices()
         except BaseException:
             net.close()
             raise

@@ -79,6 +79,12 @@ NETS: Final = {
     "labels without propagate_down": (
         ip("a", "data", 4) + CHOSEN + FILTER + AFTER_FILTER + " propagate_down: true propagate_down: false }", "",
     ),
+    **{
+        f"a trained label of {kind}": (
+            ip("a", "data", 1) + ip("b", "data", 1) + layer(kind, "a b", "loss"), "set propagate_down: false",
+        )
+        for kind in ("HingeLoss", "MultinomialLogisticLoss", "SigmoidCrossEntropyLoss", "SoftmaxWithLoss")
+    },
     "a negative lr_mult": (ip("a", "data", 4, "param { lr_mult: -1 }") + loss("loss", "a"), ""),
     "two tops of a loss without weights": (
         ip("a", "data", 4) + loss("one", "a", "", 'top: "one" top: "softmax"'), "give one for each",

@@ -1,9 +1,10 @@
-"""What layers need of their bottoms."""
+"""What layers need of their bottoms: rows, and labels that are classes."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from speedo.engines.pytorch.layer import Layer
 from speedo.engines.pytorch.layers.axes import count
 
 
@@ -11,3 +12,13 @@ def rows(bottom: Tensor) -> Tensor:
     """A row for each item of the batch, also where an item is one number or the batch is empty."""
     shape = tuple(bottom.shape)
     return bottom.reshape(shape[0], count(shape, 1))
+
+
+def checked_labels(layer: Layer, labels: Tensor, classes: int) -> Tensor:
+    """`labels`, whole numbers that must be classes; see `Layer.checked`."""
+    return layer.checked(
+        labels,
+        classes,
+        f"read label {{}}, but has {classes} classes: labels go from 0 to {classes - 1}; "
+        "correct the data or num_output",
+    )

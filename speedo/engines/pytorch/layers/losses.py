@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from speedo.engines.pytorch.layer import Layer, Shape
 from speedo.engines.pytorch.layers.axes import canonical_axis, count
-from speedo.engines.pytorch.layers.bottoms import rows
+from speedo.engines.pytorch.layers.bottoms import checked_labels, rows
 from speedo.engines.pytorch.layers.options import choice
 
 # Caffe's kLOG_THRESHOLD: the smallest probability that it takes a logarithm of.
@@ -89,7 +89,7 @@ class HingeLoss(Loss):
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         scores = rows(bottoms[0].float())
         # Caffe asks only for as many labels as items, and reads the first.
-        labels = self.labels(bottoms[1])[: len(scores), None]
+        labels = checked_labels(self, self.labels(bottoms[1])[: len(scores), None], scores.shape[1])
         signs = torch.ones_like(scores).scatter_(1, labels, -1.0)
         # relu, since clamp's gradient at the bound is 1.
         hinges = functional.relu(1 + signs * scores)
@@ -198,7 +198,8 @@ class InfogainLoss(Loss):
             counted = torch.ones_like(labels, dtype=torch.bool)
             if self._ignored is not None:
                 counted = labels != self._ignored
-            weights = matrix[labels.where(counted, 0)] * counted[:, None]
+            index = checked_labels(self, labels.where(counted, 0), classes)
+            weights = matrix[index] * counted[:, None]
             normalizer = _normalizer(
                 self._normalization,
                 counted,
@@ -228,7 +229,7 @@ class MultinomialLogisticLoss(Loss):
 
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         probabilities = rows(bottoms[0].float())
-        labels = self.labels(bottoms[1])[:, None]
+        labels = checked_labels(self, self.labels(bottoms[1])[:, None], probabilities.shape[1])
         with torch.no_grad():
             chosen = probabilities.gather(1, labels).clamp(min=SMALLEST_PROBABILITY)
             loss = -chosen.log().sum() / len(labels)

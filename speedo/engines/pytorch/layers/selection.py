@@ -28,13 +28,9 @@ class BatchReindex(Layer):
 
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         data, indices = bottoms
-        order = indices.long()
-        try:
-            return [data.index_select(0, order)]
-        except (IndexError, RuntimeError) as error:
-            raise self.refuse(
-                f"has an index outside of 0 to {data.shape[0] - 1}, the items of its batch"
-            ) from error
+        items = data.shape[0]
+        what = f"has the index {{}}, outside of 0 to {items - 1}, the items of its batch"
+        return [data.index_select(0, self.checked(indices.long(), items, what))]
 
 
 class Filter(Layer):
@@ -86,12 +82,9 @@ class Embed(Layer):
         return [(*bottoms[0], param.num_output)]
 
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
-        indices = bottoms[0].long()
-        try:
-            top = functional.embedding(indices, blobs[0])
-        except IndexError as error:
-            raise self.refuse(
-                f"has an index outside of 0 to {blobs[0].shape[0] - 1}: set input_dim to the "
-                "number of words"
-            ) from error
+        words = blobs[0].shape[0]
+        what = (
+            f"has the index {{}}, outside of 0 to {words - 1}: set input_dim to the number of words"
+        )
+        top = functional.embedding(self.checked(bottoms[0].long(), words, what), blobs[0])
         return [top + blobs[1] if len(blobs) > 1 else top]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from speedo.engines.pytorch.layer import Layer, Shape
 from speedo.engines.pytorch.layers.axes import canonical_axis, count
-from speedo.errors import EngineError
+from speedo.engines.pytorch.layers.bottoms import checked_labels
 
 _LEAST = float(torch.finfo(torch.float32).tiny)  # FLT_MIN, below which Caffe takes no logarithm
 
@@ -31,6 +31,7 @@ class _Labelled(Layer):
 
     bottoms: ClassVar[tuple[int, int | None]] = (2, 2)
     constant: ClassVar[Mapping[int, str]] = {1: "labels"}
+    _ignored: int | None = None
     tops: ClassVar[tuple[int, int | None]] = (1, 2)
 
     def read(self, axis: int, bottoms: Sequence[Shape]) -> None:
@@ -52,17 +53,11 @@ class _Labelled(Layer):
         scores = bottoms[0].reshape(outer, self._classes, inner).float()
         return scores, bottoms[1].detach().reshape(outer, 1, inner).long()
 
-    def bad_label(self, labels: Tensor, ignored: int | None) -> EngineError | None:
-        """What is wrong with a label, where one is no class."""
-        wrong = (labels < 0) | (labels >= self._classes)
-        if ignored is not None:
-            wrong &= labels != ignored
-        if not wrong.any():
-            return None
-        return self.refuse(
-            f"read label {int(labels[wrong][0])}, but has {self._classes} classes: labels go from 0 to "
-            f"{self._classes - 1}; correct the data or num_output"
-        )
+    def counted(self, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The labels, 0 for those that are ignored; and which are not, or None for all."""
+        valid = None if self._ignored is None else labels != self._ignored
+        index = labels if valid is None else labels * valid
+        return checked_labels(self, index, self._classes), valid
 
 
 class SoftmaxWithLoss(_Labelled):
@@ -92,12 +87,7 @@ class SoftmaxWithLoss(_Labelled):
         divisor = {"FULL": labels.numel(), "BATCH_SIZE": len(labels), "NONE": 1}.get(
             self._normalization
         )
-        try:
-            loss, probability = _SoftmaxLoss.apply(scores, labels, self._ignored, divisor)  # type: ignore[no-untyped-call]
-        except (RuntimeError, IndexError):
-            if error := self.bad_label(labels, self._ignored):
-                raise error from None
-            raise
+        loss, probability = _SoftmaxLoss.apply(scores, *self.counted(labels), divisor)  # type: ignore[no-untyped-call]
         return [loss, probability.reshape(bottoms[0].shape)][: len(self.param.top)]
 
 
@@ -106,18 +96,16 @@ class _SoftmaxLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, scores: Tensor, labels: Tensor, ignored: int | None, divisor: int | None
+        ctx: Any, scores: Tensor, index: Tensor, valid: Tensor | None, divisor: int | None
     ) -> tuple[Tensor, Tensor]:
         probability = torch.softmax(scores, 1)
-        valid = None if ignored is None else labels != ignored
-        index = labels if valid is None else labels * valid
         losses = probability.gather(1, index).clamp_min_(_LEAST).log_().neg_()
         if valid is not None:
             losses *= valid
         if divisor is None and valid is not None:
             ctx.divisor = valid.sum().clamp_min_(1)
         else:
-            ctx.divisor = max(1, labels.numel() if divisor is None else divisor)
+            ctx.divisor = max(1, index.numel() if divisor is None else divisor)
         ctx.save_for_backward(probability, index, valid)
         ctx.mark_non_differentiable(probability)
         return losses.sum() / ctx.divisor, probability
@@ -151,14 +139,9 @@ class Accuracy(_Labelled):
     @torch.no_grad()
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         scores, labels = self.scores_and_labels(bottoms)
-        valid = labels == labels if self._ignored is None else labels != self._ignored
-        index = labels * valid
-        try:
-            true = scores.gather(1, index)
-        except (RuntimeError, IndexError):
-            if error := self.bad_label(labels, self._ignored):
-                raise error from None
-            raise
+        index, valid = self.counted(labels)
+        valid = torch.ones_like(index, dtype=torch.bool) if valid is None else valid
+        true = scores.gather(1, index)
         better = (scores >= true).sum(1, keepdim=True) - 1  # the label itself is among them
         right = ((better < self.param.accuracy_param.top_k) & valid).float()
         counted = valid.float()
