@@ -87,8 +87,8 @@ def test_the_page_says_of_every_room_what_it_is_for() -> None:
     assert set(re.findall(r"^\| `([a-z_]+)/` \| \S", page, re.MULTILINE)) == rooms
 
 
-def test_at_most_eight_files_lie_outside_the_rooms() -> None:
-    assert len([name for name in SOURCES if "/" not in name]) <= 8
+def test_at_most_ten_files_lie_outside_the_rooms() -> None:
+    assert len([name for name in SOURCES if "/" not in name]) <= 10
 
 
 @pytest.mark.parametrize("name", SOURCES)
