@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,22 +40,26 @@ def never_idle(run: Run) -> Iterator[threading.Event]:
     over = threading.Event()
     lines = pack(StateSaved(99, 1, -1)) * 1000
 
-    def flood() -> None:
+    def flood(channel: socket.socket) -> None:
         with suppress(OSError):
             while not over.is_set():
                 channel.sendall(lines)
 
-    with socket.socket(socket.AF_UNIX) as channel:
-        channel.connect(str(path))
-        channel.sendall(b"[99, 1]\n")
+    with ExitStack() as stack:
+        channels = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(6)]
+        for number, channel in enumerate(channels):
+            channel.connect(str(path))
+            channel.sendall(b"[%d, 1]\n" % (90 + number))
         time.sleep(1.0)  # what comes with the greeting is read with it
-        thread = threading.Thread(target=flood, daemon=True)
-        thread.start()
+        threads = [threading.Thread(target=flood, args=(one,), daemon=True) for one in channels]
+        for thread in threads:
+            thread.start()
         try:
             yield over
         finally:
             over.set()
-            thread.join(HANG_S)
+            for thread in threads:
+                thread.join(HANG_S)
 
 
 @row(24, "worker hangs (SIGSTOP) while the master has more messages than it can take")
