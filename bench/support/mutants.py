@@ -49,11 +49,6 @@ EQUIVALENT: Mapping[tuple[str, str, str], str] = {
         "`self._published.discard(version)` left out",
     ): "spares the store a second deletion",
     (
-        "speedo/master/checkpoint_writer.py",
-        "self.begin(coordinator, seconds, 0.0)",
-        "0.0 becomes 1.0",
-    ): "its deadline is not waited for",
-    (
         "speedo/master/divergence.py",
         "_start: float = 0.0",
         "0.0 becomes 1.0",

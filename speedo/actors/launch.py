@@ -134,16 +134,15 @@ def train_on_ray(config: RunConfig, watch: Watch) -> RunResult:
                 discard_run_dir(prepared.run_dir)
             raise
         servers = _start(prepared, watch, stack, nullcontext(lambda: None), None)
-        prepared = servers.prepared
         from speedo.actors.control_answers import under_control
 
         master = _spawn_master(servers, takes_hosts=True)
         stack.callback(_kill, master)  # before its store and its memory go
-        run = _begin_run(master, prepared)
-        stack.enter_context(under_control(master, _known(prepared), watch, fleet.scale))
-        fleet.start(master, prepared)
+        run = _begin_run(master, servers.prepared)
+        stack.enter_context(under_control(master, _known(servers.prepared), watch, fleet.scale))
+        fleet.start(master, servers.prepared)
         try:
-            tester = _start_tester(master, prepared)
+            tester = _start_tester(master, servers.prepared)
             died = "no node of the Ray cluster can train any more, the last"
             result = _follow(master, run, servers, watch, tester, fleet, died)
         finally:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from speedo.engines.caffe_import import load_caffe
 from speedo.engines.label_rules import Classes, classes_of, label_bottom
 from speedo.errors import EngineError
 
@@ -87,6 +86,9 @@ class ForwardPass:
 @contextmanager
 def _as_a_solver_alone() -> Iterator[None]:
     """Caffe's data layers look at rank and count when they are read."""
+    # Imported here: every engine's module imports this one for its test nets.
+    from speedo.engines.caffe_import import load_caffe
+
     caffe = load_caffe()
     rank, count = caffe.solver_rank(), caffe.solver_count()
     caffe.set_solver_rank(0)

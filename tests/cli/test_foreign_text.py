@@ -76,7 +76,7 @@ TEXTS = ("host", "reason", "cause", "decision")
 class Fake:
     """A connection that keeps why its host was rejected."""
 
-    name, access, rejected = "node1", Access(), ""
+    name, access, rejected, own_address = "node1", Access(), "", None
 
     def send(self, **values: Any) -> None:
         json.dumps(values)

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import venv
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -115,8 +116,13 @@ def test_a_missing_library_is_named_with_the_packages_to_install(
         "Metadata-Version: 2.4\nName: pycaffe\nVersion: 1.0.0\n"
         + "Requires-External: libgflags2.2\nRequires-External: liblmdb0\n" * from_our_wheel
     )
-    command = (sys.executable, "-P", "-m", "speedo", "doctor", "--json")
-    doctor = run(*command, folder=tmp_path, path=f"{tmp_path}:{ROOT}")
+    # An environment whose own pycaffe it is: one on PYTHONPATH would come after that of this environment.
+    venv.create(tmp_path / "own", symlinks=True)
+    (packages,) = (tmp_path / "own" / "lib").glob("python3*/site-packages")
+    folders = [tmp_path, ROOT, *(path for path in sys.path if path.endswith("-packages"))]
+    (packages / "own.pth").write_text("".join(f"{folder}\n" for folder in folders))
+    command = (str(tmp_path / "own" / "bin" / "python"), "-P", "-m", "speedo", "doctor", "--json")
+    doctor = run(*command, folder=tmp_path)
     assert doctor.returncode == 1, doctor.stderr
     checks = {one["name"]: one for one in json.loads(doctor.stdout)["checks"]}
     text = checks["pycaffe"]["text"]

@@ -40,7 +40,7 @@ class _AlongAxes(Layer):
 
     def stretched(self, operand: Tensor) -> Tensor:
         """`operand` in the shape that broadcasts over the bottom."""
-        return operand.reshape(*operand.shape, *self._behind)
+        return operand.reshape((*operand.shape, *self._behind))
 
 
 class Scale(_AlongAxes):
