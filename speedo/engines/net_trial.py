@@ -36,6 +36,7 @@ from speedo.system.import_order import with_our_path
 from speedo.vectors.vector import Vector
 
 _MARK: Final = "speedo-check: "
+NEITHER: Final = "the gradients of its parts give neither as mean nor as sum that of the batch"
 FIRST_S: Final = 0.1  # for the records of a source before the nets are built
 CHECK_S: Final = 2.0  # for all records afterwards; the rest is read beside the run
 WORTH_S: Final = 0.2  # a check that took longer is kept in mind
@@ -51,7 +52,7 @@ class CaffeFacts:
 
     `activations` are the bytes of values and gradients between the layers of the worker's net, at most. `unchecked`
     are the sources whose records were too many to read them all. `division` says what the parts of a batch give, if
-    that was asked for, and `undivided` why they do not give the step of the whole.
+    that was asked for, and `undivided` why they do not give the step of the whole: `NEITHER`, or what failed.
     """
 
     parameters: int
@@ -239,9 +240,7 @@ def _divide(
         }
     if division != "none":
         return {"division": division}
-    return {
-        "undivided": "the gradients of its parts give neither as mean nor as sum that of the batch"
-    }
+    return {"undivided": NEITHER}
 
 
 def _sources(request: dict[str, Any]) -> list[tuple[Any, RecordRule]]:

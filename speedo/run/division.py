@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from speedo.config.run_config import RunConfig
-from speedo.engines.net_trial import CaffeFacts
+from speedo.engines.net_trial import NEITHER, CaffeFacts
 from speedo.errors import ConfigError, SolverError
 from speedo.run.prepare import Prepared, run_settings
 from speedo.solver.division import obstacle_to_parts, order_of_records, state_between_batches
@@ -64,7 +64,7 @@ def _with_whole_batch(
             f"each worker trains on whole batches (--whole-batch), as parts would not give Caffe's step: {reason}"
         )
         return config.model_copy(update={"split_batch": False})
-    if "cannot be built" in facts.undivided:
+    if facts.undivided not in ("", NEITHER):
         raise SolverError(f"--split-batch: {facts.undivided}; use --whole-batch")
     note(f"warning: with --split-batch the steps are not Caffe's: {reason}")
     return config

@@ -267,9 +267,10 @@ def test_a_division_that_is_asked_for_is_made_with_a_warning_or_refused(
     divided = with_division(run, check_nets(run, tmp_path), notes.append)
     assert divided.settings.batch_sizes == (BATCH // 2, BATCH // 2)
     assert notes[0].startswith("warning: with --split-batch the steps are not Caffe's: ")
-    run = prepared_run(folder, NETS["reshape"], 2, "caffe", split_batch=True)
-    with pytest.raises(SolverError, match="layer 'flat' cannot be built with a part"):
-        with_division(run, check_nets(run, tmp_path), notes.append)
+    for engine in ("caffe", "torch"):
+        run = prepared_run(folder, NETS["reshape"], 2, engine, split_batch=True)
+        with pytest.raises(SolverError, match=r"'flat'.*; use --whole-batch"):
+            with_division(run, check_nets(run, tmp_path), notes.append)
 
 
 def test_a_loss_in_python_that_counts_its_records_is_not_divided(
@@ -318,9 +319,9 @@ def test_the_first_weights_are_those_of_plain_caffe(
 def test_a_random_net_makes_the_step_of_plain_caffe_or_says_that_it_does_not(
     folder: Path, tmp_path: Path
 ) -> None:
-    """SPEEDO_FUZZ: so many nets instead of a few."""
+    """SPEEDO_RANDOM_NETS: so many nets instead of a few."""
     compared = 0
-    for seed in range(int(os.environ.get("SPEEDO_FUZZ", "10"))):
+    for seed in range(int(os.environ.get("SPEEDO_RANDOM_NETS", "10"))):
         net = random_net(seed, BATCH, data, layer)
         work = tmp_path / str(seed)
         run = prepared_run(folder, net, 2, "caffe")

@@ -15,7 +15,10 @@ from speedo.actors.ray_node.session import clean_environment
 from speedo.errors import ClusterError
 
 LOOK_S = 0.3
-PROBE_S, LEAST_PROBE_S = 20.0, 15.0  # the child imports Ray first, which takes seconds where much else runs
+PROBE_S, LEAST_PROBE_S = (
+    20.0,
+    15.0,
+)  # the child imports Ray first, which takes seconds where much else runs
 
 
 def wait_for_master(
