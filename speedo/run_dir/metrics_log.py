@@ -155,6 +155,7 @@ class MetricsLog:
                 )
             case StoreTrouble():
                 self._write(now, "store", problem=event.problem or None)
+                self._file.flush()  # what it is written together with may last as long as the trouble
             case _:
                 pass
 

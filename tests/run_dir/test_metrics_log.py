@@ -76,6 +76,17 @@ def test_trouble_is_told_after_what_was_done_before_it(tmp_path: Path) -> None:
     assert [line["event"] for line in lines[second + 2 :]][:2] == ["store", "store"]
 
 
+def test_trouble_is_in_the_file_while_what_it_delays_is_still_written_together(
+    tmp_path: Path,
+) -> None:
+    """A master that decides several results at once may stand in the midst of them until the store is back."""
+    log = MetricsLog(tmp_path, start=0.0)
+    with log.together():
+        log.saw(StoreTrouble("out of memory"), 1.0)
+        (line,) = [json.loads(line) for line in (tmp_path / METRICS).open()]
+        assert line["problem"] == "out of memory"
+
+
 def test_versions_that_nobody_tests_leave_nothing_behind(tmp_path: Path) -> None:
     """A master that merges a hundred times a second for days would hold them all."""
     log = MetricsLog(tmp_path, start=0.0)
