@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -14,7 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from speedo.actors.ray_node import session
-from speedo.actors.ray_node.ports import redis_port, require_free_port, resolved
+from speedo.actors.ray_node.ports import (
+    is_loopback,
+    redis_port,
+    require_free_port,
+    resolved,
+)
 from speedo.actors.signals import stop_signals
 from speedo.actors.token import how_to_join, load_token, new_token
 from speedo.config.run_config import RunConfig
@@ -50,7 +55,6 @@ if TYPE_CHECKING:
 LOOK_S: Final = 0.5  # how often this process looks whether it was told to stop
 STATUS_S: Final = 1.0  # how often it asks the master how it goes
 FAREWELL_S: Final = 15.0
-Dead = Callable[[], str | None]
 ANSWER_S: Final = 60.0
 
 
@@ -96,13 +100,17 @@ def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> Ru
         servers = _start(prepare(config, watch.note), watch, stack, head, config.port)
         prepared = servers.prepared
         from speedo.actors.control_answers import under_control
-        from speedo.actors.join.advertised_facts import published
+        from speedo.actors.existing_cluster.fleet import Fleet
 
+        fleet = Fleet(prepared, watch.note, hosts=True)
+        stack.callback(fleet.end)
+        if not is_loopback(resolved(config.host)) and servers.head is not None:
+            servers.head.require_token()
         master = _spawn_master(servers, takes_hosts=True)
         run = _begin_run(master, prepared)
         address = f"{config.host}:{config.port}"
         stack.enter_context(under_control(master, _known(prepared, address), watch))
-        stack.enter_context(published(master, prepared))
+        fleet.start(master, prepared)
         watch.note(
             f"waiting for {config.workers} workers, up to {config.timeout:.0f} s; "
             + how_to_join(address, token_file)
@@ -112,6 +120,7 @@ def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> Ru
             result = _follow(master, run, servers, watch, tester)
         finally:
             _let_go(master)
+            fleet.leave("the run is over")
         return servers.kept_elsewhere(result)
 
 
@@ -133,7 +142,7 @@ def train_on_ray(config: RunConfig, watch: Watch) -> RunResult:
             if not isinstance(prepared.resumed, Resumed):
                 discard_run_dir(prepared.run_dir)
             raise
-        servers = _start(prepared, watch, stack, nullcontext(lambda: None), None)
+        servers = _start(prepared, watch, stack, nullcontext(), None)
         from speedo.actors.control_answers import under_control
 
         master = _spawn_master(servers, takes_hosts=True)
@@ -156,14 +165,14 @@ def train_on_ray(config: RunConfig, watch: Watch) -> RunResult:
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """A run whose Redis and Ray are up. `dead` names a process of Ray's that died, if one has.
+    """A run whose Redis and Ray are up; `head` is our own Ray's.
 
     `scratch` is a folder for small files, which goes with the command; `records` notices bad records.
     """
 
     prepared: Prepared
     settings: RunSettings
-    dead: Dead
+    head: session.Head | None
     scratch: Path
     records: RecordWatch
     copy: RunCopy | None = None
@@ -183,7 +192,7 @@ def _start(
     prepared: Prepared,
     watch: Watch,
     stack: ExitStack,
-    ray: AbstractContextManager[Dead],
+    ray: AbstractContextManager[session.Head | None],
     port: int | None,
 ) -> Servers:
     """Start Redis and Ray while Caffe builds the nets once in a child."""
@@ -203,8 +212,10 @@ def _start(
                 redis_url, redis_ca, socket = _redis(
                     prepared, watch, stack, redis_port(config.host, port)
                 )
-            dead = node.enter_context(ray)
+            head = node.enter_context(ray)
             facts = checking.result()
+            if head is not None:
+                node.enter_context(head.connected())
             prepared = with_division(prepared, facts, watch.note)
             for line in headline(prepared):
                 watch.note(line)
@@ -230,7 +241,7 @@ def _start(
         )
         copy.start()
         stack.callback(copy.finish, 0.0)
-    return Servers(prepared, settings, dead, scratch, records, copy)
+    return Servers(prepared, settings, head, scratch, records, copy)
 
 
 def _known(prepared: Prepared, address: str | None = None) -> dict[str, Any]:
@@ -387,7 +398,7 @@ def _follow(
                 if time.monotonic() >= next_status:
                     next_status = time.monotonic() + STATUS_S - 0.5 * LOOK_S
                     watch.show(ray.get(master.status.remote(), timeout=ANSWER_S))
-                if kind := servers.dead():
+                if servers.head is not None and (kind := servers.head.dead()):
                     raise EngineError(
                         f"Ray's {kind} process on this machine died{_way_on(prepared)}"
                     )

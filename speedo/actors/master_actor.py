@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,7 @@ class MasterActor:
         from speedo.storage.redis.users import Access, NoUsers
 
         capture_stderr(run_dir / LOGS / "master.log")
+        self._config, self._records = config, records
         self._settings, self._run_dir, self._scratch = settings, run_dir, scratch
         self._myself = ray.get_runtime_context().current_actor
         self._hosts: set[str] = set()
@@ -130,13 +131,26 @@ class MasterActor:
     def ready(self) -> None:
         """Answers once the engine is built."""
 
-    def version(self) -> str:
-        return self._settings.version
-
-    def facts(self) -> dict[str, int]:
-        """The net as built here, for nodes that compare theirs before they join."""
-        layout = self._training.layout
-        return {"parameters": layout.size, "bytes": layout.nbytes, "layout": layout.digest}
+    def facts(self) -> dict[str, Any]:
+        """The run and its net as built here, and the time, for hosts that compare theirs before they join."""
+        config, settings, layout = self._config, self._settings, self._training.layout
+        spec = settings.spec
+        return {
+            "speedo": settings.version,
+            "run": settings.run,
+            "mode": config.mode,
+            "workers": config.workers,
+            "batch_sizes": settings.batch_sizes[:1],
+            "records": None if config.data_share == "own" else self._records,
+            "solver": spec.text,
+            "folder": str(spec.folder),
+            "net_files": spec.net_files,
+            "engine": asdict(settings.engine),
+            "parameters": layout.size,
+            "bytes": layout.nbytes,
+            "layout": layout.digest,
+            "clock": time.time(),
+        }
 
     def start_tester(self) -> None:
         """Returns once all testers run; tests that are due meanwhile wait. Raises `EngineError`, `StoreError`."""

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
-import logging
 import os
 import secrets
-import sys
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
-from typing import Final, TextIO
+from contextlib import ExitStack, contextmanager
+from typing import Final
 
-from speedo.actors.existing_cluster.probe import why_not
+from speedo.actors.ray_node.driver import driver
+from speedo.actors.ray_node.probe import why_not
 from speedo.errors import ClusterError
 
 AUTO: Final = "auto"
@@ -37,49 +34,23 @@ def address_of(given: str) -> str:
 def connected(given: str, note: Callable[[str], None]) -> Iterator[str]:
     """Yields the address by which the cluster knows this machine. Raises `ClusterError`."""
     address = address_of(given)
-    # Else Ray warns that a later version will do as this says.
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
 
     if ray.is_initialized():
         raise ClusterError("Ray already runs in this process: call ray.shutdown() before a run")
     if problem := why_not(address):
         raise ClusterError(_refusal(given, problem))
-    try:
-        ray.init(
-            address=address,
-            namespace=f"speedo-{secrets.token_hex(6)}",
-            log_to_driver=False,
-            logging_level=logging.CRITICAL,
-        )
-    except Exception as error:  # of many kinds, among them gRPC's
-        raise ClusterError(_refusal(given, " ".join(str(error).split()))) from None
-    try:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(driver(address, f"speedo-{secrets.token_hex(6)}"))
+        except Exception as error:  # of many kinds, among them gRPC's
+            raise ClusterError(_refusal(given, " ".join(str(error).split()))) from None
         nodes = len([node for node in ray.nodes() if node["Alive"]])
         note(
             f"on the Ray cluster of {nodes} node{'s' if nodes > 1 else ''} at "
             f"{ray.get_runtime_context().gcs_address}, Ray {ray.__version__}"
         )
-        with redirect_stdout(_WithoutRay(sys.stdout)):
-            yield ray.util.get_node_ip_address()
-    finally:
-        with redirect_stdout(io.StringIO()):  # Ray's last words, of the same kind
-            ray.shutdown()
-
-
-class _WithoutRay(io.TextIOBase):
-    """A stream less what Ray's own threads print: each death of a worker, which we report with its cause."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        if threading.current_thread().name.startswith("ray_"):
-            return len(text)
-        return self._stream.write(text)
-
-    def flush(self) -> None:
-        self._stream.flush()
+        yield ray.util.get_node_ip_address()
 
 
 def _refusal(given: str, words: str) -> str:

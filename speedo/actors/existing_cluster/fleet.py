@@ -1,7 +1,8 @@
 """The run's workers on the nodes of a Ray cluster: where they have places, and which node keeps them.
 
-Ray places bundles; on each node with some a keeper (`NodeKeeper`) runs a worker in each. This process compares the
-two several times a second, so nodes that come, go or are refused need no ways of their own.
+On a user's cluster Ray places bundles, and in our own each host offers itself; on each node with a place a keeper
+(`NodeKeeper`) runs workers. This process compares the two several times a second, so nodes that come, go or are refused
+need no ways of their own.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from speedo.actors.existing_cluster.keeper import News, NodeKeeper
-from speedo.actors.existing_cluster.seats import Seat, Seats
+from speedo.actors.existing_cluster.seats import OfferedHosts, Seat, Seats
 from speedo.actors.ray_node.spawn import spawn
 from speedo.config.resources import parse_resources
 from speedo.errors import ClusterError, SpeedoError
@@ -56,8 +57,12 @@ class Fleet:
     `last_died`, once set, says why there is no worker left and none to come.
     """
 
-    def __init__(self, prepared: Prepared, note: Callable[[str], None]) -> None:
+    def __init__(
+        self, prepared: Prepared, note: Callable[[str], None], *, hosts: bool = False
+    ) -> None:
+        """With `hosts` they are where `speedo worker` was started, as many as that has said."""
         config = prepared.config
+        self._hosts = OfferedHosts() if hosts else None
         self.last_died: str | None = None
         self._prepared, self._note = prepared, note
         self._seats = Seats(parse_resources(config.resources), config.placement)
@@ -106,7 +111,8 @@ class Fleet:
     def start(self, master: Any, prepared: Prepared) -> None:
         """Have the workers of the run as it was begun started, and from now on look after them."""
         self._master, self._prepared = master, prepared
-        master.want.remote(self._wanted)
+        if self._hosts is None:
+            master.want.remote(self._wanted)
         self._watcher.start()
 
     def scale(self, workers: int) -> str:
@@ -152,7 +158,12 @@ class Fleet:
                     self._look(time.monotonic())
 
     def _look(self, now: float) -> None:
-        taken = self._places()
+        refused = frozenset(self._refused)
+        if self._hosts is None:
+            taken = self._seats.used(self._wanted, refused)
+        else:  # and those that are gone, until their keepers' ends are heard
+            known = {node: keeper.seats or () for node, keeper in self._keepers.items()}
+            taken = known | self._hosts.used(refused)
         for node in taken.keys() - self._keepers.keys():
             self._new_keeper(node)
         for node, keeper in list(self._keepers.items()):
@@ -163,22 +174,8 @@ class Fleet:
                 if node not in self._keepers:
                     continue
             self._ask(node, keeper, taken.get(node, ()), now)
-        self._judge(taken)
-
-    def _places(self) -> dict[str, tuple[Seat, ...]]:
-        """The places to be used, by node; more are asked for, or some given back, as wanted."""
-        there = self._seats.look()
-        self._seats.give_back([seat for seat in there if seat.node in self._refused])
-        seats = [seat for seat in there if seat.node not in self._refused]
-        seats.sort(key=lambda seat: not seat.node)  # those without a node go first
-        used, spare = seats[: self._wanted], seats[self._wanted :]
-        self._seats.give_back(spare)
-        self._seats.more(self._wanted - len(used), frozenset(self._refused))
-        found: dict[str, tuple[Seat, ...]] = {}
-        for seat in used:
-            if seat.node:
-                found[seat.node] = (*found.get(seat.node, ()), seat)
-        return found
+        if self._hosts is None:
+            self._judge(taken)
 
     def _ask(self, node: str, keeper: _Keeper, seats: tuple[Seat, ...], now: float) -> None:
         handle = keeper.handle

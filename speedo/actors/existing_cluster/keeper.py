@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,13 +17,16 @@ from ray.exceptions import RayError
 
 from speedo.actors.existing_cluster.seats import Seat
 from speedo.actors.host_manager import check_records
+from speedo.actors.join.host_link import Failed, HostLink, Over, Stopped
+from speedo.actors.ray_node.ports import server_port
 from speedo.actors.server_host import ServerHost
 from speedo.actors.worker_host import WorkerHost
 from speedo.bounds import DataShare
 from speedo.config.resources import Resources
 from speedo.data import default_data_root
 from speedo.engines.make import EngineChoice, prepare_process
-from speedo.errors import ClusterError
+from speedo.errors import ClusterError, EngineError, SpeedoError
+from speedo.monitor.status import Status
 from speedo.run.datasets import make_dataset, preparable_dataset
 from speedo.run.host_memory import with_host_memory
 from speedo.run.open_store import this_machine
@@ -35,6 +40,8 @@ from speedo.version import VERSION
 
 ANSWER_S: Final = 60.0
 FAREWELL_S: Final = 5.0
+KEEP_S: Final = 5.0  # for the master to keep what the servers of this host have
+STATUS_S: Final = 0.5
 LOG_BYTES: Final = 200_000  # of each log of a far node that the command brings home
 
 
@@ -47,15 +54,16 @@ class News:
 
 
 class NodeKeeper:
-    """On its node what `speedo worker` is on its host.
+    """Has the workers and servers of one node, as the fleet says, or as `speedo worker` offers where that started it.
 
     `data_root`, a folder or a URI, is searched for relative data paths.
     """
 
     def __init__(self, name: str, data_root: Path | None, run_dir: Path) -> None:
         self._name, self._run_dir = name, run_dir
-        self._given_root = data_root
-        self._root = located(data_root) or default_data_root()
+        self._link = HostLink.of_this_node()
+        self._given_root = data_root if self._link is None else self._link.offer.data_root
+        self._root = located(self._given_root) or self._given_root or default_data_root()
         self._notes: list[str] = []
         self._seats: dict[int, Seat] = {}
         self._host: WorkerHost | None = None
@@ -64,6 +72,7 @@ class NodeKeeper:
         self._far_logs: Path | None = None
         self._stack = ExitStack()
         self._leaving = threading.Lock()
+        self._left = False
 
     def examine(
         self,
@@ -76,49 +85,118 @@ class NodeKeeper:
         choice: EngineChoice,
     ) -> None:
         """Raises `SpeedoError` with what keeps this node from training: SpeeDO, the engine, or the data."""
-        if version != VERSION:
-            raise ClusterError(
-                f"SpeeDO differs: this command has {version}, the node {VERSION}: install the same version on every "
-                "node"
-            )
-        prepare_process(choice)
-        fetch_sources(spec.on_node(self._root), self._given_root, self._notes.append)
-        missing = preparable_dataset(spec.on_node(self._root))
-        if missing is not None:
-            make_dataset(self._root, missing, self._notes.append)
-        own = spec.on_node(self._root)
-        check_solver(own, workers=workers, split=split)
-        check_records(self._name, count_records(own), records, share)
+        with self._told():
+            if version != VERSION:
+                raise ClusterError(
+                    f"SpeeDO differs: the master has {version}, this node {VERSION}: install the same version on "
+                    "every node"
+                )
+            if self._link is not None:
+                choice = self._link.offer.engine(choice)
+            prepare_process(choice)
+            if self._link is not None and not self._link.offer.count:
+                return
+            fetch_sources(spec.on_node(self._root), self._given_root, self._note)
+            missing = preparable_dataset(spec.on_node(self._root))
+            if missing is not None:
+                make_dataset(self._root, missing, self._note)
+            own = spec.on_node(self._root)
+            check_solver(own, workers=workers, split=split)
+            check_records(self._name, count_records(own), records, share)
 
     def begin(self, master: Any, needs: Resources, seats: tuple[Seat, ...]) -> None:
-        """Start a worker in each of these places. Raises what kept one of them from starting."""
+        """Start a worker in each of these places, or those that this host offers.
+
+        Raises what kept one of them from starting.
+        """
         self._master = master
-        settings: RunSettings = ray.get(master.settings.remote(self._name), timeout=ANSWER_S)
-        settings = self._stack.enter_context(with_host_memory(settings))
-        scratch = self._stack.enter_context(scratch_folder())
-        logs = self._logs(settings, scratch)
-        self._seats = dict(enumerate(seats))
-
-        def options_of(number: int) -> Mapping[str, Any]:
-            return self._seats[number].options(needs)
-
-        self._host = WorkerHost(
-            master,
-            settings,
-            self._name,
-            logs,
-            scratch,
-            self._root,
-            self._notes.append,
-            options_of,
-        )
-        if settings.serves:
-            address = ray.util.get_node_ip_address()
-            self._serving = ServerHost(
-                master, settings, self._name, logs, address, note=self._notes.append
+        with self._told():
+            settings: RunSettings = ray.get(master.settings.remote(self._name), timeout=ANSWER_S)
+            offer = None if self._link is None else self._link.offer
+            if offer is not None:
+                settings = replace(
+                    settings,
+                    cores=offer.core_options(settings.cores),
+                    engine=offer.engine(settings.engine),
+                )
+                if not offer.count and not settings.serves:
+                    raise ClusterError(
+                        f"the master at {offer.address} has its center by itself: start it with --servers, or "
+                        "`speedo worker` here"
+                    )
+            settings = self._stack.enter_context(with_host_memory(settings))
+            scratch = self._stack.enter_context(scratch_folder())
+            logs = self._logs(settings, scratch)
+            self._seats = dict(enumerate(seats))
+            self._host = WorkerHost(
+                master,
+                settings,
+                self._name,
+                logs,
+                scratch,
+                self._root,
+                self._note,
+                lambda number: {} if offer else self._seats[number].options(needs),
             )
-            self._serving.start()
-        self._host.start(len(seats))
+            if settings.serves:
+                address = ray.util.get_node_ip_address()
+                port = partial(server_port, address, offer.block) if offer else lambda: None
+                self._serving = ServerHost(
+                    master, settings, self._name, logs, address, port, self._note
+                )
+                self._serving.start()
+            self._host.start(offer.count if offer else len(seats))
+            if self._link is not None:
+                self._joined(self._link)
+
+    def _joined(self, link: HostLink) -> None:
+        """From now on the command of this host hears how the run goes."""
+        count = link.offer.count
+        role = f"with {count} worker{'s' if count > 1 else ''}" if count else "to serve"
+        self._note(f"joined the master at {link.offer.address} {role}")
+        threading.Thread(target=self._attend, args=(link,), name="host", daemon=True).start()
+
+    def _attend(self, link: HostLink) -> None:
+        """Tell the command of this host how the run goes, and leave when either ends."""
+        master = self._master
+        while not self._left:
+            try:
+                status: Status = ray.get(master.status.remote(), timeout=ANSWER_S)
+            except RayError:
+                return  # the master is gone: the command sees it, too
+            link.tell(status)
+            last_died = None if self._host is None else self._host.last_died
+            if status.over:
+                link.tell(Over(status))  # first of all: leaving may take longer than the master
+                self.leave("the run is over")
+            elif link.stop is not None:
+                with suppress(RayError):
+                    ray.get(master.server_leaves.remote(self._name), timeout=KEEP_S)
+                self.leave(f"its host was stopped by {link.stop}")
+                link.tell(Stopped())
+            elif last_died is not None:
+                link.tell(
+                    Failed(EngineError(f"every worker of this host died, the last: {last_died}"))
+                )
+                self.leave("its workers died")
+            time.sleep(STATUS_S)
+
+    def _note(self, text: str) -> None:
+        """For whoever started this node: the command of this host, else that of the run."""
+        if self._link is None:
+            self._notes.append(text)
+        else:
+            self._link.tell(text)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """An error that the user can mend is told to the command of this host, too."""
+        try:
+            yield
+        except SpeedoError as error:
+            if self._link is not None:
+                self._link.tell(Failed(error))
+            raise
 
     def change(self, seats: tuple[Seat, ...]) -> None:
         """From now on have a worker in each of these places, and no other."""
@@ -141,6 +219,7 @@ class NodeKeeper:
     def leave(self, cause: str) -> dict[str, bytes]:
         """End workers and servers, remove their files, and tell the master; returns the ends of logs by their names."""
         with self._leaving:
+            self._left = True
             if self._host is not None:
                 self._host.stop(cause)
             if self._serving is not None:
@@ -148,6 +227,7 @@ class NodeKeeper:
             if self._master is not None:
                 with suppress(RayError):
                     ray.get(self._master.farewell.remote(self._name), timeout=FAREWELL_S)
+                self._master = None
             logs = {}
             if self._far_logs is not None and self._far_logs.is_dir():
                 logs = {path.name: _tail(path) for path in self._far_logs.iterdir()}
@@ -155,7 +235,9 @@ class NodeKeeper:
             return logs
 
     def _logs(self, settings: RunSettings, scratch: Path) -> Path:
-        """The run's own folder where that is on this machine; else one that goes with this process."""
+        """The host's; the run's own where that is on this machine; else a folder that goes with this process."""
+        if self._link is not None:
+            return self._link.offer.logs
         if settings.near.machine == this_machine() and os.path.isdir(self._run_dir):
             return self._run_dir / LOGS
         self._far_logs = scratch / LOGS

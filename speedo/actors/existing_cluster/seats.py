@@ -15,6 +15,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from speedo.actors.join.host_link import RESOURCE
 from speedo.config.resources import Resources
 from speedo.errors import ClusterError
 
@@ -26,7 +27,10 @@ NODE_LABEL: Final = "ray.io/node-id"
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """One bundle of a group; `node` is the id of the node that it is on, empty while it is on none."""
+    """One bundle of a group, or a host that offers itself, of no group.
+
+    `node` is the id of the node that it is on, empty while it is on none.
+    """
 
     group: Any
     index: int
@@ -34,7 +38,7 @@ class Seat:
 
     @property
     def key(self) -> tuple[str, int]:
-        return self.group.id.hex(), self.index
+        return "" if self.group is None else self.group.id.hex(), self.index
 
     def options(self, needs: Resources) -> dict[str, Any]:
         """Ray's options for the actor that takes this place."""
@@ -107,6 +111,17 @@ class Seats:
             if count == 1 and group.id.hex() in gone:
                 self._remove(group)
 
+    def used(self, wanted: int, refused: frozenset[str]) -> dict[str, tuple[Seat, ...]]:
+        """The places to be used, by node; more are asked for, or some given back, as wanted."""
+        there = self.look()
+        self.give_back([seat for seat in there if seat.node in refused])
+        seats = [seat for seat in there if seat.node not in refused]
+        seats.sort(key=lambda seat: not seat.node)  # those without a node go first
+        used, spare = seats[:wanted], seats[wanted:]
+        self.give_back(spare)
+        self.more(wanted - len(used), refused)
+        return by_node(used)
+
     def holds_one(self, node: Mapping[str, Any]) -> bool:
         """Whether a place fits on this node of `ray.nodes()` if nothing else is on it."""
         return self._fit(node["Resources"]) > 0
@@ -149,3 +164,26 @@ class Seats:
     def _remove(self, group: Any) -> None:
         self._groups = [one for one in self._groups if one[0] is not group]
         remove_placement_group(group)
+
+
+class OfferedHosts:
+    """Nodes that `speedo worker` has started: one place each, and the host says how many workers it has there."""
+
+    def used(self, refused: frozenset[str]) -> dict[str, tuple[Seat, ...]]:
+        """The place on each node that offers itself."""
+        return by_node(
+            [
+                Seat(None, 0, str(node["NodeID"]))
+                for node in ray.nodes()
+                if node["Alive"] and RESOURCE in node["Resources"] and node["NodeID"] not in refused
+            ]
+        )
+
+
+def by_node(seats: list[Seat]) -> dict[str, tuple[Seat, ...]]:
+    """Those that are on one."""
+    found: dict[str, tuple[Seat, ...]] = {}
+    for seat in seats:
+        if seat.node:
+            found[seat.node] = (*found.get(seat.node, ()), seat)
+    return found

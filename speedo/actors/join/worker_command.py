@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import shutil
 import signal
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from speedo.actors.join.find_master import wait_for_master
-from speedo.actors.join.session_process import (
-    LEAVE_S,
-    Crashed,
-    Ending,
+from speedo.actors.join.host_link import (
+    FOLDER,
+    RESOURCE,
+    CommandLink,
     Failed,
-    Lost,
+    Offer,
     Over,
-    Request,
     Stopped,
 )
+from speedo.actors.join.host_node import NotAMasterError, host_node
+from speedo.actors.join.master_monitor import MasterMonitor
 from speedo.actors.ray_node import session
+from speedo.actors.ray_node.folder import ray_folder
+from speedo.actors.ray_node.node import Node
 from speedo.actors.signals import stop_signals
 from speedo.actors.token import load_token
 from speedo.data import default_data_root
@@ -37,7 +34,6 @@ from speedo.monitor.console import Watch
 from speedo.monitor.status import Status
 from speedo.remote.uris import uri_of
 from speedo.run_dir.directory import make_own_folders
-from speedo.system.background_process import start_in_background
 from speedo.system.cores import Bind, Core
 from speedo.system.private_folders import make_private_folder
 from speedo.system.workplace import check_names
@@ -45,6 +41,23 @@ from speedo.system.workplace import check_names
 LOOK_S: Final = 0.2
 CRASHES: Final = 3  # a stay that breaks is tried again so often
 HEALTHY_S: Final = 60.0  # one that lasted so long counts as a first
+SLOW_S: Final = 5.0  # a start that waits longer for the master says so
+LEAVE_S: Final = 10.0  # what a stay that is told to end may take for it
+UNKEPT_S: Final = 20.0  # for another keeper to take the place of one that died
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The master is gone."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Crashed:
+    """A process that this stay needs has died; a new stay may work."""
+
+    why: str
 
 
 def serve_worker(
@@ -76,40 +89,27 @@ def serve_worker(
     root = data_root or default_data_root()
     if uri_of(root) is None:
         root = root.absolute()
-    name = f"{socket.gethostname()}:{secrets.token_hex(2)}"
+    offer = Offer(address, count, logs, root, threads, bind, cores, device)
     stays = crashes = 0
     while True:
         try:
             since = time.monotonic()
             token = _patient_token(token_file, timeout_s, watch.note)
-            wait_for_master(address, token, timeout_s, watch.note, returning=stays > 0, since=since)
+            wait_for_master(address, timeout_s, watch.note, returning=stays > 0, since=since)
+            stays += 1
+            ending = _stay(
+                replace(offer, logs=logs / f"stay-{stays}"), token, timeout_s, since, watch
+            )
         except BaseException:
             with suppress(OSError):
                 logs.rmdir()  # kept if workers have left their words there
             raise
-        stays += 1
-        request = Request(
-            address,
-            token,
-            count,
-            timeout_s,
-            name=name,
-            logs=logs / f"stay-{stays}",
-            folder=make_private_folder("speedo-ray-"),
-            data_root=root,
-            threads=threads,
-            bind=bind,
-            cores=cores,
-            device=device,
-        )
-        began = time.monotonic()
-        ending = _stay(request, watch)
         if isinstance(ending, Over):
             if not kept:
                 shutil.rmtree(logs, ignore_errors=True)
             return ending.status
         if isinstance(ending, Failed):
-            raise ending.error or RuntimeError(ending.bug)
+            raise ending.error
         if isinstance(ending, Lost):
             crashes = 0
             watch.note(
@@ -117,13 +117,13 @@ def serve_worker(
                 f"waiting up to {timeout_s:.0f} s for a master to come back there"
             )
             continue
-        crashes = 1 if time.monotonic() - began > HEALTHY_S else crashes + 1
+        crashes = 1 if time.monotonic() - since > HEALTHY_S else crashes + 1
         if crashes >= CRASHES:
             raise EngineError(
-                f"this host's session in the cluster failed {crashes} times in a row, the last time: {ending}; "
-                f"see {request.logs}"
+                f"this host's stay in the cluster failed {crashes} times in a row, the last time: {ending.why}; "
+                f"see {logs}"
             )
-        watch.note(f"this host's session in the cluster failed: {ending}; it joins again")
+        watch.note(f"this host's stay in the cluster failed: {ending.why}; it joins again")
 
 
 def _made(logs: Path) -> Path:
@@ -136,82 +136,111 @@ def _made(logs: Path) -> Path:
     return logs.absolute()
 
 
-def _stay(request: Request, watch: Watch) -> Over | Lost | Failed | str:
-    """How a session ended; a text is the cause of death of its process. Raises what a signal asks for."""
-    request.logs.mkdir(parents=True)
-    ours, theirs = Pipe()
-    with stop_signals() as stopped, ours, open(request.logs / "host.log", "wb") as log:
-        with theirs:
-            child = start_in_background(
-                [
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "speedo.actors.join.session_process",
-                    str(theirs.fileno()),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=[theirs.fileno()],
-            )
-        try:
-            ours.send(request)
-            ending = _follow(ours, child, stopped, watch)
-            child.wait(LEAVE_S)
-        except subprocess.TimeoutExpired:
-            pass  # it has said all; what hangs is ended below
-        finally:
-            _end(child)
-            shutil.rmtree(request.folder, ignore_errors=True)
+def _stay(
+    offer: Offer, token: str, timeout_s: float, since: float, watch: Watch
+) -> Over | Failed | Lost | Crashed:
+    """How a stay in the cluster ended. Raises what a signal asks for, and `ClusterError` for a master that refuses."""
+    lost: list[str] = []
+    with ExitStack() as stack:
+        folder = Path(ray_folder(stack))
+        link = CommandLink(folder)
+        stack.callback(link.close)
+        deadline = since + timeout_s
+        node, block = stack.enter_context(
+            _joined(offer.address, token, folder, deadline, watch.note)
+        )
+        stopped = stack.enter_context(stop_signals())
+        offer.logs.mkdir(parents=True)
+        monitor = MasterMonitor(offer.address, lost.append)
+        monitor.start()
+        stack.callback(monitor.close)
+        ending = _follow(link, replace(offer, block=block), node, lost, stopped, timeout_s, watch)
     if stopped:
         if stopped[0] == "Ctrl-C":
             raise KeyboardInterrupt
         raise SystemExit(128 + signal.Signals[stopped[0]])
-    if isinstance(ending, Crashed):
-        return ending.why
-    if ending is None or isinstance(ending, Stopped):
-        return _death(child.returncode)
     return ending
 
 
-def _follow(
-    connection: Connection, child: subprocess.Popen[bytes], stopped: list[str], watch: Watch
-) -> Ending | None:
-    """Show the child's notes until it reports how it ended; None if it died before or does not end."""
-    deadline: float | None = None
-    while deadline is None or time.monotonic() < deadline:
-        if stopped and deadline is None:
-            deadline = time.monotonic() + LEAVE_S
-            with suppress(OSError):
-                connection.send(stopped[0])
-        try:
-            if not connection.poll(LOOK_S):
+@contextmanager
+def _joined(
+    address: str, token: str, folder: Path, deadline: float, note: Callable[[str], None]
+) -> Iterator[tuple[Node, int]]:
+    """A node of this host in the master's cluster, tried again until the deadline where no master answers yet."""
+    said = False
+    while True:
+        with ExitStack() as stack:
+            try:
+                joined = stack.enter_context(
+                    host_node(address, token, folder, {RESOURCE: 1}, {FOLDER: str(folder)})
+                )
+            except NotAMasterError:
+                if time.monotonic() > deadline:
+                    raise
+                if not said:
+                    left = deadline - time.monotonic()
+                    note(
+                        f"{address} accepts the connection, but no master answers there yet; waiting up to {left:.0f} s"
+                    )
+                    said = True
                 continue
-            told = connection.recv()
-        except (EOFError, OSError):
-            return None
+            yield joined
+            return
+
+
+def _follow(
+    link: CommandLink,
+    offer: Offer,
+    node: Node,
+    lost: list[str],
+    stopped: list[str],
+    timeout_s: float,
+    watch: Watch,
+) -> Over | Failed | Lost | Crashed:
+    """Show what the keeper of this host says until it reports how its stay ended, or whatever else ends it."""
+    began = unkept = time.monotonic()
+    deadline = float("inf")
+    was_kept = said = False
+    while (now := time.monotonic()) < deadline:
+        if stopped:
+            if not link.is_kept:
+                break
+            deadline = min(deadline, now + LEAVE_S)
+            link.stop(stopped[0])
+        try:
+            told = link.heard(offer, LOOK_S)
+        except EOFError:
+            unkept, told = now, None
+            if not (lost or node.dead()):
+                watch.note(
+                    "the process that kept this host's workers died; the master starts another"
+                )
         if isinstance(told, str):
             watch.note(told)
         elif isinstance(told, Status):
             watch.show(told)
-        else:
-            ending: Ending = told
-            return ending
-    return None
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """End the child, and with it its node: Ray's processes end with the process that started them."""
-    if child.poll() is None:
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-
-
-def _death(status: int) -> str:
-    how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
-    return f"its own process died ({how})"
+        elif isinstance(told, Over | Failed):
+            return told
+        elif isinstance(told, Stopped):
+            break
+        elif lost:  # and the keeper has said all
+            return Lost(lost[0])
+        elif node.dead():
+            return Crashed("its Ray node died")
+        was_kept = was_kept or link.is_kept
+        if was_kept and not link.is_kept and now > unkept + UNKEPT_S:
+            return Crashed("the process that kept its workers died, and no other came")
+        if not was_kept and now > began + timeout_s:
+            raise ClusterError(
+                f"there is no SpeeDO master in the Ray cluster at {offer.address}: correct --master"
+            )
+        if not was_kept and not said and now > began + SLOW_S:
+            said = True
+            watch.note(
+                f"Ray answers at {offer.address}; waiting up to {timeout_s:.0f} s for the master itself, "
+                "which may still be starting"
+            )
+    return Crashed(f"it was stopped by {stopped[0]}")
 
 
 def _patient_token(file: Path | None, timeout_s: float, note: Callable[[str], None]) -> str:

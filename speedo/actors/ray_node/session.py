@@ -5,15 +5,19 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-from speedo.actors.ray_node import ports, private
+from speedo.actors.ray_node import ports
+from speedo.actors.ray_node.driver import driver
 from speedo.actors.ray_node.folder import ray_folder
-from speedo.actors.ray_node.public_node import note_on, public_node
+from speedo.actors.ray_node.literal_addresses import take_addresses_literally
+from speedo.actors.ray_node.node import Node, ray_node
+from speedo.actors.ray_node.probe import why_not
 from speedo.errors import ClusterError
 from speedo.system.import_order import with_our_path
 
@@ -85,142 +89,59 @@ def _is_of_ray(name: str) -> bool:
 
 
 def load_ray(token: str) -> None:
-    """Import Ray with our settings; if it was imported with others, make it read them again.
-
-    Raises `ClusterError` if it runs already.
-    """
+    """Import Ray with our settings. Raises `ClusterError` if this process has imported it with others."""
+    if "ray" in sys.modules and os.environ.get("RAY_AUTH_TOKEN") != token:
+        raise ClusterError(
+            "Ray was imported in this process with other settings: start the run in a process of its own"
+        )
     set_environment(token)
     ray = importlib.import_module("ray")
     # It warns of a small /dev/shm, where it would keep objects; we have none.
     logging.getLogger("ray").setLevel(logging.CRITICAL)
     if ray.is_initialized():
         raise ClusterError("Ray already runs in this process: call ray.shutdown() before a run")
-    config, loader = private.find("Config"), private.find("TokenLoader")
-    if config is not None and loader is not None:  # else it reads them when it is imported
-        config.initialize("")
-        loader.instance().reset_cache()
 
 
 @contextmanager
-def head(
-    token: str, host: str, port: int | None, note: Callable[[str], None] = lambda _: None
-) -> Iterator[Callable[[], str | None]]:
-    """Run a Ray head as children of this process; without `port` on any free one, for this machine alone.
-
-    `note` is told if this Ray lacks something, so that its public command starts the head.
-
-    Yields a function that names a process of Ray's that has died. Ray itself notices that only after a minute, and then
-    ends this process natively.
-    """
-    load_ray(token)
-    _require_authentication(host)
+def head(token: str, host: str, port: int | None, note: Callable[[str], None]) -> Iterator[Head]:
+    """Run a Ray head as children of this process; without `port` on any free one, for this machine alone."""
     address = ports.resolved(host)
     with ExitStack() as stack:
         held = stack.enter_context(ports.master_ports(address, port))
         folder = ray_folder(stack)
-        if lacking := private.lacking():
-            note(note_on(lacking))
-            public = stack.enter_context(public_node(address, held, folder))
-            stack.enter_context(_connected(public.gcs_address, address))
-            yield public.dead
-            return
-        from speedo.actors.ray_node.node import dead_process, ray_node
-
-        node = stack.enter_context(ray_node(address, held, folder))
-        stack.enter_context(_connected(node.gcs_address, address))
-        yield partial(dead_process, node)
+        node = stack.enter_context(
+            ray_node(
+                *(address, held, folder, clean_environment(token)),
+                meanwhile=partial(load_ray, token),
+            )
+        )
+        if node.note:
+            note(node.note)
+        yield Head(node)
 
 
 @dataclass(frozen=True, slots=True)
-class Membership:
-    """How this machine is in a cluster: the `process` of its node, None if that is the master's own; its `address`.
+class Head:
+    """The node of a cluster of our own. `dead` names what of it has died, if something has."""
 
-    `block` is the first of the ports that are held for this machine; 0 where any may be taken.
-    """
+    node: Node
 
-    process: int | None
-    address: str
-    block: int
+    def dead(self) -> str | None:
+        """Ray itself notices only after a minute, and then ends this process natively."""
+        return self.node.dead()
 
-
-@contextmanager
-def member(
-    token: str,
-    master: str,
-    folder: str | None = None,
-    note: Callable[[str], None] = lambda _: None,
-) -> Iterator[Membership]:
-    """Join the cluster at `master` (host:port) from this machine; a node is started if there is none here.
-
-    Its files lie in `folder`, or in a temporary one. `note` is as in `head`.
-    """
-    load_ray(token)
-    host, _, port = master.rpartition(":")
-    address = ports.resolved(host)
-    gcs = f"{address}:{port}"
-    with ExitStack() as stack:
-        process, block = None, int(port)
-        ours = address
-        if not ports.is_this_machine(address):
-            ours = ports.own_address_towards(address)
-            held = stack.enter_context(ports.member_ports(ours, int(port)))
-            files = folder or ray_folder(stack)
-            block = held.gcs
-            if lacking := private.lacking():
-                note(note_on(lacking))
-                public = stack.enter_context(public_node(ours, held, files, master=gcs))
-                process = public.command.pid
-            else:
-                from speedo.actors.ray_node.node import ray_node
-
-                node = stack.enter_context(ray_node(ours, held, files, master=gcs))
-                process = node.all_processes["raylet"][0].process.pid
-        try:
-            stack.enter_context(_connected(gcs, ours))
-        except (ConnectionError, RuntimeError) as error:
-            raise ClusterError(
-                f"the master at {master} cannot be joined: {' '.join(str(error).split())}"
-            ) from None
-        yield Membership(process, ours, block)
-
-
-@contextmanager
-def _connected(gcs: str, address: str) -> Iterator[None]:
-    """Make this process a driver of the cluster, through the node at `address`."""
-    import ray
-
-    special: dict[str, Any] = {}
-    if not private.lacking():
-        from speedo.actors.ray_node.node import OwnCodeOnly, take_addresses_literally
-
+    @contextmanager
+    def connected(self) -> Iterator[None]:
+        """Make this process a driver of the cluster."""
         take_addresses_literally()
-        special = {"job_config": OwnCodeOnly(), "_node_ip_address": address}
-    ray.init(
-        address=gcs,
-        namespace=NAMESPACE,
-        log_to_driver=False,
-        logging_level=logging.CRITICAL,
-        **special,
-    )
-    # Ray's own words about dead workers stay off standard output: ours come with the cause.
-    if (worker := private.find("worker")) is not None:
-        worker.print_to_stdstream = lambda *_, **__: None
-    try:
-        yield
-    finally:
-        ray.shutdown()
+        with driver(self.node.gcs, NAMESPACE):
+            yield
 
-
-def _require_authentication(host: str) -> None:
-    """Raises `ClusterError` if Ray, as it was imported, would serve clients without the token, or does not say."""
-    mode, modes = private.find("authentication_mode"), private.find("AuthenticationMode")
-    if mode is None or modes is None:
-        raise ClusterError(
-            f"whether this Ray would serve {host} only with the token cannot be seen, so no run starts: install a Ray "
-            "that this SpeeDO was tested with, as its requirements.lock names it"
-        )
-    if mode() != modes.TOKEN:
-        raise ClusterError(
-            f"Ray would serve {host} without a token, because it was imported with other settings: "
-            "start the run in a process of its own"
-        )
+    def require_token(self) -> None:
+        """Raises `ClusterError` if Ray serves who has no token."""
+        others = {name: value for name, value in os.environ.items() if not _is_of_ray(name)}
+        if not why_not(self.node.gcs, others):
+            raise ClusterError(
+                f"Ray serves {self.node.gcs} to programs without the token, so no run starts: install a Ray that this "
+                "SpeeDO was tested with, as its requirements.lock names it"
+            )

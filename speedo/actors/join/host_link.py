@@ -1,0 +1,164 @@
+"""Between `speedo worker` and the keeper that the master places on its node: what this host offers, what the run says.
+
+The command starts the node, with the name of a private folder in its environment, and listens at a socket in there.
+Ray's processes inherit that environment, so the keeper finds the socket, gets the `Offer`, and sends notes, states and
+at last how its stay ended. The command sends the name of a signal if one asks it to end; its own end counts as one.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final, Self
+
+from speedo.engines.make import EngineChoice
+from speedo.errors import ConfigError, SpeedoError
+from speedo.monitor.status import Status
+from speedo.run.engine_choice import require_engine
+from speedo.system.cores import Bind, Core, CoreOptions
+
+FOLDER: Final = "SPEEDO_HOST_FOLDER"
+SOCKET: Final = "host"
+RESOURCE: Final = "speedo_host"  # of Ray's: this node offers itself to the master
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What `speedo worker` offers; 0 workers only serve. `logs` takes the output of its workers.
+
+    Without `threads`, `bind` and `device` those of the master are used. `block` is the first of the ports that are held
+    for this host; 0 where any may be taken.
+    """
+
+    address: str
+    count: int
+    logs: Path
+    data_root: Path
+    threads: str | None = None
+    bind: Bind | None = None
+    cores: tuple[tuple[Core, ...], ...] = ()
+    device: str | None = None
+    block: int = 0
+
+    def core_options(self, masters: CoreOptions) -> CoreOptions:
+        """The master's, as far as this host has none of its own."""
+        return CoreOptions(self.threads or masters.threads, self.bind or masters.bind, self.cores)
+
+    def engine(self, masters: EngineChoice) -> EngineChoice:
+        """The master's engine on this host's device. Raises `SpeedoError` for a device that it has not."""
+        require_engine(masters)
+        if self.device is None:
+            return masters
+        if masters.engine == "caffe":
+            raise ConfigError(
+                f"the device is {self.device}, but the master's engine is caffe, and with it the solver's solver_mode "
+                "decides where Caffe computes; leave --device out, or start the master with --engine torch"
+            )
+        return replace(masters, device=self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """The run is over."""
+
+    status: Status
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """A signal ended the stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """An error that the user can fix."""
+
+    error: SpeedoError
+
+
+Ending = Over | Stopped | Failed
+
+
+class HostLink:
+    """The keeper's side. `stop` names what asks it to end, once something does."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.stop: str | None = None
+        self.offer: Offer = connection.recv()
+        self._connection = connection
+        self._sending = threading.Lock()
+        threading.Thread(target=self._listen, name="host-command", daemon=True).start()
+
+    @classmethod
+    def of_this_node(cls) -> Self | None:
+        """None on a node that no `speedo worker` has started."""
+        folder = os.environ.get(FOLDER)
+        if folder is None:
+            return None
+        made = socket.socket(socket.AF_UNIX)
+        try:
+            made.connect(str(Path(folder, SOCKET)))
+        except OSError:
+            made.close()
+            raise
+        return cls(Connection(made.detach()))
+
+    def tell(self, what: str | Status | Ending) -> None:
+        with self._sending, suppress(OSError):  # nobody listens any more: the wish to end is there
+            self._connection.send(what)
+
+    def _listen(self) -> None:
+        try:
+            self.stop = str(self._connection.recv())
+        except (EOFError, OSError):
+            self.stop = "the end of its command"
+
+
+class CommandLink:
+    """The command's side: whoever keeps the workers of this host, one after another."""
+
+    def __init__(self, folder: Path) -> None:
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(folder / SOCKET))
+        self._listener.listen(1)
+        self._keeper: Connection | None = None
+        self._stopped = False
+
+    @property
+    def is_kept(self) -> bool:
+        return self._keeper is not None
+
+    def heard(self, offer: Offer, timeout_s: float) -> Any:
+        """What the keeper says, within the timeout; None if nothing. Raises `EOFError` if it is gone."""
+        if self._keeper is None:
+            self._listener.settimeout(timeout_s)
+            try:
+                made, _ = self._listener.accept()
+            except TimeoutError:
+                return None
+            self._keeper = Connection(made.detach())
+            self._keeper.send(offer)
+            return None
+        try:
+            return self._keeper.recv() if self._keeper.poll(timeout_s) else None
+        except (EOFError, OSError):
+            self._keeper.close()
+            self._keeper = None
+            raise EOFError from None
+
+    def stop(self, signal: str) -> None:
+        """Have the keeper end; once."""
+        if not self._stopped and self._keeper is not None:
+            self._stopped = True
+            with suppress(OSError):
+                self._keeper.send(signal)
+
+    def close(self) -> None:
+        self._listener.close()
+        if self._keeper is not None:
+            self._keeper.close()

@@ -1,0 +1,85 @@
+"""The Ray node of a host that joins a master, and what Ray's words mean if it does not."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+from speedo.actors.ray_node import ports
+from speedo.actors.ray_node.node import REFUSED, Node, ray_node
+from speedo.actors.ray_node.session import clean_environment
+from speedo.errors import ClusterError
+
+# In Ray's words: what the head has, of "Ray" and "Python".
+_THEIRS: Final = re.compile(r"cluster was started with:\s+Ray: (\S+)\s+Python: (\S+)")
+_NOBODY: Final = ("Failed to connect to GCS", "DEADLINE_EXCEEDED", "UNAVAILABLE")
+
+
+class NotAMasterError(ClusterError):
+    """Something accepts connections where the master should be, and is none, or not yet."""
+
+
+@contextmanager
+def host_node(
+    address: str,
+    token: str,
+    folder: Path,
+    resources: Mapping[str, float],
+    environment: Mapping[str, str],
+) -> Iterator[tuple[Node, int]]:
+    """Join the cluster at `address` (host:port) with a node that offers `resources`, until the context ends.
+
+    Its files lie in `folder`. Yields also the first of the ports that are held for this host; 0 if any may be taken.
+    Raises `ClusterError`.
+    """
+    host, _, port = address.rpartition(":")
+    master = ports.resolved(host)
+    here = ports.is_this_machine(master)
+    ours = master if here else ports.own_address_towards(master)
+    with ExitStack() as stack:
+        held = stack.enter_context(ports.member_ports(ours, int(port)))
+        try:
+            node = stack.enter_context(
+                ray_node(
+                    ours,
+                    held,
+                    str(folder),
+                    {**clean_environment(token), **environment},
+                    master=f"{master}:{port}",
+                    resources=json.dumps(dict(resources)),
+                )
+            )
+        except ClusterError as error:
+            raise _error(address, str(error)) from None
+        yield node, held.gcs
+
+
+def _error(address: str, words: str) -> ClusterError:
+    if any(word in words for word in REFUSED):
+        return ClusterError(
+            f"the master at {address} refused our token: copy the token file from the master's node "
+            "(mode 0600), or set SPEEDO_TOKEN or SPEEDO_TOKEN_FILE"
+        )
+    if found := _THEIRS.search(words):
+        ours = {"Ray": version("ray"), "Python": platform.python_version()}
+        theirs = dict(zip(ours, found.groups(), strict=True))
+        what = "Ray" if theirs["Ray"] != ours["Ray"] else "Python"
+        remedy = {"Ray": "pip install ray=={}", "Python": "use Python {} on this node"}[what]
+        return ClusterError(
+            f"{what} differs: the master at {address} has {theirs[what]}, this node {ours[what]}: "
+            + remedy.format(theirs[what])
+        )
+    if any(word in words for word in _NOBODY):
+        return NotAMasterError(
+            f"the program at {address} is not a SpeeDO master, or it does not answer: correct --master"
+        )
+    return ClusterError(
+        f"the master at {address} answers, but this machine's Ray did not join it: open the ports from the master's "
+        f"--port on, on both machines ({words})"
+    )
