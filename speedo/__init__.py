@@ -37,11 +37,9 @@ def train(
     `options` are those of `speedo train`, with underscores: `max_iter`, `moving_rate`, `run_dir`, ... .
     Raises `SpeedoError` with what is wrong and what to change.
     """
-    from speedo.actors.launch import train as launch
-    from speedo.actors.launch import train_on_ray
+    from speedo.actors.train_process import train_apart
     from speedo.config.run_config import make_config
     from speedo.doctor import require_for
-    from speedo.monitor.console import Quiet
     from speedo.remote.uris import uri_of
     from speedo.run.remote_inputs import fetch_run
 
@@ -54,4 +52,4 @@ def train(
         given["resume"] = fetch_run(uri, folder, lambda line: None)
     config = make_config(given)
     require_for(config)
-    return (launch if config.ray is None else train_on_ray)(config, Quiet())
+    return train_apart(config)

@@ -41,7 +41,8 @@ def test_a_master_beyond_loopback_has_a_port_for_everything_in_one_block() -> No
     with master_ports(address(), BASE) as ports:
         services = [ports.gcs, ports.node_manager, ports.object_manager]
         assert services == [BASE, BASE + 1, BASE + 2]
-        assert ports.processes == (*range(BASE + 10, BASE + BLOCK),)
+        assert ports.processes == (*range(BASE + 10, BASE + BLOCK - 4),)
+        assert sorted(ports.agents.values()) == [*range(BASE + BLOCK - 4, BASE + BLOCK)]
     assert redis_port(address(), BASE) == BASE + 9
 
 
@@ -61,7 +62,7 @@ def test_a_taken_service_port_is_named_and_a_taken_process_port_left_out(
     with socket.create_server((address(), BASE + 44)), master_ports(address(), BASE) as ports:
         assert ports.processes is not None
         assert BASE + 44 not in ports.processes
-        assert len(ports.processes) == 89
+        assert len(ports.processes) == 85
     with (
         socket.create_server((address(), BASE)),
         pytest.raises(ClusterError, match=f"{BASE} cannot be served .* give another --port"),
@@ -80,7 +81,7 @@ def test_only_the_port_that_workers_know_must_be_free(monkeypatch: pytest.Monkey
     ):
         services = [ports.gcs, ports.node_manager, ports.object_manager]
         assert services == [BASE, BASE + 10, BASE + 11]
-        assert ports.processes == (*range(BASE + 12, BASE + BLOCK),)
+        assert ports.processes == (*range(BASE + 12, BASE + BLOCK - 4),)
 
 
 def test_a_port_that_a_killed_node_still_holds_is_waited_for() -> None:
@@ -167,7 +168,7 @@ def test_a_master_or_a_worker_by_ipv6_alone_is_refused_at_once(
     with pytest.raises(ClusterError, match=words):
         serve_master(make_config({"host": host}), Quiet(), token)
     with pytest.raises(ClusterError, match=words):
-        wait_for_master(f"{host}:7000", "0" * 64, 60.0, lambda _: None)
+        wait_for_master(f"{host}:7000", 60.0, lambda _: None)
     (found,) = free_ports(Request(master=f"{host}:7000"))
     assert found.level == "fail"
 
@@ -184,5 +185,5 @@ def test_the_wait_for_a_master_counts_from_the_commands_start() -> None:
         silent.close()
         began = time.monotonic()
         with pytest.raises(ClusterError, match="no master answered"):
-            wait_for_master(f"{address()}:{BASE}", "0" * 64, 30.0, lambda _: None, since=began - 30)
+            wait_for_master(f"{address()}:{BASE}", 30.0, lambda _: None, since=began - 30)
         assert time.monotonic() - began < 3

@@ -229,7 +229,7 @@ def _follow(
             return Crashed("its Ray node died")
         was_kept = was_kept or link.is_kept
         if was_kept and not link.is_kept and now > unkept + UNKEPT_S:
-            return Crashed("the process that kept its workers died, and no other came")
+            return Crashed("the process that keeps its workers died, and no other came")
         if not was_kept and now > began + timeout_s:
             raise ClusterError(
                 f"there is no SpeeDO master in the Ray cluster at {offer.address}: correct --master"

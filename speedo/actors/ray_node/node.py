@@ -72,6 +72,7 @@ def ray_node(
     for name in ("node_manager", "object_manager"):
         if given := getattr(ports, name):
             options.append(f"--{name.replace('_', '-')}-port={given}")
+    options += [f"--{name}={number}" for name, number in ports.agents.items()]
     if ports.processes is not None:
         options.append(f"--worker-port-list={','.join(map(str, ports.processes))}")
     log = Path(folder, LOG)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import errno
 import socket
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Final
 
@@ -24,18 +24,29 @@ _CLAIM: Final = 8  # bound on loopback, never listened at: whoever holds it has 
 _REDIS: Final = 9
 _SERVERS: Final = range(3, 8)  # the same of the servers of the center
 _PROCESSES: Final = range(10, BLOCK)
+AGENT: Final = "dashboard-agent-listen-port"  # that which Ray does not choose by itself
+_AGENTS: Final = (
+    AGENT,
+    "dashboard-agent-grpc-port",
+    "runtime-env-agent-port",
+    "metrics-export-port",
+)  # the last of the block
 _FEWEST: Final = 4  # of these that must be free: for command, master, tester and a worker
 LINGER_S: Final = 10.0  # a node under load that ends may take some seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Ports of one node's Ray; 0 or None lets Ray take any free one."""
+    """Ports of one node's Ray; 0 or None lets Ray take any free one.
+
+    `agents`: of Ray's two agents, which a node does not run without, by the options of `ray start`.
+    """
 
     gcs: int = 0
     node_manager: int = 0
     object_manager: int = 0
     processes: tuple[int, ...] | None = None
+    agents: Mapping[str, int] = field(default_factory=lambda: {AGENT: 0})
 
 
 def redis_port(host: str, base: int | None) -> int | None:
@@ -167,12 +178,13 @@ def _block(address: str, base: int, taken: Collection[int] = ()) -> Ports:
     gcs, node_manager, object_manager = (
         others.pop(0) if port in taken and others else port for port in services
     )
+    agents = {name: free.pop() for name in _AGENTS if free}
     if len(free) < _FEWEST:
         raise ClusterError(
             f"of the ports {base + _PROCESSES[0]} to {base + BLOCK - 1} too few are free on this machine: "
             "stop what listens there, or use another --port"
         )
-    return Ports(gcs, node_manager, object_manager, tuple(free))
+    return Ports(gcs, node_manager, object_manager, tuple(free), agents)
 
 
 def _once_free(address: str, base: int) -> list[int]:

@@ -15,6 +15,8 @@ import threading
 from collections.abc import Mapping
 from typing import Final
 
+from speedo.actors.ray_node.literal_addresses import take_addresses_literally
+
 PROBE_S: Final = 60.0
 # In Ray's words: the token, a port where nobody listens.
 _ENDS: Final = (
@@ -25,10 +27,16 @@ _ENDS: Final = (
 )
 
 
-def why_not(address: str, environment: Mapping[str, str] | None = None) -> str:
-    """Why a program here, with this environment or ours, cannot join, in Ray's words; empty if it can."""
+def why_not(
+    address: str, environment: Mapping[str, str] | None = None, *, literally: bool = False
+) -> str:
+    """Why a program here, with this environment or ours, cannot join, in Ray's words; empty if it can.
+
+    `literally`: the address is of a node of ours, which may be on loopback alone.
+    """
     child = subprocess.Popen(
-        [sys.executable, "-P", "-m", "speedo.actors.ray_node.probe", address],
+        [sys.executable, "-P", "-m", "speedo.actors.ray_node.probe", address]
+        + ["literally"] * literally,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -55,6 +63,8 @@ def main() -> None:
     _end_at(*_ENDS)
     import ray
 
+    if len(sys.argv) > 2:
+        take_addresses_literally()
     try:
         ray.init(address=sys.argv[1], log_to_driver=False, logging_level=logging.CRITICAL)
     except Exception as error:
