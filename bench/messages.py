@@ -61,7 +61,11 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=2000)
     turns = parser.parse_args().turns
     print(f"{'ms per turn':18}{'round trip':>12}{'master CPU':>12}{'worker CPU':>12}")
-    with session.head(new_token(), "127.0.0.1", None), tempfile.TemporaryDirectory() as folder:
+    with (
+        session.head(new_token(), "127.0.0.1", None, print) as head,
+        head.connected(),
+        tempfile.TemporaryDirectory() as folder,
+    ):
         import ray
 
         events: EventQueue[Any] = EventQueue()

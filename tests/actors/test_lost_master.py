@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from multiprocessing import Pipe
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from speedo.actors.join.host_node import _error
+from speedo.actors.join.worker_command import _joined
 from speedo.errors import ClusterError, EngineError
-from tests.support.commands import free_port
+
+ray_version = version("ray")
 
 
 def errors_of_ray() -> list[tuple[Exception, str]]:
@@ -36,58 +38,36 @@ def test_a_start_on_one_machine_ends_with_a_sentence(tmp_path: Path) -> None:
             raise error
 
 
-def test_a_host_that_joins_takes_it_for_a_lost_master_and_a_bug_for_a_bug() -> None:
-    from ray.exceptions import RayTaskError
-
-    from speedo.actors.join.session_process import _ray_lost_the_master
-
-    for error, _ in errors_of_ray():
-        assert _ray_lost_the_master(error) == type(error).__name__
-    for bug in (RayTaskError("join", "traceback", ValueError("ours")), ValueError("ours")):
-        assert _ray_lost_the_master(bug) == ""
-
-
-def test_a_worker_says_that_nobody_answers_behind_an_open_port(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from speedo.actors.join import find_master as meeting
-
-    # Ray's own try to be answered takes twenty seconds.
-    monkeypatch.setattr(meeting, "_probe", lambda *_: (None, "DEADLINE_EXCEEDED"))
+def said_of(address: str, timeout_s: float, folder: Path) -> tuple[str, list[str]]:
+    """The error, and the notes before it, of a host that joins there."""
     notes: list[str] = []
-    port = free_port()
-    address = f"127.0.0.1:{port}"
-    with (
-        socket.create_server(("127.0.0.1", port)),
-        pytest.raises(ClusterError, match="is not a SpeeDO"),
-    ):
-        meeting.wait_for_master(address, "0" * 64, 1.2, notes.append)
-    assert notes == [
-        f"{address} accepts the connection, but no master answers there yet; waiting up to 1 s"
-    ]
+    deadline = time.monotonic() + timeout_s
+    joining = _joined(address, "0" * 64, folder, deadline, notes.append)
+    with pytest.raises(ClusterError) as caught, joining:
+        pass
+    return str(caught.value), notes
 
 
-def test_a_ray_that_does_not_join_the_master_is_told_in_time(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from speedo.actors.join import session_process
+@pytest.mark.ray
+def test_a_worker_says_that_nobody_answers_behind_an_open_port(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        error, notes = said_of(address, 1.0, tmp_path)
+    assert error.startswith(f"the program at {address} is not a SpeeDO master")
+    assert notes in (
+        [],
+        [f"{address} accepts the connection, but no master answers there yet; waiting up to 1 s"],
+    )
 
-    @contextmanager
-    def hanging(*_: Any) -> Iterator[None]:
-        time.sleep(0.5)
-        raise ClusterError("after all")
-        yield
 
-    monkeypatch.setattr(session_process.session, "member", hanging)
-    monkeypatch.setattr(session_process, "JOIN_S", 0.1)
-    for name in ("_end_at_once", "_listen"):  # the real ones end this process
-        monkeypatch.setattr(session_process.Session, name, lambda _: None)
-    ours, theirs = Pipe()
-    ours.send(
-        session_process.Request(
-            f"127.0.0.1:{free_port()}", "0" * 64, 1, 0.1, name="a", logs=tmp_path, folder=tmp_path, data_root=tmp_path
-        )
-    )  # fmt: skip
-    session_process.Session(theirs).serve()
-    told = ours.recv()
-    assert "answers, but this machine's Ray did not join it: open the ports" in str(told.error)
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("RPC error: InvalidAuthToken: Authentication token is", "refused our token: copy the token file"),
+        ("The cluster was started with: Ray: 2.1.0 Python: 3.11.2 This process", "Ray differs: .* has 2.1.0"),
+        (f"The cluster was started with: Ray: {ray_version} Python: 3.9.1 ", "Python differs: .* has 3.9.1"),
+        ("the raylet was lost", "answers, but this machine's Ray did not join it: open the ports"),
+    ],
+)  # fmt: skip
+def test_rays_words_become_what_to_do(words: str, told: str) -> None:
+    assert re.search(told, str(_error("10.0.0.7:56126", words)))

@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 
-from speedo.actors.ray_node import session
 from speedo.actors.server_calls import MOST_CALLS, ServerCalls
-from speedo.actors.token import new_token
 from speedo.errors import StoreError
 from speedo.master.server_requests import Clear, Probe, Request, ServerLost
 
@@ -41,10 +39,14 @@ class Slow:
 
 @pytest.fixture(scope="module")
 def ray_here() -> Iterator[Any]:
-    with session.head(new_token(), "127.0.0.1", None):
-        import ray
+    import ray
 
+    # This process may have imported Ray with any settings: an actor is all that is needed.
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+    try:
         yield ray
+    finally:
+        ray.shutdown()
 
 
 @pytest.fixture

@@ -118,7 +118,8 @@ def test_a_clock_that_jumps_has_no_effect(
 
 # What shows a time to people, or compares the clocks of two machines for them; and a file's age in seconds.
 TELLS = {
-    "actors/join/advertised_facts.py",
+    "actors/join/master_facts.py",
+    "actors/master_actor.py",
     "launch/commands.py",
     "monitor/console.py",
     "monitor/control_socket.py",
