@@ -16,7 +16,7 @@ from typing import Final
 
 import psutil
 
-from speedo.actors.ray_node.folder import OBJECT_STORE_BYTES, RAY_FOLDER, STORE_SOCKET
+from speedo.actors.ray_node.folder import OBJECT_STORE_BYTES, place_for_sockets
 from speedo.doctor.base import Finding, Request, fail, ok, size, warn
 from speedo.system.private_folders import unsafe
 from speedo.version import VERSION
@@ -25,8 +25,8 @@ PYTHONS: Final = ((3, 11), (3, 12), (3, 13))  # pyproject.toml: requires-python
 LOOPBACK: Final = "127.0.0.1"  # where a run listens that takes no other machines
 LEAST_REDIS: Final = 6  # speedo.storage.redis.store
 REDIS_WITH_USERS: Final = 7  # speedo.storage.redis.users
-# The longest name of a socket under the temporary folder, and what a socket's name may have.
-RAY_SOCKET: Final = f"/speedo-ray-12345678/{RAY_FOLDER}/{STORE_SOCKET}"
+# The longest name of a socket of ours under the temporary folder, and what a socket's name may have.
+OUR_SOCKET: Final = "/speedo-redis-12345678/a.sock"
 LONGEST_SOCKET: Final = 107
 LEAST_TEMPORARY_BYTES: Final = (
     10_000_000  # of a short run: 0.3 MB for logs and small files, and some to spare
@@ -101,14 +101,15 @@ def temporary(request: Request) -> Iterator[Finding]:
         text = "no folder takes temporary files: TMPDIR, /tmp and /var/tmp are full, read-only or missing"
         yield fail("temporary", text, "make room, or set TMPDIR to a folder that has room")
         return
-    longest = len(os.fsencode(folder)) + len(RAY_SOCKET)
     room = shutil.disk_usage(folder).free
     danger = unsafe(folder)
+    longest = len(os.fsencode(folder)) + len(OUR_SOCKET)
     if danger is not None:
         yield fail("temporary", danger, "")
-    elif longest > LONGEST_SOCKET:
+    elif longest > LONGEST_SOCKET or place_for_sockets() is None:
         yield fail(
-            "temporary", f"{folder} is too long a name for Ray's sockets by {longest - LONGEST_SOCKET} characters",
+            "temporary", f"{folder} is too long a name for sockets: 78 characters are possible, 21 where neither /tmp, "
+            "/var/tmp nor /dev/shm can be used by Ray",
             "set TMPDIR to a folder with a shorter name, as in TMPDIR=/tmp",
         )  # fmt: skip
     elif room < TEMPORARY_BYTES:

@@ -47,7 +47,7 @@ def test_a_name_too_long_for_sockets_is_told_before_anything_starts(
     status, errors = typed(*command, str(tmp_path / "run"), TMPDIR=str(folder))
     assert status == 1
     (line,) = errors.splitlines()
-    assert line.startswith(f"speedo: temporary: {folder} is too long a name for Ray's sockets by ")
+    assert line.startswith(f"speedo: temporary: {folder} is too long a name for sockets: ")
     assert line.endswith("set TMPDIR to a folder with a shorter name, as in TMPDIR=/tmp")
     assert not (tmp_path / "run").exists()
 
