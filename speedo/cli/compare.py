@@ -22,9 +22,7 @@ PASSED_ON: Final = (
 )  # fmt: skip
 
 
-@click.command(
-    short_help="Train with every mode and sequential Caffe, and report which learns fastest."
-)
+@click.command()
 @click.argument("solver", required=False, type=PATH)
 @click.option(
     "--modes", default="all", show_default=True, metavar="MODE[,MODE...]",

@@ -15,7 +15,7 @@ from speedo.errors import ConfigError
 from speedo.foreign_text import clean_text
 
 
-@click.command(short_help="Make one page of figures of any runs.")
+@click.command()
 @click.argument("runs", nargs=-1, required=True, type=PATH)
 @click.option(
     "--output", "-o", type=FILE, metavar="FILE.html",
@@ -77,3 +77,15 @@ def report(
     heading = Heading(title or f"Report of {several}", subtitle, facts)
     for path in write_report(figures, heading, target):
         say(path)
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--output", "-o", type=FILE, help="Picture to write: .png, .pdf, .svg.  [default: RUN/run.png]"
+)
+def plot(runs: tuple[Path, ...], output: Path | None) -> None:
+    """Draw one or several RUNS: loss, accuracy, images/s and staleness, in one picture."""
+    from speedo.monitor.plot import draw
+
+    say(draw(runs, output or runs[0] / "run.png"))
