@@ -10,7 +10,7 @@ import click
 
 from speedo.bounds import LARGEST_INT32
 from speedo.cli.run_options import FILE, PATH
-from speedo.cli.say import say
+from speedo.cli.say import complain, say
 from speedo.errors import ConfigError
 from speedo.foreign_text import clean_text
 
@@ -52,6 +52,7 @@ def report(
     from speedo.report.figures import figures_of
     from speedo.report.files import write_report
     from speedo.report.page import Heading
+    from speedo.report.picture import why_none
     from speedo.report.run_history import read_history
     from speedo.run.records import records_of
 
@@ -77,6 +78,8 @@ def report(
     heading = Heading(title or f"Report of {several}", subtitle, facts)
     for path in write_report(figures, heading, target):
         say(path)
+    if words := why_none():
+        complain(words)
 
 
 @click.command()
