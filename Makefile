@@ -12,7 +12,7 @@ ARGS ?=
 # Where `make wheels` puts what other hosts install
 DIST ?= dist
 
-.PHONY: help setup test check format demo bench faults wheels images lock schema clean distclean
+.PHONY: help setup develop test check format demo bench faults wheels images lock schema clean distclean
 
 help: ## this list
 	@echo 'SpeeDO trains one Caffe model with many workers. First time here: make demo'
@@ -22,31 +22,33 @@ help: ## this list
 	@echo "Settings for setup: PYTHON, TORCH, SPEEDO_CAFFE_PYTHONPATH, SPEEDO_CAFFE_SOURCE, SPEEDO_CAFFE_MIRROR, SPEEDO_CACHE"
 	@echo "(scripts/setup.sh says what each does). ARGS='...' is handed on by test, demo, bench and faults."
 
-setup: ## install all that is missing: Debian packages, .venv, pycaffe (built once, some minutes), speedo; TORCH=1: PyTorch too
+setup: ## install what is missing to train: Debian packages, .venv, pycaffe (built once, some minutes), speedo; TORCH=1: PyTorch too
 	@scripts/setup.sh
 
-test: setup ## every test, with real Redis, Ray and Caffe
+develop: ## the same, and what tests and checks need: a browser, linters, the oldest Ray
+	@scripts/setup.sh develop
+
+test: develop ## every test, with real Redis, Ray and Caffe
 	$(BIN)/python -m pytest -n $$(( $$(nproc) < 4 ? $$(nproc) + 1 : 4 )) --dist worksteal --durations=10 $(ARGS)
 
-check: ## the fast loop, in seconds: format, lint, types, and the tests that start no server
-	@test -x $(BIN)/ruff || { echo 'make setup comes first' >&2; exit 1; }
+check: develop ## the fast loop, in seconds: format, lint, types, and the tests that start no server
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache >/dev/null || $(BIN)/lint-imports
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not redis and not ray and not caffe and not slow' $(ARGS)
 
-format: ## let ruff format the code and mend what it can
+format: develop ## let ruff format the code and mend what it can
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
 demo: setup ## train LeNet on Fashion-MNIST with two workers, one epoch, and say where the model is
 	$(BIN)/speedo train --mode sync --workers 2 --max-iter 938 $(ARGS)
 
-bench: setup ## measure throughput of every mode against free-running Caffe
+bench: develop ## measure throughput of every mode against free-running Caffe
 	$(BIN)/python -m bench $(ARGS)
 
-faults: setup ## every row of the fault matrix in every mode; the table goes into docs/reliability.md
+faults: develop ## every row of the fault matrix in every mode; the table goes into docs/reliability.md
 	@mkdir -p build && rm -f build/faults.jsonl
 	@status=0; \
 	SPEEDO_FAULTS=all SPEEDO_FAULTS_REPORT=build/faults.jsonl \

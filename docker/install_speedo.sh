@@ -8,11 +8,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 venv="$1"
 backend="$PWD/build/backend"
 # The build backend and what it needs, as locked, in an environment that is not kept.
-mkdir -p build
-awk '/^[a-z]/ { wanted = /^(hatchling|packaging|pathspec|pluggy|tomlkit|trove-classifiers)==/ } wanted' \
-  requirements-dev.lock >build/backend.lock
 python3.11 -m venv "$backend"
-"$backend/bin/pip" install --no-cache-dir --require-hashes --requirement build/backend.lock
+"$backend/bin/pip" install --no-cache-dir --require-hashes --requirement requirements-build.lock
 "$backend/bin/pip" wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir build/speedo .
 "$venv/bin/pip" install --no-cache-dir --no-index --no-deps build/speedo/*.whl
 "$venv/bin/pip" check

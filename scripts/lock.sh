@@ -16,8 +16,9 @@ compile() {
     --no-emit-index-url --no-emit-find-links --no-config --custom-compile-command 'make lock' "$@"
 }
 
-compile --output-file requirements.lock "$@" pyproject.toml --extra leveldb
-compile --output-file requirements-dev.lock --constraint requirements.lock "$@" pyproject.toml --extra leveldb --group dev
+compile --output-file requirements.lock "$@" pyproject.toml --extra leveldb --extra plot
+compile --output-file requirements-dev.lock --constraint requirements.lock "$@" pyproject.toml --extra leveldb --extra plot --group dev
+compile --output-file requirements-build.lock --constraint requirements-dev.lock "$@" --group build
 # The oldest Ray that may be there, with what `ray job submit` needs: pyproject.toml has its lower bound.
 oldest="$(sed -nE 's/^ *"ray>=([0-9.]+),<.*/\1/p' pyproject.toml)"
 echo "ray[default]==$oldest.*" >"$work/oldest-ray.in"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes a fresh Debian 12 or 13 machine ready: Debian packages, .venv with the locked Python packages, pycaffe, speedo.
 #
-#   make setup                              what is there already is found, and takes seconds
+#   make setup                              what a user or a node needs; what is there already is found, in seconds
+#   make develop                            also what the tests and the checks of the code need
 #   make setup TORCH=1                      also PyTorch, for --engine torch; one that is in .venv already is kept
 #   make setup PYTHON=/path/to/python       the interpreter to make .venv with
 #   make setup SPEEDO_CAFFE_PYTHONPATH=DIR  use the pycaffe in DIR, the folder that holds `caffe`
@@ -22,6 +23,7 @@ stamps="$venv/.setup"
 venv_python="$venv/bin/python"
 base_python=''  # the interpreter that .venv is made with
 caffe_from=''   # 'own FOLDER' or 'wheel KEY'
+develop=''      # 'yes': with what the tests need
 torch_version=2.13 # tried with this code; pyproject.toml has all that it may be
 wheel_folder='' # where the cache keeps the wheel of that key
 
@@ -30,6 +32,11 @@ find_base='import os, sys
 if (3, 11) <= sys.version_info < (3, 14): print(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))'
 
 main() {
+  case "$*" in
+    '') ;;
+    develop) develop=yes ;;
+    *) stop 'usage: scripts/setup.sh [develop]' ;;
+  esac
   cd "$SPEEDO_ROOT"
   mkdir -p build
   exec 9>build/setup.lock
@@ -44,7 +51,7 @@ main() {
   install_missing_packages
   make_venv
   install_python_packages
-  install_oldest_ray
+  if [ -n "$develop" ]; then install_oldest_ray; fi
   install_pycaffe
   install_torch
   install_speedo
@@ -107,7 +114,7 @@ have_wheel() { compgen -G "$wheel_folder/*.whl" >/dev/null; }
 
 install_missing_packages() {
   local wanted=() missing lists=scripts/packages libraries sources compiles=''
-  mapfile -t wanted < <(names "$lists/tools.txt")
+  mapfile -t wanted < <(names "$lists/tools.txt" ${develop:+"$lists/develop.txt"})
   if [[ "$caffe_from" == wheel\ * ]]; then
     # On a release without a list of its own, what the build needs brings the libraries.
     libraries="$(run_packages)"
@@ -118,7 +125,7 @@ install_missing_packages() {
     fi
   fi
   sources="$lists/python-$("$base_python" -c 'import sys; print(f"{sys.version_info.major}.{sys.version_info.minor}")')-build.txt"
-  if [ -f "$sources" ] && ! { have_venv && fresh python-packages "$(hash_of requirements-dev.lock)"; }; then
+  if [ -f "$sources" ] && ! { have_venv && have_python_packages; }; then
     mapfile -t -O "${#wanted[@]}" wanted < <(names "$sources")
     compiles=yes
   fi
@@ -202,19 +209,29 @@ compiled() { "$venv_python" -m compileall -q -j 0 "$1" >/dev/null || true; }
 
 pip() { "$venv_python" -m pip --disable-pip-version-check --no-input "$@"; }
 
+# locks [KIND]: what is installed for a user, or for a developer: all of a user's packages, and more.
+locks() {
+  if [ -n "$1" ]; then echo requirements-dev.lock; else printf '%s\n' requirements.lock requirements-build.lock; fi
+}
+
+packages_key() { locks "$1" | xargs sha256sum | hash_of -; }
+
+have_python_packages() { fresh "${develop:+develop-}python-packages" "$(packages_key "$develop")"; }
+
 install_python_packages() {
-  local key
-  key="$(hash_of requirements-dev.lock)"
-  if fresh python-packages "$key"; then
-    line ok 'Python packages' "$(grep -c '==' requirements-dev.lock) locked, all installed"
+  if have_python_packages; then
+    line ok 'Python packages' 'as locked, all installed'
     return
   fi
   step 'Python packages' install_locked
-  mark python-packages "$key"
+  mark python-packages "$(packages_key '')"
+  if [ -n "$develop" ]; then mark develop-python-packages "$(packages_key "$develop")"; fi
 }
 
 install_locked() {
-  pip install --no-compile --require-hashes --requirement requirements-dev.lock
+  local lock requirements=()
+  for lock in $(locks "$develop"); do requirements+=(--requirement "$lock"); done
+  pip install --no-compile --require-hashes "${requirements[@]}"
   compiled "$venv/lib"
 }
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 import click
 
 from speedo.cli.run_options import PATH, options_named
-from speedo.cli.say import say
+from speedo.cli.say import complain, say
 from speedo.cli.units import parse_workers
 from speedo.errors import ConfigError
 from speedo.monitor.console import ErrorConsole, put_line, shown
@@ -22,9 +22,7 @@ PASSED_ON: Final = (
 )  # fmt: skip
 
 
-@click.command(
-    short_help="Train with every mode and sequential Caffe, and report which learns fastest."
-)
+@click.command()
 @click.argument("solver", required=False, type=PATH)
 @click.option(
     "--modes", default="all", show_default=True, metavar="MODE[,MODE...]",
@@ -100,6 +98,7 @@ def compare(
     """
     from speedo.comparison.compare import prepared, solver_named
     from speedo.comparison.wish import Wish, parse_modes, parse_sweep
+    from speedo.report.picture import why_none
     from speedo.report.tables import as_text
 
     for name, number in (("epochs", epochs), ("longer", longer)):
@@ -152,8 +151,9 @@ def compare(
     if figures is not None:
         say(as_text(figures))
         say(folder / "report.html")
-    for problem in comparison.problems:
-        say(f"speedo: {problem}", err=True)
+        if words := why_none():
+            complain(words)
+    complain(*comparison.problems)
     if comparison.problems:
         sys.exit(1)
 

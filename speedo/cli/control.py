@@ -30,7 +30,7 @@ run_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-@click.command(short_help="Show the state of a run on this machine.")
+@click.command()
 @run_option
 @json_option
 @click.option("--watch", is_flag=True, help="Repeat every --interval seconds, until the run ends.")
@@ -75,7 +75,7 @@ def status(run: str | None, as_json: bool, watch: bool, interval: float) -> None
         time.sleep(interval)
 
 
-@click.command(short_help="End a run early; its model is tested and exported.")
+@click.command()
 @run_option
 @json_option
 @click.option("--no-wait", is_flag=True, help="Do not wait for the end of the run.")
@@ -115,7 +115,7 @@ def stop(run: str | None, as_json: bool, no_wait: bool, timeout: float) -> None:
     _print({"run": told["run"], "run_dir": told["run_dir"], "result": outcome}, as_json, [said])
 
 
-@click.command(short_help="Change the number of workers of a run.")
+@click.command()
 @click.argument("workers", type=click.IntRange(1, LARGEST_WORKERS), metavar="N")
 @run_option
 @json_option

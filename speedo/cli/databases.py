@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from speedo.cli.data import FOLDER, SEED, bar, make, size_of
+from speedo.cli.data import data as data
 from speedo.cli.say import say
 from speedo.system.workplace import check_names, check_workplace
 
@@ -27,7 +28,7 @@ database_option = click.option(
 )
 
 
-@click.command()
+@data.command()
 @click.argument("database", type=SOURCE, metavar="DATABASE")
 @click.argument("folder", type=FOLDER, metavar="DIR")
 @click.option(
@@ -74,7 +75,7 @@ def split(database: Path, folder: Path, parts: int, **options: Any) -> None:
         say(f"{made.folder / name}: {count:,} records")
 
 
-@click.command()
+@data.command()
 @click.argument("databases", type=SOURCE, metavar="DATABASE...", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def check(databases: tuple[Path, ...], as_json: bool) -> None:
@@ -106,7 +107,7 @@ def check(databases: tuple[Path, ...], as_json: bool) -> None:
         sys.exit(1)
 
 
-@click.command()
+@data.command()
 @click.argument("source", type=SOURCE, metavar="SOURCE")
 @click.argument("folder", type=FOLDER, metavar="DIR")
 @database_option

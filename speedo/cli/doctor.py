@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from speedo.doctor import Finding, Request
 
 
-@click.command(short_help="Check this machine before a run, and say what to do.")
+@click.command()
 @click.argument("solver", required=False, type=PATH)
 @click.option(
     "--master",

@@ -32,7 +32,7 @@ _PLACED: Final = ("solver", "host", "port", "run_dir", "resume", "data_root", "w
 _EXAMINED: Final = ("redis", "run_dir", "cpu", "engine", "device", "threads", "bind")
 
 
-@click.command(cls=GroupedCommand, short_help="Train on many hosts, started over ssh.")
+@click.command(cls=GroupedCommand)
 @click.argument("cluster", required=False, type=click.Path(path_type=Path))
 @under(
     CLUSTER,

@@ -30,7 +30,7 @@ ANY_PHASE: Final = ({"mode": "sync", "iterations": 1},)
 AS_IT_IS: Final = {"compress": "none", "compress_center": "none"}
 
 
-@click.command(short_help="Predict images/s for numbers of workers, modes and links.")
+@click.command()
 @click.argument("solver", required=False, type=PATH)
 @click.option(
     "--workers",

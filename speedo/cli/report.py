@@ -10,12 +10,12 @@ import click
 
 from speedo.bounds import LARGEST_INT32
 from speedo.cli.run_options import FILE, PATH
-from speedo.cli.say import say
+from speedo.cli.say import complain, say
 from speedo.errors import ConfigError
 from speedo.foreign_text import clean_text
 
 
-@click.command(short_help="Make one page of figures of any runs.")
+@click.command()
 @click.argument("runs", nargs=-1, required=True, type=PATH)
 @click.option(
     "--output", "-o", type=FILE, metavar="FILE.html",
@@ -52,6 +52,7 @@ def report(
     from speedo.report.figures import figures_of
     from speedo.report.files import write_report
     from speedo.report.page import Heading
+    from speedo.report.picture import why_none
     from speedo.report.run_history import read_history
     from speedo.run.records import records_of
 
@@ -77,3 +78,17 @@ def report(
     heading = Heading(title or f"Report of {several}", subtitle, facts)
     for path in write_report(figures, heading, target):
         say(path)
+    if words := why_none():
+        complain(words)
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--output", "-o", type=FILE, help="Picture to write: .png, .pdf, .svg.  [default: RUN/run.png]"
+)
+def plot(runs: tuple[Path, ...], output: Path | None) -> None:
+    """Draw one or several RUNS: loss, accuracy, images/s and staleness, in one picture."""
+    from speedo.monitor.plot import draw
+
+    say(draw(runs, output or runs[0] / "run.png"))

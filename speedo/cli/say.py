@@ -7,8 +7,20 @@ import sys
 import click
 
 from speedo.foreign_text import MOST_TEXT, clean_lines
+from speedo.redaction import hide_secrets
+from speedo.system.standard_streams import unread
 
 
 def say(text: object, *, err: bool = False) -> None:
     """A result to standard output, whole: others read it; or a message to standard error, each line bounded."""
     click.echo(clean_lines(text, MOST_TEXT if err else sys.maxsize - 1), err=err)
+
+
+def complain(*problems: str) -> None:
+    """One line of standard error for each problem."""
+    try:
+        for problem in problems:
+            # Indented, so that no name of a file with an end of line in it speaks in our name.
+            say(f"speedo: {hide_secrets(problem)}".replace("\n", "\n  "), err=True)
+    except OSError:
+        unread(2)

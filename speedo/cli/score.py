@@ -27,11 +27,7 @@ MOST_WORKERS: Final = 1024
 TELL_S: Final = 5.0  # between two lines where nobody looks at a terminal
 
 
-@click.command(
-    "test",
-    cls=ScoreCommand,
-    short_help="Score a model, or all snapshots of a run, with several workers.",
-)
+@click.command("test", cls=ScoreCommand)
 @click.argument("solver", required=False, type=PATH, metavar="[SOLVER|NET]")
 @click.option(
     "--weights",

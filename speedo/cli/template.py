@@ -16,7 +16,7 @@ from speedo.deployment.templates import Training
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-@click.group(short_help="Print a ready file for Slurm, Kubernetes, KubeRay or systemd.")
+@click.group()
 def template() -> None:
     """Print a file that starts a run on a cluster of that kind, with what to do with it in its first lines.
 

@@ -13,7 +13,7 @@ from speedo.errors import ConfigError
 from speedo.system.cores import USUAL, Bind, CoreOptions, Machine, this_machine
 
 
-@click.command(short_help="Write which worker of which host runs on which cores.")
+@click.command()
 @click.argument("hosts", nargs=-1, metavar="HOST[:WORKERS[:CORES]]...")
 @click.option(
     "--file",

@@ -23,7 +23,7 @@ OPEN: Final = (
 )
 
 
-@click.command(short_help="Watch a run, live, in the terminal or as a page.")
+@click.command()
 @click.argument("run", required=False, metavar="[RUN]")
 @click.option("--web", is_flag=True, help="Serve a page instead, and print its URL.")
 @click.option(

@@ -25,6 +25,7 @@ from speedo.data.folder import errors_named
 from speedo.data.lock import LOCK_WAIT_SECONDS, locked
 from speedo.data.roots import CACHE_VARIABLE, cache_root
 from speedo.errors import DataError
+from speedo.system.remedies import install_extra
 
 ORIGIN: Final = "converted-from.json"
 _TABLES: Final = (".ldb", ".sst")
@@ -188,7 +189,7 @@ def _records(database: Path, links: Path, *, numbered: bool) -> Iterator[Record]
     except ImportError as error:  # it has no wheel for Python 3.13
         raise DataError(
             f"{database} is a LevelDB, and the package that reads it is not here ({error}): install it with "
-            "pip install 'speedo[leveldb]', or convert the database to LMDB on another machine (speedo data convert)"
+            f"{install_extra('leveldb')}, or convert the database to LMDB on another machine (speedo data convert)"
         ) from None
     try:
         with contextlib.closing(_opened(plyvel, links)) as opened:

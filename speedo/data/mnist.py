@@ -76,8 +76,8 @@ def prepare_fashion_mnist(
     """
     place = source or FASHION_MNIST_SOURCE
     remedy = (
-        f"install Debian's package {FASHION_MNIST_PACKAGE}, or give the folder of the four "
-        "IDX files with --source"
+        f"apt-get install {FASHION_MNIST_PACKAGE}, or with a folder of the four files: "
+        f"{COMMAND} {FASHION_MNIST} {folder} --source FOLDER"
     )
     return _prepare(
         folder, FASHION_MNIST, lambda _: _local(place, remedy), {}, force, progress, wait_seconds

@@ -18,9 +18,10 @@ from speedo.engines.native_failures import describe_death
 from speedo.engines.openblas_kernels import use_the_processor
 from speedo.errors import EngineError
 from speedo.system.import_order import with_our_path
+from speedo.system.remedies import install_pycaffe
 
 IMPORT_S: Final = 60.0
-REMEDY: Final = "run `make setup` on this node, or use the interpreter that has pycaffe"
+REMEDY: Final = f"{install_pycaffe()}, or use the interpreter that has pycaffe"
 _MARK: Final = "speedo-caffe: "
 
 

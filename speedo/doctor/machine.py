@@ -19,6 +19,7 @@ import psutil
 from speedo.actors.ray_node.folder import OBJECT_STORE_BYTES, place_for_sockets
 from speedo.doctor.base import Finding, Request, fail, ok, size, warn
 from speedo.system.private_folders import unsafe
+from speedo.system.remedies import in_checkout
 from speedo.version import VERSION
 
 PYTHONS: Final = ((3, 11), (3, 12), (3, 13))  # pyproject.toml: requires-python
@@ -48,7 +49,11 @@ def ray() -> Finding:
     try:
         return ok("ray", metadata.version("ray"))
     except metadata.PackageNotFoundError:
-        return fail("ray", "Ray is not installed", "run `make setup`, or pip install ray")
+        return fail(
+            "ray",
+            "Ray is not installed",
+            "run `make setup`" if in_checkout() else "pip install ray",
+        )
 
 
 def redis(request: Request) -> Finding:

@@ -13,6 +13,7 @@ from typing import Any
 from speedo.engines.openblas_kernels import use_the_processor
 from speedo.errors import EngineError
 from speedo.system.import_order import on_pythonpath
+from speedo.system.remedies import install_pycaffe
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -62,11 +63,8 @@ def _remedy(error: Exception) -> str:
                 "install the libraries that it was built for: "
                 f"apt-get install --no-install-recommends {' '.join(packages)}"
             )
-        return "install the library that it was built for, or run `make setup` on this node"
-    return (
-        "run `make setup` on this node, install the wheels of `make wheels`, "
-        "or start SpeeDO with the interpreter that has it"
-    )
+        return f"install the library that it was built for, or {install_pycaffe()}"
+    return f"{install_pycaffe()}, or start SpeeDO with the interpreter that has it"
 
 
 def of_the_user(*files: str) -> str:

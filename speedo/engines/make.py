@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from speedo.engines.caffe_import import prepare_environment
 from speedo.errors import ConfigError, EngineError
+from speedo.system.remedies import install_extra, install_pycaffe
 
 if TYPE_CHECKING:  # every command imports this file; a mistake in its options is told at once
     from speedo.engines.base import ModelEngine, Schedule
@@ -20,8 +21,8 @@ Precision = Literal["float32", "bfloat16"]
 
 ENGINE_VARIABLE: Final = "SPEEDO_ENGINE"
 _MODULES: Final[dict[EngineName, str]] = {"caffe": "caffe", "torch": "torch"}
-TORCH_REMEDY: Final = "install PyTorch: pip install 'speedo[torch]'"
-CAFFE_REMEDY: Final = "install pycaffe: `make setup` in a checkout, or the wheels of `make wheels`"
+TORCH_REMEDY: Final = f"install PyTorch: {install_extra('torch')}"
+CAFFE_REMEDY: Final = install_pycaffe()
 
 
 @dataclass(frozen=True, slots=True)

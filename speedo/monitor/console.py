@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 import time
 from concurrent.futures import wait
@@ -24,6 +23,7 @@ from speedo.monitor.status import Status, WorkerStatus, where_in_words
 from speedo.run_dir.directory import LOG
 from speedo.system.daemon_thread import DaemonThread
 from speedo.system.line_file import LineFile
+from speedo.system.standard_streams import unread
 
 LINE_S: Final = 5.0  # seconds between plain lines
 SAME_LINE_S: Final = 30.0  # seconds until a line is said again that has not changed
@@ -79,13 +79,6 @@ class _Lasting:
             self._stream.flush()
         except OSError:
             unread(2)
-
-
-def unread(descriptor: int) -> None:
-    """Redirect this descriptor to /dev/null: its reader has closed it."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, descriptor)
-    os.close(nowhere)
 
 
 class Quiet:

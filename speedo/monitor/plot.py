@@ -19,6 +19,7 @@ from speedo.run_dir.read_back import (
     optional_number_of,
 )
 from speedo.system.files import open_to_write
+from speedo.system.remedies import needed
 
 SMOOTH: Final = 50  # a loss is drawn as the mean of so many results
 FORMS: Final = ("png", "pdf", "svg")
@@ -109,8 +110,7 @@ def draw(runs: Sequence[Path], target: Path) -> Path:
     form = target.suffix.lower().removeprefix(".")
     if form not in FORMS:
         raise DataError(f"the picture {target} cannot be written: name it {' or '.join(FORMS)}")
-    import matplotlib
-
+    matplotlib = needed("matplotlib", "plot", "a picture")
     matplotlib.use("Agg")
     matplotlib.rcParams["text.parse_math"] = False  # `$` in a name is no formula
     from matplotlib import pyplot

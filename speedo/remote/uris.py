@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from speedo.errors import ConfigError, DataError
+from speedo.system.remedies import needed
 
 # What fsspec calls it, the module behind it, and the extra of ours that installs that.
 SCHEMES: Final = {
@@ -82,12 +82,7 @@ def open_remote(uri: str) -> Remote:
         raise ConfigError(f"{uri} {problem}")
     scheme = urlsplit(uri).scheme
     protocol, module, extra = SCHEMES[scheme]
-    try:
-        importlib.import_module(module)
-    except ImportError:
-        raise ConfigError(
-            f"{uri} needs the Python package {module}: pip install 'speedo[{extra}]'"
-        ) from None
+    needed(module, extra, uri)
     with store_errors(uri, "cannot be opened"):
         if protocol == "sftp":
             from speedo.remote.sftp import open_sftp

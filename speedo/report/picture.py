@@ -8,6 +8,7 @@ from speedo.report.charts import Line
 from speedo.report.figures import Figures
 from speedo.report.panels import Panels
 from speedo.report.sections import STEEP
+from speedo.system.remedies import lacking
 
 # As `c0` to `c7` of the page in the light: told apart by eyes that see no red or green.
 INKS: Final = (
@@ -21,6 +22,11 @@ INKS: Final = (
     "#7a5cc4",
 )
 DASHES: Final[tuple[Any, ...]] = ("-", (0, (6, 2)), (0, (2, 2)), (0, (7, 2, 2, 2)))
+
+
+def why_none() -> str:
+    """The sentence that says why there can be no picture here; or nothing."""
+    return lacking("matplotlib", "plot", "the report's picture (.png)")
 
 
 def draw(figures: Figures, title: str, file: IO[bytes]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from speedo.system.remedies import in_checkout
+
 _SSD: Final = "SSD's Caffe"
 _FAST: Final = "Fast R-CNN's Caffe"
 _SEGNET: Final = "SegNet's Caffe"
@@ -38,7 +40,11 @@ _FIELDS: Final = {
     "disabled_update": "Intel's Caffe", "optimize_learning_rate": "Intel's Caffe",
 }  # fmt: skip
 _CAFFE2: Final = ("op", "external_input", "external_output", "arg", "device_option")
-REMEDY: Final = "take it out, or train with --engine caffe and that Caffe (make setup SPEEDO_CAFFE_PYTHONPATH=DIR)"
+REMEDY: Final = "take it out, or train with --engine caffe and that Caffe " + (
+    "(make setup SPEEDO_CAFFE_PYTHONPATH=DIR)"
+    if in_checkout()
+    else "(its folder python on PYTHONPATH)"
+)
 _BY_NAME: Final = {name.lower(): fork for name, fork in LAYERS.items()}
 
 

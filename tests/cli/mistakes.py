@@ -133,7 +133,7 @@ def _servers() -> Iterator[Mistake]:
 
 def _data() -> Iterator[Mistake]:
     for name, command, status, culprit, remedy in (
-        ("no-source", "fashion-mnist out --source nowhere", 1, "nowhere has no train-images", "with --source"),
+        ("no-source", "fashion-mnist out --source nowhere", 1, "nowhere has no train-images", "--source FOLDER"),
         ("bad-size", "images {home}/list.txt out --size 3x", 2, "--size: '3x' is not HEIGHTxWIDTH", "as in 256x256"),
         ("no-list", "images nowhere.txt out", 2, "'nowhere.txt' does not exist", "see `speedo data images --help`"),
         ("bad-line", "images {home}/list.txt out", 1, "list.txt line 2: 'image.png'", "correct it"),

@@ -8,7 +8,7 @@ import click
 import pytest
 
 from speedo.cli.doctor import doctor
-from speedo.cli.main import worker
+from speedo.cli.join import worker
 from speedo.cli.plan import plan
 from speedo.config.option_table import rows
 from speedo.errors import ConfigError

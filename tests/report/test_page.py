@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,6 +123,20 @@ def test_the_table_beside_the_page_has_its_figures(page: Path) -> None:
     ]
     assert float(rows[1]["epoch_factor"]) == pytest.approx(1.0, abs=0.01)
     assert page.with_suffix(".png").stat().st_size > 20_000
+
+
+def test_without_matplotlib_there_are_the_page_and_the_table_and_a_sentence(
+    run_folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    target = tmp_path / "page.html"
+    done = CliRunner().invoke(main, ["report", str(run_folders[1]), "-o", str(target)])
+    assert done.exit_code == 0, done.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["page.csv", "page.html"]
+    assert done.stderr == (
+        "speedo: the report's picture (.png) needs the Python package matplotlib: "
+        "pip install 'speedo[plot]'\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -160,13 +160,32 @@ def test_setup_keeps_a_torch_that_is_there_and_leaves_out_one_that_is_not_wanted
     assert step("2.9.1", "1") == "ok PyTorch 2.9.1"
 
 
-def test_both_locks_agree() -> None:
+def test_the_locks_agree() -> None:
     def versions(name: str) -> set[str]:
         return set(
             re.findall(r"^[A-Za-z0-9_.-]+==[^\s;]+", (ROOT / name).read_text(), re.MULTILINE)
         )
 
-    assert versions("requirements.lock") <= versions("requirements-dev.lock")
+    for less in ("requirements.lock", "requirements-build.lock"):
+        assert versions(less) <= versions("requirements-dev.lock")
+
+
+def test_setup_brings_no_tool_of_the_tests_and_each_target_what_it_needs() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    needs = dict(re.findall(r"^([a-z]+): ([a-z]+) ##", makefile, re.MULTILINE))
+    assert {name for name, needed in needs.items() if needed == "setup"} == {"demo", "wheels"}
+    assert {name for name, needed in needs.items() if needed == "develop"} == {
+        "test", "check", "format", "bench", "faults"
+    }  # fmt: skip
+    lists = ROOT / "scripts" / "packages"
+    users, developers = (lists / f"{name}.txt" for name in ("tools", "develop"))
+    assert re.findall(r"^[a-z].*", users.read_text(), re.MULTILINE) == [
+        "dataset-fashion-mnist", "openssh-client", "redis-server"
+    ]  # fmt: skip
+    assert {"chromium", "openssh-server", "shellcheck"} <= set(developers.read_text().split())
+    for lock in ("requirements.lock", "requirements-build.lock"):
+        text = (ROOT / lock).read_text()
+        assert not re.search(r"^(pytest|ruff|mypy|selenium|moto|tensorboard)==", text, re.MULTILINE)
 
 
 def test_an_edit_that_does_not_fit_is_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 from speedo.errors import EngineError
+from speedo.system.remedies import install_extra
 
 
 @cache
@@ -15,7 +16,7 @@ def load_torch() -> Any:
         import torch
     except (ImportError, OSError) as error:  # OSError: a library that it needs does not load
         raise EngineError(
-            f"PyTorch cannot be imported here ({error}): install it with pip install 'speedo[torch]' on this node, "
+            f"PyTorch cannot be imported here ({error}): install it with {install_extra('torch')} on this node, "
             "or train with --engine caffe"
         ) from error
     return torch

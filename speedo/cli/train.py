@@ -1,0 +1,130 @@
+"""`speedo train` and `speedo master`: run, and print what came out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from speedo.cli.run_options import GroupedCommand, master_options, ray_options, run_options
+from speedo.cli.say import complain, say
+from speedo.cli.unforeseen import traceback_kept
+from speedo.config.formats import parse_phase
+from speedo.config.run_config import RunConfig, make_config
+from speedo.messages import AT_MAX_ITER
+from speedo.remote.uris import uri_of
+from speedo.system.standard_streams import NOBODY_READS, unread
+
+if TYPE_CHECKING:  # what a run needs takes a second to import, and a mistake is told before
+    from speedo.monitor.console import Progress
+    from speedo.run.result import RunResult
+
+MISPLACED: Final = 4  # the status of a run whose outputs are not all in its directory
+# 128 and the number of the signal, as shells have it
+_STATUS_OF_SIGNAL: Final = {
+    "stopped by Ctrl-C": 130,
+    "stopped by SIGTERM": 143,
+    "stopped by SIGHUP": 129,
+}
+
+
+@click.command(cls=GroupedCommand)
+@run_options
+@ray_options
+def train(**options: Any) -> None:
+    """Train on this machine: master, workers and Redis are started and stopped for you.
+
+    With --ray the workers are actors on the nodes of a Ray cluster, of which this machine is one.
+
+    SOLVER is a solver.prototxt; left out, it is $SPEEDO_SOLVER, or else the bundled LeNet on Fashion-MNIST.
+    The last line of the output is the path of the trained .caffemodel.
+    """
+
+    def launch(config: RunConfig, watch: Progress) -> RunResult:
+        from speedo.actors import launch as launcher
+
+        return (launcher.train if config.ray is None else launcher.train_on_ray)(config, watch)
+
+    _run(launch, options)
+
+
+@click.command(cls=GroupedCommand)
+@run_options
+@master_options
+def master(token_file: Path | None, **options: Any) -> None:
+    """Wait for workers from other machines, train with them, test, export, stop.
+
+    On each node run `speedo worker --master ADDRESS` with the same token file (mode 0600).
+    """
+
+    def launch(config: RunConfig, watch: Progress) -> RunResult:
+        from speedo.actors import launch as launcher
+
+        return launcher.serve_master(config, watch, token_file)
+
+    _run(launch, options)
+
+
+def _run(launch: Callable[[RunConfig, Progress], RunResult], options: dict[str, Any]) -> None:
+    """Make the configuration, run, and print what came out."""
+    from speedo.doctor import require_for
+    from speedo.monitor.console import ErrorConsole, Progress
+    from speedo.run.engine_choice import with_engine
+
+    file = options.pop("config_file")
+    phases = options.pop("phases")
+    if phases:
+        options["phases"] = [parse_phase(text) for text in phases]
+    if (uri := uri_of(options.get("resume"))) is not None:
+        from speedo.run.remote_inputs import fetch_run
+
+        options["resume"] = fetch_run(uri, options.pop("run_dir"), complain)
+    config = with_engine(make_config(options, file=file), lambda line: say(line, err=True))
+    require_for(config)
+    with Progress(ErrorConsole()) as watch, traceback_kept(lambda: watch.run_dir):
+        result = launch(config, watch)
+    accuracy = "no test net" if config.final_test else "not tested at the end"
+    if result.accuracy is not None:
+        accuracy = f"test accuracy {result.accuracy:.4f}"
+    if result.test_problem:
+        accuracy = f"no test result: {result.test_problem}"
+    if not result.complete:
+        complain(_why_not_complete(result))
+    if result.warning:
+        complain(f"warning: {result.warning}")
+    try:
+        say(
+            f"{accuracy} after {result.iteration} iterations, {result.images_per_s:,.0f} images/s, "
+            f"{result.seconds:.1f} s of training{_how_it_ended(result)}\n{result.model}"
+        )
+    except OSError as error:
+        unread(1)  # result.json holds it too, and the status still counts
+        if error.errno not in NOBODY_READS:
+            raise
+    complain(*result.problems)
+    if result.problems:
+        sys.exit(MISPLACED)
+    if not result.complete:
+        sys.exit(_STATUS_OF_SIGNAL.get(result.reason, 3))
+
+
+def _how_it_ended(result: RunResult) -> str:
+    """A rule that ended the run, and the best model; nothing for a run that reached its last iteration."""
+    text = ""
+    if result.complete and not result.reason.startswith(AT_MAX_ITER):
+        text = f"; {result.reason}"
+    if (best := result.best) is not None:
+        text += f"\nbest {best['output']} {best['value']:.4f} at iteration {best['iteration']}: {best['model']}"
+    return text
+
+
+def _why_not_complete(result: RunResult) -> str:
+    if result.reason == result.test_problem:
+        return (
+            f"the last test failed: {result.test_problem}; the model is trained to its end and exported, but nobody "
+            "has tested it"
+        )
+    return f"the run ended early: {result.reason}"
