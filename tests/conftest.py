@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import signal
 from collections.abc import Generator
 from pathlib import Path
@@ -11,9 +12,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from speedo.engines.caffe_import import prepare_environment
+from tests.support import left_behind
 
 # Before any BLAS is loaded: one thread, as in a worker, so that sums have one order.
 prepare_environment(1)
+
+# A test starts hundreds of processes of ours; where this is set each would compile all that it imports.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # A shell starts what goes to the background with Ctrl-C ignored, and all its children would ignore it too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -31,10 +36,36 @@ settings.register_profile(
 settings.load_profile("speedo")
 
 
+def pytest_configure() -> None:
+    left_behind.start()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    factory = session.config._tmp_path_factory  # type: ignore[attr-defined]
+    left_behind.remove_at_the_end(factory.getbasetemp())
+    left_behind.have_own_temporary_folder()
+
+
+def pytest_unconfigure() -> None:
+    left_behind.all_is_well()
+
+
 @pytest.fixture
 def problem(tmp_path: Path) -> Path:
-    """A small net's solver with its data, for runs that go on until a test has seen enough: its workers mostly rest."""
+    """A small net's solver with its data, for runs that go on until a test has seen enough: its workers mostly rest.
+
+    No tester is started.
+    """
     from tests.support.sabotaged_net import write_problem  # which loads a BLAS
+
+    return write_problem(tmp_path / "problem", tested=False)
+
+
+@pytest.fixture
+def tested_problem(tmp_path: Path) -> Path:
+    """The same with a test net."""
+    from tests.support.sabotaged_net import write_problem
 
     return write_problem(tmp_path / "problem")
 
@@ -42,7 +73,11 @@ def problem(tmp_path: Path) -> Path:
 WITHOUT_TORCH = "PyTorch is not installed"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if os.environ.get("SPEEDO_FAULTS") != "all":
+        more = [item for item in items if item.get_closest_marker("matrix") is not None]
+        config.hook.pytest_deselected(items=more)
+        items[:] = [item for item in items if item not in set(more)]
     if importlib.util.find_spec("torch") is None:
         for item in items:
             if item.get_closest_marker("torch") is not None:

@@ -26,31 +26,13 @@ def worker(port: int, *options: str) -> tuple[str, ...]:
     return ("worker", "--master", f"127.0.0.1:{port}", "--timeout", "90", *options)
 
 
-def test_master_and_workers_meet_in_either_order(speedo: Commands, tmp_path: Path) -> None:
+def test_master_and_workers_meet_in_either_order_and_strangers_are_refused_meanwhile(
+    speedo: Commands, tmp_path: Path
+) -> None:
+    """A wrong token, another Ray, another Python: one sentence each."""
     port = free_port()
     early = speedo.start(*worker(port))
     chief = speedo.start(*master(speedo, port))
-    late = speedo.start(*worker(port))
-    for process in (early, late, chief):
-        _, errors = process.communicate(timeout=WAIT_S)
-        assert process.returncode == 0, errors
-        assert "Traceback" not in errors
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert (result["mode"], result["workers"], result["iteration"]) == ("easgd", 2, 40)
-    assert Path(result["model"]).stat().st_size > 1_700_000
-    assert speedo.token_file.stat().st_mode & 0o777 == 0o600
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
-    merged = [line for line in lines if line.get("decision") == "merged"]
-    assert {line["worker"] for line in merged} == {0, 1}
-    assert len(merged) == 40
-
-
-def test_strangers_are_refused_and_the_run_goes_on(
-    speedo: Commands, problem: Path, tmp_path: Path
-) -> None:
-    """A wrong token, another Ray, another Python: one sentence each; two good workers then train."""
-    port = free_port()
-    chief = speedo.start(*master(speedo, port, str(problem)))
     wrong = speedo.start(*worker(port), environment={"SPEEDO_TOKEN": "0123456789abcdef" * 4})
     ray = speedo.start(
         *worker(port), environment=disguised(tmp_path, "ray", "ray.__version__", "2.1.0")
@@ -70,10 +52,19 @@ def test_strangers_are_refused_and_the_run_goes_on(
         assert len(told) == 1, errors
         assert all(word in told[0] for word in words), errors
         assert "Traceback" not in errors
-    both = speedo.start(*worker(port, "--workers", "2"))
-    for process in (both, chief):
+    late = speedo.start(*worker(port))
+    for process in (early, late, chief):
         _, errors = process.communicate(timeout=WAIT_S)
         assert process.returncode == 0, errors
+        assert "Traceback" not in errors
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["mode"], result["workers"], result["iteration"]) == ("easgd", 2, 40)
+    assert Path(result["model"]).stat().st_size > 1_700_000
+    assert speedo.token_file.stat().st_mode & 0o777 == 0o600
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    merged = [line for line in lines if line.get("decision") == "merged"]
+    assert {line["worker"] for line in merged} == {0, 1}
+    assert len(merged) == 40
 
 
 def disguised(folder: Path, module: str, attribute: str, version: str) -> dict[str, str]:

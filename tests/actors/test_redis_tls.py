@@ -15,12 +15,12 @@ pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 
 
 def test_a_run_over_tls_trains_and_shows_no_secret(
-    speedo: Commands, problem: Path, tmp_path: Path
+    speedo: Commands, tested_problem: Path, tmp_path: Path
 ) -> None:
     port = free_port()
     chief = speedo.start(
-        "master", str(problem), "--port", str(port), "--mode", "async", "--workers", "1",
-        "--max-iter", "120", "--test-interval", "100", "--redis-tls", "--run-dir", "run",
+        "master", str(tested_problem), "--port", str(port), "--mode", "async", "--workers", "1",
+        "--max-iter", "40", "--test-interval", "20", "--redis-tls", "--run-dir", "run",
     )  # fmt: skip
     worker = speedo.start("worker", "--master", f"127.0.0.1:{port}")
     wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":10,', 90)
@@ -38,5 +38,5 @@ def test_a_run_over_tls_trains_and_shows_no_secret(
     shown += [path.read_text(errors="replace") for path in (tmp_path / "run").rglob("*.*")]
     assert not [text for text in shown if re.search(r"rediss?://|\b[0-9a-f]{48}\b", text)]
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert (result["iteration"], result["complete"]) == (120, True)
+    assert (result["iteration"], result["complete"]) == (40, True)
     assert result["accuracy"] is not None

@@ -14,11 +14,11 @@ pytestmark = [pytest.mark.caffe, pytest.mark.redis, pytest.mark.ray, pytest.mark
 
 
 def test_a_tester_that_is_killed_is_replaced_and_the_last_version_is_tested(
-    speedo: Commands, problem: Path, tmp_path: Path
+    speedo: Commands, tested_problem: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     process = speedo.start(
-        "train", str(problem), "--max-iter", "200", "--test-interval", "50", "--run-dir", str(run),
+        "train", str(tested_problem), "--max-iter", "200", "--test-interval", "50", "--run-dir", str(run),
         "--testers", "2",
     )  # fmt: skip
     wait_for_line(run / "metrics.jsonl", '"event":"test"', 60)
@@ -37,11 +37,11 @@ def test_a_tester_that_is_killed_is_replaced_and_the_last_version_is_tested(
 
 
 def test_a_tester_that_cannot_start_ends_the_run_with_the_cause(
-    speedo: Commands, problem: Path, tmp_path: Path
+    speedo: Commands, tested_problem: Path, tmp_path: Path
 ) -> None:
     """Not hours later, when its first test is due."""
     process = speedo.start(
-        "train", str(problem), "--max-iter", "1000000", "--test-interval", "1000000",
+        "train", str(tested_problem), "--max-iter", "1000000", "--test-interval", "1000000",
         "--run-dir", "run", environment={"SPEEDO_FAILPOINT": "tester-starting"},
     )  # fmt: skip
     _, errors = process.communicate(timeout=90)

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from speedo.actors.death_causes import SILENT
-from tests.support.commands import Commands, interrupt, wait_for_line
+from tests.support.commands import Commands, wait_for_line
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 120
@@ -60,10 +60,6 @@ def test_a_run_leaves_configuration_metrics_result_and_model(
     assert "iteration 30/30" in (run / "train.log").read_text()
 
 
-def ctrl_c(speedo: Commands, process: subprocess.Popen[str]) -> None:
-    interrupt(process)
-
-
 def terminate_group(speedo: Commands, process: subprocess.Popen[str]) -> None:
     """As `timeout` does: the process, then at once its group, and so itself again."""
     process.terminate()
@@ -77,30 +73,22 @@ def terminate_all(speedo: Commands, process: subprocess.Popen[str]) -> None:
             one.terminate()
 
 
-@pytest.mark.parametrize(
-    ("stop", "status", "reason"),
-    [
-        (ctrl_c, 130, "stopped by Ctrl-C"),
-        (terminate_group, 143, "stopped by SIGTERM"),
-        (terminate_all, 143, "stopped by SIGTERM"),
-    ],
-)
+@pytest.mark.parametrize("stop", [terminate_group, terminate_all])
 def test_a_signal_stops_cleanly_and_exports(
     speedo: Commands,
-    problem: Path,
+    tested_problem: Path,
     tmp_path: Path,
     stop: Callable[[Commands, subprocess.Popen[str]], None],
-    status: int,
-    reason: str,
 ) -> None:
-    process = speedo.start(*long(problem))
+    """For Ctrl-C see test_restarts.py."""
+    process = speedo.start(*long(tested_problem))
     wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":10,', 90)
     stop(speedo, process)
     out, errors = process.communicate(timeout=60)
-    assert process.returncode == status, errors
+    assert process.returncode == 143, errors
     assert "Traceback" not in errors
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert (result["complete"], result["reason"]) == (False, reason)
+    assert (result["complete"], result["reason"]) == (False, "stopped by SIGTERM")
     assert result["iteration"] >= 10
     assert Path(result["model"]).exists()
     assert "test accuracy" in out
@@ -125,10 +113,10 @@ def test_a_terminal_that_is_closed_stops_the_run_and_the_model_is_exported(
     assert Path(result["model"]).exists()
 
 
-def test_a_killed_worker_is_told_and_the_others_go_on(
+def test_a_killed_worker_is_told_and_when_every_one_dies_the_run_ends_with_the_cause(
     speedo: Commands, problem: Path, tmp_path: Path
 ) -> None:
-    process = speedo.start(*long(problem, 400))
+    process = speedo.start(*long(problem), "--restarts", "0")
     metrics = tmp_path / "run" / "metrics.jsonl"
     wait_for_line(metrics, '"version":10,', 90)
     victim = actors(speedo, "WorkerActor")[0]
@@ -136,28 +124,23 @@ def test_a_killed_worker_is_told_and_the_others_go_on(
     victim.kill()
     wait_for_line(metrics, '"event":"left"', 10)
     assert time.monotonic() - killed < 10
-    _, errors = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 0, errors
-    lines = [json.loads(line) for line in metrics.open()]
-    left = [line for line in lines if line["event"] == "left"]
-    assert [line["cause"] for line in left] == [SILENT]
-    merged = {
-        (line["worker"], line["ticket"]) for line in lines if line.get("decision") == "merged"
-    }
-    assert len(merged) == 400
-
-
-def test_when_every_worker_dies_the_run_ends_with_the_cause(
-    speedo: Commands, problem: Path, tmp_path: Path
-) -> None:
-    process = speedo.start(*long(problem), "--restarts", "0")
-    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":10,', 90)
-    for victim in actors(speedo, "WorkerActor"):
-        victim.kill()
+    merged = metrics.read_text().count('"decision":"merged"')
+    deadline = time.monotonic() + WAIT_S
+    while metrics.read_text().count('"decision":"merged"') < merged + 100:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    for last in actors(speedo, "WorkerActor"):
+        last.kill()
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 3, errors
     assert f"every worker died, the last: {SILENT}" in errors
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["iteration"] >= 10
+    lines = [json.loads(line) for line in metrics.open()]
+    left = [line for line in lines if line["event"] == "left"]
+    assert [line["cause"] for line in left] == [SILENT, SILENT]
+    results = [line for line in lines if line.get("decision") == "merged"]
+    assert len({(line["worker"], line["ticket"]) for line in results}) == len(results)
+    done = json.loads((tmp_path / "run" / "result.json").read_text())["iteration"]
+    assert done == len(results) >= 110
 
 
 def test_nothing_outlives_a_killed_command(speedo: Commands, problem: Path, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import secrets
 import shutil
 import socket
 import subprocess
-import tempfile
 import threading
 import time
 from contextlib import suppress
@@ -17,6 +16,7 @@ from typing import Any, Self
 import redis
 
 from tests.support.commands import free_port
+from tests.support.left_behind import short_folder
 
 START_S = 10.0
 
@@ -31,7 +31,7 @@ class OwnRedis:
         self._folder = Path()
 
     def __enter__(self) -> Self:
-        self._folder = Path(tempfile.mkdtemp(prefix="speedo-test-redis-"))
+        self._folder = short_folder("speedo-test-redis-")
         (self._folder / "redis.conf").write_text(
             f'bind {self.host}\nport {self.port}\nprotected-mode no\nsave ""\nappendonly no\n'
             f"requirepass {self.password}\ndir {self._folder}\nmaxmemory-policy noeviction\n"

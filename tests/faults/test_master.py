@@ -86,13 +86,7 @@ def killed_at(
     check_loss(lines, finding)
 
 
-@row(
-    3,
-    "master killed in a merge, then resumed",
-    usual="sync",
-    torch=WITH_TORCH,
-    usual_torch="async",
-)
+@row(3, "master killed in a merge, then resumed", usual="sync", torch=WITH_TORCH)
 def test_a_master_killed_in_a_merge_is_resumed(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:

@@ -75,7 +75,6 @@ def test_a_huge_norm_is_refused_before_it_is_merged(
     "a bit of a payload flips in Redis, or its end is lost",
     usual="partial",
     torch=WITH_TORCH,
-    usual_torch="async",
 )
 def test_a_damaged_payload_is_refused_every_time(
     speedo: Commands, problem: Path, mode: str, finding: Finding

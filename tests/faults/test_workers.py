@@ -51,7 +51,7 @@ def killed_at(
     assert not [line for line in own if line["decision"] == "refused"]
 
 
-@row(1, "worker killed while it computes", usual="async", torch=WITH_TORCH, usual_torch="async")
+@row(1, "worker killed while it computes", usual="async", torch=WITH_TORCH)
 def test_a_worker_killed_while_it_computes(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:
@@ -149,7 +149,6 @@ def test_all_workers_killed_for_good(
     "straggler: every turn takes far longer than the others'",
     usual="sync",
     torch=(*WITH_TORCH, "partial"),
-    usual_torch="sync",
 )
 def test_a_straggler_does_not_hold_the_others_up_more_than_its_mode_says(
     speedo: Commands, problem: Path, mode: str, finding: Finding
@@ -229,7 +228,6 @@ def test_a_worker_that_crashes_again_and_again_is_given_up_with_the_cause(
     "segmentation fault, abort or SIGKILL, as for lack of memory, again and again",
     (),
     torch=("sync", "async", "easgd"),
-    usual_torch="async",
 )
 def test_a_worker_of_pytorch_that_crashes_again_and_again_is_given_up_with_the_cause(
     speedo: Commands, problem: Path, mode: str, finding: Finding

@@ -59,7 +59,9 @@ def begin(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize(
+    "share", ["own", *(pytest.param(one, marks=pytest.mark.matrix) for one in SHARES if one != "own")]
+)  # fmt: skip
 def test_workers_of_two_hosts_read_what_their_share_says(
     share: str, speedo: Commands, hosts: list[Host], tmp_path: Path
 ) -> None:

@@ -33,13 +33,22 @@ def worker(chief: Host, *options: str) -> tuple[str, ...]:
     return ("worker", "--master", chief.address, "--timeout", "60", *options)
 
 
-def test_a_worker_host_outlives_its_master_and_joins_the_next(
+def test_nothing_outlives_a_killed_worker_command_and_another_host_joins_the_next_master(
     speedo: Commands, hosts: list[Host], problem: Path, tmp_path: Path
 ) -> None:
-    chief, other, _ = hosts
+    chief, other, third = hosts
     first = speedo.start(*endless(chief, "first", problem), inside=chief.inside)
     members = speedo.start(*worker(chief, "--workers", "2"), inside=other.inside)
+    victims = speedo.start(*worker(chief), inside=third.inside)
+    wait_for_line(tmp_path / "first" / "metrics.jsonl", '"joined","worker":2,', 90)
     wait_for_line(tmp_path / "first" / "metrics.jsonl", '"version":10,', 90)
+    victims.kill()
+    victims.wait()
+    deadline = time.monotonic() + 30
+    while left := ip("netns", "pids", third.name).split():
+        assert time.monotonic() < deadline, left
+        time.sleep(0.2)
+    assert (first.poll(), members.poll()) == (None, None)
     first.kill()
     second = speedo.start(*master(chief, "second", 40), str(problem), inside=chief.inside)
     for process in (second, members):
@@ -76,24 +85,6 @@ def test_a_worker_host_whose_network_breaks_ends_its_workers_and_says_so(
     speedo.stop_all()
 
 
-def test_nothing_outlives_a_killed_worker_command(
-    speedo: Commands, hosts: list[Host], problem: Path, tmp_path: Path
-) -> None:
-    chief, other, _ = hosts
-    run = speedo.start(*endless(chief, "run", problem), inside=chief.inside)
-    members = speedo.start(*worker(chief, "--workers", "2"), inside=other.inside)
-    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":10,', 90)
-    members.kill()
-    members.wait()
-    deadline = time.monotonic() + 30
-    while left := ip("netns", "pids", other.name).split():
-        assert time.monotonic() < deadline, left
-        time.sleep(0.2)
-    run.terminate()
-    _, errors = run.communicate(timeout=WAIT_S)
-    assert run.returncode == 143, errors
-
-
 def test_workers_that_share_a_cable_fetch_one_after_another_and_make_the_same_model(
     speedo: Commands, hosts: list[Host], problem: Path, tmp_path: Path
 ) -> None:
@@ -113,7 +104,7 @@ def test_workers_that_share_a_cable_fetch_one_after_another_and_make_the_same_mo
     assert (tmp_path / "run" / "model.caffemodel").read_bytes() == here
 
 
-@pytest.mark.slow
+@pytest.mark.matrix  # that the bits are those of one host, above, says the same
 def test_three_hosts_train_lenet_to_its_accuracy_in_one_epoch(
     speedo: Commands, hosts: list[Host], tmp_path: Path
 ) -> None:

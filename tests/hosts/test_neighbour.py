@@ -7,13 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.commands import Commands, commands, wait_for_line
+from tests.support.left_behind import short_folder
 from tests.support.network import ROOT, network
 from tests.support.sabotaged_net import write_problem
 
@@ -26,7 +26,7 @@ LONG = ("--mode", "async", "--workers", "1", "--max-iter", "1000000", "--test-in
 @pytest.fixture
 def place() -> Iterator[Path]:
     """A folder that everybody may enter, unlike those of pytest."""
-    made = Path(tempfile.mkdtemp(prefix="speedo-test-open-", dir="/tmp"))
+    made = short_folder("speedo-test-open-")
     made.chmod(0o755)
     yield made
     shutil.rmtree(made)

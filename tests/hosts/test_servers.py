@@ -33,11 +33,11 @@ def join(kind: str, chief: Host, *options: str) -> tuple[str, ...]:
 
 
 def test_every_host_serves_and_the_model_is_the_same_to_the_bit(
-    speedo: Commands, hosts: list[Host], problem: Path, tmp_path: Path
+    speedo: Commands, hosts: list[Host], tested_problem: Path, tmp_path: Path
 ) -> None:
     chief, *others = hosts
     run = speedo.start(
-        *master(chief, 2, "--servers", "auto", "--test-interval", "20"), str(problem), inside=chief.inside
+        *master(chief, 2, "--servers", "auto", "--test-interval", "20"), str(tested_problem), inside=chief.inside
     )  # fmt: skip
     members = [speedo.start(*join("worker", chief), inside=host.inside) for host in others]
     for process in (run, *members):
@@ -45,7 +45,7 @@ def test_every_host_serves_and_the_model_is_the_same_to_the_bit(
         assert process.returncode == 0, errors
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["complete"]
-    here = model_made_here(problem, tmp_path / "here", workers=2, max_iter=40, seed=1)
+    here = model_made_here(tested_problem, tmp_path / "here", workers=2, max_iter=40, seed=1)
     assert (tmp_path / "run" / "model.caffemodel").read_bytes() == here
 
 

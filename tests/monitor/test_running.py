@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,11 @@ from typing import Any
 import pytest
 
 from tests.docs.test_docs import fields_of_status
-from tests.support.commands import Commands, interrupt
+from tests.support.commands import Commands, interrupt, wait_for_line
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 120
-LONG = ("--mode", "async", "--max-iter", "100000", "--test-interval", "0", "--run-dir", "run")
+LONG = ("--mode", "async", "--max-iter", "1000000", "--test-interval", "0", "--run-dir", "run")
 
 
 def answered(speedo: Commands, *arguments: str) -> tuple[int, str, str]:
@@ -32,20 +31,11 @@ def only_run(speedo: Commands) -> dict[str, Any]:
     return dict(run)
 
 
-def started(speedo: Commands, problem: Path, folder: Path) -> subprocess.Popen[str]:
-    process = speedo.start("train", str(problem), *LONG)
-    metrics, deadline = folder / "run" / "metrics.jsonl", time.monotonic() + 90
-    while not (metrics.exists() and '"version":10,' in metrics.read_text()):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, "nothing was merged within 90 s"
-        time.sleep(0.1)
-    return process
-
-
-def test_a_run_is_looked_at_and_stopped_with_its_model(
-    speedo: Commands, problem: Path, tmp_path: Path
+def test_a_run_is_looked_at_scaled_left_alone_by_ctrl_c_and_stopped_with_its_model(
+    speedo: Commands, tested_problem: Path, tmp_path: Path
 ) -> None:
-    process = started(speedo, problem, tmp_path)
+    process = speedo.start("train", str(tested_problem), *LONG)
+    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":10,', 90)
     run = only_run(speedo)
     assert run["run_dir"] == str(tmp_path / "run")
     assert (run["mode"], run["state"], run["pid"]) == ("async", "training", process.pid)
@@ -54,22 +44,6 @@ def test_a_run_is_looked_at_and_stopped_with_its_model(
     assert (run["address"], run["over"], len(run["workers"])) == (None, False, 2)
     assert (set(run), set(run["workers"][0])) == fields_of_status()
 
-    status, out, errors = answered(speedo, "stop", "--json", "--run", "run")
-    assert (status, errors) == (0, "")
-    result = json.loads(out)["result"]
-    assert (result["complete"], result["reason"]) == (False, "stopped by `speedo stop`")
-    assert Path(result["model"]).stat().st_size > 1_000_000
-    assert process.poll() is not None, "stop returned before the run had ended"
-    out, errors = process.communicate(timeout=10)
-    assert process.returncode == 3, errors
-    assert "test accuracy" in out
-    assert answered(speedo, "status")[0] == 1
-
-
-def test_ctrl_c_on_a_command_does_not_harm_the_run(
-    speedo: Commands, problem: Path, tmp_path: Path
-) -> None:
-    process = started(speedo, problem, tmp_path)
     watching = speedo.start("status", "--watch", "--interval", "0.2")
     assert watching.stdout is not None
     assert watching.stdout.readline().startswith("run ")
@@ -81,18 +55,20 @@ def test_ctrl_c_on_a_command_does_not_harm_the_run(
     while only_run(speedo)["iteration"] <= before:
         assert time.monotonic() < deadline, "the run stands still"
     assert process.poll() is None
-    assert answered(speedo, "stop")[0] == 0
-    process.communicate(timeout=10)
 
-
-def test_a_run_is_scaled_up(speedo: Commands, problem: Path, tmp_path: Path) -> None:
-    process = started(speedo, problem, tmp_path)
     status, out, errors = answered(speedo, "scale", "3")
     assert status == 0, errors
     assert "3" in out
-    deadline = time.monotonic() + 60
-    while sum(worker["merged"] > 0 for worker in only_run(speedo)["workers"]) < 3:
-        assert time.monotonic() < deadline, "no third worker trains"
-        time.sleep(0.2)
-    assert answered(speedo, "stop")[0] == 0
-    process.communicate(timeout=10)
+    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"merged","worker":2,', 60)
+    assert sum(worker["merged"] > 0 for worker in only_run(speedo)["workers"]) == 3
+
+    status, out, errors = answered(speedo, "stop", "--json", "--run", "run")
+    assert (status, errors) == (0, "")
+    result = json.loads(out)["result"]
+    assert (result["complete"], result["reason"]) == (False, "stopped by `speedo stop`")
+    assert Path(result["model"]).stat().st_size > 1_000_000
+    assert process.poll() is not None, "stop returned before the run had ended"
+    out, errors = process.communicate(timeout=10)
+    assert process.returncode == 3, errors
+    assert "test accuracy" in out
+    assert answered(speedo, "status")[0] == 1

@@ -13,6 +13,7 @@ import pytest
 from speedo.config.former_run import options_of_run
 from speedo.remote.fetch import fetch
 from tests.remote.test_fetch_and_copy import put_at, read
+from tests.runs.local import model_made_here
 from tests.support.commands import Commands, commands, free_port, wait_for_line
 from tests.support.nets import net_text, write_data, write_solver
 from tests.support.sabotaged_net import BODY
@@ -93,14 +94,16 @@ def test_weights_and_data_come_from_a_store(
     data.mkdir()
     write_data(data, train=64, test=16)
     put_at(f"{s3.uri}/data/mine", read(data))
-    shutil.rmtree(data)
     net = net_text(BODY, batch=8, train="mine/train", test="mine/test")
     (tmp_path / "problem").mkdir()
     shutil.copy(Path(__file__).parents[1] / "support" / "saboteur.py", tmp_path / "problem")
     solver = write_solver(tmp_path / "problem", net, base_lr=0.001)
     root = f"{s3.uri}/data"
-    run(speedo, str(solver), "--data-root", root, "--max-iter", "10", "--run-dir", "first")
-    model = (tmp_path / "first" / "model.caffemodel").read_bytes()
+    data.rename(tmp_path / "mine")
+    model = model_made_here(
+        solver, tmp_path / "first", max_iter=10, seed=5, mode="async", workers=2, data_root=tmp_path
+    )
+    shutil.rmtree(tmp_path / "mine")
     (http.folder / "start.caffemodel").write_bytes(model)
     shown = f"{http.uri}/start.caffemodel?X-Amz-Signature="
     weights = f"{shown}TheSecret"
@@ -109,8 +112,8 @@ def test_weights_and_data_come_from_a_store(
     elsewhere = {"SPEEDO_CACHE": str(tmp_path / "other-cache")}
     master = speedo.start(
         "master", str(solver), "--mode", "async", "--host", "127.0.0.1", "--port", port, "--workers", "1",
-        "--timeout", "60", "--data-root", root, "--weights", weights, "--max-iter", "1", "--lr", "1e-30",
-        "--run-dir", "second", "--copy-to", f"{s3.uri}/second",
+        "--test-interval", "0", "--timeout", "60", "--data-root", root, "--weights", weights, "--max-iter", "1",
+        "--lr", "1e-30", "--run-dir", "second", "--copy-to", f"{s3.uri}/second",
     )  # fmt: skip
     worker = speedo.start(
         "worker", "--master", f"127.0.0.1:{port}", "--data-root", root, environment=elsewhere

@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from speedo.solver import SolverOverrides
+from speedo.storage.memory_store import MemoryStore
+from tests.runs.local import train_here
 from tests.runs.test_resume import smooth_solver, weights
 from tests.support.commands import Commands, commands
 from tests.support.nets import relative_difference
@@ -64,7 +67,10 @@ def without_redis(folder: Path) -> dict[str, str]:
 
 @pytest.mark.torch
 @pytest.mark.slow
-@pytest.mark.parametrize(("mode", "precision"), [("sync", "float32"), ("async", "bfloat16")])
+@pytest.mark.parametrize(
+    ("mode", "precision"),
+    [pytest.param("sync", "float32", marks=pytest.mark.matrix), ("async", "bfloat16")],
+)
 def test_lenet_trains_with_pytorch_and_pycaffe_scores_it_alike(
     mode: str, precision: str, speedo: Commands, tmp_path: Path
 ) -> None:
@@ -110,8 +116,11 @@ def test_a_run_goes_on_with_the_other_engine_as_if_nothing_had_happened(
         )  # fmt: skip
         return tmp_path / place[-1] / "model.caffemodel"
 
-    start = weights(train("caffe", 1, str(solver), "--run-dir", "start"), solver)
-    alone = weights(train("caffe", 40, str(solver), "--run-dir", "alone"), solver)
+    # Without Ray, which changes no bit (test_sync_equals_caffe.py).
+    overrides = SolverOverrides(max_iter=40, seed=3)
+    _, start, alone = train_here(
+        solver, MemoryStore(), tmp_path / "alone", workers=1, overrides=overrides
+    )
     train("caffe", 15, str(solver), "--run-dir", "mixed")
     train("torch", 30, "--resume", "mixed")
     mixed = weights(train("caffe", 40, "--resume", "mixed"), solver)
@@ -119,26 +128,26 @@ def test_a_run_goes_on_with_the_other_engine_as_if_nothing_had_happened(
 
 
 def test_a_run_of_one_machine_goes_without_redis_server(
-    speedo: Commands, problem: Path, tmp_path: Path
+    speedo: Commands, tested_problem: Path, tmp_path: Path
 ) -> None:
     """Checkpoints, tests and a resume included; a master for other machines says what it lacks."""
     environment = without_redis(tmp_path / "bin")
-    words = ("--max-iter", "300", "--checkpoint-interval", "0.5", "--mode", "async")
+    words = ("--max-iter", "100", "--checkpoint-interval", "0.5", "--mode", "async")
     _, errors = said(
-        speedo, "train", str(problem), *words, "--run-dir", "run", environment=environment
+        speedo, "train", str(tested_problem), *words, "--run-dir", "run", environment=environment
     )
     told = "redis-server is not installed: vectors go through shared memory alone"
     assert told in errors
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert (result["iteration"], result["complete"], result["test_problem"]) == (300, True, "")
+    assert (result["iteration"], result["complete"], result["test_problem"]) == (100, True, "")
     assert set(result["dropped"]) <= {"late"}
     _, errors = said(
-        speedo, "train", "--resume", "run", "--max-iter", "400", environment=environment
+        speedo, "train", "--resume", "run", "--max-iter", "120", environment=environment
     )
     assert told in errors
     assert "solver history of 2 of 2 workers" in errors
     _, errors = said(
-        speedo, "train", str(problem), "--servers", "1", "--run-dir", "other",
+        speedo, "train", str(tested_problem), "--servers", "1", "--run-dir", "other",
         status=1, environment=environment,
     )  # fmt: skip
     assert "redis-server is not installed" in errors.splitlines()[-1]
@@ -147,8 +156,8 @@ def test_a_run_of_one_machine_goes_without_redis_server(
 @pytest.mark.torch
 def test_a_worker_with_a_device_that_is_not_there_says_so(speedo: Commands) -> None:
     _, errors = said(
-        speedo, "train", "--engine", "torch", "--device", "cuda:99", "--max-iter", "5", "--run-dir",
-        "run", status=1,
+        speedo, "train", "--engine", "torch", "--device", "cuda:99", "--max-iter", "5", "--workers", "1",
+        "--run-dir", "run", status=1,
     )  # fmt: skip
     assert errors.splitlines()[-1].startswith("speedo: the device is cuda:99, but PyTorch sees ")
 

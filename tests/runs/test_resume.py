@@ -65,7 +65,7 @@ def events(run: Path) -> list[dict[str, object]]:
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ['"SGD"', '"Adam"'])
+@pytest.mark.parametrize("kind", [pytest.param('"SGD"', marks=pytest.mark.matrix), '"Adam"'])
 def test_one_worker_in_sync_is_the_same_to_the_bit_after_kill_and_resume(
     tmp_path: Path, kind: str
 ) -> None:

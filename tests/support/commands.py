@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,12 +17,9 @@ from pathlib import Path
 
 import psutil
 
+from tests.support.left_behind import KEEPERS, short_folder
+
 MARK = "SPEEDO_TEST_MARK"
-KEEPERS = {
-    "speedo-memory",
-    "speedo-redis",
-    "speedo-ray",
-}  # shells that remove what the others leave
 
 
 def free_port() -> int:
@@ -44,7 +40,7 @@ class Commands:
         self.mark = uuid.uuid4().hex
         self.token_file = folder / "token"
         # What a killed command leaves goes with the test. Sockets lie there: pytest's own names are too long.
-        self.temporary = Path(tempfile.mkdtemp(prefix="st-", dir="/tmp"))
+        self.temporary = short_folder("st-")
         self._started: list[subprocess.Popen[str]] = []
 
     def start(

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.support.left_behind import PREFIX, namespaces, remove_namespace
+
 ROOT = Path(__file__).parents[2]
-PREFIX = "speedo-test"
 BURST = "64kb"  # what a link lets through at once before it counts
 # What the kernel hands to a link at once. More than the burst it would cut into packets of 1,500 bytes itself, on the
 # very cores that train; a real card does that.
@@ -65,7 +65,6 @@ def network(count: int) -> Iterator[list[Host]]:
     All that runs on them is killed at the end. Networks of several tests do not see one another.
     """
     require_namespaces()
-    sweep()
     stem = f"{PREFIX}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
     bridge = f"{stem}-0"
     try:
@@ -89,7 +88,7 @@ def network(count: int) -> Iterator[list[Host]]:
     finally:
         for name in namespaces():
             if name.startswith(stem):
-                _remove(name)
+                remove_namespace(name)
 
 
 def require_namespaces() -> None:
@@ -104,18 +103,6 @@ def require_namespaces() -> None:
         if os.environ.get("CI"):
             pytest.fail(told)
         pytest.skip(told)
-
-
-def sweep() -> None:
-    """Remove what a killed test run has left."""
-    for name in namespaces():
-        owner = name.removeprefix(f"{PREFIX}-").partition("-")[0]
-        if name.startswith(PREFIX) and owner.isdigit() and not Path("/proc", owner).exists():
-            _remove(name)
-
-
-def namespaces() -> list[str]:
-    return [line.split()[0] for line in ip("netns", "list").splitlines() if line.strip()]
 
 
 def ip(*arguments: str) -> str:
@@ -145,11 +132,3 @@ def tc(*arguments: str) -> str:
 def _add(name: str) -> None:
     ip("netns", "add", name)
     ip("-n", name, "link", "set", "lo", "up")
-
-
-def _remove(name: str) -> None:
-    with suppress(AssertionError):  # another run may be sweeping, too
-        for process in ip("netns", "pids", name).split():
-            with suppress(ProcessLookupError):
-                os.kill(int(process), signal.SIGKILL)
-        ip("netns", "del", name)

@@ -8,13 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support.left_behind import short_folder
 from tests.support.network import ROOT, Host, ip
 
 PORT = 6399
@@ -134,7 +134,7 @@ class UsersCluster:
 @contextmanager
 def users_cluster(hosts: list[Host], *first: Path) -> Iterator[UsersCluster]:
     """No node yet; `first` are folders in which Python looks before all others."""
-    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # sockets have short names
+    folder = short_folder("ray-")  # sockets have short names
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
         "PYTHONPATH": os.pathsep.join(map(str, (folder, ROOT))),

@@ -26,12 +26,17 @@ BODY = WIDE + SABOTEUR + SIGMOID
 
 
 def write_problem(
-    folder: Path, data: str | None = None, *, engine: str = "caffe", **fields: Any
+    folder: Path,
+    data: str | None = None,
+    *,
+    engine: str = "caffe",
+    tested: bool = True,
+    **fields: Any,
 ) -> Path:
     """Databases, net and solver in a new folder; the path of the solver. 1.2 MB of weights.
 
     With `data` the databases are in a folder of this name in there, and the net has this relative path to them.
-    With the engine torch the commands need `environment_of_torch`.
+    With the engine torch the commands need `environment_of_torch`. A run that is not `tested` starts no tester.
     """
     folder.mkdir()
     place = folder / (data or "")
@@ -44,6 +49,8 @@ def write_problem(
     body = WIDE + SIGMOID if engine == "torch" else BODY
     named = Path(data) if data is not None else folder
     net = net_text(body, batch=BATCH, train=str(named / "train"), test=str(named / "test"))
+    if not tested:
+        fields = {"test_iter": None, "test_interval": None, **fields}
     return write_solver(folder, net, base_lr=0.001, **fields)
 
 

@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -21,6 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.left_behind import short_folder
 from tests.support.network import ROOT, Host, ip
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
@@ -48,7 +48,7 @@ class SshHost:
         self.host, self.folder, self.port = host, folder, port
         self.address = host.address
         self.home = make_home(folder)
-        self.temporary = tempfile.mkdtemp(prefix="sh-")  # a short name, for Ray's sockets
+        self.temporary = str(short_folder("sh-"))  # a short name, for Ray's sockets
         self._sshd: subprocess.Popen[bytes] | None = None
         new_key(folder / "host_key")
 
