@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +18,7 @@ from speedo.actors.ray_node.ports import (
     require_free_port,
     resolved,
 )
+from speedo.actors.run_stores import goes_without_redis, near, redis
 from speedo.actors.signals import stop_signals
 from speedo.actors.token import how_to_join, load_token, new_token
 from speedo.config.run_config import RunConfig
@@ -30,21 +29,14 @@ from speedo.remote.run_copy import RunCopy
 from speedo.run.division import with_division
 from speedo.run.headline import exchange, headline
 from speedo.run.host_memory import with_host_memory
-from speedo.run.open_store import this_machine
 from speedo.run.prepare import Prepared, check_nets, checked_records, prepare, with_workers
 from speedo.run.result import RunResult
 from speedo.run.scratch import scratch_folder
-from speedo.run.settings import Near, RunSettings
+from speedo.run.settings import RunSettings
 from speedo.run_dir.checkpoint_file import checkpoints_in
 from speedo.run_dir.directory import CHECKPOINTS, CONFIG, LOCK, LOGS, discard_run_dir
 from speedo.run_dir.fence import claim, owned
 from speedo.run_dir.resume import Resumed
-from speedo.storage.redis.errors import clients_of
-from speedo.storage.redis.server import MAX_CLIENTS, PROGRAM, PrivateRedis
-from speedo.storage.redis.store import RedisStore
-from speedo.storage.redis.url import url_with_password
-from speedo.storage.redis.users import Access
-from speedo.storage.shared_memory.folder import SharedMemory, room_for
 from speedo.system.daemon_thread import within
 from speedo.version import VERSION
 
@@ -206,10 +198,10 @@ def _start(
         with ExitStack() as node, ThreadPoolExecutor(1) as pool:
             checking = pool.submit(check_nets, prepared, scratch)
             redis_url, redis_ca, socket = "", "", ""
-            if alone := _goes_without_redis(config, port):
+            if alone := goes_without_redis(config, port):
                 watch.note("redis-server is not installed: vectors go through shared memory alone")
             else:
-                redis_url, redis_ca, socket = _redis(
+                redis_url, redis_ca, socket = redis(
                     prepared, watch, stack, redis_port(config.host, port)
                 )
             head = node.enter_context(ray)
@@ -222,14 +214,14 @@ def _start(
             watch.note(exchange(prepared.settings.compression, facts))
             records = RecordWatch(facts.unchecked, checked_records())
             stack.callback(records.close)
-            near = _near(prepared.config, facts.nbytes, socket, watch, stack, alone=alone)
+            nearby = near(prepared.config, facts.nbytes, socket, watch, stack, alone=alone)
             stack.push(node.pop_all())  # ends before what its processes use
     except SpeedoError:
         if not isinstance(prepared.resumed, Resumed):
             discard_run_dir(prepared.run_dir)
         raise
     epoch = claim(prepared.run_dir) if isinstance(prepared.resumed, Resumed) else 0
-    settings = prepared.settings.started(redis_url, redis_ca, near, epoch)
+    settings = prepared.settings.started(redis_url, redis_ca, nearby, epoch)
     copy = None
     if config.copy_to is not None:
         copy = RunCopy(
@@ -256,75 +248,6 @@ def _known(prepared: Prepared, address: str | None = None) -> dict[str, Any]:
         "expected_workers": prepared.config.workers,
         "min_workers": prepared.config.min_workers,
     }
-
-
-def _goes_without_redis(config: RunConfig, port: int | None) -> bool:
-    """Whether a run of this machine alone uses only shared memory, because there is no Redis."""
-    here = port is None and config.ray is None and config.redis is None and not config.serves
-    by_memory = config.same_node == "shared-memory"
-    return here and by_memory and shutil.which(PROGRAM) is None
-
-
-def _near(
-    config: RunConfig,
-    model_bytes: int,
-    socket: str,
-    watch: Watch,
-    stack: ExitStack,
-    *,
-    alone: bool = False,
-) -> Near:
-    """The folder and the socket that workers on this machine use instead of the network.
-
-    If the run is `alone`, without Redis, raises `StoreError` where shared memory has no room.
-    """
-    path = None
-    if config.same_node == "shared-memory":
-        room = room_for(config.workers, model_bytes)
-        memory = stack.enter_context(SharedMemory(room))
-        path = memory.path
-        if path is None and alone:
-            raise StoreError(
-                f"{memory.problem}, and redis-server is not installed: make room there, or install redis-server"
-            )
-        if path is None:
-            watch.note(f"{memory.problem}: vectors go through Redis on this machine too")
-    by_memory = path is not None
-    if path is None:
-        path = stack.enter_context(SharedMemory(0, Path(tempfile.gettempdir()))).path
-    return Near(this_machine(), str(path or ""), socket, by_memory)
-
-
-def _redis(
-    prepared: Prepared, watch: Watch, stack: ExitStack, port: int | None
-) -> tuple[str, str, str]:
-    """The master's URL for the user's own server or a private one, the certificate of its CA, and its unix socket."""
-    config = prepared.config
-    clients = clients_of(config.workers)
-    if config.redis is None:
-        server = stack.enter_context(
-            PrivateRedis(
-                host=config.host,
-                port=port,
-                tls=config.redis_tls,
-                unix_socket=True,
-                max_clients=max(MAX_CLIENTS, 2 * clients),
-                tell=watch.note,
-            )
-        )
-        url, ca_pem, socket = server.url, server.ca_pem, server.socket_path
-    else:
-        url, ca_pem, socket = url_with_password(config.redis), "", ""
-    store = RedisStore(url, ca_pem=ca_pem)
-    for warning in store.check_server(clients=clients):
-        watch.note(f"warning: {warning}")
-    store.close()
-    access = Access(url, prepared.run, ca_pem=ca_pem)
-    problem = access.problem()
-    access.close()
-    if problem is not None:
-        watch.note(f"warning: {problem}")
-    return url, ca_pem, socket
 
 
 def _spawn_master(servers: Servers, *, takes_hosts: bool) -> Any:

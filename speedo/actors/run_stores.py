@@ -1,0 +1,90 @@
+"""Where the vectors of a run are: its Redis, and the folder and the socket for workers on this machine."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+from speedo.config.run_config import RunConfig
+from speedo.errors import StoreError
+from speedo.monitor.console import Watch
+from speedo.run.open_store import this_machine
+from speedo.run.prepare import Prepared
+from speedo.run.settings import Near
+from speedo.storage.redis.errors import clients_of
+from speedo.storage.redis.server import MAX_CLIENTS, PROGRAM, PrivateRedis
+from speedo.storage.redis.store import RedisStore
+from speedo.storage.redis.url import url_with_password
+from speedo.storage.redis.users import Access
+from speedo.storage.shared_memory.folder import SharedMemory, room_for
+
+
+def goes_without_redis(config: RunConfig, port: int | None) -> bool:
+    """Whether a run of this machine alone uses only shared memory, because there is no Redis."""
+    here = port is None and config.ray is None and config.redis is None and not config.serves
+    by_memory = config.same_node == "shared-memory"
+    return here and by_memory and shutil.which(PROGRAM) is None
+
+
+def near(
+    config: RunConfig,
+    model_bytes: int,
+    socket: str,
+    watch: Watch,
+    stack: ExitStack,
+    *,
+    alone: bool = False,
+) -> Near:
+    """The folder and the socket that workers on this machine use instead of the network.
+
+    If the run is `alone`, without Redis, raises `StoreError` where shared memory has no room.
+    """
+    path = None
+    if config.same_node == "shared-memory":
+        room = room_for(config.workers, model_bytes)
+        memory = stack.enter_context(SharedMemory(room))
+        path = memory.path
+        if path is None and alone:
+            raise StoreError(
+                f"{memory.problem}, and redis-server is not installed: make room there, or install redis-server"
+            )
+        if path is None:
+            watch.note(f"{memory.problem}: vectors go through Redis on this machine too")
+    by_memory = path is not None
+    if path is None:
+        path = stack.enter_context(SharedMemory(0, Path(tempfile.gettempdir()))).path
+    return Near(this_machine(), str(path or ""), socket, by_memory)
+
+
+def redis(
+    prepared: Prepared, watch: Watch, stack: ExitStack, port: int | None
+) -> tuple[str, str, str]:
+    """The master's URL for the user's own server or a private one, the certificate of its CA, and its unix socket."""
+    config = prepared.config
+    clients = clients_of(config.workers)
+    if config.redis is None:
+        server = stack.enter_context(
+            PrivateRedis(
+                host=config.host,
+                port=port,
+                tls=config.redis_tls,
+                unix_socket=True,
+                max_clients=max(MAX_CLIENTS, 2 * clients),
+                tell=watch.note,
+            )
+        )
+        url, ca_pem, socket = server.url, server.ca_pem, server.socket_path
+    else:
+        url, ca_pem, socket = url_with_password(config.redis), "", ""
+    store = RedisStore(url, ca_pem=ca_pem)
+    for warning in store.check_server(clients=clients):
+        watch.note(f"warning: {warning}")
+    store.close()
+    access = Access(url, prepared.run, ca_pem=ca_pem)
+    problem = access.problem()
+    access.close()
+    if problem is not None:
+        watch.note(f"warning: {problem}")
+    return url, ca_pem, socket
