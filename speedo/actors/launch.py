@@ -41,7 +41,7 @@ from speedo.system.daemon_thread import within
 from speedo.version import VERSION
 
 if TYPE_CHECKING:
-    from speedo.actors.existing_cluster.fleet import Fleet
+    from speedo.actors.fleet.fleet import Fleet
     from speedo.actors.worker_host import WorkerHost
 
 LOOK_S: Final = 0.5  # how often this process looks whether it was told to stop
@@ -92,7 +92,7 @@ def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> Ru
         servers = _start(prepare(config, watch.note), watch, stack, head, config.port)
         prepared = servers.prepared
         from speedo.actors.control_answers import under_control
-        from speedo.actors.existing_cluster.fleet import Fleet
+        from speedo.actors.fleet.fleet import Fleet
 
         fleet = Fleet(prepared, watch.note, hosts=True)
         stack.callback(fleet.end)
@@ -118,8 +118,8 @@ def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> Ru
 
 def train_on_ray(config: RunConfig, watch: Watch) -> RunResult:
     """Train with actors of the Ray cluster `config.ray`, of which this machine is a node. Raises `SpeedoError`."""
-    from speedo.actors.existing_cluster.connection import connected
-    from speedo.actors.existing_cluster.fleet import Fleet
+    from speedo.actors.fleet.connection import connected
+    from speedo.actors.fleet.fleet import Fleet
 
     assert config.ray is not None
     with ExitStack() as stack:

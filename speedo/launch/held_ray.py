@@ -134,7 +134,7 @@ class HeldRay:
         words = [self._address, str(self._options["resources"]), str(self._count)]
         self._answers = queue.Queue()
         self._holder = subprocess.Popen(
-            [sys.executable, "-P", "-m", "speedo.actors.existing_cluster.reserve", *words],
+            [sys.executable, "-P", "-m", "speedo.actors.fleet.reserve", *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from speedo.actors.existing_cluster.connection import address_of
+from speedo.actors.fleet.connection import address_of
 from speedo.errors import ClusterError
 from tests.support.network import ROOT
 

@@ -141,7 +141,7 @@ def at_the_farm(farm: Farm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setenv("SPEEDO_TOKEN_FILE", farm.good["token"])
     monkeypatch.setenv("SPEEDO_REDIS_PASSWORD", "")
     monkeypatch.setattr(launcher, "owned", stop_here)  # the first step after `prepare`
-    monkeypatch.setattr("speedo.actors.existing_cluster.connection.connected", stop_here)
+    monkeypatch.setattr("speedo.actors.fleet.connection.connected", stop_here)
     monkeypatch.setattr("speedo.launch.launcher.Launcher.run", stop_here)
     monkeypatch.setattr("speedo.run.prepare.check_writable", stop_here)
     monkeypatch.setattr("speedo.remote.fetch.open_remote", stop_here)

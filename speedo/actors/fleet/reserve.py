@@ -17,8 +17,8 @@ from typing import Any, Final
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from speedo.actors.existing_cluster.connection import connected
-from speedo.actors.existing_cluster.seats import Seats
+from speedo.actors.fleet.connection import connected
+from speedo.actors.fleet.seats import Seats
 from speedo.actors.ray_node.spawn import spawn
 from speedo.config.resources import parse_resources
 from speedo.errors import ClusterError, SpeedoError
@@ -107,6 +107,6 @@ def main(address: str, resources: str, count: int) -> None:
 
 if __name__ == "__main__":
     # Under this name the nodes import the holder, instead of getting its code.
-    from speedo.actors.existing_cluster.reserve import main as imported_main
+    from speedo.actors.fleet.reserve import main as imported_main
 
     imported_main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -15,7 +15,7 @@ from typing import Any, Final
 import ray
 from ray.exceptions import RayError
 
-from speedo.actors.existing_cluster.seats import Seat
+from speedo.actors.fleet.seats import Seat
 from speedo.actors.host_manager import check_records
 from speedo.actors.join.host_link import Failed, HostLink, Over, Stopped
 from speedo.actors.ray_node.ports import server_port

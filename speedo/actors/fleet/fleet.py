@@ -18,8 +18,8 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from speedo.actors.existing_cluster.keeper import News, NodeKeeper
-from speedo.actors.existing_cluster.seats import OfferedHosts, Seat, Seats
+from speedo.actors.fleet.keeper import News, NodeKeeper
+from speedo.actors.fleet.seats import OfferedHosts, Seat, Seats
 from speedo.actors.ray_node.spawn import spawn
 from speedo.config.resources import parse_resources
 from speedo.errors import ClusterError, SpeedoError

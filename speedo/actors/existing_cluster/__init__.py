@@ -1,1 +1,0 @@
-"""A run as actors of a Ray cluster that exists already, through Ray's public interface alone."""
