@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,6 +22,8 @@ from speedo.system.background_process import start_in_background
 
 START_S: Final = 90.0
 LOOK_S: Final = 0.05
+TRIES: Final = 3
+LATE: Final = "timed out during startup"  # Ray gives a node 30 s, which a busy machine may exceed
 READY: Final = "--block"  # the command says so once its node is there
 LOG: Final = "start.log"
 REFUSED: Final = ("InvalidAuthToken", "Unauthenticated")  # the token, in Ray's words
@@ -75,33 +77,48 @@ def ray_node(
     options += [f"--{name}={number}" for name, number in ports.agents.items()]
     if ports.processes is not None:
         options.append(f"--worker-port-list={','.join(map(str, ports.processes))}")
-    log = Path(folder, LOG)
-    with kept(folder), log.open("wb") as words:
+    program = [
+        *(sys.executable, "-P", "-m", "speedo.actors.ray_node.start_command", "start", "--block"),
+        *(*options, f"--node-ip-address={address}", "--num-cpus=1", f"--resources={resources}"),
+        *("--disable-usage-stats", f"--object-store-memory={OBJECT_STORE_BYTES}"),
+    ]
+    with kept(folder), ExitStack() as running:
+        for tries_left in reversed(range(TRIES)):
+            command = running.enter_context(_running(program, folder, environment))
+            meanwhile()
+            try:
+                said = _wait(command, Path(folder, LOG))
+                break
+            except ClusterError as error:
+                running.close()
+                if not tries_left or LATE not in str(error):
+                    raise
+        note = next((line for line in said.splitlines() if line.startswith("note: ")), "")
+        yield Node(address, master or f"{address}:{port}", command, note)
+
+
+@contextmanager
+def _running(
+    program: list[str], folder: str, environment: Mapping[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    with Path(folder, LOG).open("wb") as words:
         command = start_in_background(
-            [
-                *(sys.executable, "-P", "-m", "speedo.actors.ray_node.start_command", "start"),
-                *("--block", *options, f"--node-ip-address={address}", "--num-cpus=1"),
-                *("--disable-usage-stats", f"--object-store-memory={OBJECT_STORE_BYTES}"),
-                f"--resources={resources}",
-            ],
+            program,
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=words,
             stderr=words,
         )
-        try:
-            meanwhile()
-            said = _wait(command, log)
-            note = next((line for line in said.splitlines() if line.startswith("note: ")), "")
-            yield Node(address, master or f"{address}:{port}", command, note)
-        finally:
-            with suppress(psutil.Error):
-                whole = psutil.Process(command.pid)
-                for process in [*whole.children(recursive=True), whole]:
-                    with suppress(psutil.Error):
-                        process.kill()
-            command.wait()
+    try:
+        yield command
+    finally:
+        with suppress(psutil.Error):
+            whole = psutil.Process(command.pid)
+            for process in [*whole.children(recursive=True), whole]:
+                with suppress(psutil.Error):
+                    process.kill()
+        command.wait()
 
 
 def _wait(command: subprocess.Popen[bytes], log: Path) -> str:
