@@ -43,7 +43,7 @@ def test_nodes_are_compared_with_their_master(speedo: Commands, tmp_path: Path) 
     address = f"127.0.0.1:{free_port()}"
     chief = speedo.start(
         "master", "solver/solver.prototxt", "--port", address.rpartition(":")[2], "--mode", "easgd",
-        "--data-root", "whole", "--run-dir", "run", "--timeout", "90",
+        "--data-root", "whole", "--run-dir", "run", "--timeout", "300",
     )  # fmt: skip
     log, deadline = tmp_path / "run" / "train.log", time.monotonic() + 60
     while not (log.exists() and "speedo worker --master" in log.read_text()):

@@ -333,7 +333,7 @@ def test_an_observer_costs_the_driver_no_more_than_a_note() -> None:
     begun = time.monotonic()
     for version in range(500):  # 5 s for the exporter
         exports.did(merge(version), 1.0)
-    assert time.monotonic() - begun < 2.5
+    assert time.monotonic() - begun < 4
     exports.disown()
     exports.close()
 

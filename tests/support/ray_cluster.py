@@ -125,7 +125,7 @@ class UsersCluster:
             cwd=self.folder,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -19,7 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from speedo.monitor.control_socket import RUNTIME_VARIABLE, ControlServer
 from tests.support.browser import Browser, chromium
-from tests.support.commands import Commands, free_port, interrupt
+from tests.support.commands import Commands, free_port, how_loaded, interrupt
 from tests.support.sabotaged_net import write_problem
 from tests.watch.test_history import result, status, write
 
@@ -71,11 +71,6 @@ def scrape(port: int) -> dict[str, float]:
         return {
             one.name: one.value for family in families for one in family.samples if not one.labels
         }
-
-
-def how_loaded() -> float:
-    """By how much more than its cores this machine has to do, at least 1."""
-    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def until_gone(process: subprocess.Popen[str], speedo: Commands, besides: set[int]) -> None:
