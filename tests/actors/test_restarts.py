@@ -146,7 +146,7 @@ def test_a_stopped_worker_is_evicted_ended_and_started_again(
     (left,) = run.lines("left")
     assert (left["worker"], left["incarnation"]) == (0, 1)
     assert OVERDUE in left["cause"]
-    victim.wait(10)
+    victim.wait(120)
     run.wait_for(lambda: len(run.merged(0, 2)) > 0)
     run.stop()
 

@@ -93,7 +93,7 @@ def test_a_host_has_its_own_threads_and_binding_before_the_masters(
     exact = slots_of([this_machine().cores[1]])
     own = speedo.start(*to, "--threads", "1", "--cores", exact)
     wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":10,', 90)
-    eventually = time.monotonic() + 60
+    eventually = time.monotonic() + 120
     while len(lines := joined(tmp_path / "run")) < 2:
         assert time.monotonic() < eventually
         time.sleep(0.1)

@@ -100,6 +100,7 @@ class Commands:
                     others.append((process.ppid(), os.getsid(process.pid), process))
             except (ProcessLookupError, psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
+        sessions.discard(os.getsid(0))  # that of the tests, and of the shell that has started them
         same = (one for parent, session, one in others if parent in marked or session in sessions)
         return [*marked.values(), *same]
 
