@@ -34,15 +34,9 @@ print(json.dumps([[one.iteration for one in results], kept, said, sorted(changed
 """
 
 
-<<<<<<< HEAD
 def test_a_program_that_uses_ray_itself_trains_beside_it(speedo: Commands, tmp_path: Path) -> None:
     """Ray reads its settings when it is imported, and has one cluster at a time: the run has a process of its own."""
-    solver = write_problem(tmp_path / "problem")
-=======
-def test_a_program_that_has_imported_ray_trains_twice(speedo: Commands, tmp_path: Path) -> None:
-    """Ray reads its settings when it is imported, and would serve without a token."""
     solver = write_problem(tmp_path / "problem", tested=False)
->>>>>>> part30-processes
     environment = {name: value for name, value in os.environ.items() if "RAY_" not in name}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(solver)],
