@@ -64,11 +64,7 @@ def ray_node(
     """
     port = ports.gcs or _free_port(address)
     if master is None:
-        inner = f"{folder}/{RAY_FOLDER}"
-        options = [
-            *("--head", f"--port={port}", f"--temp-dir={inner}", "--include-dashboard=false"),
-            *("--no-monitor", "--include-log-monitor=false"),
-        ]
+        options = ["--head", f"--port={port}", "--include-dashboard=false", "--no-monitor"]
     else:
         options = [f"--address={master}"]
     for name in ("node_manager", "object_manager"):
@@ -80,6 +76,7 @@ def ray_node(
     program = [
         *(sys.executable, "-P", "-m", "speedo.actors.ray_node.start_command", "start", "--block"),
         *(*options, f"--node-ip-address={address}", "--num-cpus=1", f"--resources={resources}"),
+        *(f"--temp-dir={folder}/{RAY_FOLDER}", "--include-log-monitor=false"),
         *("--disable-usage-stats", f"--object-store-memory={OBJECT_STORE_BYTES}"),
     ]
     with kept(folder), ExitStack() as running:
