@@ -52,7 +52,7 @@ def test_what_is_left_of_a_stopped_node_is_ended_at_once_and_nothing_else(tmp_pa
     try:
         with kept(str(folder)), open(folder / "own", "w"):
             ours = start_stubborn(folder)
-        assert ours.wait(5.0) == -signal.SIGKILL
+        assert ours.wait(40) == -signal.SIGKILL
         assert other.poll() is None
         assert not folder.exists()
     finally:
@@ -74,7 +74,7 @@ def test_what_is_left_of_a_killed_process_is_ended_too(tmp_path: Path) -> None:
     )
     process = subprocess.run([sys.executable, "-c", code, str(folder)], check=False)
     assert process.returncode == -signal.SIGKILL
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + 40
     while folder.exists():
         assert time.monotonic() < deadline, at_work_in(str(folder))
         time.sleep(0.05)
@@ -104,8 +104,8 @@ def test_nothing_of_a_node_outlives_those_that_were_killed(
     else:
         raylet.suspend()  # it can tell nobody any more
         run.kill()
-    run.communicate(timeout=60)
-    deadline = time.monotonic() + 10.0
+    run.communicate(timeout=120)
+    deadline = time.monotonic() + 120
     while Path(folder).exists():
         assert time.monotonic() < deadline, at_work_in(folder)
         time.sleep(0.05)

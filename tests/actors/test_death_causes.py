@@ -70,7 +70,7 @@ def test_last_words_have_room_on_a_disk_that_became_full(tmp_path: Path) -> None
         child.stdout.close()
         fill(disk)
         (tmp_path / "go").touch()
-        assert child.wait(60) == -6
+        assert child.wait(120) == -6
         assert cause_in(log) == (
             "Caffe stopped at io.cpp:68: Check failed: proto.SerializeToOstream(&output)"
         )

@@ -12,18 +12,18 @@ from speedo.master.reasons import too_few_joined
 from tests.support.commands import Commands, free_port
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
-WAIT_S = 120
+WAIT_S = 240
 
 
 def master(speedo: Commands, port: int, *options: str) -> tuple[str, ...]:
     return (
         "master", "--port", str(port), "--mode", "easgd", "--workers", "2", "--max-iter", "40",
-        "--test-interval", "0", "--timeout", "90", "--run-dir", "run", *options,
+        "--test-interval", "0", "--timeout", "300", "--run-dir", "run", *options,
     )  # fmt: skip
 
 
 def worker(port: int, *options: str) -> tuple[str, ...]:
-    return ("worker", "--master", f"127.0.0.1:{port}", "--timeout", "90", *options)
+    return ("worker", "--master", f"127.0.0.1:{port}", "--timeout", "300", *options)
 
 
 def test_master_and_workers_meet_in_either_order_and_strangers_are_refused_meanwhile(

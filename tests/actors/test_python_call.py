@@ -33,7 +33,7 @@ print(json.dumps([before, [one.iteration for one in results], said]))
 
 def test_a_program_that_has_imported_ray_trains_twice(speedo: Commands, tmp_path: Path) -> None:
     """Ray reads its settings when it is imported, and would serve without a token."""
-    solver = write_problem(tmp_path / "problem")
+    solver = write_problem(tmp_path / "problem", tested=False)
     environment = {name: value for name, value in os.environ.items() if "RAY_" not in name}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(solver)],
@@ -41,7 +41,8 @@ def test_a_program_that_has_imported_ray_trains_twice(speedo: Commands, tmp_path
         env={**environment, MARK: speedo.mark},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
+        start_new_session=True,
     )
     assert done.returncode == 0, done.stderr
     before, iterations, said = json.loads(done.stdout.splitlines()[-1])

@@ -81,7 +81,7 @@ def server() -> Iterator[PrivateRedis]:
 
 
 def run_of(speedo: Commands) -> dict[str, Any]:
-    out, errors = speedo.start("status", "--json").communicate(timeout=60)
+    out, errors = speedo.start("status", "--json").communicate(timeout=120)
     (run,) = json.loads(out)["runs"] or [pytest.fail(errors)]
     return dict(run)
 
@@ -119,5 +119,5 @@ def test_a_start_and_a_worker_that_find_no_room_say_so_and_go_on(
     (seen,) = run_of(speedo)["workers"]
     assert not seen["state"].startswith("waiting for the store")
     process.terminate()
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=120)
     assert "Traceback" not in errors

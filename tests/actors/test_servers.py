@@ -18,14 +18,13 @@ import psutil
 import pytest
 
 from speedo.data.roots import default_data_root
-from speedo.engines.schema import caffe_schema
 from speedo.run.prepare import chosen_solver
 from speedo.run_dir.checkpoint_file import latest
-from tests.runs.local import model_made_here
+from tests.runs.local import model_made_here, weights_in
 from tests.support.commands import Commands, interrupt, wait_for_line
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
-WAIT_S = 120
+WAIT_S = 240
 
 
 def train(problem: Path | None, run: str, servers: str, *options: str) -> tuple[str, ...]:
@@ -76,12 +75,6 @@ def test_lenet_with_the_solvers_update_on_servers_is_that_of_the_master(
     assert kept.master_history
     centers = [weights_in(model) for model in (served, alone)]
     assert np.linalg.norm(centers[0] - centers[1]) < 1e-6 * np.linalg.norm(centers[0])
-
-
-def weights_in(model: bytes) -> np.ndarray:
-    """All numbers of a `.caffemodel`."""
-    net = caffe_schema().NetParameter.FromString(model)
-    return np.concatenate([blob.data for layer in net.layer for blob in layer.blobs]).astype(float)
 
 
 def test_turns_that_overlap_end_with_all_their_work(

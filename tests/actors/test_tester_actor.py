@@ -44,7 +44,7 @@ def test_a_tester_that_cannot_start_ends_the_run_with_the_cause(
         "train", str(tested_problem), "--max-iter", "1000000", "--test-interval", "1000000",
         "--run-dir", "run", environment={"SPEEDO_FAILPOINT": "tester-starting"},
     )  # fmt: skip
-    _, errors = process.communicate(timeout=90)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 1, errors
     log = tmp_path / "run" / "logs" / "tester.log"
     last = errors.splitlines()[-1]

@@ -14,7 +14,7 @@ from speedo.system.cores import list_of, slots_of, this_machine
 from tests.support.commands import Commands, free_port, wait_for_line
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
-WAIT_S = 120
+WAIT_S = 240
 HERE = list_of(os.sched_getaffinity(0))
 needs_two_cores = pytest.mark.skipif(
     len(this_machine().cores) < 2, reason="two workers are bound to a core each"
@@ -86,14 +86,14 @@ def test_a_host_has_its_own_threads_and_binding_before_the_masters(
     port = free_port()
     chief = speedo.start(
         "master", str(problem), "--port", str(port), "--mode", "async", "--workers", "2", "--max-iter", "1000000",
-        "--test-interval", "0", "--timeout", "90", "--run-dir", "run", "--threads", "2",
+        "--test-interval", "0", "--timeout", "300", "--run-dir", "run", "--threads", "2",
     )  # fmt: skip
-    to = ("worker", "--master", f"127.0.0.1:{port}", "--timeout", "90")
+    to = ("worker", "--master", f"127.0.0.1:{port}", "--timeout", "300")
     usual = speedo.start(*to)
     exact = slots_of([this_machine().cores[1]])
     own = speedo.start(*to, "--threads", "1", "--cores", exact)
     wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":10,', 90)
-    eventually = time.monotonic() + 60
+    eventually = time.monotonic() + 120
     while len(lines := joined(tmp_path / "run")) < 2:
         assert time.monotonic() < eventually
         time.sleep(0.1)

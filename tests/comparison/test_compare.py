@@ -22,7 +22,7 @@ from tests.support.nets import LENET, net_text, records, write_data, write_lmdb,
 
 pytestmark = [pytest.mark.caffe, pytest.mark.ray, pytest.mark.redis, pytest.mark.slow]
 
-EPOCHS = 300  # of 64 records in batches of 8: 2,400 iterations
+EPOCHS = 100  # of 64 records in batches of 8: 800 iterations
 
 
 @dataclass

@@ -71,7 +71,7 @@ def test_what_is_no_secret_stays(shown: str) -> None:
 
 
 def test_a_long_text_takes_no_long_time() -> None:
-    began = time.monotonic()
+    began = time.process_time()
     for piece in (
         "a" * 200_000,
         "a://" * 50_000,
@@ -80,7 +80,7 @@ def test_a_long_text_takes_no_long_time() -> None:
         "a:/" * 90_000,
     ):
         hide_secrets(piece)
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 @pytest.mark.parametrize("kind", [DataError, ConfigError, StoreError, SpeedoError])

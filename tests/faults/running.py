@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from tests.faults.invariants import Line, check_run
-from tests.support.commands import Commands, interrupt, standard_error
+from tests.support.commands import Commands, how_loaded, interrupt, standard_error
 
 HANG_S = 120.0  # nothing takes so long unless it hangs, on however busy a machine
 GAP_S = 60.0  # nor does a healthy worker's merge
@@ -137,10 +137,11 @@ class Run:
 
     def wait_for(self, what: Callable[[], Any], seconds: float = HANG_S) -> None:
         """Until it holds, while the command runs."""
-        deadline = time.monotonic() + seconds
+        began = time.monotonic()
         while not what():
             assert self.process.poll() is None, self.process.communicate()[1]
-            assert time.monotonic() < deadline, (self.lines()[-5:], self.log()[-2000:])
+            late = time.monotonic() > began + seconds * how_loaded()
+            assert not late, (self.lines()[-5:], self.log()[-2000:])
             time.sleep(0.05)
 
     def has_begun(self, version: int = BEGUN) -> None:

@@ -17,7 +17,7 @@ from tests.support.commands import Commands
 from tests.support.network import Host, ip, network
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
-TIMEOUT = ("--timeout", "90")
+TIMEOUT = ("--timeout", "300")
 
 
 @pytest.fixture

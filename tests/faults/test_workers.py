@@ -204,7 +204,7 @@ def test_a_hung_worker_is_evicted_and_started_again(
     finding.recovered(run.recovery(time.monotonic()) + (time.monotonic() - since))
     (left,) = run.lines("left")
     assert OVERDUE in left["cause"]
-    victim.wait(20)
+    victim.wait(120)
     run.wait_for(lambda: run.merged(1, 2))
     run.stop_and_check()
 

@@ -42,7 +42,7 @@ SHARES = {
 def master(host: Host, *options: str) -> tuple[str, ...]:
     return (
         "master", "--host", host.address, "--mode", "sync", "--whole-batch", "--workers", "2", "--reshard-after", "1",
-        "--timeout", "90", "--data-root", "whole", *options,
+        "--timeout", "300", "--data-root", "whole", *options,
     )  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def begin(
     chief, *others = hosts
     started = [speedo.start(*master(chief, *options), inside=chief.inside)]
     for host, root in zip(others, roots, strict=True):
-        worker = ("worker", "--master", chief.address, "--timeout", "60", "--data-root", root)
+        worker = ("worker", "--master", chief.address, "--timeout", "300", "--data-root", root)
         started.append(speedo.start(*worker, inside=host.inside))
     return started
 
@@ -112,7 +112,7 @@ def test_a_host_with_other_records_is_refused_with_both_numbers_and_the_remedy(
         "copy the master's data to this host, or start the master with --data-share own" in errors
     )
     assert "Traceback" not in errors
-    second = ("worker", "--master", hosts[0].address, "--timeout", "60", "--data-root", "whole")
+    second = ("worker", "--master", hosts[0].address, "--timeout", "300", "--data-root", "whole")
     rest.append(speedo.start(*second, inside=hosts[1].inside))
     for process in (chief, *rest):  # those who have the same records train
         _, errors = process.communicate(timeout=WAIT_S)

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from tests.runs.local import model_made_here
-from tests.support.commands import Commands, wait_for_line
+from tests.support.commands import Commands, how_loaded, wait_for_line
 from tests.support.network import Host, ip, limit
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
-WAIT_S = 120
+WAIT_S = 240
 
 
 def master(host: Host, run: str, iterations: int, mode: str = "sync") -> tuple[str, ...]:
     return (
         "master", "--host", host.address, "--mode", mode, "--workers", "2", "--max-iter",
-        str(iterations), "--test-interval", "0", "--timeout", "90", "--run-dir", run,
+        str(iterations), "--test-interval", "0", "--timeout", "300", "--run-dir", run,
     )  # fmt: skip
 
 
@@ -30,7 +30,7 @@ def endless(host: Host, run: str, problem: Path) -> tuple[str, ...]:
 
 
 def worker(chief: Host, *options: str) -> tuple[str, ...]:
-    return ("worker", "--master", chief.address, "--timeout", "60", *options)
+    return ("worker", "--master", chief.address, "--timeout", "300", *options)
 
 
 def test_nothing_outlives_a_killed_worker_command_and_another_host_joins_the_next_master(
@@ -44,7 +44,7 @@ def test_nothing_outlives_a_killed_worker_command_and_another_host_joins_the_nex
     wait_for_line(tmp_path / "first" / "metrics.jsonl", '"version":10,', 90)
     victims.kill()
     victims.wait()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while left := ip("netns", "pids", third.name).split():
         assert time.monotonic() < deadline, left
         time.sleep(0.2)
@@ -75,7 +75,7 @@ def test_a_worker_host_whose_network_breaks_ends_its_workers_and_says_so(
             break
     else:
         pytest.fail("the loss was not told")
-    assert time.monotonic() - pulled < 30
+    assert time.monotonic() - pulled < 30 * how_loaded()
     _, errors = members.communicate(timeout=WAIT_S)
     assert members.returncode == 1, errors
     assert errors.splitlines()[-1] == (

@@ -17,13 +17,14 @@ import yaml
 
 from speedo.system.cores import list_of, this_machine
 from tests.support.cluster_forms import as_poseidons, as_rank_file, as_words, as_yaml, core_of
+from tests.support.commands import how_loaded
 from tests.support.nets import write_data
 from tests.support.network import network
 from tests.support.sabotaged_net import write_problem
 from tests.support.ssh_hosts import VENV, Site, SshHost, running, site
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
-WAIT_S = 150
+WAIT_S = 240
 NAMED_S = 20.0
 ENDLESS = ("--max-iter", "1000000", "--test-interval", "0")
 SHORT = ("--max-iter", "20", "--test-interval", "0")
@@ -153,12 +154,12 @@ def test_ctrl_c_while_the_hosts_are_examined_ends_at_once(
     hosts: Site, small: Path, tmp_path: Path
 ) -> None:
     process = hosts.launch([*as_words(hosts, tmp_path), str(small)], tmp_path)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not any("doctor" in one for one in hosts.left()):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=120)
     assert (process.returncode, errors.strip()) == (130, "speedo: stopped by Ctrl-C")
     assert hosts.nothing_left_within(10) == []
 
@@ -172,8 +173,7 @@ def refused(hosts: Site, values: object, words: list[str], cwd: Path) -> str:
     took = time.monotonic() - began
     assert process.returncode == 1, errors
     # All hosts share the cores of this machine; beside many others they take their time.
-    busy = os.getloadavg()[0] / (os.cpu_count() or 1)
-    assert took < NAMED_S * max(1.0, busy / 3), f"{took:.1f} s\n{errors}"
+    assert took < NAMED_S * how_loaded(), f"{took:.1f} s\n{errors}"
     assert hosts.nothing_left_within(5) == []
     assert not (cwd / "runs").exists()
     # A busy machine is slow enough for notes of who has failed already.

@@ -105,7 +105,7 @@ def test_a_worker_without_the_secret_is_refused_in_a_sentence(
         environment=environment,
         inside=cluster.stranger.inside,
     )
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 1, errors
     told = [line for line in errors.splitlines() if line.startswith("speedo: ")]
     assert len(told) == 1, errors
@@ -125,7 +125,7 @@ def test_a_second_worker_command_of_a_host_takes_the_next_hundred(cluster: Clust
     second = set(said) - set(BLOCK)
     assert {56227, 56228} <= second <= set(range(56226, 56326)), sorted(second)
     process.terminate()
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
     assert process.returncode == 143
 
 

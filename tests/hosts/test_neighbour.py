@@ -87,10 +87,10 @@ def test_another_user_gets_nothing_of_a_run_a_master_and_a_worker_host(place: Pa
         seen_folders = sorted(folder.name.rsplit("-", 1)[0] for folder in temporary.iterdir())
         speedo_stops(speedo, work, hidden)
         for process in (one, two, three):
-            _, errors = process.communicate(timeout=90)
+            _, errors = process.communicate(timeout=120)
             assert "Traceback" not in errors
         assert neighbour.poll() is None
-        out, _ = neighbour.communicate(timeout=60)  # which closes its standard input
+        out, _ = neighbour.communicate(timeout=120)  # which closes its standard input
         for run in ("one", "two"):
             assert (work / "runs" / run / "model.caffemodel").exists()
     assert seen_folders.count("speedo-ray") == 3, seen_folders  # they did lie where was looked
@@ -107,7 +107,7 @@ def speedo_stops(speedo: Commands, work: Path, environment: dict[str, str]) -> N
         stop = speedo.start(
             "stop", "--no-wait", "--run", str(work / "runs" / run), environment=environment
         )
-        _, errors = stop.communicate(timeout=60)
+        _, errors = stop.communicate(timeout=120)
         assert stop.returncode == 0, errors
 
 

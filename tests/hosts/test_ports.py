@@ -185,4 +185,4 @@ def test_the_wait_for_a_master_counts_from_the_commands_start() -> None:
         began = time.monotonic()
         with pytest.raises(ClusterError, match="no master answered"):
             wait_for_master(f"{address()}:{BASE}", "0" * 64, 30.0, lambda _: None, since=began - 30)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 20

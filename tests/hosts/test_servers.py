@@ -17,19 +17,19 @@ from tests.support.commands import Commands, interrupt, wait_for_line
 from tests.support.network import Host
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
-WAIT_S = 120
+WAIT_S = 240
 MODEL_BYTES = 4 * 310_504
 
 
 def master(host: Host, workers: int, *options: str, iterations: int = 40) -> tuple[str, ...]:
     return (
         "master", "--host", host.address, "--workers", str(workers), "--max-iter", str(iterations),
-        "--timeout", "60", "--seed", "1", "--run-dir", "run", *options,
+        "--timeout", "300", "--seed", "1", "--run-dir", "run", *options,
     )  # fmt: skip
 
 
 def join(kind: str, chief: Host, *options: str) -> tuple[str, ...]:
-    return (kind, "--master", chief.address, "--timeout", "60", *options)
+    return (kind, "--master", chief.address, "--timeout", "300", *options)
 
 
 def test_every_host_serves_and_the_model_is_the_same_to_the_bit(

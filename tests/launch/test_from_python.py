@@ -80,11 +80,12 @@ def start(programs: Commands, text: str, solver: Path) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
 
 
 def wait_for_training(program: subprocess.Popen[str], run_dir: Path) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 120
     metrics = run_dir / "metrics.jsonl"
     while not (metrics.exists() and '"merged"' in metrics.read_text()):
         assert program.poll() is None, program.communicate()
@@ -98,7 +99,7 @@ def wait_for_training(program: subprocess.Popen[str], run_dir: Path) -> None:
 def test_two_runs_one_after_the_other_and_a_worker_killed_between(
     programs: Commands, tmp_path: Path
 ) -> None:
-    program = start(programs, TWO_RUNS, write_problem(tmp_path / "problem"))
+    program = start(programs, TWO_RUNS, write_problem(tmp_path / "problem", tested=False))
     out, errors = program.communicate(timeout=120)
     assert program.returncode == 0, errors
     said = json.loads(out.splitlines()[-1])
@@ -124,10 +125,10 @@ def test_two_runs_one_after_the_other_and_a_worker_killed_between(
 def test_a_program_that_is_ended_or_fails_leaves_no_process(
     programs: Commands, tmp_path: Path, number: signal.Signals
 ) -> None:
-    program = start(programs, ENDLESS, write_problem(tmp_path / "problem"))
+    program = start(programs, ENDLESS, write_problem(tmp_path / "problem", tested=False))
     wait_for_training(program, tmp_path / "run")
     program.send_signal(number)
-    out, errors = program.communicate(timeout=60)
+    out, errors = program.communicate(timeout=120)
     if number == signal.SIGINT:
         assert out == "False stopped by Ctrl-C\n", "the model is exported, and the program goes on"
         assert errors.rstrip().endswith("ValueError: a mistake of the program's own")

@@ -212,7 +212,7 @@ def test_a_full_disk_neither_ends_the_run_nor_breaks_the_file(tmp_path: Path) ->
         exports.did(train(1), 0.0)
         for version in range(1, 101):
             exports.did(merge(version), float(version))
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while not told:
             assert time.monotonic() < deadline, "nobody was told that the disk is full"
             time.sleep(0.05)
@@ -333,7 +333,7 @@ def test_an_observer_costs_the_driver_no_more_than_a_note() -> None:
     begun = time.monotonic()
     for version in range(500):  # 5 s for the exporter
         exports.did(merge(version), 1.0)
-    assert time.monotonic() - begun < 2.5
+    assert time.monotonic() - begun < 4
     exports.disown()
     exports.close()
 

@@ -10,9 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from speedo.config.run_config import RunConfig, make_config
 from speedo.engines.base import ModelEngine
 from speedo.engines.make import make_engine, prepare_to_read
+from speedo.engines.schema import caffe_schema
 from speedo.master.center import RunCenter
 from speedo.master.driver import Cluster
 from speedo.master.local_servers import LocalServers
@@ -225,3 +228,9 @@ def model_made_here(
     result, _, _ = train_here(solver, MemoryStore(), folder, overrides=overrides, **options)
     assert result.complete, result.reason
     return Path(result.model).read_bytes()
+
+
+def weights_in(model: bytes) -> np.ndarray:
+    """All numbers of a `.caffemodel`."""
+    net = caffe_schema().NetParameter.FromString(model)
+    return np.concatenate([blob.data for layer in net.layer for blob in layer.blobs]).astype(float)

@@ -93,10 +93,10 @@ def test_one_worker_in_sync_is_the_same_to_the_bit_after_kill_and_resume(
             with contextlib.suppress(psutil.NoSuchProcess):
                 if not KEEPERS & set(one.cmdline()):
                     one.kill()
-        process.wait(10)
+        process.wait(120)
         kept = read_checkpoint(checkpoints_in(tmp_path / "killed" / "checkpoints")[0]).counters
         process = speedo.start("train", "--resume", "killed")
-        _, errors = process.communicate(timeout=90)
+        _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
     assert 0 < kept.iteration < 2000
     assert f"resumed at iteration {kept.iteration} (version {kept.version})" in errors

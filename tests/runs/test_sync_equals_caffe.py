@@ -188,7 +188,10 @@ def lenet(fashion: Path, home: Path, train: Path, seed: int, iterations: int = 1
     return solver
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4])
+SOME_WORKERS = [3, *(pytest.param(count, marks=pytest.mark.matrix) for count in (2, 4))]
+
+
+@pytest.mark.parametrize("workers", SOME_WORKERS)
 def test_lenet_over_ten_iterations(
     tmp_path: Path, redis_url: str, fashion: Path, workers: int
 ) -> None:
@@ -213,7 +216,7 @@ def test_lenet_over_ten_iterations(
     assert sorted(differences)[1] < BOUND
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("workers", SOME_WORKERS)
 def test_a_team_changes_no_bit_of_fifty_iterations_of_lenet(
     tmp_path: Path, redis_url: str, fashion: Path, workers: int
 ) -> None:

@@ -31,7 +31,7 @@ def test_a_stopped_server_is_told_within_the_deadline_and_works_again(server: Pr
             began = time.monotonic()
             with pytest.raises(StoreTimeoutError, match="did not answer in time") as caught:
                 call()
-            assert 0.2 < time.monotonic() - began < 2
+            assert 0.2 < time.monotonic() - began < 10
             assert server.address in str(caught.value)
     finally:
         os.kill(server.process_id, signal.SIGCONT)
@@ -63,7 +63,7 @@ def test_a_dribbling_server_ends_with_the_call_as_a_whole():
         began = time.monotonic()
         with pytest.raises(StoreTimeoutError):
             store.ping()
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 4
         thread.join(10)
 
 

@@ -12,7 +12,7 @@ from tests.support.nets import write_lmdb, write_solver
 
 RECORDS = 8
 BATCH = 2
-WAIT_S = 120
+WAIT_S = 240
 LAYER = """
 import os
 import time

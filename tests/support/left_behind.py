@@ -126,7 +126,7 @@ def end(mark: str, owner: str, folders: set[Path]) -> None:
     owners = {owner}
     deadline = time.monotonic() + TIDY_S
     while left := left_of(mark):
-        folders |= {Path(one.words[4]) for one in left if one.is_keeper and one.words[4:]}
+        folders |= {Path(word) for one in left if one.is_keeper for word in one.words[4:5] if word}
         owners |= {str(one.number) for one in left}
         kill([one for one in left if not one.is_keeper or time.monotonic() > deadline])
         time.sleep(0.1)

@@ -110,7 +110,7 @@ class UsersCluster:
     def kill(self, host: Host) -> None:
         """As if the host lost its power."""
         self._end_all(host)
-        self.nodes[host.name].wait(10)
+        self.nodes[host.name].wait(120)
 
     def _end_all(self, host: Host) -> None:
         for process in ip("netns", "pids", host.name).split():
@@ -125,7 +125,7 @@ class UsersCluster:
             cwd=self.folder,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -82,7 +82,7 @@ class SshHost:
                 stderr=log,
                 env={"PATH": os.environ["PATH"]},
             )
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while "Server listening" not in (self.folder / "sshd.log").read_text():
             assert time.monotonic() < deadline, (self.folder / "sshd.log").read_text()
             time.sleep(0.05)

@@ -56,7 +56,7 @@ class _Server:
                 self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True, cwd=self.folder,
             )  # fmt: skip
-        end = time.monotonic() + 60
+        end = time.monotonic() + 120
         while True:
             with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
                 return

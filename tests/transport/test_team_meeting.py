@@ -114,7 +114,7 @@ def test_who_parts_is_noticed_at_once(tmp_path: Path) -> None:
         _, error = together(lambda: leaves(members[0]), lambda: stays(members[1]))
     assert isinstance(error, TeamBrokenError)
     assert "worker 0" in str(error)
-    assert time.monotonic() - began < 10.0
+    assert time.monotonic() - began < 40.0
 
 
 def test_who_hangs_is_waited_for_no_longer_than_patience_allows(tmp_path: Path) -> None:
