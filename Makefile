@@ -48,15 +48,12 @@ demo: setup ## train LeNet on Fashion-MNIST with two workers, one epoch, and say
 bench: develop ## measure throughput of every mode against free-running Caffe
 	$(BIN)/python -m bench $(ARGS)
 
-<<<<<<< HEAD
-faults: develop ## every row of the fault matrix in every mode; the table goes into docs/reliability.md
-=======
-faults: setup ## every row of the fault matrix in every mode, and other matrices; the table goes into docs/reliability.md
->>>>>>> part30-processes
+faults: develop ## every row of the fault matrix in every mode, and other matrices; the table goes into docs/reliability.md
 	@mkdir -p build && rm -f build/faults.jsonl
 	@status=0; \
 	SPEEDO_FAULTS=all SPEEDO_FAULTS_REPORT=build/faults.jsonl \
 		$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'faults or matrix' $(ARGS) || status=$$?; \
+	SPEEDO_SIMULATIONS=2064 $(BIN)/python -m pytest -q -n 2 --dist worksteal tests/simulation/test_fuzz.py || status=$$?; \
 	$(BIN)/python -m tests.faults.report docs/reliability.md build/faults.jsonl; exit $$status
 
 wheels: setup ## build wheels of speedo and pycaffe into dist/, for hosts without a checkout

@@ -10,6 +10,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 Then = Callable[[], None]
@@ -37,6 +38,7 @@ class Shared:
         self._timeline, self._servers, self._slowdown = timeline, servers, slowdown
         self._most = servers - taken
         self._jobs: list[tuple[float, int, Then]] = []  # by the share at which each is done
+        self._speeds: list[float] = []  # of one of so many present jobs, from one on
         self._share = 0.0  # seconds of service that each job present from the start would have had
         self._since = 0.0
         self._count = self._plan = 0
@@ -68,10 +70,14 @@ class Shared:
     def _speed(self) -> float:
         """The speed of one of the present jobs."""
         present = len(self._jobs)
-        return min(present, self._most) / present / self.slowed(present)
+        for more in range(len(self._speeds) + 1, present + 1):
+            self._speeds.append(min(more, self._most) / more / self.slowed(more))
+        return self._speeds[present - 1]
 
     def _advance(self) -> None:
         now = self._timeline.now
+        if now == self._since:
+            return
         if self._jobs:
             self._share += (now - self._since) * self._speed()
             self._busy += now - self._since
@@ -83,7 +89,7 @@ class Shared:
         if self._jobs:
             plan = self._plan
             left = max(0.0, self._jobs[0][0] - self._share)
-            self._timeline.at(self._since + left / self._speed(), lambda: self._wake(plan))
+            self._timeline.at(self._since + left / self._speed(), partial(self._wake, plan))
 
     def _wake(self, plan: int) -> None:
         if plan != self._plan:

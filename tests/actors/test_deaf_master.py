@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+from speedo import messages
 from speedo.actors.ray_cluster import RayCluster
 from speedo.actors.tester_actor import VersionTests
 from speedo.actors.worker_actor import Ready
 from speedo.actors.worker_host import WorkerHost
 from speedo.actors.worker_process import WorkerProcess
 from speedo.master.fetch_pacing import Pace
-from speedo.messages import Evaluate, Joined, Left, RunsAt, StopAsked, Tested, Train, Trained
+from speedo.messages import Evaluate, Joined, Left, RunsAt, StopAsked, Train, Trained
 from speedo.vectors.vector import Kind
 
 WAIT_S = 10.0
@@ -88,10 +89,10 @@ def test_a_worker_whose_channel_does_not_open_is_lost(
 
 def test_a_test_whose_tester_cannot_start_for_any_reason_is_answered() -> None:
     """It was waited for until its limit, of ten minutes."""
-    told: list[Tested] = []
+    told: list[messages.Tested] = []
     done = threading.Event()
 
-    def tell(tested: Tested) -> None:
+    def tell(tested: messages.Tested) -> None:
         told.append(tested)
         done.set()
 
@@ -100,7 +101,7 @@ def test_a_test_whose_tester_cannot_start_for_any_reason_is_answered() -> None:
 
     VersionTests(fail, tell).ask(Evaluate(3, 3))
     assert done.wait(WAIT_S)
-    assert told == [Tested(3, {}, "no folder for its files")]
+    assert told == [messages.Tested(3, {}, "no folder for its files")]
 
 
 # ---------------------------------------------------------------- a host that asks for places

@@ -42,14 +42,14 @@ def file(tmp_path: Path) -> Path:
 def test_a_net_is_measured_planned_and_kept(solver: Path, tmp_path: Path) -> None:
     before = set(tmp_path.iterdir())
     result = typed(
-        solver, "--workers", "1..4", "--link", "10gbit", "--seconds", "0.1", "--save", tmp_path / "kept.json", "--json"
+        solver, "--workers", "1", "--link", "10gbit", "--seconds", "0.1", "--save", tmp_path / "kept.json", "--json"
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
     assert {(one["mode"], one["local_steps"]) for one in told["predictions"]} == {
         (mode, steps) for mode in ("sync", "async", "partial", "weed-out", "easgd") for steps in (1, 10)
     }  # fmt: skip
-    assert {one["workers"] for one in told["predictions"]} == {1, 2, 4}
+    assert {one["workers"] for one in told["predictions"]} == {1}
     assert all(one["images_per_s"] > 0 for one in told["predictions"])
     assert told["best"] in told["predictions"]
     kept = read_calibration(tmp_path / "kept.json")
@@ -67,7 +67,8 @@ def test_messages_come_from_a_run_and_sizes_from_the_compression(
     run = write_run(tmp_path / "run", rest=0.5)
     (run / "train.log").write_text("280 parameters in 4 blobs, 0.0 MB per exchange")
     result = typed(
-        solver, "--from", run, "--workers", "1", "--seconds", "0.1", "--json", "--compress", "bfloat16"
+        solver, "--from", run, "--workers", "1", "--mode", "async", "--seconds", "0.1", "--json",
+        "--compress", "bfloat16",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)["calibration"]
@@ -204,7 +205,9 @@ def test_the_same_seed_prints_the_same(file: Path) -> None:
         "--from",
         file,
         "--workers",
-        "1..4",
+        "2",
+        "--local-steps",
+        "1",
         "--mode",
         "async",
         "--mode",

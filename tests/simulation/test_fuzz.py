@@ -1,10 +1,12 @@
 """Random runs with faults under the eyes of an independent checker: what is promised holds in each.
 
-A failure names its mode and seed; `python -m tests.support.schedules MODE SEED` shows that run.
+A failure names its mode and seed; `python -m tests.support.schedules MODE SEED` shows that run. `SPEEDO_SIMULATIONS` is
+how many of each mode, 180 by default; `make faults` runs 2,064.
 """
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter
 
@@ -14,7 +16,8 @@ from hypothesis import strategies as st
 
 from tests.support.schedules import MODES, check, make_schedule, run, saturated
 
-FAST, ALL, SHARE = 60, 2064, 334  # runs of each mode: in `make check`, in `make test`, in one test
+FAST, SHARE = 60, 60  # runs of each mode: in `make check`, in one test of those after them
+ALL = int(os.environ.get("SPEEDO_SIMULATIONS", "180"))
 
 
 def run_all(mode: str, seeds: range) -> Counter[str]:
@@ -38,9 +41,9 @@ def test_promises_hold_in_60_random_runs_of_each_mode(mode: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(FAST, ALL, SHARE))
 @pytest.mark.parametrize("mode", MODES)
-def test_promises_hold_in_12384_random_runs(mode: str, first: int) -> None:
-    """2,064 of each mode with those above, 334 in a test, so that several processes can share them."""
-    assert run_all(mode, range(first, first + SHARE))["runs"] == 334
+def test_promises_hold_in_more_random_runs(mode: str, first: int) -> None:
+    """Some in a test, so that several processes can share them."""
+    assert run_all(mode, range(first, min(first + SHARE, ALL)))["runs"] > 0
 
 
 @pytest.mark.parametrize("mode", MODES)

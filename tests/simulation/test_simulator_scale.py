@@ -1,4 +1,4 @@
-"""A thousand workers and a hundred thousand results of every mode, and runs that replay to the byte.
+"""A thousand workers in every mode, and runs that replay to the byte.
 
 How long they take is measured by `bench/simulator.py`.
 """
@@ -51,16 +51,16 @@ def test_a_run_replays_to_the_byte_with_its_seed_and_differs_with_another(mode: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
-def test_a_thousand_workers_deliver_twenty_thousand_results(mode: str) -> None:
+def test_a_thousand_workers_deliver_five_thousand_results(mode: str) -> None:
     counts = Counts()
     simulation = simulate(
-        make_strategy(make_config(options_of(mode, 20_000)), BATCH),
-        Plan(BATCH, 20_000, workers=1000),
+        make_strategy(make_config(options_of(mode, 5_000)), BATCH),
+        Plan(BATCH, 5_000, workers=1000),
         keep_trace=False,
         observer=lambda trace: counts,
     )
     assert simulation.outcome.complete
-    assert counts.merged == 20_000
-    assert counts.came >= 20_000
+    assert counts.merged == 5_000
+    assert counts.came >= 5_000
     assert counts.came == counts.merged + counts.dropped
     assert (counts.dropped > 500) == (mode == "weed-out")

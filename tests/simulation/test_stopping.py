@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from speedo import messages
 from speedo.config.run_config import make_config
 from speedo.master.plan import Plan
 from speedo.master.stopping import Stopping, StopRules
-from speedo.messages import Evaluate, Event, Finish, KeepBest, Merge, Tested, Train
+from speedo.messages import Evaluate, Event, Finish, KeepBest, Merge, Train
 from speedo.sgd_modes.registry import make_strategy
 from speedo.simulation.simulator import SimulatedCluster, Simulation, simulate
 from speedo.simulation.world import World
@@ -37,7 +38,7 @@ def run(
 
     def script(cluster: SimulatedCluster) -> None:
         def deliver(event: Event) -> Event:
-            if isinstance(event, Tested):
+            if isinstance(event, messages.Tested):
                 return replace(event, metrics={"accuracy": accuracy(event.version)})
             return event
 
