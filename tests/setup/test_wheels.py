@@ -100,6 +100,11 @@ def test_a_host_with_the_wheels_alone_is_ready(tmp_path: Path) -> None:
     assert found["pycaffe"]["level"] == "ok", doctor.stdout
     # The bundled solver came with the wheel.
     assert found["solver"]["text"].startswith(str(venv)), doctor.stdout
+    trained = run(
+        speedo, "train", "--workers", "1", "--max-iter", "20", "--test-interval", "0", folder=host
+    )
+    assert trained.returncode == 0, trained.stderr[-2000:]
+    assert Path(trained.stdout.splitlines()[-1]).is_relative_to(host / "runs")
 
 
 @pytest.mark.caffe
