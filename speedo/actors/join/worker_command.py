@@ -142,13 +142,8 @@ def _stay(
     """How a stay in the cluster ended. Raises what a signal asks for, and `ClusterError` for a master that refuses."""
     lost: list[str] = []
     with ExitStack() as stack:
-        folder = Path(ray_folder(stack))
-        link = CommandLink(folder)
-        stack.callback(link.close)
         deadline = since + timeout_s
-        node, block = stack.enter_context(
-            _joined(offer.address, token, folder, deadline, watch.note)
-        )
+        node, link, block = stack.enter_context(_joined(offer.address, token, deadline, watch.note))
         stopped = stack.enter_context(stop_signals())
         offer.logs.mkdir(parents=True)
         monitor = MasterMonitor(offer.address, lost.append)
@@ -164,16 +159,21 @@ def _stay(
 
 @contextmanager
 def _joined(
-    address: str, token: str, folder: Path, deadline: float, note: Callable[[str], None]
-) -> Iterator[tuple[Node, int]]:
-    """A node of this host in the master's cluster, tried again until the deadline where no master answers yet."""
+    address: str, token: str, deadline: float, note: Callable[[str], None]
+) -> Iterator[tuple[Node, CommandLink, int]]:
+    """A node of this host in the master's cluster, tried again until the deadline where no master answers yet.
+
+    With it where its keeper will ask, and the first of the ports that are held for this host.
+    """
     said = False
     while True:
         with ExitStack() as stack:
+            folder = Path(ray_folder(stack))
+            link = CommandLink(folder)
+            stack.callback(link.close)
+            offered = host_node(address, token, folder, {RESOURCE: 1}, {FOLDER: str(folder)})
             try:
-                joined = stack.enter_context(
-                    host_node(address, token, folder, {RESOURCE: 1}, {FOLDER: str(folder)})
-                )
+                node, block = stack.enter_context(offered)
             except NotAMasterError:
                 if time.monotonic() > deadline:
                     raise
@@ -184,7 +184,7 @@ def _joined(
                     )
                     said = True
                 continue
-            yield joined
+            yield node, link, block
             return
 
 
