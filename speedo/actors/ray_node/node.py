@@ -101,7 +101,6 @@ def _running(
     with Path(folder, LOG).open("wb") as words:
         command = start_in_background(
             program,
-            cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=words,
