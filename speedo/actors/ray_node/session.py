@@ -143,6 +143,6 @@ class Head:
         others |= {"RAY_AUTH_MODE": "disabled"}
         if not why_not(self.node.gcs, others, literally=True):
             raise ClusterError(
-                f"Ray serves {self.node.gcs} to programs without the token, so no run starts: install a Ray that this "
-                "SpeeDO was tested with, as its requirements.lock names it"
+                f"Ray serves {self.node.gcs} to programs without the token, so no run starts: install "
+                "another Ray; the tests run with 2.56 and 2.60"
             )
