@@ -15,15 +15,14 @@ from typing import Final
 from speedo.system.background_process import start_keeper
 
 _WAIT_S: Final = 15.0
-# A node whose process was killed has 2 s to end by itself; one that was stopped has had its time. What no signal
-# ends, as a process that waits for a broken disk, is left after 8 s more. $PPID is the process that started us.
+# What no signal ends, as a process that waits for a broken disk, is left after 8 s. $PPID is the process that started us.
 _END_PROCESSES: Final = """
 tries=0
-if read -r _; then tries=20; fi
-while [ $tries -lt 100 ]; do
+read -r _
+while [ $tries -lt 80 ]; do
     left=$(find /proc/[0-9]*/fd -maxdepth 1 -printf '%h %l\\n' | grep -F " $1/" | cut -d/ -f3 | grep -vx $PPID)
     [ -n "$left" ] || break
-    [ $tries -lt 20 ] || kill -KILL $left
+    kill -KILL $left
     tries=$((tries + 1))
     sleep 0.1
 done

@@ -32,6 +32,7 @@ _AGENTS: Final = (
     "metrics-export-port",
 )  # the last of the block
 _FEWEST: Final = 4  # of these that must be free: for command, master, tester and a worker
+GONE_S: Final = 3.0  # the node of a command that was killed takes a moment to end
 LINGER_S: Final = 10.0  # a node under load that ends may take some seconds
 
 
@@ -113,7 +114,11 @@ def member_ports(address: str, base: int) -> Iterator[Ports]:
 
 def require_free_port(host: str, port: int) -> None:
     """Raises `ClusterError` if something listens there or the address is not this machine's."""
-    error = _in_the_way(host, port)
+    deadline = time.monotonic() + GONE_S
+    while (error := _in_the_way(host, port)) is not None:
+        if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
     if error is None:
         return
     why = (error.strerror or str(error)).lower()
