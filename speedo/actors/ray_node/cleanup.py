@@ -15,7 +15,8 @@ from typing import Final
 from speedo.system.background_process import start_keeper
 
 _WAIT_S: Final = 15.0
-# What no signal ends, as a process that waits for a broken disk, is left after 8 s. $PPID is the process that started us.
+# What no signal ends, as a process that waits for a broken disk, is left after 8 s. $PPID is the process that
+# started us.
 _END_PROCESSES: Final = """
 tries=0
 read -r _
