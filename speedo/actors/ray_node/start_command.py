@@ -13,6 +13,8 @@ def main() -> None:
     """Runs the program that Ray installs as `ray`."""
     if not take_addresses_literally():
         print(note(), flush=True)
+    # With gRPC's Python package, which others bring, Ray would also serve its clients from elsewhere.
+    sys.modules["grpc"] = None  # type: ignore[assignment]
     (program,) = (
         one
         for one in distribution("ray").entry_points
