@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import subprocess
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,9 +33,9 @@ class Ending:
 
 
 class Desk:
-    """Types the commands of the chosen tests, two at a time, each in a folder of its own."""
+    """Types commands, each in a folder of its own, on demand: several processes of pytest share the tests."""
 
-    def __init__(self, folder: Path, chosen: list[Mistake]) -> None:
+    def __init__(self, folder: Path) -> None:
         self.home = folder / "home"
         self._folder = folder
         self._stack = ExitStack()
@@ -48,21 +47,14 @@ class Desk:
         }
         self.home.mkdir()
         write_homes(self.home)
-        if any(pytest.mark.redis in mistake.marks for mistake in chosen):
-            server = self._stack.enter_context(PrivateRedis())
-            self.names["redis"] = urlsplit(server.url).netloc.rpartition("@")[2]
-        self._pool = self._stack.enter_context(ThreadPoolExecutor(2))
-        self._endings = {mistake.name: self._pool.submit(self._type, mistake) for mistake in chosen}
-
-    def ending(self, mistake: Mistake) -> Ending:
-        future: Future[Ending] = self._endings[mistake.name]
-        return future.result(LIMIT_S * 2)
 
     def close(self) -> None:
-        self._pool.shutdown(cancel_futures=True)
         self._stack.close()
 
-    def _type(self, mistake: Mistake) -> Ending:
+    def ending(self, mistake: Mistake) -> Ending:
+        if pytest.mark.redis in mistake.marks and "redis" not in self.names:
+            server = self._stack.enter_context(PrivateRedis())
+            self.names["redis"] = urlsplit(server.url).netloc.rpartition("@")[2]
         folder = self._folder / mistake.name
         folder.mkdir()
         with commands(folder) as speedo:
@@ -84,14 +76,8 @@ class Desk:
 
 
 @pytest.fixture(scope="module")
-def desk(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Desk]:
-    items = [
-        item for item in request.session.items if "mistake" in getattr(item, "fixturenames", ())
-    ]
-    chosen = [item.callspec.params["mistake"] for item in items]
-    desk = Desk(tmp_path_factory.mktemp("mistakes"), chosen)
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    desk = Desk(tmp_path_factory.mktemp("mistakes"))
     yield desk
     desk.close()
 
