@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,18 +33,6 @@ words = st.one_of(
 
 def speedo(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["template", *arguments], standalone_mode=False)
-
-
-def printed(*arguments: str) -> str:
-    """Through the real command, in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "speedo", "template", *arguments],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    return done.stdout
 
 
 def documents(text: str) -> list[dict[str, Any]]:
@@ -340,4 +327,4 @@ def test_each_file_of_deploy_is_what_the_command_prints(file: Path) -> None:
         if line.startswith("| `")
     }
     assert commands[file.name][:2] == ["speedo", "template"]
-    assert printed(*commands[file.name][2:]) == file.read_text()
+    assert speedo(*commands[file.name][2:]).stdout == file.read_text()

@@ -99,7 +99,7 @@ def test_the_page_follows_a_training_through_a_death_a_resume_and_its_end(
     port = free_port()
     train = speedo.start(
         "train", str(write_problem(tmp_path / "problem")), "--mode", "async", "--max-iter", "100000",
-        "--test-interval", "100", "--checkpoint-interval", "1", "--run-dir", "run", "--tensorboard", "--caffe-log",
+        "--test-interval", "20", "--checkpoint-interval", "1", "--run-dir", "run", "--tensorboard", "--caffe-log",
         "--metrics-port", str(port),
     )  # fmt: skip
     metrics, deadline = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 120
@@ -111,7 +111,7 @@ def test_the_page_follows_a_training_through_a_death_a_resume_and_its_end(
     browser.open(url)
 
     # It follows the training.
-    browser.wait_for(f"{ITERATION} > 120 && {shown('state')} === 'training'", WAIT_S)
+    browser.wait_for(f"{ITERATION} > 30 && {shown('state')} === 'training'", WAIT_S)
     browser.wait_for("document.querySelectorAll('#test-chart .dot').length > 1", WAIT_S)
     before = browser.ask(f"return {ITERATION}")
     browser.wait_for(f"{ITERATION} > {before}", WAIT_S)
@@ -153,7 +153,7 @@ def test_the_page_follows_a_training_through_a_death_a_resume_and_its_end(
     browser.wait_for(
         f"{shown('state')} === 'training' && {shown('place')}.includes('resumed 1 time')", WAIT_S
     )
-    browser.wait_for(f"{ITERATION} > {at} + 50", WAIT_S)
+    browser.wait_for(f"{ITERATION} > {at} + 10", WAIT_S)
     assert scrape(port)["speedo_iteration"] > at
 
     for scheme in ("light", "dark"):

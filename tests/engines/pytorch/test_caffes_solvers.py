@@ -53,17 +53,28 @@ def archive() -> Path | None:
 
 
 @cache
+def prototxts() -> dict[str, bytes]:
+    """The archive's prototxts, by the path of each: it is unpacked once."""
+    path = archive()
+    assert path is not None
+    found = {}
+    with tarfile.open(path) as files:
+        for one in files:
+            content = files.extractfile(one) if one.name.endswith(".prototxt") else None
+            if content is not None:
+                found[one.name.removeprefix("./")] = content.read()
+    return found
+
+
+@cache
 def solvers() -> list[Any]:
     """The paths of all solvers below `examples/` and `models/`, or one that says that there is no archive."""
-    path = archive()
-    if path is None:
+    if archive() is None:
         missing = pytest.mark.skip(reason=f"no archive of Caffe's source in {CACHE}")
         return [pytest.param("", marks=missing)]
-    with tarfile.open(path) as files:
-        names = [name.removeprefix("./") for name in files.getnames()]
     return sorted(
         name
-        for name in names
+        for name in prototxts()
         if re.fullmatch(r"(examples|models)/.*solver[^/]*\.prototxt", name) is not None
     )
 
@@ -71,15 +82,10 @@ def solvers() -> list[Any]:
 @pytest.fixture
 def caffe_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Caffe's own prototxts where they lie in its source; commands are run from its root."""
-    path = archive()
-    assert path is not None
-    with tarfile.open(path) as files:
-        for one in files:
-            content = files.extractfile(one) if one.name.endswith(".prototxt") else None
-            if content is not None:
-                target = tmp_path / one.name.removeprefix("./")
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(content.read())
+    for name, content in prototxts().items():
+        target = tmp_path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -100,10 +100,11 @@ def trained(spec: SolverSpec, iterations: int) -> tuple[float, float]:
 
 
 def small(name: str, folder: Path, batch: int) -> SolverSpec:
-    """A bundled net over made-up records, without what draws random numbers."""
+    """A bundled net over made-up records, its widest layers narrow, without what draws random numbers."""
     path = Bench.make(name, folder).solver(batch)
     net = folder / f"net_{batch}.prototxt"
     text = net.read_text().replace("mirror: true", "mirror: false")
+    text = text.replace("num_output: 4096", "num_output: 256")
     net.write_text(re.sub(r"dropout_ratio: [\d.]+", "dropout_ratio: 0", text))
     text = path.read_text().replace("base_lr: 0.0001", "base_lr: 0.01")
     path.write_text(f"{text}\nrandom_seed: 3\n")
