@@ -26,7 +26,7 @@ LONG = ("--mode", "async", "--workers", "1", "--max-iter", "1000000", "--test-in
 @pytest.fixture
 def place() -> Iterator[Path]:
     """A folder that everybody may enter, unlike those of pytest."""
-    made = short_folder("speedo-test-open-")
+    made = short_folder("o-")
     made.chmod(0o755)
     yield made
     shutil.rmtree(made)
@@ -56,7 +56,7 @@ def as_nobody(*places: Path) -> subprocess.Popen[str]:
 
 def test_another_user_gets_nothing_of_a_run_a_master_and_a_worker_host(place: Path) -> None:
     """All the time, while they start, train and end; and an open door, left on purpose, is found."""
-    temporary, work, tools = open_folder(place / "tmp"), place / "work", place / "tools"
+    temporary, work, tools = open_folder(place / "t"), place / "work", place / "tools"
     work.mkdir()
     tools.mkdir()
     shutil.copy(ROOT / "tests" / "hosts" / "neighbour.py", tools)
