@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager, redirect_stdout
-from pathlib import Path
 from typing import TextIO
 
 
@@ -17,14 +16,14 @@ from typing import TextIO
 def driver(address: str, namespace: str) -> Iterator[None]:
     """Join the cluster at `address` through a node of it on this machine; raises what Ray raises if that fails.
 
-    Actors import modules of this installation only: Ray has them search the driver's working folder, too, and first,
-    so that is ours for a moment.
+    Actors import what their node's Python finds: Ray has them search the driver's working folder, too, and first, so that
+    is one without modules for a moment.
     """
     # Else Ray warns that a later version will do as this says.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
 
-    with chdir(Path(__file__).resolve().parents[3]):
+    with chdir("/"):
         ray.init(
             address=address,
             namespace=namespace,
