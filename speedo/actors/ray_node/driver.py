@@ -16,8 +16,8 @@ from typing import TextIO
 def driver(address: str, namespace: str) -> Iterator[None]:
     """Join the cluster at `address` through a node of it on this machine; raises what Ray raises if that fails.
 
-    Actors import what their node's Python finds: Ray has them search the driver's working folder, too, and first, so that
-    is one without modules for a moment.
+    Actors import what their node's Python finds: Ray has them search the driver's working folder, too, and first, so
+    that is one without modules for a moment.
     """
     # Else Ray warns that a later version will do as this says.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
