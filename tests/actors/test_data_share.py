@@ -30,7 +30,7 @@ def train(*options: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    "share", ["shard", "offset", *(pytest.param(one, marks=pytest.mark.matrix) for one in ("own", "same"))]
+    "share", ["shard", *(pytest.param(one, marks=pytest.mark.matrix) for one in SHARES if one != "shard")]
 )  # fmt: skip
 def test_workers_of_one_host_read_what_their_share_says(
     share: str, speedo: Commands, tmp_path: Path

@@ -19,7 +19,7 @@ def test_a_tester_that_is_killed_is_replaced_and_the_last_version_is_tested(
     run = tmp_path / "run"
     process = speedo.start(
         "train", str(tested_problem), "--max-iter", "200", "--test-interval", "50", "--run-dir", str(run),
-        "--testers", "2",
+        "--testers", "2", "--workers", "1",
     )  # fmt: skip
     wait_for_line(run / "metrics.jsonl", '"event":"test"', 60)
     testers = [one for one in speedo.left() if "TesterActor" in " ".join(one.cmdline())]
@@ -42,7 +42,7 @@ def test_a_tester_that_cannot_start_ends_the_run_with_the_cause(
     """Not hours later, when its first test is due."""
     process = speedo.start(
         "train", str(tested_problem), "--max-iter", "1000000", "--test-interval", "1000000",
-        "--run-dir", "run", environment={"SPEEDO_FAILPOINT": "tester-starting"},
+        "--run-dir", "run", "--workers", "1", environment={"SPEEDO_FAILPOINT": "tester-starting"},
     )  # fmt: skip
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 1, errors

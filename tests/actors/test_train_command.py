@@ -23,10 +23,10 @@ pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 240
 
 
-def long(problem: Path, iterations: int = 1_000_000) -> tuple[str, ...]:
+def long(problem: Path, workers: int = 1) -> tuple[str, ...]:
     return (
-        "train", str(problem), "--mode", "async", "--max-iter", str(iterations), "--test-interval", "0",
-        "--run-dir", "run",
+        "train", str(problem), "--mode", "async", "--max-iter", "1000000", "--test-interval", "0",
+        "--run-dir", "run", "--workers", str(workers),
     )  # fmt: skip
 
 
@@ -116,7 +116,7 @@ def test_a_terminal_that_is_closed_stops_the_run_and_the_model_is_exported(
 def test_a_killed_worker_is_told_and_when_every_one_dies_the_run_ends_with_the_cause(
     speedo: Commands, problem: Path, tmp_path: Path
 ) -> None:
-    process = speedo.start(*long(problem), "--restarts", "0")
+    process = speedo.start(*long(problem, 2), "--restarts", "0")
     metrics = tmp_path / "run" / "metrics.jsonl"
     wait_for_line(metrics, '"version":10,', 90)
     victim = actors(speedo, "WorkerActor")[0]

@@ -47,7 +47,7 @@ def test_a_run_is_copied_while_its_store_is_away_and_goes_on_from_the_copy(
     uri = f"{s3.uri}/run"
     first = speedo.start(
         "train", str(problem), "--mode", "async", "--max-iter", "1000000", "--test-interval", "0",
-        "--checkpoint-interval", "1", "--run-dir", "run", "--copy-to", uri,
+        "--checkpoint-interval", "1", "--workers", "1", "--run-dir", "run", "--copy-to", uri,
     )  # fmt: skip
     lines = tmp_path / "run" / "metrics.jsonl"
     wait_for_line(lines, '"checkpoint"', WAIT_S)
