@@ -124,11 +124,13 @@ class Connection:
             pipe.close()
 
     def _read_errors(self) -> None:
-        assert self._process.stderr is not None
-        for line in iter(lambda: self._process.stderr.readline(MOST_ERROR), b""):  # type: ignore[union-attr]
-            text = line.rstrip(b"\r\n").decode(errors="backslashreplace")
-            self.errors.append(clean_text(text))
-            del self.errors[:-KEPT_ERRORS]
+        pipe = self._process.stderr
+        assert pipe is not None
+        with pipe:
+            for line in iter(lambda: pipe.readline(MOST_ERROR), b""):
+                text = line.rstrip(b"\r\n").decode(errors="backslashreplace")
+                self.errors.append(clean_text(text))
+                del self.errors[:-KEPT_ERRORS]
 
     def _read_events(self) -> None:
         pipe = self._process.stdout
@@ -143,6 +145,7 @@ class Connection:
             self.reject(str(error))
         except Exception as error:  # nobody would hear of this host again
             self.reject(f"what it sends cannot be read: {clean_text(repr(error))}")
+        pipe.close()
         status = self._process.wait()
         self._errors.join(1.0)
         why = cause(self.name, self.access, status, self.errors)

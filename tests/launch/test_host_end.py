@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ class End:
             own_speedo("launch-host"), stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         self._events: queue.Queue[dict[str, Any]] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reading = threading.Thread(target=self._read, daemon=True)
+        self._reading.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -37,6 +39,11 @@ class End:
             found = read_event(line)
             assert found is not None, line
             self._events.put(dict(found))
+
+    def close(self) -> None:
+        self.process.kill()
+        with suppress(BrokenPipeError), self.process:  # closes its pipes
+            self._reading.join(30)
 
     def send(self, **values: Any) -> None:
         assert self.process.stdin is not None
@@ -79,8 +86,7 @@ def made() -> Iterator[Callable[[], End]]:
 
     yield make
     for one in all_made:
-        one.process.kill()
-        one.process.wait()
+        one.close()
 
 
 @pytest.fixture

@@ -42,14 +42,14 @@ def file(tmp_path: Path) -> Path:
 def test_a_net_is_measured_planned_and_kept(solver: Path, tmp_path: Path) -> None:
     before = set(tmp_path.iterdir())
     result = typed(
-        solver, "--workers", "1", "--link", "10gbit", "--seconds", "0.1", "--save", tmp_path / "kept.json", "--json"
+        solver, "--workers", "1..2", "--link", "10gbit", "--seconds", "0.1", "--save", tmp_path / "kept.json", "--json"
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
     assert {(one["mode"], one["local_steps"]) for one in told["predictions"]} == {
         (mode, steps) for mode in ("sync", "async", "partial", "weed-out", "easgd") for steps in (1, 10)
     }  # fmt: skip
-    assert {one["workers"] for one in told["predictions"]} == {1}
+    assert {one["workers"] for one in told["predictions"]} == {1, 2}
     assert all(one["images_per_s"] > 0 for one in told["predictions"])
     assert told["best"] in told["predictions"]
     kept = read_calibration(tmp_path / "kept.json")

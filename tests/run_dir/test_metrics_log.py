@@ -31,7 +31,7 @@ def test_a_late_repetition_does_not_take_the_timings_of_the_result(tmp_path: Pat
     log.did(Drop(0, 1, 7, "late", "its ticket is not outstanding", loss=0.5), 1.1)
     log.did(Merge(1, 1, 10, 1.0, (Part(0, 1, 7, 10, 0, 0.5),)), 1.2)
     log.close()
-    lines = [json.loads(line) for line in (tmp_path / METRICS).open()]
+    lines = [json.loads(line) for line in (tmp_path / METRICS).read_text().splitlines()]
     assert [line["decision"] for line in lines] == ["late", "merged"]
     assert lines[1]["timings"] == {"compute": 0.25}
 
@@ -69,7 +69,7 @@ def test_trouble_is_told_after_what_was_done_before_it(tmp_path: Path) -> None:
     driver = Driver(coordinator, center, cluster, log, lambda: cluster.now)
     driver.run()
     log.close()
-    lines = [json.loads(line) for line in (tmp_path / METRICS).open()]
+    lines = [json.loads(line) for line in (tmp_path / METRICS).read_text().splitlines()]
     assert [line["time"] for line in lines] == sorted(line["time"] for line in lines)
     second = [line.get("version") for line in lines].index(2)
     assert "store" not in [line["event"] for line in lines[:second]]
@@ -83,7 +83,7 @@ def test_trouble_is_in_the_file_while_what_it_delays_is_still_written_together(
     log = MetricsLog(tmp_path, start=0.0)
     with log.together():
         log.saw(StoreTrouble("out of memory"), 1.0)
-        (line,) = [json.loads(line) for line in (tmp_path / METRICS).open()]
+        (line,) = [json.loads(line) for line in (tmp_path / METRICS).read_text().splitlines()]
         assert line["problem"] == "out of memory"
 
 
