@@ -38,21 +38,21 @@ def test_a_start_on_one_machine_ends_with_a_sentence(tmp_path: Path) -> None:
             raise error
 
 
-def said_of(address: str, timeout_s: float) -> tuple[str, list[str]]:
+def said_of(address: str, timeout_s: float, words: Path) -> tuple[str, list[str]]:
     """The error, and the notes before it, of a host that joins there."""
     notes: list[str] = []
     deadline = time.monotonic() + timeout_s
-    joining = _joined(address, "0" * 64, deadline, notes.append)
+    joining = _joined(address, "0" * 64, deadline, words, notes.append)
     with pytest.raises(ClusterError) as caught, joining:
         pass
     return str(caught.value), notes
 
 
 @pytest.mark.ray
-def test_a_worker_says_that_nobody_answers_behind_an_open_port() -> None:
+def test_a_worker_says_that_nobody_answers_behind_an_open_port(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        error, notes = said_of(address, 1.0)
+        error, notes = said_of(address, 1.0, tmp_path / "host.log")
     assert error.startswith(f"the program at {address} is not a SpeeDO master")
     assert notes in (
         [],

@@ -32,10 +32,12 @@ def host_node(
     folder: Path,
     resources: Mapping[str, float],
     environment: Mapping[str, str],
+    words: Path | None = None,
 ) -> Iterator[tuple[Node, int]]:
     """Join the cluster at `address` (host:port) with a node that offers `resources`, until the context ends.
 
-    Its files lie in `folder`. Yields also the first of the ports that are held for this host; 0 if any may be taken.
+    Its files lie in `folder`, and `words` is a file for what Ray says. Yields also the first of the ports that are held
+    for this host; 0 if any may be taken.
     Raises `ClusterError`.
     """
     host, _, port = address.rpartition(":")
@@ -53,6 +55,7 @@ def host_node(
                     {**clean_environment(token), **environment},
                     master=f"{master}:{port}",
                     resources=json.dumps(dict(resources)),
+                    words=words,
                 )
             )
         except ClusterError as error:

@@ -6,7 +6,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -39,6 +39,7 @@ from speedo.system.private_folders import make_private_folder
 from speedo.system.workplace import check_names
 
 LOOK_S: Final = 0.2
+HOST_LOG: Final = "host.log"  # what Ray's command said
 CRASHES: Final = 3  # a stay that breaks is tried again so often
 HEALTHY_S: Final = 60.0  # one that lasted so long counts as a first
 SLOW_S: Final = 5.0  # a start that waits longer for the master says so
@@ -101,8 +102,8 @@ def serve_worker(
                 replace(offer, logs=logs / f"stay-{stays}"), token, timeout_s, since, watch
             )
         except BaseException:
-            with suppress(OSError):
-                logs.rmdir()  # kept if workers have left their words there
+            if not kept and all(one.name == HOST_LOG for one in logs.rglob("*") if one.is_file()):
+                shutil.rmtree(logs, ignore_errors=True)  # no worker has left its words there
             raise
         if isinstance(ending, Over):
             if not kept:
@@ -143,9 +144,11 @@ def _stay(
     lost: list[str] = []
     with ExitStack() as stack:
         deadline = since + timeout_s
-        node, link, block = stack.enter_context(_joined(offer.address, token, deadline, watch.note))
-        stopped = stack.enter_context(stop_signals())
         offer.logs.mkdir(parents=True)
+        node, link, block = stack.enter_context(
+            _joined(offer.address, token, deadline, offer.logs / HOST_LOG, watch.note)
+        )
+        stopped = stack.enter_context(stop_signals())
         monitor = MasterMonitor(offer.address, lost.append)
         monitor.start()
         stack.callback(monitor.close)
@@ -159,7 +162,7 @@ def _stay(
 
 @contextmanager
 def _joined(
-    address: str, token: str, deadline: float, note: Callable[[str], None]
+    address: str, token: str, deadline: float, words: Path, note: Callable[[str], None]
 ) -> Iterator[tuple[Node, CommandLink, int]]:
     """A node of this host in the master's cluster, tried again until the deadline where no master answers yet.
 
@@ -171,7 +174,7 @@ def _joined(
             folder = Path(ray_folder(stack))
             link = CommandLink(folder)
             stack.callback(link.close)
-            offered = host_node(address, token, folder, {RESOURCE: 1}, {FOLDER: str(folder)})
+            offered = host_node(address, token, folder, {RESOURCE: 1}, {FOLDER: str(folder)}, words)
             try:
                 node, block = stack.enter_context(offered)
             except NotAMasterError:

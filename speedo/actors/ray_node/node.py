@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import subprocess
 import sys
@@ -54,11 +55,13 @@ def ray_node(
     master: str | None = None,
     resources: str = "{}",
     meanwhile: Callable[[], None] = lambda: None,
+    words: Path | None = None,
 ) -> Iterator[Node]:
     """Run a node at `address` (an IP address of this machine): a head, unless `master` (host:port) is given.
 
     Ray makes its own folder writable for every user, so it is placed in `folder`, which must be private. `resources`
-    are Ray's, as JSON: what the node has to offer. `meanwhile` is called while it starts.
+    are Ray's, as JSON: what the node has to offer. `meanwhile` is called while it starts. `words` is a
+    file for what Ray's command says.
 
     All its processes end with this one, however this one ends. Raises `ClusterError` if it does not start.
     """
@@ -79,17 +82,21 @@ def ray_node(
         *(f"--temp-dir={folder}/{RAY_FOLDER}", "--include-log-monitor=false"),
         *("--disable-usage-stats", f"--object-store-memory={OBJECT_STORE_BYTES}"),
     ]
+    log = Path(folder, LOG)
     with kept(folder), ExitStack() as running:
         for tries_left in reversed(range(TRIES)):
             command = running.enter_context(_running(program, folder, environment))
             meanwhile()
             try:
-                said = _wait(command, Path(folder, LOG))
+                said = _wait(command, log)
                 break
             except ClusterError as error:
                 running.close()
                 if not tries_left or LATE not in str(error):
                     raise
+            finally:
+                if words is not None:
+                    shutil.copyfile(log, words)
         note = next((line for line in said.splitlines() if line.startswith("note: ")), "")
         yield Node(address, master or f"{address}:{port}", command, note)
 
