@@ -1,4 +1,4 @@
-"""Starts Ray with our settings: token authentication, no dashboard, no files left in the temporary folder."""
+"""A Ray cluster of our own, with our settings: the token, and nothing of the user's that leads past it."""
 
 from __future__ import annotations
 
