@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import socket
 import time
-from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,10 @@ from speedo.actors.join.host_node import _error
 from speedo.actors.join.worker_command import _joined
 from speedo.errors import ClusterError, EngineError
 
-ray_version = version("ray")
+MISMATCH = (
+    "The cluster was started with: Ray: {} Python: {} This process on 10.0.0.8 was started with: Ray: 2.60.0 "
+    "Python: 3.11.2"
+)
 
 
 def errors_of_ray() -> list[tuple[Exception, str]]:
@@ -64,8 +66,8 @@ def test_a_worker_says_that_nobody_answers_behind_an_open_port(tmp_path: Path) -
     ("words", "told"),
     [
         ("RPC error: InvalidAuthToken: Authentication token is", "refused our token: copy the token file"),
-        ("The cluster was started with: Ray: 2.1.0 Python: 3.11.2 This process", "Ray differs: .* has 2.1.0"),
-        (f"The cluster was started with: Ray: {ray_version} Python: 3.9.1 ", "Python differs: .* has 3.9.1"),
+        (MISMATCH.format("2.1.0", "3.11.2"), "Ray differs: .* has 2.1.0, this node 2.60.0: pip install ray==2.1.0"),
+        (MISMATCH.format("2.60.0", "3.9.1"), "Python differs: .* has 3.9.1, this node 3.11.2: use Python 3.9.1"),
         ("the raylet was lost", "answers, but this machine's Ray did not join it: open the ports"),
     ],
 )  # fmt: skip

@@ -39,7 +39,9 @@ def test_master_and_workers_meet_in_either_order_and_strangers_are_refused_meanw
     )
     python = speedo.start(
         *worker(port),
-        environment=disguised(tmp_path, "platform", "platform.python_version", "3.12.9"),
+        environment=disguised(
+            tmp_path, "ray._private.utils", "ray._private.utils.compute_version_info", "3.12.9"
+        ),
     )
     for process, words in (
         (wrong, ["refused our token", "SPEEDO_TOKEN"]),
@@ -71,7 +73,8 @@ def disguised(folder: Path, module: str, attribute: str, version: str) -> dict[s
     """An environment in which every Python says that it, or its Ray, is of another version."""
     home = folder / f"as-{module}"
     home.mkdir()
-    value = f"lambda: {version!r}" if attribute.endswith("python_version") else repr(version)
+    of_both = f"lambda: (ray.__version__, {version!r})"  # what Ray compares
+    value = of_both if attribute.endswith("version_info") else repr(version)
     (home / "sitecustomize.py").write_text(f"import {module}\n{attribute} = {value}\n")
     return {
         "PYTHONPATH": os.pathsep.join([str(home), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -34,7 +34,8 @@ def address() -> str:
         return str(probe.getsockname()[0])
 
 
-BASE = 21_300
+# A block for each process of pytest: they may share these tests.
+BASE = 21_300 + 1_000 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 
 
 def test_a_master_beyond_loopback_has_a_port_for_everything_in_one_block() -> None:
@@ -46,7 +47,7 @@ def test_a_master_beyond_loopback_has_a_port_for_everything_in_one_block() -> No
     assert redis_port(address(), BASE) == BASE + 9
 
 
-@pytest.mark.parametrize("base", [None, BASE])
+@pytest.mark.parametrize("base", [None, pytest.param(BASE, id="a base")])
 def test_on_loopback_all_but_the_masters_own_port_are_free_ones(base: int | None) -> None:
     with master_ports("127.0.0.1", base) as ports:
         assert ports.gcs == (base or 0)

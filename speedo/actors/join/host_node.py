@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import platform
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
 from speedo.actors.ray_node import ports
-from speedo.actors.ray_node.node import REFUSED, Node, ray_node
+from speedo.actors.ray_node.node import REFUSED, START_S, Node, ray_node
 from speedo.actors.ray_node.session import clean_environment
 from speedo.errors import ClusterError
 
-# In Ray's words: what the head has, of "Ray" and "Python".
-_THEIRS: Final = re.compile(r"cluster was started with:\s+Ray: (\S+)\s+Python: (\S+)")
+# In Ray's words: what the head has, and then what this host has.
+_VERSIONS: Final = re.compile(r"was started with:\s+Ray: (\S+)\s+Python: (\S+)")
 _NOBODY: Final = ("Failed to connect to GCS", "DEADLINE_EXCEEDED", "UNAVAILABLE")
 
 
@@ -33,11 +31,12 @@ def host_node(
     resources: Mapping[str, float],
     environment: Mapping[str, str],
     words: Path | None = None,
+    limit_s: float = START_S,
 ) -> Iterator[tuple[Node, int]]:
     """Join the cluster at `address` (host:port) with a node that offers `resources`, until the context ends.
 
-    Its files lie in `folder`, and `words` is a file for what Ray says. Yields also the first of the ports that are held
-    for this host; 0 if any may be taken.
+    Its files lie in `folder`, and `words` is a file for what Ray says. It may take `limit_s` seconds. Yields also the
+    first of the ports that are held for this host; 0 if any may be taken.
     Raises `ClusterError`.
     """
     host, _, port = address.rpartition(":")
@@ -56,6 +55,7 @@ def host_node(
                     master=f"{master}:{port}",
                     resources=json.dumps(dict(resources)),
                     words=words,
+                    limit_s=limit_s,
                 )
             )
         except ClusterError as error:
@@ -69,14 +69,16 @@ def _error(address: str, words: str) -> ClusterError:
             f"the master at {address} refused our token: copy the token file from the master's node "
             "(mode 0600), or set SPEEDO_TOKEN or SPEEDO_TOKEN_FILE"
         )
-    if found := _THEIRS.search(words):
-        ours = {"Ray": version("ray"), "Python": platform.python_version()}
-        theirs = dict(zip(ours, found.groups(), strict=True))
-        what = "Ray" if theirs["Ray"] != ours["Ray"] else "Python"
-        remedy = {"Ray": "pip install ray=={}", "Python": "use Python {} on this node"}[what]
+    if len(found := _VERSIONS.findall(words)) == 2:
+        theirs, ours = found
+        name, at = ("Ray", 0) if theirs[0] != ours[0] else ("Python", 1)
+        remedy = (
+            f"pip install ray=={theirs[0]}"
+            if name == "Ray"
+            else f"use Python {theirs[1]} on this node"
+        )
         return ClusterError(
-            f"{what} differs: the master at {address} has {theirs[what]}, this node {ours[what]}: "
-            + remedy.format(theirs[what])
+            f"{name} differs: the master at {address} has {theirs[at]}, this node {ours[at]}: {remedy}"
         )
     if any(word in words for word in _NOBODY):
         return NotAMasterError(

@@ -25,7 +25,7 @@ from speedo.actors.join.host_node import NotAMasterError, host_node
 from speedo.actors.join.master_monitor import MasterMonitor
 from speedo.actors.ray_node import session
 from speedo.actors.ray_node.folder import ray_folder
-from speedo.actors.ray_node.node import Node
+from speedo.actors.ray_node.node import START_S, Node
 from speedo.actors.signals import stop_signals
 from speedo.actors.token import load_token
 from speedo.data import default_data_root
@@ -42,6 +42,7 @@ LOOK_S: Final = 0.2
 HOST_LOG: Final = "host.log"  # what Ray's command said
 CRASHES: Final = 3  # a stay that breaks is tried again so often
 HEALTHY_S: Final = 60.0  # one that lasted so long counts as a first
+LEAST_S: Final = 15.0  # for a node to start, whatever is left of the time
 SLOW_S: Final = 5.0  # a start that waits longer for the master says so
 LEAVE_S: Final = 10.0  # what a stay that is told to end may take for it
 UNKEPT_S: Final = 20.0  # for another keeper to take the place of one that died
@@ -174,7 +175,10 @@ def _joined(
             folder = Path(ray_folder(stack))
             link = CommandLink(folder)
             stack.callback(link.close)
-            offered = host_node(address, token, folder, {RESOURCE: 1}, {FOLDER: str(folder)}, words)
+            limit_s = min(max(deadline - time.monotonic(), LEAST_S), START_S)
+            offered = host_node(
+                address, token, folder, {RESOURCE: 1}, {FOLDER: str(folder)}, words, limit_s
+            )
             try:
                 node, block = stack.enter_context(offered)
             except NotAMasterError:

@@ -56,6 +56,7 @@ def ray_node(
     resources: str = "{}",
     meanwhile: Callable[[], None] = lambda: None,
     words: Path | None = None,
+    limit_s: float = START_S,
 ) -> Iterator[Node]:
     """Run a node at `address` (an IP address of this machine): a head, unless `master` (host:port) is given.
 
@@ -88,7 +89,7 @@ def ray_node(
             command = running.enter_context(_running(program, folder, environment))
             meanwhile()
             try:
-                said = _wait(command, log)
+                said = _wait(command, log, limit_s)
                 break
             except ClusterError as error:
                 running.close()
@@ -124,9 +125,9 @@ def _running(
         command.wait()
 
 
-def _wait(command: subprocess.Popen[bytes], log: Path) -> str:
+def _wait(command: subprocess.Popen[bytes], log: Path, limit_s: float) -> str:
     """What it has said, once the node is there."""
-    deadline = time.monotonic() + START_S
+    deadline = time.monotonic() + limit_s
     while READY not in (said := log.read_text(errors="replace")):
         refused = any(word in said for word in REFUSED)  # Ray would try again for 20 s and more
         if refused or command.poll() is not None or time.monotonic() > deadline:

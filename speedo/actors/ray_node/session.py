@@ -51,6 +51,7 @@ def environment(token: str) -> dict[str, str]:
         # Ray's own 15 leaves a run, beside any other program, a fraction of what a plain Caffe would get there.
         "RAY_worker_niceness": "0",
         "RAY_DISABLE_IMPORT_WARNING": "1",
+        "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         **_RARELY,
     }
