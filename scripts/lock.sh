@@ -20,7 +20,8 @@ compile --output-file requirements.lock "$@" pyproject.toml --extra leveldb --ex
 compile --output-file requirements-dev.lock --constraint requirements.lock "$@" pyproject.toml --extra leveldb --extra plot --group dev
 compile --output-file requirements-build.lock --constraint requirements-dev.lock "$@" --group build
 # The oldest Ray that may be there, with what `ray job submit` needs: pyproject.toml has its lower bound.
-oldest="$(sed -nE 's/^ *"ray>=([0-9.]+),<.*/\1/p' pyproject.toml)"
+oldest="$(sed -nE 's/^ *"ray>=([0-9.]+)[",].*/\1/p' pyproject.toml)"
+[ -n "$oldest" ] || { echo "pyproject.toml has no ray>=VERSION" >&2; exit 1; }
 echo "ray[default]==$oldest.*" >"$work/oldest-ray.in"
 awk '/^[^ ]/ { ray = /^ray==/ } !ray' requirements-dev.lock | sed -E '/--hash/d; s/ *\\$//' >"$work/others.txt"
 compile --output-file requirements-oldest-ray.lock --constraint "$work/others.txt" "$@" "$work/oldest-ray.in"

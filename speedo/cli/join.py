@@ -22,6 +22,15 @@ from speedo.cli.say import say
 from speedo.config.run_config import LARGEST_WORKERS
 from speedo.system.cores import Bind
 
+timeout_option = click.option(
+    "--timeout",
+    type=click.FloatRange(0, 1e6, min_open=True),
+    default=120.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds to wait for the master.",
+)
+
 
 @click.command(cls=WorkerCommand)
 @click.option(
@@ -35,14 +44,7 @@ from speedo.system.cores import Bind
     metavar="N",
     help="Workers to run here.",
 )
-@click.option(
-    "--timeout",
-    type=click.FloatRange(0, 1e6, min_open=True),
-    default=120.0,
-    show_default=True,
-    metavar="S",
-    help="Seconds to wait for the master.",
-)
+@timeout_option
 @host_options
 @click.option(
     "--cores",
@@ -96,14 +98,7 @@ def worker(
 @click.option(
     "--master", "address", required=True, metavar="HOST[:PORT]", help="Where the master runs."
 )
-@click.option(
-    "--timeout",
-    type=click.FloatRange(0, 1e6, min_open=True),
-    default=120.0,
-    show_default=True,
-    metavar="S",
-    help="Seconds to wait for the master.",
-)
+@timeout_option
 @click.option(
     "--token-file", type=FILE, help="The shared secret.  [default: ~/.config/speedo/token]"
 )  # fmt: skip

@@ -28,7 +28,6 @@ LATE: Final = "timed out during startup"  # Ray gives a node 30 s, which a busy 
 READY: Final = "--block"  # the command says so once its node is there
 LOG: Final = "start.log"
 REFUSED: Final = ("InvalidAuthToken", "Unauthenticated")  # the token, in Ray's words
-WRONG_VERSION: Final = "ersion mismatch"
 
 
 @dataclass(frozen=True, slots=True)
