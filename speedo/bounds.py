@@ -1,4 +1,4 @@
-"""The declaration of an option, the bounds of numbers (Caffe's 32-bit fields, its float, times), and `DataShare`."""
+"""The declaration of an option, the bounds of numbers (Caffe's 32-bit fields, its float, times), two choices."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ DataShare = Literal["shard", "own", "offset", "same"]
 """`shard`: worker k of n reads every n-th record, from the k-th on. `own`: the same, but of the records on its host,
 among the workers of that host. `offset`: every worker reads all records, worker k of n from k/n of them on. `same`:
 every worker reads all records, from the first on."""
+
+Overlap = Literal["far", "all", "none"]
+"""Which workers fetch and publish in the background: those on other machines, all, none."""
 
 _WHOLE: Final = re.compile(r"\s*[0-9]{1,18}\s*")
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from speedo.bounds import LARGEST_SEED
+from speedo.bounds import LARGEST_SEED, Overlap
 from speedo.cli.run_options import FILE, PATH, options_named
 from speedo.cli.say import say
-from speedo.config.run_config import LARGEST_WORKERS, Overlap, make_config
+from speedo.config.run_config import LARGEST_WORKERS, make_config
 from speedo.engines.make import EngineName, Precision
 from speedo.errors import ConfigError
 from speedo.sgd_modes.options import ModeOptions

@@ -22,6 +22,7 @@ from speedo.bounds import (
     Float32,
     Interval,
     Option,
+    Overlap,
     Seconds,
     Whole,
     WholeOr,
@@ -87,7 +88,6 @@ RUN: Final = "The run"
 MASTER: Final = "How workers connect"
 RAY: Final = "On a Ray cluster that exists already"
 
-Overlap = Literal["far", "all", "none"]
 OVERLAP: Final = (
     f"{', '.join(filter(may_overlap, PLAIN))}: workers that fetch and publish in the background while they compute; "
     "far: those on other machines."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from speedo.config.run_config import Overlap
+from speedo.bounds import Overlap
 from speedo.master.fetch_pacing import LEAST_S
 from speedo.sgd_modes.registry import may_overlap
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from speedo.bounds import DataShare
-from speedo.config.run_config import Overlap
+from speedo.bounds import DataShare, Overlap
 from speedo.engines.make import CAFFE, EngineChoice
 from speedo.solver import SolverSpec
 from speedo.system.cores import USUAL, CoreOptions
