@@ -7,7 +7,7 @@ its `exit_code`. Any other exception is a bug and keeps its traceback.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Final, Literal
 
 from speedo.redaction import hide_secrets
 
@@ -92,6 +92,12 @@ class PayloadError(SpeedoError):
 
     def __reduce__(self) -> tuple[type[PayloadError], tuple[str, Fault]]:
         return type(self), (str(self), self.fault)
+
+
+NOT_FINITE: Final = (
+    "it is not finite (NaN or infinity): training diverges there; lower the learning rate or the momentum (--lr, "
+    "--momentum)"
+)
 
 
 class NotFiniteError(PayloadError):

@@ -12,6 +12,9 @@ from typing import Final
 
 from speedo.vectors.vector import Kind
 
+# Ranges of records in the order of an epoch: epoch, first, and the one behind the last.
+Records = tuple[tuple[int, int, int], ...]
+
 # ---------------------------------------------------------------- events: to the master
 
 
@@ -50,11 +53,12 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A worker is gone; `cause` is a sentence for people."""
+    """A worker is gone; `cause` is a sentence for people. `done`: its work is, a script that has come to its end."""
 
     worker: int
     incarnation: int
     cause: str
+    done: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,8 @@ class Trained:
 
     `timings` tells where the turn's seconds went: fetch, compute, publish; in a team also `team`: waiting for the
     others, and summing. `losses` has the loss of each round, where there were several. In a team only the leader
-    `has_payload` in the store.
+    `has_payload` in the store. A script may say no loss: it is NaN then, without `has_loss`. `records` are those that
+    it trained on, where a script leases them.
     """
 
     worker: int
@@ -74,6 +79,8 @@ class Trained:
     timings: Mapping[str, float] = field(default_factory=dict)
     losses: tuple[float, ...] = ()
     has_payload: bool = True
+    has_loss: bool = True
+    records: Records = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,6 +413,8 @@ class Finish:
 AT_MAX_ITER: Final = (
     "reached max_iter"  # how the reason begins of a run that no rule has ended earlier
 )
+
+ALL_DONE: Final = "every script has ended"
 
 Command = Train | Evaluate | SaveState
 Action = Merge | Drop | Train | Evaluate | Snapshot | KeepBest | SetAside | Finish

@@ -15,10 +15,10 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from speedo.errors import MissingKeyError, PayloadError
+from speedo.errors import NOT_FINITE, MissingKeyError, PayloadError
 from speedo.failpoints import reached
 from speedo.messages import Drop, Merge, Part, Refused, Trained
-from speedo.sgd_modes.rules import Contribution, MergeRule
+from speedo.sgd_modes.rules import Contribution, MergeRule, average_into
 from speedo.storage import keys
 from speedo.storage.base import Store
 from speedo.vectors.codecs import NO_COMPRESSION, Codec, Compression, make_codec
@@ -110,10 +110,11 @@ class NormGate:
 
     _accepted: dict[Kind, deque[float]] = field(default_factory=dict)
 
-    def judge(self, kind: Kind, loss: float, squared_norm: float) -> str | None:
+    def judge(self, kind: Kind, event: Trained, squared_norm: float) -> str | None:
         """Why a result is refused; else None, and it is among the accepted from now on."""
-        if not (math.isfinite(loss) and math.isfinite(squared_norm)):
-            return "it is not finite (NaN or infinity): training diverges there; lower --lr or --momentum"
+        lost = event.has_loss and not math.isfinite(event.loss)
+        if lost or not math.isfinite(squared_norm):
+            return NOT_FINITE
         absurd = self.check(kind, squared_norm)
         if absurd is None:
             self.accept(kind, squared_norm)
@@ -132,7 +133,8 @@ class NormGate:
             return None
         return (
             f"its norm is {norm:.3g}, more than {LARGEST_RATIO:,.0f} times the {usual:.3g} that is usual here: "
-            "training diverges there, or the worker computes nonsense; lower --lr or --momentum, or look at its node"
+            "training diverges there, or the worker computes nonsense; lower the learning rate or the momentum (--lr, "
+            "--momentum), or look at its node"
         )
 
     def accept(self, kind: Kind, squared_norm: float) -> None:
@@ -216,7 +218,7 @@ class Center:
         norm = self.take_in(event, rule)
         if isinstance(norm, Refused):
             return norm
-        problem = self._gate.judge(rule.payload, event.loss, norm)
+        problem = self._gate.judge(rule.payload, event, norm)
         if problem is None:
             return None
         self.forget(event.worker, event.ticket)
@@ -288,7 +290,10 @@ class Center:
         taken = [self._payloads.pop((part.worker, part.ticket)) for part in own_parts]
         began = self.clock()
         if taken:
+            averages = self.layout.averages
+            former = [self.vector[place].copy() for place in averages]
             taken[0].rule.merge(self.vector, contributions, action.rate, iteration_before)
+            average_into(self.vector, averages, former, contributions)
         merged = self.clock()
         if len(self._forms) == 1 or (taken and taken[0].rule.payload is not Kind.WEIGHTS):
             self._lost = None
@@ -323,9 +328,10 @@ class Center:
             ticket = part.ticket if part.summed_by is None else leads.get(part.summed_by)
             if ticket is not None:  # else the team's payload is lost
                 samples[ticket] += part.samples
+        held = [self._payloads[part.worker, part.ticket] for part in own_parts]
         return [
-            Contribution(self._payloads[part.worker, part.ticket].vector, samples[part.ticket])
-            for part in own_parts
+            Contribution(one.vector, samples[part.ticket], action.version - 1 - one.header.version)
+            for part, one in zip(own_parts, held, strict=True)
         ]
 
     def _own_parts(self, action: Merge) -> list[Part]:

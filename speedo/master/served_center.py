@@ -190,7 +190,7 @@ class ServedCenter:
             elif isinstance(answer, (int, float)):
                 norm += answer
         if refused is None:
-            problem = self._gate.judge(rule.payload, event.loss, norm)
+            problem = self._gate.judge(rule.payload, event, norm)
             if problem is not None:
                 refused = Refused(event.worker, event.incarnation, event.ticket, problem)
         if refused is not None:

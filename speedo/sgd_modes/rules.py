@@ -19,10 +19,11 @@ BLOCK = 1 << 18  # float32 values: 1 MiB; `bench.store_speed` tells what a size 
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """One payload with the number of samples behind it."""
+    """One payload with the number of samples behind it; `merges_since` were made since its worker began."""
 
     vector: Vector
     samples: int
+    merges_since: int = 0
 
 
 class MergeRule(Protocol):
@@ -126,6 +127,33 @@ def mean_into(out: Vector, contributions: Sequence[Contribution]) -> None:
     """out = sum_w (samples_w / samples) vector_w."""
     out.fill(0.0)
     _add_mean(out, contributions, 1.0)
+
+
+def average_into(
+    center: Vector,
+    places: Sequence[slice],
+    before: Sequence[Vector],
+    contributions: Sequence[Contribution],
+) -> None:
+    """Merge the moving averages, at these places, by averaging: whatever the rule has made of them is overwritten.
+
+    center = before + share * (sum_w (samples_w / samples) value_w - before), share = 1 / (1 + merges_since), where
+    merges_since is the mean over the results, weighted by samples. So results that began together weigh the same,
+    whether they are merged at once, as in sync, or one after the other: the k-th of them has the share 1 / k, and the
+    center is their running mean. With n equal workers in async the share is 1 / n.
+
+    The values are sent, not their changes: n changes from the same center, all added, go n times too far, and each
+    divided by n still overshoots, because the center has moved since: a variance became negative. A mean of values
+    lies between them. In float64, so a value that all agree on stays as it is.
+    """
+    total = sum(one.samples for one in contributions)
+    since = sum(one.samples * max(0, one.merges_since) for one in contributions) / total
+    share = 1.0 / (1.0 + since)
+    for place, former in zip(places, before, strict=True):
+        merged = (1.0 - share) * former.astype(np.float64)
+        for one in contributions:
+            merged += share * one.samples / total * one.vector[place].astype(np.float64)
+        center[place] = merged
 
 
 @dataclass(frozen=True)

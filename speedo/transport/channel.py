@@ -75,6 +75,8 @@ def unpack(line: bytes) -> Message:
         values["team"] = Team(members=members, **values["team"])
     if "losses" in values:
         values["losses"] = tuple(math.nan if one is None else one for one in values["losses"])
+    if "records" in values:
+        values["records"] = tuple(tuple(part) for part in values["records"])
     if values.get("loss", 0.0) is None:
         values["loss"] = math.nan
     message: Message = kind(**values)

@@ -51,7 +51,7 @@ def _pieces(layout: Layout, place: slice) -> Layout:
         start, stop = max(whole_place.start, place.start), min(whole_place.stop, place.stop)
         if start < stop:
             name = f"{layout.digest:016x}/{blob.name}[{start}:{stop}]"
-            found.append(Blob(name, (stop - start,), blob.statistic))
+            found.append(Blob(name, (stop - start,), blob.statistic, blob.average))
     return Layout(tuple(found))
 
 

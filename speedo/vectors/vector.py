@@ -56,11 +56,16 @@ _DTYPES: Final = {int(dtype): dtype for dtype in DType}
 @dataclass(frozen=True, slots=True)
 class Blob:
     """One parameter blob. `statistic` marks BatchNorm's running sums: they are merged, but never
-    pulled elastically and never sent through a lossy format (Caffe: layers/batch_norm_layer.cpp)."""
+    pulled elastically and never sent through a lossy format (Caffe: layers/batch_norm_layer.cpp).
+
+    `average` marks a statistic that is no sum but a moving average, as PyTorch's `running_mean`. It is merged by
+    averaging in every mode (`speedo.sgd_modes.rules.average_into`), so a payload has its value, never its change.
+    """
 
     name: str
     shape: tuple[int, ...]
     statistic: bool = False
+    average: bool = False
 
     @property
     def size(self) -> int:
@@ -86,7 +91,8 @@ class Layout:
     def digest(self) -> int:
         """64 bits that two nets share only if names, shapes and order of their blobs agree."""
         text = ";".join(
-            f"{b.name}:{','.join(map(str, b.shape))}:{int(b.statistic)}" for b in self.blobs
+            f"{b.name}:{','.join(map(str, b.shape))}:{b.statistic + 2 * b.average}"
+            for b in self.blobs
         )
         return xxhash.xxh3_64_intdigest(text.encode())
 
@@ -101,6 +107,11 @@ class Layout:
     def statistics(self) -> tuple[slice, ...]:
         """The slices of the BatchNorm statistics."""
         return tuple(place for blob, place in self.slices() if blob.statistic)
+
+    @cached_property
+    def averages(self) -> tuple[slice, ...]:
+        """The slices of the moving averages; they are among the statistics."""
+        return tuple(place for blob, place in self.slices() if blob.average)
 
     def zeros(self) -> Vector:
         return np.zeros(self.size, np.float32)

@@ -22,7 +22,7 @@ from speedo.messages import Train, Trained
 from speedo.sgd_modes.rules import add_scaled
 from speedo.vectors.transfer import Seen
 from speedo.vectors.vector import Blob, Kind, Layout, Vector
-from speedo.worker.turn import Worker, needs_center
+from speedo.worker.turn import Worker
 
 BUFFERS: Final = 2  # one turn is published, or added to the next one's center, while another is fetched or computed
 BUFFERS_KEPT: Final = 3  # where a result is needed until the turn after the next
@@ -174,7 +174,7 @@ class OverlappingWorker(Worker):
     def _load_center(self, command: Train, fetched: Fetched) -> None:
         memory, seen = fetched.buffer.vector, fetched.seen
         center = memory if seen is None else seen.vector
-        if seen is not None and (command.own.pending or needs_center(command)):
+        if seen is not None and (command.own.pending or self.needs_center(command)):
             np.copyto(memory, center)
             center = memory
         if command.own.pending:
@@ -193,7 +193,7 @@ class OverlappingWorker(Worker):
 
     def _train(self, command: Train, memory: Vector) -> float:
         """Leaves the result in `memory`, which has the turn's start if that is needed."""
-        if not needs_center(command):
+        if not self.needs_center(command):
             return self._compute(command, memory)
         loss = self._steps(command)
 

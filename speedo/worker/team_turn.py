@@ -20,7 +20,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from speedo.errors import NotFiniteError, TeamBrokenError
+from speedo.errors import NOT_FINITE, NotFiniteError, TeamBrokenError
 from speedo.failpoints import reached
 from speedo.messages import Team, Train, Trained
 from speedo.sgd_modes.rules import AverageDeltas, Contribution
@@ -216,9 +216,7 @@ def _require_finite(team: Team, rank: int, flags: np.ndarray) -> None:
     if not bad:
         return
     if flags[rank]:
-        raise NotFiniteError(
-            "it is not finite (NaN or infinity): training diverges there; lower --lr or --momentum"
-        )
+        raise NotFiniteError(NOT_FINITE)
     raise TeamBrokenError(f"the result of worker {bad[0]} is not finite")
 
 

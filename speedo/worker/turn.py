@@ -2,64 +2,27 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from speedo.engines.base import Engine
 from speedo.failpoints import reached
 from speedo.messages import NO_TUNING, Train, Trained, Tuning
-from speedo.sgd_modes.rules import pull_towards
-from speedo.storage.base import Store
-from speedo.vectors.codecs import NO_COMPRESSION, Compression
-from speedo.vectors.exchange import PATIENCE_S, Exchange, Sender, Stores
-from speedo.vectors.host_centers import HostCenters
-from speedo.vectors.vector import Blob, Kind, Vector
+from speedo.vectors.vector import Kind, Vector
+from speedo.worker.participant import Participant
 
 
 @dataclass
-class Worker:
-    """The worker `worker` of a run, in this incarnation; `clock` gives seconds for the timings.
+class Worker(Participant):
+    """A participant whose weights are an engine's, which trains as it is told."""
 
-    `samples` counts the records that the engine has trained on here. Payloads go to `outgoing`, where that is another
-    connection than that of the centers. With `servers` neither passes through `store`: each of them
-    has a range, and `threads` lets all ranges travel at once. `host` is what the workers of a host have in common.
-    """
-
-    run: str
-    worker: int
-    incarnation: int
-    engine: Engine
-    store: Store
-    clock: Callable[[], float]
-    epoch: int = 0
-    samples: int = 0
-    compression: Compression = NO_COMPRESSION
-    outgoing: Store | None = None
-    servers: Sequence[Stores] = ()
-    threads: bool = True
-    host: HostCenters | None = None
-    _center: Vector | None = field(default=None, init=False)
-    _own: Vector | None = field(default=None, init=False)
-    _lost: Vector | None = field(default=None, init=False)
-    _lost_of: Kind | None = field(default=None, init=False)
-    _begun: Vector | None = field(default=None, init=False)
+    weights: Engine
     _tuning: Tuning = field(default=NO_TUNING, init=False)
     _done: int = field(default=0, init=False)  # steps of the present turn
 
-    def __post_init__(self) -> None:
-        self.stores = self.servers or (Stores(self.store, self.outgoing),)
-        self.exchange = Exchange(
-            self.run,
-            self.engine.layout,
-            self.stores,
-            self.compression,
-            threads=self.threads,
-            patience_s=PATIENCE_S if self.servers and self.threads else 0.0,
-            host=self.host,
-        )
+    @property
+    def engine(self) -> Engine:
+        """The engine that trains."""
+        return self.weights
 
     def turn(self, command: Train) -> Trained:
         """Carry out one command and return its result, whose payload lies in the store by then."""
@@ -82,29 +45,9 @@ class Worker:
         }
         return Trained(self.worker, self.incarnation, command.ticket, loss, samples, timings)
 
-    def _fetch(self, command: Train) -> None:
-        version = command.version
-        seen = None if needs_center(command) else self.exchange.look_at_center(version)
-        if seen is None:
-            self._center = self.engine.layout.zeros() if self._center is None else self._center
-            self.exchange.fetch_center(version, self._center)
-            center = self._center
-        else:
-            center = seen.vector
-        if command.moving_rate is None:
-            self.engine.load_weights(center)
-        else:
-            self._pull(center, command.moving_rate)
-        if seen is not None:
-            seen.check()
-
-    def close(self) -> None:
-        """Let go of all connections."""
-        self.exchange.close()
-        for one in (Stores(self.store, self.outgoing), *self.servers):
-            one.incoming.close()
-            if one.outgoing is not None:
-                one.outgoing.close()
+    def needs_center(self, command: Train) -> bool:
+        """Of a single step the engine gives the update itself."""
+        return super().needs_center(command) and command.steps > 1
 
     def fetch_center_for_team(self, command: Train, out: Vector) -> None:
         """Put the center of this turn into `out`, for all of the host."""
@@ -113,14 +56,6 @@ class Worker:
     def publish_for_team(self, command: Train, payload: Vector) -> None:
         """Publish what the team has made, as this worker's payload of the turn."""
         self._publish(command, payload)
-
-    def _pull(self, center: Vector, rate: float, sent: Vector | None = None) -> None:
-        def pull(blob: Blob, place: slice, weights: Vector) -> None:
-            if not blob.statistic:
-                then = None if sent is None else sent[place]
-                pull_towards(weights, center[place], rate, then)
-
-        self.engine.change_weights(pull)
 
     def _compute(self, command: Train, payload: Vector) -> float:
         """Leaves the result in `payload`.
@@ -139,20 +74,8 @@ class Worker:
             engine.set_iteration(command.iteration)
             return engine.step(1, payload)
         loss = self._steps(command)
-        engine.read_weights(payload)
-        if needs_center(command):
-            assert self._center is not None
-            payload -= self._center
+        self._take(command, payload)
         return loss
-
-    def _memory_for(self, command: Train) -> Vector:
-        """Where the payload is made: in the store itself, if it has memory for that."""
-        memory = self.exchange.memory_for(self.worker, command.ticket)
-        if memory is not None:
-            return memory
-        if self._own is None:
-            self._own = self.engine.layout.zeros()
-        return self._own
 
     def _steps(self, command: Train) -> float:
         engine, self._done = self.engine, command.steps
@@ -168,55 +91,3 @@ class Worker:
                 self._done = step + 1
                 break
         return total / self._done
-
-    def _start(self, command: Train) -> Vector | None:
-        """The weights that the turn begins from, if how far it comes from there ends it."""
-        if not command.norm:
-            return None
-        if needs_center(command):
-            return self._center
-        if self._begun is None:
-            self._begun = self.engine.layout.zeros()
-        self.engine.read_weights(self._begun)
-        return self._begun
-
-    def _distance(self, start: Vector) -> float:
-        """L2 norm of the way from there to the present weights; BatchNorm's statistics are no part of it."""
-        squares = 0.0
-
-        def add(blob: Blob, place: slice, weights: Vector) -> None:
-            nonlocal squares
-            if not blob.statistic:
-                way = weights - start[place]
-                squares += float(np.dot(way, way))
-
-        self.engine.change_weights(add)
-        return math.sqrt(squares)
-
-    def _carried_over(self, command: Train) -> Vector | None:
-        """What the payloads before this one lost by their encoding, to be made up for: error feedback.
-
-        (Seide et al. 2014, "1-Bit Stochastic Gradient Descent"; Karimireddy et al. 2019.) Of weights, too: their
-        center is a mean over time, in which errors that follow each other cancel.
-        """
-        same, self._lost_of = self._lost_of is command.payload, command.payload
-        if self.exchange.is_exact:
-            return None
-        if self._lost is None:
-            self._lost = self.engine.layout.zeros()
-        elif not (same and command.carry_over):
-            self._lost.fill(0.0)
-        return self._lost
-
-    def _encode(self, command: Train, payload: Vector) -> list[memoryview]:
-        return self.exchange.encode(payload, self._carried_over(command))
-
-    def _publish(self, command: Train, payload: Vector) -> None:
-        bodies = self._encode(command, payload)
-        sender = Sender(self.worker, self.incarnation, command.ticket, command.version, self.epoch)
-        self.exchange.publish(sender, command.payload, bodies)
-
-
-def needs_center(command: Train) -> bool:
-    """Whether the center is needed again after the steps; it may be gone from the store by then."""
-    return command.payload is Kind.DELTA and command.steps > 1

@@ -23,6 +23,8 @@ def test_a_hundred_values_in_three_ranges() -> None:
     assert [one.layout.size for one in ranges] == [32, 32, 36]
     assert [one.layout.statistics for one in ranges] == [(), (slice(8, 28),), ()]
     assert len({one.layout.digest for one in ranges}) == 3
+    averages = Layout((LAYOUT.blobs[0], Blob("bn/0", (20,), True, True), LAYOUT.blobs[2]))
+    assert [one.layout.averages for one in ranges_of(averages, 3)] == [(), (slice(8, 28),), ()]
 
 
 @pytest.mark.parametrize("size", [1, 15, 16, 17, 100, 431_080])

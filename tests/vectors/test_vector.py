@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,6 +56,14 @@ def test_a_layout_places_its_blobs_end_to_end() -> None:
 def test_layouts_of_the_same_size_differ_in_their_digest(other: Layout) -> None:
     assert other.size == LAYOUT.size
     assert other.digest != LAYOUT.digest
+
+
+def test_the_digest_is_of_names_shapes_and_statistics_and_of_averages_where_there_are_any() -> None:
+    assert LAYOUT.digest == xxhash.xxh3_64_intdigest(b"ip/0:2,3:0;bn/0:2:1;bn/1::0")
+    averages = Layout((LAYOUT.blobs[0], Blob("bn/0", (2,), True, True), LAYOUT.blobs[2]))
+    assert averages.digest != LAYOUT.digest
+    assert (averages.averages, averages.statistics) == ((slice(6, 8),), (slice(6, 8),))
+    assert LAYOUT.averages == ()
 
 
 def test_a_header_has_60_bytes_in_the_written_order() -> None:

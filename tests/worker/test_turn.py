@@ -142,7 +142,7 @@ class EngineWithStatistics(RecordingEngine):
 def test_the_pull_leaves_statistics_alone() -> None:
     """x_w = 2, alpha 0.5, center after the merge 1: the weights go to 1, the statistics stay at 2."""
     worker, _ = make_worker()
-    worker.engine = engine = EngineWithStatistics()
+    worker.weights = engine = EngineWithStatistics()
     engine.stand_still()
     engine.load_weights(np.full(4, 2.0, np.float32))
     publish(worker, np.full(4, 1.0, np.float32), 1)

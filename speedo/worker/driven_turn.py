@@ -1,0 +1,77 @@
+"""A turn that a script drives: it says when it has made a step, and what is exchanged happens between two of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from speedo.failpoints import reached
+from speedo.messages import Records, Train, Trained
+from speedo.vectors.vector import Vector
+from speedo.worker.participant import Participant
+
+
+@dataclass
+class DrivenWorker(Participant):
+    """A participant whose weights somebody else trains: `begin` a turn, say `stepped` after each step, then `end` it.
+
+    Its payload is how far its weights came, also after a single step: there is no solver to ask for its update.
+    """
+
+    command: Train | None = field(default=None, init=False)
+    steps: int = field(default=0, init=False)  # of the present turn, as the next two are
+    _of_turn: int = field(default=0, init=False)
+    _losses: list[float] = field(default_factory=list, init=False)
+    _from: Vector | None = field(default=None, init=False)
+    _began: float = field(default=0.0, init=False)
+    _fetched: float = field(default=0.0, init=False)
+
+    @property
+    def iteration(self) -> int:
+        """That of the next step."""
+        return 0 if self.command is None else self.command.iteration_of(self.steps)
+
+    def begin(self, command: Train) -> None:
+        """Get the center of this turn, and go on from it."""
+        self._began = self.clock()
+        self.command, self.steps, self._of_turn = None, 0, 0
+        self._losses.clear()
+        self._fetch(command)
+        self._from = self._start(command)
+        self._fetched = self.clock()
+        self.command = command
+        reached("worker-fetched")
+
+    def stepped(self, samples: int, loss: float | None = None) -> bool:
+        """One more step was made, on so many records; whether it was the last of the turn."""
+        command = self.command
+        assert command is not None
+        self.steps += 1
+        self._of_turn += samples
+        self.samples += samples
+        if loss is not None:
+            self._losses.append(loss)
+        return self.steps >= command.steps or (
+            self._from is not None and self._distance(self._from) > command.norm
+        )
+
+    def end(self, records: Records = ()) -> Trained:
+        """Publish what the turn has come to; `records` are those that it trained on."""
+        command = self.command
+        assert command is not None
+        assert self.steps > 0
+        computed = self.clock()
+        payload = self._memory_for(command)
+        self._take(command, payload)
+        self._publish(command, payload)
+        self.command = None
+        reached("worker-pushed")
+        timings = {
+            "fetch": self._fetched - self._began,
+            "compute": computed - self._fetched,
+            "publish": self.clock() - computed,
+        }
+        losses = self._losses
+        loss = math.fsum(losses) / len(losses) if losses else math.nan
+        done = Trained(self.worker, self.incarnation, command.ticket, loss, self._of_turn, timings)
+        return replace(done, has_loss=bool(losses), records=records)
