@@ -1,0 +1,94 @@
+"""A lease is a range of positions in the order of an epoch; any process computes that order from the run's seed.
+
+Each record of each epoch is trained once: `speedo.master.lease_book` gives the leases out, `speedo.worker.share` turns
+them into batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Lease:
+    """The positions from `start` to before `stop` in the order of `epoch`; never empty."""
+
+    epoch: int
+    start: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        if not (self.epoch >= 0 and 0 <= self.start < self.stop):
+            raise ValueError(f"{self.epoch}: {self.start} to {self.stop} is no range of an epoch")
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+class NoLease(Enum):
+    """`WAIT`: nothing is free, but what others hold may come back. `OVER`: all records of all epochs are settled."""
+
+    WAIT = "wait"
+    OVER = "over"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRequest:
+    """A worker asks for at most `count` positions.
+
+    `records` and `shuffle` are those of its data set. Its own loop is in `epoch`; `epochs` is how many its script
+    wants in all, 0 if that is not known: then one more than `epoch`. `skipped` are parts of its leases that it does
+    not train: the last, smaller batch of an epoch, where the script drops it.
+    """
+
+    records: int
+    shuffle: bool
+    count: int
+    epoch: int
+    epochs: int = 0
+    skipped: tuple[Lease, ...] = ()
+
+
+def order_of(records: int, epoch: int, seed: int, shuffle: bool) -> NDArray[np.int64]:
+    """The record number at each position of the epoch.
+
+    Sorted by raw 64-bit values of PCG64, which NumPy keeps the same in all its versions, unlike `permutation`: the
+    hosts of a run may have different ones.
+    """
+    if not shuffle:
+        return np.arange(records, dtype=np.int64)
+    keys = np.random.PCG64([seed, epoch]).random_raw(records)
+    return np.argsort(keys, kind="stable").astype(np.int64, copy=False)
+
+
+def join_ranges(leases: Iterable[Lease]) -> tuple[Lease, ...]:
+    """The same positions, sorted, in as few ranges as possible. No position may be there twice."""
+    found: list[Lease] = []
+    for one in sorted(leases):
+        last = found[-1] if found else None
+        if last is None or last.epoch != one.epoch or last.stop < one.start:
+            found.append(one)
+        elif last.stop == one.start:
+            found[-1] = Lease(one.epoch, last.start, one.stop)
+        else:
+            raise ValueError(f"{one} overlaps {last}")
+    return tuple(found)
+
+
+def without(leases: Iterable[Lease], gone: Iterable[Lease]) -> tuple[Lease, ...]:
+    """The joined `leases` less the ranges in `gone`, each of which must lie within one of them."""
+    left = list(leases)
+    for one in gone:
+        for at, have in enumerate(left):
+            if have.epoch == one.epoch and have.start <= one.start and one.stop <= have.stop:
+                ends = ((have.start, one.start), (one.stop, have.stop))
+                left[at : at + 1] = [Lease(one.epoch, a, b) for a, b in ends if a < b]
+                break
+        else:
+            raise ValueError(f"{one} is not among the leases {left}")
+    return tuple(left)

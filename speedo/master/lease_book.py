@@ -1,0 +1,182 @@
+"""Who trains which records: each position of each epoch is settled once, whoever joins, leaves or dies.
+
+A state machine without clock, I/O or threads. What is settled is not written down: it is all that was given out, less
+what is free again, held by a worker, or in a turn whose result is neither merged nor dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from speedo.errors import CheckpointError, ConfigError
+from speedo.leases.lease import Lease, LeaseRequest, NoLease, join_ranges, without
+
+
+@dataclass
+class _Holder:
+    """A worker process in the run, and what it holds outside of turns."""
+
+    incarnation: int
+    leases: tuple[Lease, ...] = ()
+
+
+@dataclass
+class LeaseBook:
+    """The leases of one run. `epoch` and `position` are the first that were not given out yet.
+
+    `records` is 0 until the first worker has said how many there are.
+    """
+
+    seed: int
+    records: int = 0
+    shuffle: bool = False
+    epoch: int = 0
+    position: int = 0
+    _free: tuple[Lease, ...] = ()  # given out before, and come back
+    _wanted: int = 0  # epochs
+    _held: dict[int, _Holder] = field(default_factory=dict)  # by worker
+    _turns: dict[int, tuple[Lease, ...]] = field(default_factory=dict)  # by ticket
+
+    # ------------------------------------------------------------ workers
+
+    def joined(self, worker: int, incarnation: int) -> None:
+        """A worker process may ask now. A former one of the same worker has left."""
+        former = self._held.get(worker)
+        if former is not None:
+            if former.incarnation >= incarnation:
+                return
+            self.left(worker, former.incarnation)
+        self._held[worker] = _Holder(incarnation)
+
+    def left(self, worker: int, incarnation: int) -> None:
+        """What it holds is free again, but for the turns that it reported: those may still be merged."""
+        holder = self._holder(worker, incarnation)
+        if holder is not None:
+            del self._held[worker]
+            self._take_back(holder.leases)
+
+    def lease(self, worker: int, incarnation: int, request: LeaseRequest) -> Lease | NoLease:
+        """What came back first, then the next positions; at most `request.count`, and never of two epochs.
+
+        A ConfigError names what is wrong with the worker's data set. A process that is not in the run has to wait.
+        """
+        holder = self._holder(worker, incarnation)
+        if holder is None:
+            return NoLease.WAIT
+        self._check(worker, request)
+        holder.leases = without(holder.leases, request.skipped)
+        self.records, self.shuffle = request.records, request.shuffle
+        self._wanted = max(self._wanted, request.epochs or request.epoch + 1)
+        if self._free:
+            first = self._free[0]
+            found = Lease(first.epoch, first.start, min(first.stop, first.start + request.count))
+            self._free = without(self._free, (found,))
+        elif self.epoch < self._wanted:
+            stop = min(self.records, self.position + request.count)
+            found = Lease(self.epoch, self.position, stop)
+            at_end = stop == self.records
+            self.epoch, self.position = (self.epoch + 1, 0) if at_end else (self.epoch, stop)
+        else:
+            return NoLease.OVER if next(self._unsettled(), None) is None else NoLease.WAIT
+        holder.leases = join_ranges((*holder.leases, found))
+        return found
+
+    def trained(self, worker: int, incarnation: int, ticket: int, ranges: Iterable[Lease]) -> None:
+        """The worker reports a turn that trained these parts of its leases."""
+        holder = self._holder(worker, incarnation)
+        if holder is not None:
+            whole = join_ranges(ranges)
+            holder.leases = without(holder.leases, whole)
+            self._turns[ticket] = join_ranges((*self.of_ticket(ticket), *whole))
+
+    # ------------------------------------------------------------ turns
+
+    def merged(self, ticket: int) -> None:
+        """Its result is in the center: its positions are settled."""
+        self._turns.pop(ticket, None)
+
+    def dropped(self, ticket: int) -> None:
+        """Its result was discarded, refused or late: its positions are free again."""
+        self._take_back(self._turns.pop(ticket, ()))
+
+    def of_ticket(self, ticket: int) -> tuple[Lease, ...]:
+        """What a reported turn trained, until it is merged or dropped."""
+        return self._turns.get(ticket, ())
+
+    def settled(self, epoch: int) -> int:
+        """How many positions of the epoch are settled."""
+        given = self.records if epoch < self.epoch else self.position * (epoch == self.epoch)
+        return given - sum(len(one) for one in self._unsettled() if one.epoch == epoch)
+
+    @property
+    def unsettled(self) -> int:
+        """How many positions were given out and are not settled."""
+        return sum(map(len, self._unsettled()))
+
+    # ------------------------------------------------------------ checkpoints
+
+    def state(self) -> dict[str, Any]:
+        """All that a resumed run needs, for JSON. What workers hold is free there: they are others."""
+        return {
+            "seed": self.seed,
+            "records": self.records,
+            "shuffle": self.shuffle,
+            "epoch": self.epoch,
+            "position": self.position,
+            "free": [[one.epoch, one.start, one.stop] for one in join_ranges(self._unsettled())],
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> LeaseBook:
+        """The book of a resumed run."""
+        try:
+            numbers = [state[name] for name in ("seed", "records", "epoch", "position")]
+            free = join_ranges(Lease(*three) for three in state["free"])
+            seed, records, epoch, position = numbers
+            if not all(type(one) is int and one >= 0 for one in numbers) or position > records:
+                raise ValueError(f"{numbers}")
+            for one in free:
+                if one.stop > (records if one.epoch < epoch else position * (one.epoch == epoch)):
+                    raise ValueError(f"{one}")
+            return cls(seed, records, bool(state["shuffle"]), epoch, position, free)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"the checkpoint's table of trained records is damaged ({error}): "
+                "resume from an older checkpoint"
+            ) from error
+
+    # ------------------------------------------------------------ parts
+
+    def _holder(self, worker: int, incarnation: int) -> _Holder | None:
+        holder = self._held.get(worker)
+        return holder if holder is not None and holder.incarnation == incarnation else None
+
+    def _take_back(self, leases: tuple[Lease, ...]) -> None:
+        self._free = join_ranges((*self._free, *leases))
+
+    def _unsettled(self) -> chain[Lease]:
+        held = (holder.leases for holder in self._held.values())
+        return chain(self._free, *held, *self._turns.values())
+
+    def _check(self, worker: int, request: LeaseRequest) -> None:
+        if request.records < 1 or request.count < 1:
+            raise ConfigError(
+                f"worker {worker} asks for {request.count} of {request.records} records: "
+                "run.share needs a data set with at least one record"
+            )
+        if self.records and request.records != self.records:
+            raise ConfigError(
+                f"worker {worker} shares a data set of {request.records} records, the run has one of "
+                f"{self.records}: give run.share the same data set on every worker"
+            )
+        if self.records and request.shuffle != self.shuffle:
+            here, there = (
+                "shuffles" if one else "does not shuffle" for one in (request.shuffle, self.shuffle)
+            )
+            raise ConfigError(
+                f"worker {worker} {here} its records, the run {there} them: "
+                "use the same shuffle on every worker"
+            )

@@ -1,0 +1,61 @@
+"""The lease book of a run, as an observer of it: what is merged is settled, and what is lost is given out again."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+from speedo.leases.lease import Lease, LeaseRequest, NoLease
+from speedo.master.lease_book import LeaseBook
+from speedo.messages import Action, Drop, Event, Finish, Left, Merge, Trained
+
+
+class Leases:
+    """Asked by workers from any thread, told by the driver from its own."""
+
+    def __init__(self, book: LeaseBook, note: Callable[[str], None]) -> None:
+        """`note` is told if records stay untrained at the end."""
+        self._book, self._note, self._lock = book, note, threading.Lock()
+        self._gone: set[tuple[int, int]] = set()
+        self._last: dict[int, int] = {}  # ticket, by worker
+        self._again = Counter[int]()  # results that came once more, by ticket
+
+    def lease(self, worker: int, incarnation: int, request: LeaseRequest) -> Lease | NoLease:
+        """What this worker may train next. Raises `ConfigError` if its data set is another than the others'."""
+        with self._lock:
+            if (worker, incarnation) in self._gone:
+                return NoLease.OVER
+            self._book.joined(worker, incarnation)
+            return self._book.lease(worker, incarnation, request)
+
+    def saw(self, event: Event, now: float) -> None:
+        """See `Observer.saw`."""
+        with self._lock:
+            if isinstance(event, Left):
+                self._gone.add((event.worker, event.incarnation))
+                self._book.left(event.worker, event.incarnation)
+            elif isinstance(event, Trained) and event.ticket <= self._last.get(event.worker, 0):
+                self._again[event.ticket] += 1
+            elif isinstance(event, Trained):
+                self._last[event.worker] = event.ticket
+                leases = [Lease(*three) for three in event.records]
+                self._book.trained(event.worker, event.incarnation, event.ticket, leases)
+
+    def did(self, action: Action, now: float) -> None:
+        """See `Observer.did`."""
+        with self._lock:
+            if isinstance(action, Merge):
+                for part in action.parts:
+                    self._book.merged(part.ticket)
+            elif isinstance(action, Drop):
+                if self._again[
+                    action.ticket
+                ]:  # it was the repetition, and the first one may be merged
+                    self._again[action.ticket] -= 1
+                else:
+                    self._book.dropped(action.ticket)
+            elif isinstance(action, Finish) and action.complete and self._book.unsettled:
+                self._note(
+                    f"warning: {self._book.unsettled:,} records that were begun are in no result that was merged"
+                )

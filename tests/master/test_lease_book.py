@@ -1,0 +1,334 @@
+"""Each position of each epoch is settled exactly once, whoever joins, leaves or dies."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
+
+from speedo.errors import CheckpointError, ConfigError
+from speedo.leases.lease import Lease, LeaseRequest, NoLease
+from speedo.master.lease_book import LeaseBook
+
+Position = tuple[int, int]  # epoch, place in its order
+
+
+def positions(*leases: Lease) -> list[Position]:
+    return [(one.epoch, at) for one in leases for at in range(one.start, one.stop)]
+
+
+def ask(records: int = 10, count: int = 4, epochs: int = 1, **more: Any) -> LeaseRequest:
+    return LeaseRequest(records, more.pop("shuffle", True), count, 0, epochs, **more)
+
+
+def book_with(*workers: int) -> LeaseBook:
+    book = LeaseBook(seed=1)
+    for worker in workers:
+        book.joined(worker, 1)
+    return book
+
+
+class Runs(RuleBasedStateMachine):
+    """Compared with a table of all positions; every way that a run can take ends with all of them settled."""
+
+    turns = Bundle("turns")
+
+    @initialize(records=st.integers(1, 40), epochs=st.integers(1, 3), known=st.booleans())
+    def begin(self, records: int, epochs: int, known: bool) -> None:
+        self.records, self.epochs, self.known = records, epochs, known
+        self.wanted = epochs if known else 0
+        self.book = LeaseBook(seed=3)
+        self.incarnations = 0
+        self.workers: dict[int, int] = {}
+        self.loops: dict[int, int] = {}
+        self.held: dict[int, list[Position]] = {}
+        self.in_turn: dict[int, list[Position]] = {}
+        self.settled: dict[Position, int] = {}
+        self.ticket = 0
+
+    # ---------------------------------------------------------------- what can happen
+
+    @rule(worker=st.integers(0, 3))
+    def join(self, worker: int) -> None:
+        self.incarnations += 1
+        self.workers[worker] = self.incarnations
+        self.loops[worker] = 0
+        self.held[worker] = []
+        self.book.joined(worker, self.incarnations)
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from(sorted(self.workers)))
+        incarnation = self.workers.pop(worker)
+        del self.held[worker]
+        self.book.left(worker, incarnation)
+        self.book.left(worker, incarnation)  # said twice, it is the same
+        assert self.book.lease(worker, incarnation, self.request(worker, 1)) is NoLease.WAIT
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data(), count=st.integers(1, 15))
+    def lease(self, data: st.DataObject, count: int) -> None:
+        self.lease_of(data.draw(st.sampled_from(sorted(self.workers))), count)
+
+    @precondition(lambda self: any(self.held.values()))
+    @rule(target=turns, data=st.data())
+    def train(self, data: st.DataObject) -> Any:
+        worker = data.draw(st.sampled_from([one for one, have in self.held.items() if have]))
+        share = data.draw(st.integers(0, len(self.held[worker])))
+        return self.train_of(worker, share)
+
+    @precondition(lambda self: any(self.held.values()))
+    @rule(data=st.data())
+    def skip(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from([one for one, have in self.held.items() if have]))
+        place = self.held[worker].pop()
+        self.settled[place] = self.settled.get(place, 0) + 1
+        self.lease_of(worker, 1, (Lease(place[0], place[1], place[1] + 1),))
+
+    @rule(ticket=consumes(turns))
+    def merge(self, ticket: int) -> None:
+        for place in self.in_turn.pop(ticket, []):
+            self.settled[place] = self.settled.get(place, 0) + 1
+        for _ in range(2):  # a result is merged once
+            self.book.merged(ticket)
+        self.book.dropped(ticket)
+
+    @rule(ticket=consumes(turns))
+    def drop(self, ticket: int) -> None:
+        self.in_turn.pop(ticket, None)
+        for _ in range(2):
+            self.book.dropped(ticket)
+        self.book.merged(ticket)
+
+    @rule(worker=st.integers(0, 3))
+    def hear_a_dead_process(self, worker: int) -> None:
+        before = repr(self.book)
+        self.book.left(worker, 0)
+        self.book.joined(worker, 0) if worker in self.workers else None
+        self.book.trained(worker, 0, 10**6, [Lease(0, 0, 1)])
+        assert self.book.lease(worker, 0, ask(self.records)) is NoLease.WAIT
+        assert repr(self.book) == before
+
+    @rule()
+    def resume(self) -> None:
+        """All workers and results on their way are gone with the old master."""
+        self.book = LeaseBook.from_state(json.loads(json.dumps(self.book.state())))
+        self.workers.clear()
+        self.held.clear()
+        self.in_turn.clear()
+        self.wanted = self.epochs if self.known else 0
+
+    # ---------------------------------------------------------------- one step of a worker
+
+    def request(self, worker: int, count: int, skipped: tuple[Lease, ...] = ()) -> LeaseRequest:
+        epochs = self.epochs if self.known else 0
+        loop = self.loops.get(worker, 0)
+        return LeaseRequest(self.records, True, count, loop, epochs, skipped)
+
+    def lease_of(self, worker: int, count: int, skipped: tuple[Lease, ...] = ()) -> Any:
+        request = self.request(worker, count, skipped)
+        free = self.free(max(self.wanted, request.epochs or request.epoch + 1))
+        answer = self.book.lease(worker, self.workers[worker], request)
+        self.wanted = max(self.wanted, request.epochs or request.epoch + 1)
+        if isinstance(answer, Lease):
+            found = positions(answer)
+            assert 1 <= len(found) <= count
+            assert set(found) <= free
+            assert found[0] == min(free)
+            self.held[worker] += found
+            if answer.epoch > self.loops[worker] or answer.stop == self.records:
+                self.loops[worker] = min(self.epochs - 1, max(answer.epoch, self.loops[worker]))
+        else:
+            assert free == set()
+            assert (answer is NoLease.OVER) == (not any(self.busy()))
+            if answer is NoLease.OVER:
+                self.loops[worker] = min(self.epochs - 1, self.loops[worker] + 1)
+        return answer
+
+    def train_of(self, worker: int, share: int) -> Any:
+        self.held[worker].sort()
+        part, self.held[worker] = self.held[worker][:share], self.held[worker][share:]
+        self.ticket += 1
+        self.in_turn[self.ticket] = part
+        leases = [Lease(epoch, at, at + 1) for epoch, at in part]
+        self.book.trained(worker, self.workers[worker], self.ticket, reversed(leases))
+        assert positions(*self.book.of_ticket(self.ticket)) == part
+        return multiple(self.ticket)
+
+    # ---------------------------------------------------------------- what always holds
+
+    def busy(self) -> list[Position]:
+        return [one for have in (*self.held.values(), *self.in_turn.values()) for one in have]
+
+    def free(self, epochs: int) -> set[Position]:
+        """What came back may be of an epoch that a resumed run's loops have not reached again."""
+        wanted = {(epoch, at) for epoch in range(epochs) for at in range(self.records)}
+        return (wanted | self.unsettled()) - set(self.busy()) - set(self.settled)
+
+    def unsettled(self) -> set[Position]:
+        found = positions(*self.book._unsettled())
+        assert len(found) == len(set(found))
+        return set(found)
+
+    @invariant()
+    def nothing_is_held_or_settled_twice(self) -> None:
+        busy = self.busy()
+        assert len(busy) == len(set(busy))
+        assert not set(busy) & set(self.settled)
+        assert all(times == 1 for times in self.settled.values())
+
+    @invariant()
+    def each_position_is_where_it_should_be(self) -> None:
+        assert set(self.busy()) <= self.unsettled()
+        for epoch in range(self.epochs):
+            assert self.book.settled(epoch) == sum(one[0] == epoch for one in self.settled)
+
+    def teardown(self) -> None:
+        """From wherever the run is, a new worker beside those that go on brings it to its end."""
+        if not hasattr(self, "book"):
+            return
+        for ticket in sorted(self.in_turn):
+            self.drop(ticket)
+        self.join(4)
+        for _ in range(10 * self.epochs * (self.records + 10)):
+            for worker in sorted(self.workers):
+                answer = self.lease_of(worker, 7)
+                if self.held[worker]:
+                    self.train_of(worker, len(self.held[worker]))
+                    self.merge(self.ticket)
+            if answer is NoLease.OVER and len(self.settled) == self.epochs * self.records:
+                break
+        assert set(self.settled) == {
+            (e, at) for e in range(self.epochs) for at in range(self.records)
+        }
+        self.nothing_is_held_or_settled_twice()
+        self.each_position_is_where_it_should_be()
+
+
+Runs.TestCase.settings = settings(max_examples=80, stateful_step_count=60)
+TestRuns = Runs.TestCase
+
+
+# ---------------------------------------------------------------- by hand
+
+
+def test_leases_follow_the_order_and_end_with_the_epoch() -> None:
+    book = book_with(0, 1)
+    found = [book.lease(worker, 1, ask(epochs=2)) for worker in (0, 1, 0, 1)]
+    assert found == [Lease(0, 0, 4), Lease(0, 4, 8), Lease(0, 8, 10), Lease(1, 0, 4)]
+
+
+def test_what_a_dead_worker_had_not_reported_is_given_out_first() -> None:
+    book = book_with(0, 1)
+    book.lease(0, 1, ask())
+    book.trained(0, 1, 7, [Lease(0, 0, 2)])
+    book.left(0, 1)
+    assert book.lease(1, 1, ask()) == Lease(0, 2, 4)
+    assert book.lease(1, 1, ask()) == Lease(0, 4, 8)
+
+
+def test_a_result_that_a_dead_worker_had_published_may_still_be_merged() -> None:
+    """As `sync` does: what it already sent still counts. Its records must not be trained again then."""
+    book = book_with(0, 1)
+    book.lease(0, 1, ask(records=4))
+    book.trained(0, 1, 7, [Lease(0, 0, 4)])
+    book.left(0, 1)
+    assert book.lease(1, 1, ask(records=4)) is NoLease.WAIT
+    book.merged(7)
+    assert book.lease(1, 1, ask(records=4)) is NoLease.OVER
+    assert book.settled(0) == 4
+
+
+def test_where_the_number_of_epochs_is_unknown_an_epoch_is_wanted_once_a_worker_is_in_it() -> None:
+    book = book_with(0, 1)
+    whole = LeaseRequest(4, True, 4, 0)
+    assert book.lease(0, 1, whole) == Lease(0, 0, 4)
+    assert book.lease(1, 1, whole) is NoLease.WAIT
+    assert book.lease(0, 1, LeaseRequest(4, True, 4, 1)) == Lease(1, 0, 4)
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (ask(records=11), ["worker 1", "11 records", "10:"]),
+        (ask(shuffle=False), ["worker 1 does not shuffle", "the run shuffles"]),
+        (ask(records=0), ["worker 1", "0 records", "at least one"]),
+    ],
+)
+def test_another_data_set_is_refused_and_changes_nothing(
+    request_: LeaseRequest, words: list[str]
+) -> None:
+    book = book_with(0, 1)
+    book.lease(0, 1, ask())
+    before = repr(book)
+    with pytest.raises(ConfigError) as refusal:
+        book.lease(1, 1, request_)
+    assert [word for word in words if word not in str(refusal.value)] == []
+    assert repr(book) == before
+
+
+def test_a_worker_cannot_report_what_it_does_not_hold() -> None:
+    book = book_with(0, 1)
+    book.lease(0, 1, ask())
+    before = repr(book)
+    for ranges in ([Lease(0, 2, 5)], [Lease(0, 0, 2), Lease(0, 1, 3)]):
+        with pytest.raises(ValueError, match="Lease"):
+            book.trained(0, 1, 1, ranges)
+    with pytest.raises(ValueError, match="Lease"):
+        book.trained(1, 1, 1, [Lease(0, 0, 1)])
+    assert repr(book) == before
+
+
+def test_the_book_of_a_million_records_stays_small() -> None:
+    book, million = book_with(0, 1, 2), ask(records=1_000_000, count=100)
+    most, ticket = 0, 0
+    while book.epoch == 0:
+        for worker in range(3):
+            answer = book.lease(worker, 1, million)
+            if isinstance(answer, Lease):
+                ticket += 1
+                book.trained(worker, 1, ticket, [answer])
+                book.merged(ticket) if ticket % 10 else book.dropped(ticket)
+        most = max(most, len(book.state()["free"]))
+    assert ticket > 10_000
+    assert most <= 2
+    while (answer := book.lease(0, 1, million)) is not NoLease.OVER:
+        assert isinstance(answer, Lease)
+        book.trained(0, 1, 1, [answer])
+        book.merged(1)
+    assert book.settled(0) == 1_000_000
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"free": [[0, 3, 3]]},
+        {"free": [[0, 0, 5]]},
+        {"free": [[0, 0, 2], [0, 1, 3]]},
+        {"free": [[1, 0, 2]]},
+        {"position": 11},
+        {"records": "10"},
+        {"seed": None},
+    ],
+)
+def test_a_damaged_state_is_refused(change: dict[str, Any]) -> None:
+    book = book_with(0)
+    book.lease(0, 1, ask())
+    state = book.state()
+    assert LeaseBook.from_state(state).state() == state
+    with pytest.raises(CheckpointError, match="older checkpoint"):
+        LeaseBook.from_state({**state, **change})
