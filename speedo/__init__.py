@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,17 +12,22 @@ from speedo.version import VERSION
 if TYPE_CHECKING:
     from speedo.launch.from_python import Cluster
     from speedo.run.result import RunResult
+    from speedo.script.joined_run import current, join
 
 __version__ = VERSION
-__all__ = ["Cluster", "__version__", "train"]
+__all__ = ["Cluster", "__version__", "current", "join", "train"]
+
+_LATER = {
+    "Cluster": "speedo.launch.from_python",
+    "current": "speedo.script.joined_run",
+    "join": "speedo.script.joined_run",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """`Cluster`, imported when it is first used: what it needs takes a while."""
-    if name == "Cluster":
-        from speedo.launch.from_python import Cluster
-
-        return Cluster
+    """What is imported when it is first used, because that takes a while."""
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

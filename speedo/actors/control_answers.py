@@ -83,7 +83,7 @@ class Control:
         left = max(status.max_iter - status.iteration, 0)
         return {
             **self._known,
-            "remaining_s": left / per_second if per_second > 0 else None,
+            "remaining_s": left / per_second if status.max_iter and per_second > 0 else None,
             **{name: getattr(status, name) for name in status.__slots__},
             "servers": [plain(one) for one in status.servers],
             "workers": [{**plain(one), "away": one.is_away} for one in status.workers],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -30,6 +30,7 @@ from speedo.run.division import with_division
 from speedo.run.headline import exchange, headline
 from speedo.run.host_memory import with_host_memory
 from speedo.run.prepare import Prepared, check_nets, checked_records, prepare, with_workers
+from speedo.run.prepare_script import prepare_script
 from speedo.run.result import RunResult
 from speedo.run.scratch import scratch_folder
 from speedo.run.settings import RunSettings
@@ -37,6 +38,7 @@ from speedo.run_dir.checkpoint_file import checkpoints_in
 from speedo.run_dir.directory import CHECKPOINTS, CONFIG, LOCK, LOGS, discard_run_dir
 from speedo.run_dir.fence import claim, owned
 from speedo.run_dir.resume import Resumed
+from speedo.system.appended import AppendedLines
 from speedo.system.daemon_thread import within
 from speedo.version import VERSION
 
@@ -54,7 +56,8 @@ def train(config: RunConfig, watch: Watch) -> RunResult:
     """Train on this machine with `config.workers` workers. Raises `SpeedoError`."""
     with ExitStack() as stack:
         head = session.head(new_token(), config.host, None, watch.note)
-        servers = _start(prepare(config, watch.note), watch, stack, head, None)
+        prepared = (prepare_script if config.script else prepare)(config, watch.note)
+        servers = _start(prepared, watch, stack, head, None)
         prepared, settings, scratch = servers.prepared, servers.settings, servers.scratch
         from speedo.actors.control_answers import under_control
         from speedo.actors.server_host import ServerHost
@@ -78,6 +81,10 @@ def train(config: RunConfig, watch: Watch) -> RunResult:
             host.start(config.workers)
         tester = _start_tester(master, prepared)  # beside the first turns: nobody waits for it yet
         result = _follow(master, run, servers, watch, tester, host)
+        if config.script:
+            with stop_signals() as stopped:
+                bad_ends = host.let_scripts_end(result.version, stopped, servers.show_output)
+            result = replace(result, problems=(*result.problems, *bad_ends))
         host.stop("the run is over")
         _let_go(master)
         return servers.kept_elsewhere(result)
@@ -168,6 +175,7 @@ class Servers:
     scratch: Path
     records: RecordWatch
     copy: RunCopy | None = None
+    show_output: Callable[[], None] = lambda: None  # of a script, as far as there is any
 
     def kept_elsewhere(self, result: RunResult) -> RunResult:
         """The result once the run directory is copied to `--copy-to`; what could not be is one of its problems."""
@@ -196,7 +204,7 @@ def _start(
         if config.ray is None and (ignored := session.ignored_settings()):
             watch.note(ignored)
         with ExitStack() as node, ThreadPoolExecutor(1) as pool:
-            checking = pool.submit(check_nets, prepared, scratch)
+            checking = pool.submit(check_nets, prepared, scratch) if not config.script else None
             redis_url, redis_ca, socket = "", "", ""
             if alone := goes_without_redis(config, port):
                 watch.note("redis-server is not installed: vectors go through shared memory alone")
@@ -205,16 +213,19 @@ def _start(
                     prepared, watch, stack, redis_port(config.host, port)
                 )
             head = node.enter_context(ray)
-            facts = checking.result()
+            facts = None if checking is None else checking.result()
             if head is not None:
                 node.enter_context(head.connected())
-            prepared = with_division(prepared, facts, watch.note)
-            for line in headline(prepared):
-                watch.note(line)
-            watch.note(exchange(prepared.settings.compression, facts))
-            records = RecordWatch(facts.unchecked, checked_records())
+            if facts is not None:
+                prepared = with_division(prepared, facts, watch.note)
+                for line in headline(prepared):
+                    watch.note(line)
+                watch.note(exchange(prepared.settings.compression, facts))
+            records = RecordWatch(() if facts is None else facts.unchecked, checked_records())
             stack.callback(records.close)
-            nearby = near(prepared.config, facts.nbytes, socket, watch, stack, alone=alone)
+            # The size of a script's model is not known yet.
+            size = 0 if facts is None else facts.nbytes
+            nearby = near(prepared.config, size, socket, watch, stack, alone=alone)
             stack.push(node.pop_all())  # ends before what its processes use
     except SpeedoError:
         if not isinstance(prepared.resumed, Resumed):
@@ -233,7 +244,13 @@ def _start(
         )
         copy.start()
         stack.callback(copy.finish, 0.0)
-    return Servers(prepared, settings, head, scratch, records, copy)
+    said = AppendedLines(prepared.run_dir / LOGS / "worker-0.log")
+
+    def show_output() -> None:
+        for line in said.new() if config.script else ():
+            watch.note(line)
+
+    return Servers(prepared, settings, head, scratch, records, copy, show_output)
 
 
 def _known(prepared: Prepared, address: str | None = None) -> dict[str, Any]:
@@ -244,7 +261,7 @@ def _known(prepared: Prepared, address: str | None = None) -> dict[str, Any]:
         "address": address,
         "pid": os.getpid(),
         "speedo": VERSION,
-        "solver": prepared.spec.path,
+        "solver": prepared.settings.spec.path,
         "expected_workers": prepared.config.workers,
         "min_workers": prepared.config.min_workers,
     }
@@ -280,7 +297,7 @@ def _begin_run(master: Any, prepared: Prepared) -> Any:
 
 def _start_tester(master: Any, prepared: Prepared) -> Any:
     """The reference of the tester's start; None for a run without tests."""
-    return master.start_tester.remote() if prepared.spec.has_test else None
+    return master.start_tester.remote() if prepared.settings.spec.has_test else None
 
 
 def _follow(
@@ -321,6 +338,7 @@ def _follow(
                 if time.monotonic() >= next_status:
                     next_status = time.monotonic() + STATUS_S - 0.5 * LOOK_S
                     watch.show(ray.get(master.status.remote(), timeout=ANSWER_S))
+                servers.show_output()
                 if servers.head is not None and (kind := servers.head.dead()):
                     raise EngineError(
                         f"Ray's {kind} process on this machine died{_way_on(prepared)}"

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,10 @@ from speedo.actors.worker_process import started
 from speedo.config.run_config import RunConfig
 from speedo.engines.evaluation import Share
 from speedo.errors import ClusterError, StoreError
+from speedo.leases.lease import Lease, LeaseRequest, NoLease
 from speedo.master.fetch_pacing import Pace
+from speedo.master.lease_book import LeaseBook
+from speedo.master.leases import Leases
 from speedo.master.served_center import ServedCenter
 from speedo.master.slots import Assignment, ServerAddress
 from speedo.messages import StoreTrouble
@@ -33,10 +37,16 @@ from speedo.run.build import build_training
 from speedo.run.caffe_snapshot import CaffeSnapshot, is_snapshot, read_snapshot
 from speedo.run.open_store import impatient_store, run_store
 from speedo.run.result import RunResult
+from speedo.run.run_parts import run_parts
+from speedo.run.script_job import ScriptJob
+from speedo.run.script_start import ScriptStart
 from speedo.run.settings import RunSettings
+from speedo.run.trained_model import CaffeModel
+from speedo.run.training import Training
 from speedo.run_dir.checkpoint_file import Checkpoint, read_checkpoint
 from speedo.run_dir.directory import LOGS
 from speedo.solver.holding import Holding
+from speedo.vectors.vector import Layout
 
 NAME = "master"
 KEEP_S = 4.0  # a host that leaves waits so long for the center to be fetched
@@ -97,31 +107,38 @@ class MasterActor:
         self._store = run_store(
             settings.redis_url, settings, self._store_trouble, to_both=takes_hosts
         )
-        self._training = training = build_training(
-            config,
-            settings,
-            run_dir,
-            self._store,
-            self._cluster,
-            records,
-            scratch=scratch,
-            resume=None if checkpoint is None else _read(checkpoint),
-            open_store=lambda: impatient_store(settings),
-            servers=self._servers,
-        )
-        if self._servers is not None:
-            assert isinstance(training.center, ServedCenter)
-            self._servers.use(training.layout, training.center.solver)
-            self._cluster.expect = training.center.expect
-            self._cluster.together = self._servers.together
+        script = isinstance(settings.spec, ScriptJob)
+        self._training: Training | None = None
+        if script:
+            parts = run_parts(config, settings, run_dir, self._store, records)
+            self._leases = Leases(LeaseBook(settings.seed), parts.board.notice)
+            self._start = ScriptStart(config, parts, self._cluster, self._leases)
+        else:
+            resume = None if checkpoint is None else _read(checkpoint)
+            model = CaffeModel(config, settings, resume, scratch)
+            parts = run_parts(config, settings, run_dir, self._store, records, model.resume)
+            self._training = training = build_training(
+                config,
+                parts,
+                model,
+                self._cluster,
+                open_store=lambda: impatient_store(settings),
+                servers=self._servers,
+            )
+            if self._servers is not None:
+                assert isinstance(training.center, ServedCenter)
+                self._servers.use(training.layout, training.center.solver)
+                self._cluster.expect = training.center.expect
+                self._cluster.together = self._servers.together
+        self._parts, self._roster, self._board = parts, parts.roster, parts.board
         self._host_manager = HostManager(
             self._cluster,
-            training.roster,
-            training.board,
+            self._roster,
+            self._board,
             self._admitted,
             self._shut_out,
             restarts=config.restarts,
-            reshard_after_s=config.reshard_after,
+            reshard_after_s=0.0 if script else config.reshard_after,
             batch_size=settings.spec.batch_size,
             split=config.splits_batch,
         )
@@ -133,8 +150,17 @@ class MasterActor:
 
     def facts(self) -> dict[str, Any]:
         """The run and its net as built here, and the time, for hosts that compare theirs before they join."""
-        config, settings, layout = self._config, self._settings, self._training.layout
-        spec = settings.spec
+        config, settings = self._config, self._settings
+        layout = Layout(()) if self._training is None else self._training.layout
+        spec, trained = settings.spec, dict[str, Any]()
+        if isinstance(spec, ScriptJob):
+            trained["script"] = str(spec.path)
+        else:
+            trained = {
+                "solver": spec.text,
+                "folder": str(spec.folder),
+                "net_files": spec.net_files,
+            }
         return {
             "speedo": settings.version,
             "run": settings.run,
@@ -142,9 +168,7 @@ class MasterActor:
             "workers": config.workers,
             "batch_sizes": settings.batch_sizes[:1],
             "records": None if config.data_share == "own" else self._records,
-            "solver": spec.text,
-            "folder": str(spec.folder),
-            "net_files": spec.net_files,
+            **trained,
             "engine": asdict(settings.engine),
             "parameters": layout.size,
             "bytes": layout.nbytes,
@@ -157,11 +181,15 @@ class MasterActor:
         self._cluster.tests.start()
 
     def run(self) -> RunResult:
-        return self._training.run()
+        try:
+            training = self._training or self._start.wait()
+            return training.run()
+        finally:
+            self._cluster.hang_up()  # scripts look whether the run is over
 
     def clean_store(self) -> None:
         try:
-            self._training.clean_store()
+            self._parts.clean_store()
         finally:
             self._access.close()
             if self._servers is not None:
@@ -170,10 +198,12 @@ class MasterActor:
     def stop(self, reason: str) -> None:
         if self._servers is not None:
             self._servers.stop(reason)
+        if self._training is None:
+            self._start.stop(reason)
         self._cluster.stop(reason)
 
     def status(self) -> Status:
-        status = self._training.status()
+        status = (self._training or self._parts).status()
         if self._servers is None:
             return status
         return replace(status, servers=self._servers.status())
@@ -186,7 +216,7 @@ class MasterActor:
         A host that joins again has lost its workers: their slots are free for those that it will start.
         """
         for place in self._places.pop(host, ()):
-            if self._training.roster.now_at(place.worker, place.incarnation) is not None:
+            if self._roster.now_at(place.worker, place.incarnation) is not None:
                 self.lost(place, "its host came back without it")
         self._hosts.add(host)
         return self._settings.for_others()
@@ -198,7 +228,7 @@ class MasterActor:
 
         A `request` that is repeated gets the same place. Raises `ClusterError` while a server is missing.
         """
-        place = self._training.roster.assign(self._host_manager.samples(), host, request)
+        place = self._roster.assign(self._host_manager.samples(), host, request)
         try:
             place = self._admitted(place)
         except (StoreError, ClusterError):
@@ -207,26 +237,57 @@ class MasterActor:
         places = self._places.setdefault(host, [])
         if place not in places:
             places.append(place)
-        self._training.board.name_host(place.worker, host)
+        self._board.name_host(place.worker, host)
         if former is not None and former != place.worker:
-            self._training.board.expect(former, f"gone, now worker {place.worker}")
+            self._board.expect(former, f"gone, now worker {place.worker}")
         return place
 
     def join(self, place: Assignment, handle: Any, ready: Ready) -> None:
-        """Admit a worker; raises `ClusterError` if its net is another."""
-        if ready.layout != self._training.layout.digest:
+        """Admit a worker, or let it wait for a script's model; raises `ClusterError` if its net is another."""
+        try:
+            if self._training is None:
+                later = partial(self._join_after_model, place, handle, ready)
+                self._training = self._start.take(place.worker, ready.model, later)
+            if self._training is not None:
+                self._check(place.worker, ready, self._training.layout)
+                self._cluster.join(place.worker, place.incarnation, handle, ready)
+        except (ClusterError, StoreError):
             self._release(place.worker, place.incarnation)
-            raise ClusterError(
-                f"worker {place.worker} has a net that differs from the master's: run the same SpeeDO and Caffe "
-                "on every node"
-            )
-        self._cluster.join(place.worker, place.incarnation, handle, ready)
+            raise
 
-    def lost(self, place: Assignment, cause: str, outlook: str = "") -> None:
+    def _join_after_model(self, place: Assignment, handle: Any, ready: Ready) -> None:
+        try:
+            self.join(place, handle, ready)
+        except ClusterError as error:  # its host has its answer already
+            self.lost(place, str(error))
+
+    def _check(self, worker: int, ready: Ready, layout: Layout) -> None:
+        if ready.layout == layout.digest:
+            return
+        if ready.model is not None:
+            raise ClusterError(
+                f"worker {worker}: the model's parameters differ in names or shapes from worker 0's: "
+                f"{ready.model.difference(layout)}; let the script build the same model in every worker"
+            )
+        raise ClusterError(
+            f"worker {worker} has a net that differs from the master's: run the same SpeeDO and Caffe on every node"
+        )
+
+    def lease(self, place: Assignment, request: LeaseRequest) -> Lease | NoLease:
+        """Records that this worker's script may train next. Raises `ConfigError` for another data set."""
+        return self._leases.lease(place.worker, place.incarnation, request)
+
+    def ended(self, place: Assignment) -> None:
+        """A worker's script has come to its end."""
+        self.lost(place, "its script has ended", done=True)
+
+    def lost(self, place: Assignment, cause: str, outlook: str = "", *, done: bool = False) -> None:
         """A worker is gone, in whatever slot it is now; `outlook` is what its host will do."""
-        now_at = self._training.roster.now_at(place.worker, place.incarnation) or place
-        self._training.board.expect(place.worker, outlook)
-        self._cluster.lost(now_at.worker, now_at.incarnation, cause)
+        if self._training is None:
+            self._start.forget(place.worker)
+        now_at = self._roster.now_at(place.worker, place.incarnation) or place
+        self._board.expect(place.worker, outlook)
+        self._cluster.lost(now_at.worker, now_at.incarnation, cause, done=done)
 
     def enlist(self, host: str, count: int, cores: int, holding: Holding | None = None) -> int:
         """Register a host that is about to start workers; returns how often it restarts one that died.
@@ -254,7 +315,7 @@ class MasterActor:
         """This host has released its workers."""
         self._hosts.discard(host)
         for place in self._places.pop(host, ()):  # also one whose answer never came to it
-            if self._training.roster.now_at(place.worker, place.incarnation) is not None:
+            if self._roster.now_at(place.worker, place.incarnation) is not None:
                 self.lost(place, "its host has left")
         self._host_manager.discharge(host)
         if self._servers is not None:
@@ -288,17 +349,17 @@ class MasterActor:
 
     def server_leaves(self, host: str) -> None:
         """This host is about to end its servers: the center is kept whole, as it is now."""
-        center = self._training.center
-        if self._servers is not None and self._servers.has(host) and not self._training.board.over:
-            assert isinstance(center, ServedCenter)
-            center.keep_whole(KEEP_S)
+        if self._servers is not None and self._servers.has(host) and not self._board.over:
+            assert self._training is not None
+            assert isinstance(self._training.center, ServedCenter)
+            self._training.center.keep_whole(KEEP_S)
 
     def trouble_of_server(self, index: int, problem: str) -> None:
         """Why a server waits for its store; empty once it does not."""
         if self._servers is not None:
             self._servers.trouble_of(index, problem)
             text = f"server {index}: {problem}" if problem else None
-            self._training.board.trouble_with_store(self._worst(f"server {index}", text))
+            self._board.trouble_with_store(self._worst(f"server {index}", text))
 
     def _server_moved(self, why: str) -> None:
         """Whoever has the former address of a server starts again: workers, and the tester."""
@@ -330,12 +391,13 @@ class MasterActor:
 
     def _store_trouble(self, problem: str | None) -> None:
         worst = self._worst("vectors", problem)
-        self._training.board.trouble_with_store(worst)
-        self._training.tell(StoreTrouble(worst))
+        self._board.trouble_with_store(worst)
+        if self._training is not None:
+            self._training.tell(StoreTrouble(worst))
 
     def _trouble_with_users(self, problem: str | None) -> None:
         """Reports trouble of the connection that creates users, from any thread."""
-        self._training.board.trouble_with_store(self._worst("users", problem))
+        self._board.trouble_with_store(self._worst("users", problem))
 
     def _worst(self, connection: str, problem: str | None) -> str:
         """The worst problem of all the master's connections, after this news of one of them."""
@@ -345,8 +407,8 @@ class MasterActor:
 
     def store_trouble_of(self, worker: int, incarnation: int, problem: str) -> None:
         """Why a worker waits for the store; empty once it does not."""
-        if place := self._training.roster.now_at(worker, incarnation):
-            self._training.board.trouble_of_worker(place.worker, problem)
+        if place := self._roster.now_at(worker, incarnation):
+            self._board.trouble_of_worker(place.worker, problem)
 
     def _admitted(self, place: Assignment, beside: int | None = None) -> Assignment:
         """The place with a new user of the store; those of all incarnations but `beside` lose their access."""
@@ -356,7 +418,7 @@ class MasterActor:
         return replace(place, redis_url=url)
 
     def _release(self, worker: int, incarnation: int) -> None:
-        self._training.roster.release(worker, incarnation)
+        self._roster.release(worker, incarnation)
         self._shut_out(worker, incarnation)
 
     def _shut_out(self, worker: int, incarnation: int) -> None:

@@ -118,16 +118,17 @@ class RayCluster:
         """How a worker came to leave; None if it has not."""
         return self._gone.get((worker, incarnation))
 
-    def lost(self, worker: int, incarnation: int, cause: str) -> None:
-        """A worker is gone; told once, the first cause counts."""
+    def lost(self, worker: int, incarnation: int, cause: str, *, done: bool = False) -> None:
+        """A worker is gone, or its script is `done`; told once, the first cause counts."""
         with self._lock:
             if (worker, incarnation) in self._gone:
                 return
-            self._gone[worker, incarnation] = Gone(cause)
+            self._gone[worker, incarnation] = Gone(cause, for_good=done)
             self._handles.pop((worker, incarnation), None)
         self._hang_up(worker, incarnation)
-        self._on_left(worker, incarnation)
-        self._events.put(Left(worker, incarnation, cause))
+        if not done:  # it may go on, and fetch what the run comes to
+            self._on_left(worker, incarnation)
+        self._events.put(Left(worker, incarnation, cause, done))
 
     def withdraw(self, worker: int, incarnation: int, cause: str) -> Any:
         """Take a live worker out of the run, but let it keep its slot: its actor, or None if it is gone."""
@@ -139,6 +140,11 @@ class RayCluster:
         if handle is not None:
             self._events.put(Left(worker, incarnation, cause))
         return handle
+
+    def hang_up(self) -> None:
+        """Send nobody a command any more."""
+        for worker, incarnation in self.live():
+            self._hang_up(worker, incarnation)
 
     def stop(self, reason: str) -> None:
         self._events.put(StopAsked(reason))

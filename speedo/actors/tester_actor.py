@@ -46,7 +46,7 @@ class TesterActor:
         from speedo.engines.make import make_engine, prepare_process
         from speedo.solver import Draws, solver_for_tester
 
-        spec = self._settings.spec
+        spec = self._settings.solver
         prepare_process(self._settings.engine)
         text = solver_for_tester(
             spec, seed=self._settings.seed, scratch=self._scratch, draws=Draws.NONE
@@ -80,7 +80,7 @@ class TesterActor:
         """Its share of the test of one version of the center."""
         self._exchange.fetch_center(version, self._vector)
         self._engine.load_weights(self._vector)
-        done, said, batches = 0, time.monotonic(), sum(self._settings.spec.test_iter)
+        done, said, batches = 0, time.monotonic(), sum(self._settings.solver.test_iter)
 
         def passed(samples: int) -> None:
             nonlocal done, said

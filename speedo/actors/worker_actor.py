@@ -26,6 +26,7 @@ from speedo.engines.native_failures import capture_stderr
 from speedo.errors import MissingKeyError, PayloadError, SpeedoError
 from speedo.master.slots import Assignment
 from speedo.messages import RunsAt, SaveState, StateSaved, Train, Trained
+from speedo.run.script_job import FirstModel
 from speedo.run.settings import RunSettings
 from speedo.storage.base import Store
 from speedo.system.cores import UNBOUND, CoreShare, list_of
@@ -43,7 +44,7 @@ class Ready:
     """A worker that can train; `layout` is the digest of its parameters' layout, `near` and `overlaps` are its ways.
 
     `meets` is the same for workers that can meet as a team; empty if this one cannot. `lost` is what it could not
-    restore of a checkpoint, as a sentence.
+    restore of a checkpoint, as a sentence. `model` is that of a script.
     """
 
     runs_at: RunsAt
@@ -53,6 +54,7 @@ class Ready:
     overlaps: bool = False
     meets: str = ""
     lost: str = ""
+    model: FirstModel | None = None
 
 
 class WorkerActor:
@@ -154,7 +156,7 @@ class WorkerActor:
         from speedo.worker.turn import Worker
 
         settings = self._settings
-        spec = settings.spec.on_node(self._data_root)
+        spec = settings.solver.on_node(self._data_root)
         rank, count = place.shard.reads
         text = solver_for_worker(
             spec,

@@ -21,6 +21,7 @@ from speedo.actors.worker_process import WorkerProcess, warm
 from speedo.errors import ClusterError, SpeedoError
 from speedo.master.slots import Assignment
 from speedo.run.open_store import this_machine as network_of_machine
+from speedo.run.script_job import ScriptJob
 from speedo.run.settings import RunSettings
 from speedo.solver.holding import Holding, holding_of
 from speedo.system.cores import share_of, this_machine, threads_of
@@ -72,6 +73,8 @@ class WorkerHost:
 
     def warm_up(self, count: int) -> None:
         """Start processes for this many workers while the master still builds its engine."""
+        if isinstance(self._settings.spec, ScriptJob):
+            return  # nothing is known of what a script needs
         threads = threads_of(self._settings.cores, self._machine, count)
         self._warm += [warm(self._settings, threads) for _ in range(count)]
 
@@ -105,9 +108,10 @@ class WorkerHost:
 
     def _holding(self, count: int) -> Holding:
         """The training records on this node, for a host with workers."""
-        if not count:
+        spec = self._settings.spec
+        if not count or isinstance(spec, ScriptJob):
             return Holding()
-        return holding_of(self._settings.spec.on_node(self._folders[2]), network_of_machine())
+        return holding_of(spec.on_node(self._folders[2]), network_of_machine())
 
     def change(self, count: int, leaving: Collection[int]) -> None:
         """From now on have so many workers; those with the numbers in `leaving` end."""
@@ -146,6 +150,34 @@ class WorkerHost:
                 self._note(f"waiting for the master to give workers their places: {why}")
                 said = why
         return ray.get(answer)
+
+    def let_scripts_end(
+        self, version: int, stopped: Collection[str], meanwhile: Callable[[], None]
+    ) -> list[str]:
+        """Tell the scripts what the run came to, and wait until they end, or until it is `stopped` once more.
+
+        A sentence for each that ended badly.
+        """
+        self._stopping.set()  # who ends now is not started again
+        with self._lock:
+            actors = [(one, one.actor) for one in self._processes if one.actor is not None]
+        waiting = {}
+        for process, actor in actors:
+            actor.over.remote(version)
+            waiting[actor.wait.remote()] = process
+        began, before, told, problems = time.monotonic(), len(stopped), False, []
+        while waiting and len(stopped) == before:
+            done, _ = ray.wait(list(waiting), timeout=WATCH_S)
+            meanwhile()
+            for reference in done:
+                process = waiting.pop(reference)
+                with suppress(RayError):
+                    if problem := ray.get(reference):
+                        problems.append(f"worker {process.former}: {problem}; see {process.log}")
+            if waiting and not told and time.monotonic() > began + SLOW_S:
+                self._note("the training is over; waiting for the scripts to end")
+                told = True
+        return problems
 
     def stop(self, cause: str) -> None:
         """End the workers; the master hears of it. May be called twice."""

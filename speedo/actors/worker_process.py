@@ -15,11 +15,13 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from speedo.actors.death_causes import cause_in, memory_kills, silent_death, size_of
 from speedo.actors.ray_cluster import death_cause
 from speedo.actors.ray_node.spawn import spawn
+from speedo.actors.script_actor import ROOM, ScriptActor
 from speedo.actors.worker_actor import Ready, WorkerActor, scratch_of
 from speedo.errors import EngineError, SpeedoError
 from speedo.master.restarts import Restarts
 from speedo.master.slots import Assignment
 from speedo.run.open_store import overlaps
+from speedo.run.script_job import ScriptJob
 from speedo.run.settings import RunSettings
 from speedo.system.cores import UNBOUND, CoreShare
 from speedo.transport.channel import first_line
@@ -134,6 +136,8 @@ def warm(settings: RunSettings, threads: int = 1) -> Any:
 
 
 def _spawn(settings: RunSettings, options: Mapping[str, Any]) -> Any:
+    if isinstance(settings.spec, ScriptJob):
+        return spawn(ScriptActor, threads=ROOM, **options)
     return spawn(WorkerActor, threads=OVERLAP_THREADS if overlaps(settings) else 1, **options)
 
 

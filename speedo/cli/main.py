@@ -40,6 +40,7 @@ COMMANDS: Final = {
     "plan": ("plan.plan", "Predict images/s for numbers of workers, modes and links."),
     "plot": ("report.plot", "Draw one or several RUNS: loss, accuracy, images/s and staleness, in one picture."),
     "report": ("report.report", "Make one page of figures of any runs."),
+    "run": ("run.run", "Train with a script of your own, with workers on this machine's cores."),
     "scale": ("control.scale", "Change the number of workers of a run."),
     "server": ("join.server", "Join a master to keep a part of its center, without training."),
     "status": ("control.status", "Show the state of a run on this machine."),

@@ -48,7 +48,7 @@ def train(**options: Any) -> None:
 
         return (launcher.train if config.ray is None else launcher.train_on_ray)(config, watch)
 
-    _run(launch, options)
+    run_with(launch, options)
 
 
 @click.command(cls=GroupedCommand)
@@ -65,16 +65,16 @@ def master(token_file: Path | None, **options: Any) -> None:
 
         return launcher.serve_master(config, watch, token_file)
 
-    _run(launch, options)
+    run_with(launch, options)
 
 
-def _run(launch: Callable[[RunConfig, Progress], RunResult], options: dict[str, Any]) -> None:
+def run_with(launch: Callable[[RunConfig, Progress], RunResult], options: dict[str, Any]) -> None:
     """Make the configuration, run, and print what came out."""
     from speedo.doctor import require_for
     from speedo.monitor.console import ErrorConsole, Progress
     from speedo.run.engine_choice import with_engine
 
-    file = options.pop("config_file")
+    file = options.pop("config_file", None)
     phases = options.pop("phases")
     if phases:
         options["phases"] = [parse_phase(text) for text in phases]
@@ -82,11 +82,15 @@ def _run(launch: Callable[[RunConfig, Progress], RunResult], options: dict[str, 
         from speedo.run.remote_inputs import fetch_run
 
         options["resume"] = fetch_run(uri, options.pop("run_dir"), complain)
-    config = with_engine(make_config(options, file=file), lambda line: say(line, err=True))
+    config = make_config(options, file=file)
+    if not config.script:
+        config = with_engine(config, lambda line: say(line, err=True))
     require_for(config)
     with Progress(ErrorConsole()) as watch, traceback_kept(lambda: watch.run_dir):
         result = launch(config, watch)
     accuracy = "no test net" if config.final_test else "not tested at the end"
+    if config.script:
+        accuracy = "trained"
     if result.accuracy is not None:
         accuracy = f"test accuracy {result.accuracy:.4f}"
     if result.test_problem:

@@ -109,6 +109,7 @@ def rows(model: type[RunConfig] = RunConfig) -> tuple[Row, ...]:
     found = [
         Row(name, _kind(field.annotation), field.default, declared(field.metadata), takers(name))
         for name, field in model.model_fields.items()
+        if any(isinstance(one, Option) for one in field.metadata)
     ]
     made = sorted(found, key=lambda row: (*FIRST, row.name).index(row.name))
     groups = list(dict.fromkeys(row.group for row in made))

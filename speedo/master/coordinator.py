@@ -37,6 +37,7 @@ from speedo.master.stopping import Stopping
 from speedo.master.teams import Stretch, TeamUnit
 from speedo.master.turn_book import TurnBook
 from speedo.messages import (
+    ALL_DONE,
     AT_MAX_ITER,
     Action,
     Decision,
@@ -72,6 +73,7 @@ class Coordinator(TurnBook):
     _parked: set[int] = field(default_factory=set)
     _started: bool = False
     _more: bool = False
+    _left: dict[int, bool] = field(default_factory=dict)  # who left, and whether its work is done
     _tests: dict[int, tuple[int, int]] = field(default_factory=dict)  # iteration, samples
     _to_train: list[int] = field(default_factory=list)  # after the last of the results that wait
 
@@ -80,13 +82,18 @@ class Coordinator(TurnBook):
     @property
     def short_of_workers(self) -> bool:
         """Whether the run stands still until more workers join."""
-        needed = self.plan.min_workers if self._started else self.plan.workers
-        return not self.finished and len(self.members) < needed
+        return not self.finished and len(self.members) < self._needed
 
     @property
     def place(self) -> tuple[int, int]:
         """The index of the present phase and the samples merged in it; zeros without phases."""
         return (0, 0) if self._phased is None else (self._phased.index, self._phased.merged)
+
+    @property
+    def _needed(self) -> int:
+        """How many workers must be there; not those whose work is done."""
+        needed = self.plan.min_workers if self._started else self.plan.workers
+        return max(1, needed - sum(self._left.values()))
 
     # ------------------------------------------------------------ events
 
@@ -133,6 +140,7 @@ class Coordinator(TurnBook):
         if event.worker in self.members:
             former = self.members[event.worker].incarnation
             self._on_left(Left(event.worker, former, "a newer one took its place"), actions)
+        self._left.pop(event.worker, None)
         unit = self._unit_for(event)
         self.members[event.worker] = Member(
             event.incarnation, event.samples_per_step, event.depth, unit
@@ -144,6 +152,7 @@ class Coordinator(TurnBook):
         if not self._is_member(event.worker, event.incarnation):
             return
         member = self.members.pop(event.worker)
+        self._left[event.worker] = event.done
         self._samples_in_flight -= member.end_all()
         self._samples_per_step -= member.samples_per_step
         was_parked = event.worker in self._parked
@@ -153,6 +162,9 @@ class Coordinator(TurnBook):
             self._leave_team(event.worker, team, event.cause, actions)
         elif not was_parked and not self.finished:
             self._carry_out(self.strategy.on_leave(event.worker), actions)
+        all_left = not self.members and len(self._left) >= self.plan.workers
+        if all_left and all(self._left.values()) and not self.finished:
+            self._finish(actions, complete=self.samples > 0, reason=ALL_DONE)
 
     def _leave_team(self, worker: int, team: TeamUnit, cause: str, actions: list[Action]) -> None:
         team.remove(worker)
@@ -350,7 +362,7 @@ class Coordinator(TurnBook):
         per_step = sum(self.members[worker].samples_per_step for worker in workers)
         wanted = as_turn_length(self.strategy.local_steps).at(self.iteration)
         steps = max(1, min(wanted, -(-left // (per_step * self._tuning.batches))))
-        enough = len(self.members) >= self.plan.min_workers
+        enough = len(self.members) >= self._needed
         for unit in units:
             if unit in self._teams and left > 0 and enough:
                 left -= self._issue_to_team(unit, steps, left, actions)

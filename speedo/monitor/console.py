@@ -227,7 +227,7 @@ def plain_line(status: Status) -> str:
     """A state as one line of text."""
     training = sum(1 for worker in status.workers if not worker.is_away)
     parts = [
-        f"iteration {status.iteration}/{status.max_iter}",
+        f"iteration {status.iteration}{f'/{status.max_iter}' if status.max_iter else ''}",
         *([f"epoch {status.epoch:.2f}"] if not math.isnan(status.epoch) else []),
         *([f"loss {status.loss:.4f}"] if not math.isnan(status.loss) else []),
         f"{status.images_per_s:,.0f} images/s",

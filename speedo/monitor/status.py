@@ -86,7 +86,7 @@ class ServerStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The state of a run. `epoch` is NaN if the number of records is not known.
+    """The state of a run. `epoch` is NaN if the number of records is not known, `max_iter` 0 if there is no limit.
 
     `wanted` is the number of workers that the hosts should run; 0 if it is not known yet. `notices` are the latest
     of `noticed` lines for the user: they include what appeared and disappeared between two calls.

@@ -45,7 +45,8 @@ def _lines_of(run: Mapping[str, Any]) -> list[str]:
         f"run {run['run']}, mode {run['mode']}: {run['state']}",
         f"  directory  {run['run_dir']}",
         *([f"  address    {run['address']}"] if run["address"] else []),
-        f"  iteration  {run['iteration']} of {run['max_iter']}"
+        f"  iteration  {run['iteration']}"
+        + (f" of {run['max_iter']}" if run["max_iter"] else "")
         + _or_nothing(run["epoch"], ", epoch {:.2f}")
         + (_or_nothing(run["remaining_s"], "; about {} left", in_words) if not run["over"] else ""),
         f"  training   version {run['version']}"

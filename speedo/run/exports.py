@@ -16,6 +16,7 @@ from speedo.monitor.export.caffe_log import CaffeLog, display_of
 from speedo.monitor.export.prometheus import HOST, PrometheusMetrics
 from speedo.monitor.export.tensorboard import TensorBoardFile
 from speedo.monitor.status import StatusBoard
+from speedo.run.script_job import ScriptJob
 from speedo.run.settings import RunSettings
 from speedo.run_dir.checkpoint_file import Counters
 from speedo.run_dir.directory import CAFFE_LOG
@@ -60,14 +61,23 @@ def make_exports(
     """The observers that the options ask for. A port that was taken since the check is told, and no more."""
     spec, made = settings.spec, list[Exporter]()
     wall_s = time.time() - clock()
-    rate = spec.lr_policy.rate
+    rate = None if isinstance(spec, ScriptJob) else spec.lr_policy.rate
     if config.tensorboard or config.tensorboard_histograms:
         made.append(TensorBoardFile(run_dir, rate, center.layout, resumed=resumed, wall_s=wall_s))
     if config.caffe_log is not None:
+        solver = settings.solver
         path = run_dir / CAFFE_LOG if config.caffe_log == AUTO_LOG else Path(config.caffe_log)
-        display, policy = display_of(spec.text), spec.lr_policy.policy
+        display, policy = display_of(solver.text), solver.lr_policy
         made.append(
-            CaffeLog(path, spec.net_name, display, rate, policy, resumed=resumed, wall_s=wall_s)
+            CaffeLog(
+                path,
+                solver.net_name,
+                display,
+                policy.rate,
+                policy.policy,
+                resumed=resumed,
+                wall_s=wall_s,
+            )
         )
     if config.metrics_port is not None:
         metrics = PrometheusMetrics(

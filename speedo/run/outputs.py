@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from speedo.engines.base import ModelEngine
-from speedo.master.center import RunCenter
 from speedo.run.result import RunResult, result_fields
 from speedo.run_dir.directory import (
     CONFIG,
     METRICS,
-    MODEL,
     RESULT,
     link_or_copy,
     write_config,
@@ -28,35 +25,23 @@ from speedo.run_dir.rescue import Rescue
 from speedo.system.daemon_thread import HUNG_S, within
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFiles:
-    """Writes the center as `.caffemodel`."""
-
-    run_dir: Path
-    engine: ModelEngine
-    center: RunCenter
-
-    def export(self, path: Path) -> None:
-        self.engine.load_weights(self.center.vector)
-        self.engine.save(path)
-
-
 def hand_over(
     result: RunResult,
     run_dir: Path,
     log: MetricsLog,
     config: Mapping[str, Any],
+    name: str,
     export: Callable[[Path], None],
     snapshot: str = "",
 ) -> RunResult:
     """Write the outputs and close the log; returns the result with the outputs' paths and problems.
 
-    `snapshot` is a second name for the model, beside it; empty for none.
+    `export` writes the model, a file of this `name`; `snapshot` is a second name for it, beside it; empty for none.
 
     Raises `EngineError` if the model cannot be written anywhere.
     """
     rescue = Rescue(run_dir)
-    model = rescue.keep(MODEL, export)
+    model = rescue.keep(name, export)
     if snapshot:
         with suppress(OSError):  # the model itself is there
             within(HUNG_S, lambda: link_or_copy(model, model.with_name(snapshot)))

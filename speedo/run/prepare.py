@@ -68,7 +68,7 @@ class Prepared:
 
     @property
     def spec(self) -> SolverSpec:
-        return self.settings.spec
+        return self.settings.solver
 
     @property
     def run(self) -> str:
@@ -135,11 +135,16 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
     for weights in weights_in(config.weights):
         check_weights(fetch_weights(weights, note), spec.layer_names())
     run = secrets.token_hex(6)
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    run_dir = config.run_dir or Path("runs") / f"{stamp}-{config.mode}-{run[:4]}"
-    run_dir = create_run_dir(run_dir, snapshots)
+    run_dir = new_run_dir(config, run, snapshots)
     settings = run_settings(config, spec, run)
     return Prepared(config, settings, run_dir, data_root, records, resumed)
+
+
+def new_run_dir(config: RunConfig, run: str, snapshots: str = "") -> Path:
+    """Create the directory that was asked for, or one in `runs`; `snapshots` is the stem of their names."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    place = config.run_dir or Path("runs") / f"{stamp}-{config.mode}-{run[:4]}"
+    return create_run_dir(place, snapshots)
 
 
 def _with_momentum_correction(config: RunConfig, spec: SolverSpec) -> tuple[RunConfig, SolverSpec]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from speedo.bounds import DataShare, Overlap
 from speedo.engines.make import CAFFE, EngineChoice
+from speedo.run.script_job import ScriptJob
 from speedo.solver import SolverSpec
 from speedo.system.cores import USUAL, CoreOptions
 from speedo.vectors.codecs import NO_COMPRESSION, Compression
@@ -35,12 +36,12 @@ class RunSettings:
     what a host gives its workers unless it has options of its own. With `serves` servers on the hosts
     have the center, each with a Redis, with TLS if `redis_tls`. `host_memory` is a folder in memory that the workers of
     one host share, which has put it here; empty where there is none. `engine` is what every node computes with; a host
-    may have another device.
+    may have another device. `spec` is what is trained.
     """
 
     run: str
     version: str
-    spec: SolverSpec
+    spec: SolverSpec | ScriptJob
     workers: int
     batch_sizes: tuple[int, ...]
     seed: int
@@ -63,6 +64,12 @@ class RunSettings:
     def started(self, redis_url: str, redis_ca: str, near: Near, epoch: int) -> RunSettings:
         """The settings with what is known once the servers of the run are started."""
         return replace(self, redis_url=redis_url, redis_ca=redis_ca, near=near, epoch=epoch)
+
+    @property
+    def solver(self) -> SolverSpec:
+        """The solver of a run that is not of a script."""
+        assert isinstance(self.spec, SolverSpec)
+        return self.spec
 
     @property
     def keyspace(self) -> str:

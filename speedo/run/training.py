@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from speedo.errors import CheckpointError, FencedError, StoreError, TrainingStopped
@@ -13,19 +13,17 @@ from speedo.master.center import RunCenter
 from speedo.master.checkpoint_writer import CheckpointWriter
 from speedo.master.divergence import DivergenceWatch
 from speedo.master.driver import Driver, Outcome
-from speedo.master.slots import Roster
 from speedo.messages import Event
 from speedo.monitor.export.background import Background
-from speedo.monitor.status import Status, StatusBoard
+from speedo.monitor.status import Status
 from speedo.run.best_model import BestFile
-from speedo.run.outputs import ModelFiles, hand_over
+from speedo.run.outputs import hand_over
 from speedo.run.result import RunResult, accuracy_of
-from speedo.run.settings import RunSettings
+from speedo.run.run_parts import RunParts
+from speedo.run.trained_model import TrainedModel
 from speedo.run_dir.checkpoint_file import checkpoints_in
-from speedo.run_dir.directory import CHECKPOINTS, MODEL
-from speedo.run_dir.fence import Fence
+from speedo.run_dir.directory import CHECKPOINTS
 from speedo.run_dir.metrics_log import MetricsLog
-from speedo.storage.base import Store, remove_run
 from speedo.system.disk_calls import hangs
 from speedo.vectors.transfer import put_history
 from speedo.vectors.vector import Layout
@@ -44,14 +42,10 @@ class Training:
     `seconds_before` is how long it had trained by then. `config_values` are written beside the model.
     """
 
-    settings: RunSettings
-    store: Store
+    parts: RunParts
     driver: Driver
-    files: ModelFiles
-    roster: Roster
-    board: StatusBoard
+    model: TrainedModel
     log: MetricsLog
-    fence: Fence
     keeper: CheckpointWriter | None
     histories: Mapping[int, bytes]
     seconds_before: float
@@ -81,14 +75,15 @@ class Training:
             outcome = self.driver.run()
             if not outcome.complete and outcome.samples == 0:
                 raise TrainingStopped(f"nothing was trained: {outcome.reason}")
-            self.fence.require()
+            self.parts.fence.require()
             return hand_over(
                 self._result(outcome),
-                self.files.run_dir,
+                self.parts.run_dir,
                 self.log,
                 self.config_values,
-                self.files.export,
-                self._second_name(outcome.iteration),
+                self.model.file,
+                partial(self.model.export, self.center.vector),
+                self.model.second_name(outcome.iteration),
             )
         except FencedError:
             self.log.disown()
@@ -99,7 +94,7 @@ class Training:
             raise StoreError(f"{error}; {self._keep_what_there_is()}") from None
         finally:
             self._thread = None
-            self.board.state, self.board.over = "finished", True
+            self.parts.end()
             if self.keeper is not None:
                 self.keeper.close()
             self.log.close()
@@ -108,9 +103,9 @@ class Training:
 
     def _give_histories_back(self) -> None:
         """Write the workers' histories to the store, where the workers of their slots read them, however late."""
-        version, run = self.center.version, self.settings.keyspace
+        version, run = self.center.version, self.parts.settings.keyspace
         for slot, history in self.histories.items():
-            put_history(self.store, run, slot, version, history, expire_s=None)
+            put_history(self.parts.store, run, slot, version, history, expire_s=None)
 
     def _keep_what_there_is(self) -> str:
         """After the loss of the store: write a checkpoint of the center; returns how to use it."""
@@ -120,21 +115,13 @@ class Training:
         try:
             problem = self.keeper.keep_center(coordinator, self.driver.seconds)
         except StoreError:  # servers have the center, and one of them is gone
-            kept = checkpoints_in(self.files.run_dir / CHECKPOINTS)
-            resume = f"--resume {self.files.run_dir} goes on from the last checkpoint"
+            kept = checkpoints_in(self.parts.run_dir / CHECKPOINTS)
+            resume = f"--resume {self.parts.run_dir} goes on from the last checkpoint"
             return resume if kept else "there is no checkpoint yet"
         if problem:
             return f"and {problem}"
         what = f"iteration {coordinator.iteration} is kept, without the workers' solver histories"
-        return f"{what}: continue with --resume {self.files.run_dir}"
-
-    def clean_store(self) -> None:
-        """Remove the keys of this run from the store; it may be the user's own server.
-
-        A master that has been replaced removes nothing: its successor does. Raises `FencedError` then.
-        """
-        self.fence.require()
-        remove_run(self.store, self.settings.run, self.settings.epoch)
+        return f"{what}: continue with --resume {self.parts.run_dir}"
 
     def tell(self, event: Event) -> None:
         """Inform the observers of something that delays the driver; called from the driver's thread only."""
@@ -144,27 +131,22 @@ class Training:
         """Raises `CheckpointError` while the run stands still because a disk does not answer."""
         if problem := hangs(self._thread):
             raise CheckpointError(
-                f"{problem}; once it is back, continue with --resume {self.files.run_dir}"
+                f"{problem}; once it is back, continue with --resume {self.parts.run_dir}"
             )
-        return self.board.status(time.monotonic())
+        return self.parts.status()
 
     def close(self) -> None:
-        self.files.engine.close()
-
-    def _second_name(self, iteration: int) -> str:
-        """The name of the last snapshot, if it has the form of the model; empty for none."""
-        spec = self.settings.spec
-        named = spec.last_snapshot(iteration)
-        return "" if named is None or spec.snapshot_hdf5 else spec.snapshot_name(named)
+        self.model.close()
 
     def _result(self, outcome: Outcome) -> RunResult:
+        settings, board, run_dir = self.parts.settings, self.parts.board, self.parts.run_dir
         seconds = self.seconds_before + outcome.seconds
         untested = outcome.test_problem
-        if self.settings.spec.has_test and not outcome.metrics and self.driver.final_test:
+        if settings.spec.has_test and not outcome.metrics and self.driver.final_test:
             untested = untested or "the tester gave no answer"
         return RunResult(
-            self.board.mode,
-            self.settings.workers,
+            board.mode,
+            settings.workers,
             outcome.complete and not untested,  # the last test is part of the work
             untested if outcome.complete and untested else outcome.reason,
             outcome.iteration,
@@ -175,11 +157,11 @@ class Training:
             outcome.samples / seconds if seconds > 0 else 0.0,
             seconds,
             outcome.samples,
-            dict(self.board.dropped),
-            str(self.files.run_dir / MODEL),
-            str(self.files.run_dir),
-            self.board.results * self.center.payload_bytes,
-            self.board.turns * self.center.center_bytes,
+            dict(board.dropped),
+            str(run_dir / self.model.file),
+            str(run_dir),
+            board.results * self.center.payload_bytes,
+            board.turns * self.center.center_bytes,
             best=None if self.best is None else self.best.result,
             warning=self._warning() if outcome.complete else "",
             problems=tuple(

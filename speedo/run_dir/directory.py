@@ -22,6 +22,7 @@ METRICS: Final = "metrics.jsonl"
 CONFIG: Final = "config.yaml"
 RESULT: Final = "result.json"
 MODEL: Final = "model.caffemodel"
+SCRIPT_MODEL: Final = "model.npz"
 BEST_MODEL: Final = "best.caffemodel"
 BEST: Final = "best.json"
 LOG: Final = "train.log"
@@ -31,7 +32,7 @@ CHECKPOINTS: Final = "checkpoints"
 EPOCH: Final = "epoch"
 LOCK: Final = "lock"
 
-FILES: Final = (CONFIG, MODEL, BEST_MODEL, BEST, LOG, EPOCH, LOCK, CAFFE_LOG)
+FILES: Final = (CONFIG, MODEL, SCRIPT_MODEL, BEST_MODEL, BEST, LOG, EPOCH, LOCK, CAFFE_LOG)
 FOLDERS: Final = (CHECKPOINTS, LOGS)
 
 

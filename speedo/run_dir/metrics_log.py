@@ -7,7 +7,7 @@ test, join and leave. `time` is seconds since the run began, on a clock that nev
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -38,7 +38,7 @@ from speedo.run_dir.read_back import number_of
 from speedo.system.files import read_bytes
 from speedo.system.line_file import LineFile
 
-MOST_TIMINGS: Final = (
+MOST_RESULTS: Final = (
     20_000  # of results whose fate is not known yet; late ones leave theirs behind
 )
 
@@ -71,7 +71,7 @@ class MetricsLog:
             self._start -= self._last
         self._file = LineFile(folder / METRICS, descriptor=file, lost=self._lost)
         self._file.flush()  # from now on the file is there
-        self._timings: dict[tuple[int, int], Mapping[str, float]] = {}
+        self._results: dict[tuple[int, int], Trained] = {}  # that are held
         self._merged = (0, 0)  # the last version, and its iteration
         self._iterations: dict[int, int] = {}  # of the versions that are being tested
 
@@ -105,9 +105,9 @@ class MetricsLog:
         match event:
             case Trained():
                 # A repetition must not take the timings of the result that is still held.
-                self._timings.setdefault((event.worker, event.ticket), event.timings)
-                if len(self._timings) > MOST_TIMINGS:
-                    del self._timings[next(iter(self._timings))]
+                self._results.setdefault((event.worker, event.ticket), event)
+                if len(self._results) > MOST_RESULTS:
+                    del self._results[next(iter(self._results))]
             case Joined():
                 self._write(
                     now,
@@ -165,7 +165,7 @@ class MetricsLog:
                 self._merged = (action.version, action.iteration)
                 timings = action.timings or ({},) * len(action.parts)
                 for part, own in zip(action.parts, timings, strict=True):
-                    theirs = self._timings.pop((part.worker, part.ticket), {})
+                    result = self._results.pop((part.worker, part.ticket), None)
                     self._write(
                         now,
                         "result",
@@ -180,12 +180,13 @@ class MetricsLog:
                         steps=part.steps,
                         loss=part.loss,
                         rate=action.rate,
-                        timings={**theirs, **own},
+                        timings={**({} if result is None else result.timings), **own},
                         **({"losses": part.losses} if part.losses else {}),
+                        **({"records": result.records} if result and result.records else {}),
                     )
             case Drop():
                 if action.decision != "late":
-                    self._timings.pop((action.worker, action.ticket), None)
+                    self._results.pop((action.worker, action.ticket), None)
                 self._write(
                     now,
                     "result",

@@ -350,3 +350,57 @@ def test_a_result_that_is_not_waited_for_is_told_with_its_loss() -> None:
         "its ticket is not outstanding",
         0,
     )
+
+
+def ended(worker: int) -> Left:
+    return Left(worker, 1, "its script has ended", done=True)
+
+
+def test_a_run_is_complete_once_every_worker_has_left_with_its_work_done() -> None:
+    run = Run(Asynchronous(AddDelta()), workers=2)
+    run.finish(0)
+    assert of(run.do(ended(0)), Finish) == []
+    merge, _ = run.finish(1)  # it trains on alone
+    assert run.do(ended(1)) == [Finish(True, "every script has ended")]
+    assert run.coordinator.version == merge.version == 2
+
+
+def test_a_round_does_not_wait_for_a_worker_whose_work_is_done() -> None:
+    run = Run(Synchronous(AverageDeltas()), workers=2)
+    run.finish(0)
+    merge, train = run.do(ended(1))
+    assert [part.worker for part in merge.parts] == [train.worker] == [0]
+    assert run.do(ended(0)) == [Finish(True, "every script has ended")]
+
+
+def test_a_worker_that_died_is_waited_for_though_all_others_are_done() -> None:
+    run = Run(Asynchronous(AddDelta()), workers=2)
+    run.finish(0)
+    run.do(Left(0, 1, "killed"))
+    assert of(run.do(ended(1)), Finish) == []
+    assert run.coordinator.short_of_workers
+    run.do(Joined(0, 2, 10))
+    run.finish(0)
+    assert run.do(Left(0, 2, "its script has ended", done=True)) == [
+        Finish(True, "every script has ended")
+    ]
+
+
+def test_a_death_of_the_last_worker_does_not_complete_the_run() -> None:
+    run = Run(Asynchronous(AddDelta()), workers=2)
+    run.finish(0)
+    run.do(ended(0))
+    assert of(run.do(Left(1, 1, "killed")), Finish) == []
+    assert run.coordinator.short_of_workers
+
+
+def test_workers_whose_work_is_done_are_not_missed() -> None:
+    run = Run(Asynchronous(AddDelta()), workers=2, min_workers=2)
+    run.do(ended(0))
+    assert trained_workers(run.finish(1)) == [1]
+    assert not run.coordinator.short_of_workers
+
+
+def test_scripts_that_end_without_a_merged_result_have_trained_nothing() -> None:
+    run = Run(Asynchronous(AddDelta()), workers=1)
+    assert run.do(ended(0)) == [Finish(False, "every script has ended")]

@@ -35,7 +35,9 @@ from speedo.run.build import build_training
 from speedo.run.caffe_snapshot import read_snapshot
 from speedo.run.prepare import run_settings
 from speedo.run.result import RunResult
+from speedo.run.run_parts import run_parts
 from speedo.run.settings import RunSettings
+from speedo.run.trained_model import CaffeModel
 from speedo.run_dir.checkpoint_file import Checkpoint
 from speedo.run_dir.directory import create_run_dir
 from speedo.simulation.simulated_team import train_together
@@ -156,24 +158,24 @@ def train_as(
     records: int | None = None,
 ) -> tuple[RunResult, Vector, Vector]:
     """The same of a run that is prepared, on the engine of its settings."""
-    spec = settings.spec
+    spec = settings.solver
     cluster = LocalCluster()
     servers = ServersHere(int(config.servers)) if config.serves else None
+    resume = read_snapshot(config.resume) if config.resume is not None else former
+    model = CaffeModel(config, settings, resume)
+    parts = run_parts(config, settings, create_run_dir(run_dir), store, records, model.resume)
     training = build_training(
         config,
-        settings,
-        create_run_dir(run_dir),
-        store,
+        parts,
+        model,
         cluster,
-        records,
-        resume=read_snapshot(config.resume) if config.resume is not None else former,
         open_store=(lambda: store) if checkpointed else None,
         servers=servers,
     )
     if servers is not None:
         servers.use(training.center)
     for _ in range(config.workers):
-        place = training.roster.assign()
+        place = parts.roster.assign()
         text = solver_for_worker(
             spec, rank=place.rank, count=config.workers, batch_size=place.batch_size
         )

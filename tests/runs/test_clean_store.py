@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from speedo.errors import FencedError
-from speedo.run.training import Training
+from speedo.run.run_parts import RunParts
 from speedo.run_dir.fence import Fence, claim
 from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
@@ -19,12 +19,12 @@ OTHERS = ("speedo:ab123:0:center:1", "speedo:ab12", "speedo:cd34:7:center:1")
 
 
 def cleaned_by(epoch: int, run_dir: Path, store: MemoryStore) -> None:
-    training: Any = SimpleNamespace(
+    parts: Any = SimpleNamespace(
         store=store,
         settings=SimpleNamespace(run=RUN, epoch=epoch),
         fence=Fence(run_dir, epoch, lambda: 0.0),
     )
-    Training.clean_store(training)
+    RunParts.clean_store(parts)
 
 
 def store_of(*epochs: int) -> MemoryStore:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import logging
 import os
 import sys
@@ -22,6 +23,7 @@ from speedo.errors import ClusterError
 from speedo.system.import_order import with_our_path
 
 NAMESPACE: Final = "speedo"
+USERS: Final = "SPEEDO_USERS_RAY"  # the user's settings of Ray, for a script of the user's
 # What Ray looks after many times a second, by default, for services that we do not use: on a machine whose cores all
 # train, workers have less for it. Deaths and joins are told by other ways.
 _RARELY: Final = {
@@ -68,7 +70,15 @@ def set_environment(token: str) -> None:
 def clean_environment(token: str) -> dict[str, str]:
     """This process's environment with our variables for Ray, and of the user's only a few harmless ones."""
     others = {name: value for name, value in os.environ.items() if not _is_of_ray(name)}
+    users = {name: value for name, value in os.environ.items() if _is_of_ray(name)}
+    others.setdefault(USERS, json.dumps(users))  # the first time they are the user's
     return {**with_our_path(others), **environment(token)}
+
+
+def users_environment() -> dict[str, str]:
+    """The environment of the user, in a process that has ours."""
+    others = {name: value for name, value in os.environ.items() if not _is_of_ray(name)}
+    return {**others, **json.loads(others.pop(USERS, "{}"))}
 
 
 def ignored_settings() -> str:

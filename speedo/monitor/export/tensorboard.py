@@ -34,8 +34,9 @@ BINS: Final = 60  # of a histogram
 class TensorBoardFile:
     """An exporter; each master of a run writes a file of its own, the name of which begins with the time.
 
-    `rate` is the learning rate at an iteration, `layout` names the blobs of a `CenterCopy`. With `resumed` points that
-    come after this iteration are taken back. `wall_s` is the wall clock's time when the driver's clock was 0.
+    `rate` is the learning rate at an iteration, if the run knows it; `layout` names the blobs of a `CenterCopy`. With
+    `resumed` points that come after this iteration are taken back. `wall_s` is the wall clock's time when the driver's
+    clock was 0.
     """
 
     name = "TensorBoard's file"
@@ -43,7 +44,7 @@ class TensorBoardFile:
     def __init__(
         self,
         folder: Path,
-        rate: Callable[[int], float],
+        rate: Callable[[int], float] | None,
         layout: Layout,
         *,
         resumed: Counters | None = None,
@@ -111,10 +112,11 @@ class TensorBoardFile:
         point = self._means.take(now)
         values = {
             "train/loss": point.loss,
-            "train/learning_rate": self._rate(point.iteration),
             "train/images_per_second": point.images_per_s,
             "train/staleness": point.staleness,
         }
+        if self._rate is not None:
+            values["train/learning_rate"] = self._rate(point.iteration)
         self._scalars(now, point.iteration, values)
 
     def _scalars(self, now: float, iteration: int, values: dict[str, float]) -> None:

@@ -1,0 +1,229 @@
+"""The actor of a worker that is a script of the user's: starts it, gives it its place, and passes on what it asks.
+
+The script is a process of its own, in which no Ray is. It trains as `speedo.script` tells.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Final
+
+from speedo.actors.ray_node.session import users_environment
+from speedo.actors.worker_actor import Ready
+from speedo.engines.native_failures import capture_stderr, describe_exit
+from speedo.errors import EngineError, SpeedoError
+from speedo.leases.lease import LeaseRequest
+from speedo.master.slots import Assignment
+from speedo.messages import Refused, RunsAt, SaveState, StateSaved, Train, Trained
+from speedo.run.script_job import FirstModel, ScriptJob
+from speedo.run.script_link import (
+    VARIABLE,
+    Done,
+    Failed,
+    FromScript,
+    Hello,
+    RunOver,
+    Serve,
+    Start,
+    ToScript,
+    address_in,
+)
+from speedo.run.settings import RunSettings
+from speedo.system import dies_with_parent
+from speedo.system.cores import UNBOUND, CoreShare, list_of
+from speedo.transport.channel import first_line
+from speedo.vectors.vector import Layout
+
+JOIN_S: Final = 0.2  # between two looks whether a script that has not joined yet still lives
+LAST_LINE: Final = 4096  # bytes of a log in which the last line is looked for
+ROOM: Final = 5  # threads: start, serve, turn, and two who ask
+
+
+class ScriptActor:
+    """Stands in for `WorkerActor`: same calls, but the turns are the script's."""
+
+    def __init__(self) -> None:
+        self._link: Connection | None = None
+        self._sending = threading.Lock()
+        self._over = threading.Event()  # the script has ended, or trains no more
+        self._ended = threading.Event()  # its process has ended
+        self._done, self._status = False, 0
+        self._answers: SimpleQueue[Trained | Refused | None] = SimpleQueue()
+        self._hello: SimpleQueue[Hello | None] = SimpleQueue()
+
+    def process(self) -> int:
+        return os.getpid()
+
+    def start(
+        self,
+        settings: RunSettings,
+        place: Assignment,
+        log: Path,
+        scratch: Path,
+        data_root: Path | None,
+        master: Any = None,
+        share: CoreShare = UNBOUND,
+    ) -> Ready:
+        """Start the script, and wait until it joins, however long it loads. Raises `EngineError` if it does not."""
+        assert isinstance(settings.spec, ScriptJob)
+        capture_stderr(log)
+        share.bind()
+        scratch.mkdir(exist_ok=True, mode=0o700)
+        self._job, self._log, self._place, self._master = settings.spec, log, place, master
+        listener = socket.socket(socket.AF_UNIX)
+        with listener:
+            with address_in(scratch) as address:
+                listener.bind(address)
+            listener.listen(1)
+            listener.settimeout(JOIN_S)
+            environment = {
+                "OMP_NUM_THREADS": str(share.threads),
+                **users_environment(),
+                VARIABLE: str(scratch),
+            }
+            # The kernel ends the script with the thread that started it, so that one lives as long as this actor.
+            threading.Thread(target=self._run, args=(environment,), daemon=True).start()
+            self._link = self._accepted(listener)
+        threading.Thread(target=self._listen, daemon=True).start()
+        self._tell(Start(settings.for_others(), place, settings.spec.in_rounds))
+        hello = self._hello.get()
+        if hello is None:
+            raise EngineError(self._cause())
+        runs_at = RunsAt(share.host, os.getpid(), share.threads, list_of(os.sched_getaffinity(0)))
+        layout = Layout(hello.blobs)
+        return Ready(
+            runs_at,
+            hello.batch,
+            layout.digest,
+            hello.near,
+            model=FirstModel(hello.blobs, hello.batch),
+        )
+
+    def _accepted(self, listener: socket.socket) -> Connection:
+        while not self._ended.is_set():
+            with suppress(TimeoutError):
+                made, _ = listener.accept()
+                return Connection(made.detach())
+        if self._status:
+            raise EngineError(self._cause())
+        raise EngineError(
+            f"{self._job.path} ended without a call of speedo.join: a script trains inside `with speedo.join(...)`"
+        )
+
+    def turn(self, command: Train) -> Trained | Refused:
+        """One turn, of a worker that has no channel."""
+        self._tell(command)
+        answer = self._answers.get()
+        if answer is None:
+            raise EngineError(self._cause())
+        return answer
+
+    def serve(self, folder: str, worker: int, incarnation: int) -> None:
+        """Have the script take its turns from this channel; returns when it trains no more."""
+        self._tell(Serve(folder))
+        self._over.wait()
+        if not self._done:
+            raise EngineError(self._cause())
+
+    def save_state(self, command: SaveState) -> StateSaved:
+        """Scripts have no checkpoints yet."""
+        place = (command.worker, command.incarnation, command.version)
+        return StateSaved(*place, problem="a script keeps its own state")
+
+    def over(self, version: int) -> None:
+        """The run is over; this version of the center is what it came to."""
+        self._tell(RunOver(version))
+
+    def wait(self) -> str:
+        """Wait until the script's process has ended; why that was no good end, if so."""
+        self._ended.wait()
+        return "" if not self._status else self._cause()
+
+    # ------------------------------------------------------------ the script
+
+    def _run(self, environment: dict[str, str]) -> None:
+        """The script's life, in a thread of its own."""
+        try:
+            child = subprocess.Popen(
+                dies_with_parent.command(self._job.command),
+                env=environment,
+                cwd=self._job.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # the log
+                stderr=2,
+            )
+            self._status = child.wait()
+        except OSError as error:
+            print(f"{self._job.command[0]} cannot be started: {error.strerror}", file=sys.stderr)
+            self._status = 127
+        self._ended.set()
+        self._over.set()
+
+    def _cause(self) -> str:
+        """Why the script ended, with its last words."""
+        self._ended.wait(JOIN_S)
+        status = self._status
+        text = f"its script {describe_exit(status)}"
+        words = _last_line(self._log)
+        return f"{text}: {words}" if status and words else text
+
+    # ------------------------------------------------------------ the link
+
+    def _listen(self) -> None:
+        assert self._link is not None
+        with suppress(EOFError, OSError):
+            while True:
+                self._heard(self._link.recv())
+        self._hello.put(None)
+        self._answers.put(None)
+        if not self._done:
+            self._ended.wait()
+        self._over.set()
+
+    def _heard(self, message: FromScript) -> None:
+        match message:
+            case Hello():
+                self._hello.put(message)
+            case Trained() | Refused():
+                self._answers.put(message)
+            case LeaseRequest():
+                threading.Thread(target=self._ask, args=(message,), daemon=True).start()
+            case Done():
+                import ray
+
+                self._done = True
+                ray.get(self._master.ended.remote(self._place))
+                self._over.set()
+
+    def _ask(self, message: LeaseRequest) -> None:
+        import ray
+        from ray.exceptions import RayTaskError
+
+        try:
+            self._tell(ray.get(self._master.lease.remote(self._place, message)))
+        except RayTaskError as error:
+            cause = error.cause if isinstance(error.cause, SpeedoError) else error
+            self._tell(Failed(first_line(cause)))
+
+    def _tell(self, message: ToScript | Any) -> None:
+        assert self._link is not None
+        with self._sending, suppress(OSError):  # its end is being told
+            self._link.send(message)
+
+
+def _last_line(log: Path) -> str:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - LAST_LINE))
+            lines = file.read().decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

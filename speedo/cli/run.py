@@ -1,0 +1,72 @@
+"""`speedo run`: train with a script of the user's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from speedo.cli.run_options import GroupedCommand, options_named, under
+from speedo.cli.train import run_with
+from speedo.config.run_config import RUN
+
+if TYPE_CHECKING:
+    from speedo.config.run_config import RunConfig
+    from speedo.monitor.console import Progress
+    from speedo.run.result import RunResult
+
+OPTIONS = (
+    *("mode", "workers", "local_steps", "sync_when", "moving_rate", "delta_scale"),
+    *("staleness_scaling", "phases", "backup_workers", "max_advance", "catch_up", "window"),
+    *("compress", "compress_center", "run_dir", "redis", "same_node"),
+    *("threads", "bind", "stop_on_divergence", "max_seconds", "timeout", "join_timeout"),
+    *("min_workers", "restarts", "tensorboard", "metrics_port"),
+)
+# What a script decides itself, or cannot have.
+FIXED = {
+    "split_batch": False,
+    "team": "off",
+    "final_test": False,
+    "checkpoint_interval": 0.0,
+    "reshard_after": 0.0,
+}
+
+
+@click.command(cls=GroupedCommand, context_settings={"allow_interspersed_args": False})
+@options_named(*OPTIONS)
+@under(
+    RUN,
+    "--max-iter",
+    type=int,
+    metavar="N",
+    help="End the run after N batches of all workers together.  [default: the script ends it]",
+)
+@under(
+    RUN,
+    "--seed",
+    type=int,
+    metavar="N",
+    help="Of the order of records that are shuffled.  [default: another in each run]",
+)
+@click.argument("script", type=click.Path(path_type=Path))
+@click.argument("arguments", nargs=-1)
+def run(script: Path, arguments: tuple[str, ...], **options: Any) -> None:
+    """Train with a script of your own: SCRIPT, with its ARGUMENTS, is started as every worker.
+
+    In the script `with speedo.join(model, optimizer) as run:` around the loop makes it a worker, and
+    `run.share(loader)` gives it its records. Started by itself it is a run of one worker.
+
+    \b
+    speedo run --workers 4 --mode easgd --local-steps 10 train.py --epochs 3
+
+    What worker 0 prints is shown here, and the output of each is in the run directory, in logs/.
+    The last line of the output is the path of the trained model, an .npz file of NumPy.
+    """
+
+    def launch(config: RunConfig, watch: Progress) -> RunResult:
+        from speedo.actors import launch as launcher
+
+        return launcher.train(config, watch)
+
+    run_with(launch, {**options, **FIXED, "script": (str(script.absolute()), *arguments)})

@@ -1,0 +1,59 @@
+"""Prepares a run that trains a script of the user's own."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from speedo.config.run_config import RunConfig
+from speedo.config.stopping_checks import problems_with_tests
+from speedo.errors import ConfigError
+from speedo.run.prepare import Prepared, new_run_dir
+from speedo.run.script_job import ScriptJob
+from speedo.run.settings import RunSettings
+from speedo.sgd_modes.registry import has_rounds
+from speedo.system.cores import CoreOptions
+from speedo.vectors.codecs import Compression
+from speedo.version import VERSION
+
+
+def prepare_script(config: RunConfig, note: Callable[[str], None]) -> Prepared:
+    """Check the options and the script, and create the run directory. Raises `ConfigError`."""
+    path, *arguments = config.script
+    problems = problems_with_tests(config, has_test=False, test_interval=0)
+    for number, phase in enumerate(config.phases, 1):
+        if phase.has_own_values:
+            problems.append(
+                f"phase {number} ({phase.mode}): the script has its own optimizer, so lr, momentum, weight_decay and "
+                "batch are for it to change; leave them out of the phase"
+            )
+    if not Path(path).is_file():
+        problems.append(f"the script {path} is not a file; give the path of a Python script")
+    if problems:
+        raise ConfigError(problems)
+    run = secrets.token_hex(6)
+    in_rounds = has_rounds(config.mode, *(phase.mode for phase in config.phases))
+    job = ScriptJob(Path(path), tuple(arguments), os.getcwd(), in_rounds)
+    if config.max_iter is not None:
+        job = replace(job, max_iter=config.max_iter)
+    settings = RunSettings(
+        run,
+        VERSION,
+        job,
+        config.workers,
+        (1,) * config.workers,
+        seed=int(run[:7], 16) if config.seed is None else config.seed,
+        timeout_s=config.timeout,
+        redis_is_ours=config.redis is None,
+        compression=Compression(config.compress, config.compress_center),
+        cores=CoreOptions(config.threads, config.bind),
+    )
+    run_dir = new_run_dir(config, run)
+    note(
+        f"{job.path.name}: mode {config.mode}, {config.workers} workers, each a process of the script; "
+        f"run directory {run_dir}"
+    )
+    return Prepared(config, settings, run_dir, Path(), None)

@@ -1,0 +1,224 @@
+"""What a run trains and exports: a net with its solver in an engine, or the parameters of a script."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from speedo.config.run_config import RunConfig
+from speedo.engines.chance import loss_of_guessing
+from speedo.engines.make import make_engine, prepare_process
+from speedo.engines.solver_update import Recipe, multipliers
+from speedo.engines.update_rules import SolverFields
+from speedo.errors import CheckpointError, TrainingStopped
+from speedo.master.center import RunCenter, squared_norm
+from speedo.messages import Tuning
+from speedo.run.best_model import BestFile
+from speedo.run.caffe_snapshot import CaffeSnapshot
+from speedo.run.remote_inputs import located_weights
+from speedo.run.settings import RunSettings
+from speedo.run.snapshot_files import SnapshotFiles
+from speedo.run_dir.checkpoint_file import Checkpoint
+from speedo.run_dir.directory import MODEL, SCRIPT_MODEL
+from speedo.sgd_modes.registry import Adjust, Update
+from speedo.solver import solver_for_server
+from speedo.solver.proto import caffe_proto, parse_text
+from speedo.vectors.npz import write_arrays
+from speedo.vectors.vector import Layout, Vector
+
+
+class TrainedModel(ABC):
+    """The model of a run: its first weights, its file at the end, and what the master can do with its solver.
+
+    `resume` is the checkpoint that the run continues from. Without a solver in the master there is no `update` of the
+    center by a gradient, and no `adjust` of the solver's values.
+    """
+
+    file: ClassVar[str]  # its name in the run directory
+    layout: Layout
+    first: Vector
+    resume: Checkpoint | None = None
+    update: Update | None = None
+    adjust: Adjust | None = None
+
+    @abstractmethod
+    def export(self, center: Vector, path: Path) -> None:
+        """Write this center, whole or not at all."""
+
+    def recipe(self) -> Recipe | None:
+        """What servers make the solver's update of their ranges from."""
+        return None
+
+    def history(self) -> bytes:
+        """The history of the solver whose update makes the center."""
+        return b""
+
+    def chance(self) -> float | None:
+        """The loss of guessing, if it is known."""
+        return None
+
+    def snapshots(
+        self,
+        run_dir: Path,
+        center: RunCenter,
+        fence: Callable[[], None],
+        server_history: Callable[[], bytes],
+    ) -> SnapshotFiles | None:
+        """What writes snapshots of the center; None if the model has none."""
+        return None
+
+    def best(
+        self,
+        run_dir: Path,
+        center: RunCenter,
+        fence: Callable[[], None],
+        note: Callable[[str], None],
+    ) -> BestFile | None:
+        """What keeps the best of the tested versions; None if no version is tested."""
+        return None
+
+    def second_name(self, iteration: int) -> str:
+        """The name of the last snapshot, if it has the form of the model; empty for none."""
+        return ""
+
+    def close(self) -> None:  # noqa: B027
+        """Let go of the engine."""
+
+
+@dataclass
+class ScriptModel(TrainedModel):
+    """The parameters of a user's script; they are exported as arrays by their names."""
+
+    layout: Layout
+    first: Vector
+    file = SCRIPT_MODEL
+
+    def export(self, center: Vector, path: Path) -> None:
+        """Write numpy's `.npz`."""
+        write_arrays(path, self.layout, center)
+
+
+class CaffeModel(TrainedModel):
+    """A net with its solver; the engine writes it as `.caffemodel`."""
+
+    file = MODEL
+
+    def __init__(
+        self,
+        config: RunConfig,
+        settings: RunSettings,
+        resume: Checkpoint | CaffeSnapshot | None = None,
+        scratch: Path | None = None,
+    ) -> None:
+        """`scratch` is the folder for the engine's small files; without it the temporary folder.
+
+        Raises `CheckpointError` if `resume` is not of this net.
+        """
+        self._spec = spec = settings.solver
+        prepare_process(settings.engine)
+        self._engine = engine = make_engine(
+            settings.engine.on_cpu(),
+            solver_for_server(spec, seed=settings.seed, scratch=scratch),
+            lr_policy=spec.lr_policy,
+            folder=spec.folder,
+            python_layers=spec.python_layers,
+            scratch=scratch,
+        )
+        if isinstance(resume, CaffeSnapshot):
+            resume = resume.as_checkpoint(engine, settings, config.mode)
+        self.layout, self.resume = engine.layout, resume
+        self.update, self.adjust = self._update, self._adjust
+        self.first = self._first_center(config) if resume is None else self._resumed(resume)
+
+    def _first_center(self, config: RunConfig) -> Vector:
+        """The initial weights: the solver's own, or those of `--weights`."""
+        for file in located_weights(config.weights):
+            self._engine.copy_from(file)
+        vector = self.layout.zeros()
+        self._engine.read_weights(vector)
+        return vector
+
+    def _resumed(self, checkpoint: Checkpoint) -> Vector:
+        wrong_shape = checkpoint.center.shape != (self.layout.size,)
+        if checkpoint.counters.layout != self.layout.digest or wrong_shape:
+            raise CheckpointError(
+                "the checkpoint is of another net: its parameter blobs differ from those of "
+                f"{self._spec.path}; resume with the net that the run was begun with"
+            )
+        if checkpoint.master_history:  # checked here, also where servers go on with it
+            self._engine.load_history(checkpoint.master_history)
+        return checkpoint.center
+
+    def export(self, center: Vector, path: Path) -> None:
+        """Write the `.caffemodel`."""
+        self._engine.load_weights(center)
+        self._engine.save(path)
+
+    def _update(self, gradient: Vector, center: Vector, iteration: int) -> None:
+        """The solver's own update of the center by a raw gradient."""
+        engine = self._engine
+        engine.load_weights(center)
+        engine.set_iteration(iteration)
+        engine.apply_gradient(gradient)
+        updated = np.empty_like(center)
+        engine.read_weights(updated)
+        if not np.isfinite(squared_norm(updated)):
+            raise TrainingStopped(
+                f"the solver's update at iteration {iteration} is not finite: training has diverged; lower --lr"
+            )
+        np.copyto(center, updated)
+
+    def _adjust(self, own: Tuning) -> None:
+        self._engine.adjust(own.lr, own.momentum, own.weight_decay, 1)
+
+    def recipe(self) -> Recipe | None:
+        """See `TrainedModel.recipe`."""
+        parameter = parse_text(self._spec.text, caffe_proto().SolverParameter())
+        own = multipliers(parameter.train_net_param, self.layout)
+        return Recipe(SolverFields.from_solver(parameter), self.layout, own, self._spec.lr_policy)
+
+    def history(self) -> bytes:
+        """See `TrainedModel.history`."""
+        return self._engine.history()
+
+    def chance(self) -> float | None:
+        """See `TrainedModel.chance`."""
+        parameter = parse_text(self._spec.text, caffe_proto().SolverParameter())
+        return loss_of_guessing(parameter.train_net_param, self._engine.shapes())
+
+    def snapshots(
+        self,
+        run_dir: Path,
+        center: RunCenter,
+        fence: Callable[[], None],
+        server_history: Callable[[], bytes],
+    ) -> SnapshotFiles:
+        """See `TrainedModel.snapshots`."""
+        return SnapshotFiles(run_dir, self._spec, self._engine, center, fence, server_history)
+
+    def best(
+        self,
+        run_dir: Path,
+        center: RunCenter,
+        fence: Callable[[], None],
+        note: Callable[[str], None],
+    ) -> BestFile | None:
+        """See `TrainedModel.best`."""
+        if not self._spec.has_test:
+            return None
+        return BestFile(run_dir, self._engine, center, fence, note)
+
+    def second_name(self, iteration: int) -> str:
+        """See `TrainedModel.second_name`."""
+        named = self._spec.last_snapshot(iteration)
+        whole = named is None or self._spec.snapshot_hdf5
+        return "" if named is None or whole else self._spec.snapshot_name(named)
+
+    def close(self) -> None:
+        """Let go of the engine."""
+        self._engine.close()

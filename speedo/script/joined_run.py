@@ -1,0 +1,320 @@
+"""`speedo.join`: the user's own loop trains, and is a worker of a run; started by itself it is a run of one worker."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+
+from speedo.errors import ConfigError, MissingKeyError, PayloadError, StoreUnavailableError
+from speedo.leases.lease import Lease, LeaseRequest, NoLease
+from speedo.run.host_memory import host_centers
+from speedo.run.open_store import is_near, run_store
+from speedo.run.script_link import VARIABLE, Done, Hello, Start, address_in
+from speedo.script.alone import OwnBook
+from speedo.script.turns import TurnSource
+from speedo.transport.channel import refusal
+from speedo.vectors.npz import write_arrays
+from speedo.vectors.transfer import put_history
+from speedo.vectors.vector import Blob, Vector
+from speedo.worker.array_weights import ArrayWeights
+from speedo.worker.driven_turn import DrivenWorker
+from speedo.worker.share import Share
+from speedo.worker.weights import Weights
+
+FIRST: Final = 0  # the version of the first weights in the store
+_NO_MORE: Final = object()
+_now: JoinedRun | None = None
+
+
+def join(model: Any, optimizer: Any = None) -> JoinedRun:
+    """Train `model` in this script as one worker of a run, inside `with speedo.join(...) as run:`.
+
+    `model` is a torch.nn.Module, with its `optimizer`, each of whose steps counts; or a mapping of names to NumPy
+    arrays, which are changed in place, and `run.step()` says that a step was made. Run by itself the script is a run of
+    one worker; `speedo run --workers 4 train.py` has four. Raises `ConfigError` for what cannot be trained.
+    """
+    if _now is not None:
+        raise ConfigError("speedo.join is called inside another: a script has one run at a time")
+    if isinstance(model, Mapping):
+        if optimizer is not None:
+            raise ConfigError(
+                "an optimizer is for a torch.nn.Module: leave it out, and call run.step()"
+            )
+        return JoinedRun(ArrayWeights(model), None)
+    if not hasattr(model, "named_parameters"):
+        raise ConfigError(
+            f"speedo.join takes a torch.nn.Module or a mapping of names to NumPy arrays, not {type(model).__name__}"
+        )
+    if optimizer is None:
+        raise ConfigError(
+            "give the optimizer, too: speedo.join(model, optimizer); each of its steps counts"
+        )
+    from speedo.engines.pytorch.module_weights import ModuleWeights
+
+    weights = ModuleWeights(model, optimizer)
+    return JoinedRun(weights, weights)
+
+
+def current() -> JoinedRun:
+    """The run that this script has joined, for code deep in it. Raises `ConfigError` outside of `with speedo.join`."""
+    if _now is None:
+        raise ConfigError("no run is joined here: call it inside `with speedo.join(...)`")
+    return _now
+
+
+class JoinedRun(AbstractContextManager["JoinedRun"]):
+    """One worker's part of a run. Its turns begin and end in `step`, in the script's own thread.
+
+    `rank` is the worker's number from 0 on, `size` how many workers are wanted. `should_stop` says that the run is
+    over: what is trained then reaches nobody.
+    """
+
+    def __init__(self, weights: Weights, stepped: Any) -> None:
+        """`stepped.on_step(callback)` tells of an optimizer's steps; None where the script calls `step` itself."""
+        self.rank, self.size, self.should_stop = 0, 1, False
+        self._weights, self._stepped = weights, stepped
+        self._hook: Any = None
+        self._first: Vector | None = None  # the weights at the beginning, until the master has them
+        self._start: Start | None = None
+        self._turns: TurnSource | None = None
+        self._worker: DrivenWorker | None = None
+        self._own = OwnBook()
+        self._share = Share(self._lease, lambda: None, 0)
+        self._epochs, self._steps, self._given = 0, 0, 0
+        self._shares = False  # `share` was called
+        self._loss: float | None = None
+
+    # ------------------------------------------------------------ the script's side
+
+    @property
+    def iteration(self) -> int:
+        """Steps of all workers so far, as the run counts them."""
+        return self._steps if self._worker is None else self._worker.iteration
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The numbers of so many epochs; ends early once the run is over, or all their records are trained."""
+        if count < 1:
+            raise ConfigError(f"run.epochs({count}): a run has at least 1 epoch")
+        self._epochs = count
+        for epoch in range(count):
+            if self.should_stop:
+                return
+            yield epoch
+
+    def share(
+        self, data: Any, batch: int | None = None, shuffle: bool | None = None
+    ) -> Iterator[Any]:
+        """This worker's batches of one epoch of `data`: each record is trained by one worker, once.
+
+        `data` is a PyTorch DataLoader, which has its own batch and order. Or a Dataset, a sequence, or a tuple of
+        arrays of equal length: `batch` of its records are an item, without it each by itself, in the order of their
+        numbers or in another one for each epoch (`shuffle`). Raises `ConfigError` for what has no numbered records.
+        """
+        items = self._share.batches(data, batch, shuffle, epochs=self._epochs)
+        self._shares = True
+        self._say_hello(self._share.batch)
+        # Records are leased within a turn: so those of a round follow each other, as in a batch of one process.
+        while self._has_turn() and (item := next(items, _NO_MORE)) is not _NO_MORE:
+            yield item
+
+    def step(self, loss: float | None = None, samples: int | None = None) -> None:
+        """A step was made, on so many records: those that `share` gave since the last one, if it is not said.
+
+        With an optimizer it is not called: its steps are noticed. `loss` is the mean loss of the step.
+        """
+        given, self._given = self._share.given - self._given, self._share.given
+        samples = given or 1 if samples is None else samples
+        loss = self._loss if loss is None else float(loss)
+        self._loss = None
+        self._steps += 1
+        if self._start is None:
+            return self._own.trained(self._taken())
+        self._say_hello(samples)
+        if self.should_stop or not self._has_turn():
+            return
+        assert self._worker is not None
+        if self._worker.stepped(samples, loss):
+            self._end_turn()
+            if not self._shares:  # the next step may follow at once
+                self._has_turn()
+
+    def report(self, loss: float) -> None:
+        """Say the loss of the step that follows, for the log: with an optimizer, before its step."""
+        self._loss = float(loss)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the present weights to an .npz file, an array for each name; worker 0 alone does."""
+        if self.rank == 0:
+            vector = self._weights.layout.zeros()
+            self._weights.read_weights(vector)
+            write_arrays(Path(path), self._weights.layout, vector)
+
+    # ------------------------------------------------------------ the context
+
+    def __enter__(self) -> Self:
+        global _now
+        if _now is not None:
+            raise ConfigError(
+                "speedo.join is called inside another: a script has one run at a time"
+            )
+        folder = os.environ.get(VARIABLE)
+        if folder:
+            made = socket.socket(socket.AF_UNIX)
+            with address_in(folder) as address:
+                made.connect(address)
+            link = Connection(made.detach())
+            start: Start = link.recv()
+            self._start = start
+            self.rank, self.size = start.place.worker, start.settings.workers
+            self._share = Share(
+                self._lease,
+                lambda: None,
+                start.settings.seed,
+                workers=self.size,
+                ahead=not start.in_rounds,
+            )
+            self._turns = TurnSource(link, start.place.worker, start.place.incarnation)
+            self._first = self._weights.layout.zeros()
+            self._weights.read_weights(self._first)
+        if self._stepped is not None:
+            self._hook = self._stepped.on_step(self.step)
+        _now = self
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        global _now
+        _now = None
+        if self._hook is not None:
+            self._hook.remove()
+        self._share.close()
+        if self._turns is None:
+            return
+        try:
+            if error is None:
+                self._end()
+        finally:
+            self._turns.close()
+            if self._worker is not None:
+                self._worker.close()
+
+    def _end(self) -> None:
+        """Publish what is left of the turn, wait for the end of the run, and take over what it came to."""
+        assert self._turns is not None
+        if self._worker is None and not self._shares:
+            raise ConfigError(
+                "the script left `with speedo.join(...)` without a step: train inside of it, with run.step() or steps "
+                "of the optimizer"
+            )
+        self._say_hello(1)  # there were no records left for it
+        worker = self._worker
+        if worker is not None and worker.command is not None and worker.steps:
+            self._end_turn()
+        self._turns.tell(Done())
+        version = self._turns.final()
+        if version is None:
+            print("speedo: the run is gone; these are this worker's own weights", file=sys.stderr)
+        if version is None or worker is None:
+            return
+        center = self._weights.layout.zeros()
+        worker.exchange.fetch_center(version, center)
+        self._weights.load_weights(center)
+
+    # ------------------------------------------------------------ turns
+
+    def _say_hello(self, batch: int) -> None:
+        """Tell the master what is trained, once it is known; the steps before are kept."""
+        if self._start is None or self._worker is not None or self.should_stop:
+            return
+        settings, place, layout = self._start.settings, self._start.place, self._weights.layout
+        assert self._turns is not None
+        assert self._first is not None
+        store = run_store(place.redis_url, settings)
+        if place.worker == 0:
+            put_history(store, settings.keyspace, 0, FIRST, self._first.tobytes())
+        self._turns.ask(Hello(layout.blobs, batch, is_near(settings.near)))
+        self._worker = DrivenWorker(
+            settings.keyspace,
+            place.worker,
+            place.incarnation,
+            self._weights,
+            store,
+            time.monotonic,
+            settings.epoch,
+            compression=settings.compression,
+            host=host_centers(settings, place, layout),
+        )
+        present = layout.zeros()
+        self._weights.read_weights(present)
+        present -= self._first
+        self._first = None
+        if np.any(present) and self._has_turn():
+
+            def add(blob: Blob, part: slice, weights: Vector) -> None:
+                weights += present[part]
+
+            self._weights.change_weights(add)
+
+    def _has_turn(self) -> bool:
+        """Whether a turn goes on, or begins now: the next is waited for. False once the run is over."""
+        if self._start is None:
+            return True
+        assert self._turns is not None
+        assert self._worker is not None
+        while self._worker.command is None and not self.should_stop:
+            command = self._turns.next()
+            if command is None:
+                self.should_stop = True
+                break
+            try:
+                self._worker.begin(command)
+                self._share.steps = command.steps
+            except (MissingKeyError, PayloadError, StoreUnavailableError) as problem:
+                self._turns.answer(refusal(command, problem))
+        return not self.should_stop
+
+    def _end_turn(self) -> None:
+        assert self._turns is not None
+        assert self._worker is not None
+        command = self._worker.command
+        assert command is not None
+        taken = self._taken()
+        records = tuple((one.epoch, one.start, one.stop) for one in taken)
+        try:
+            self._turns.answer(self._worker.end(records))
+        except (MissingKeyError, PayloadError, StoreUnavailableError) as problem:
+            self._worker.command = None
+            self._share.give_back(taken)
+            self._turns.answer(refusal(command, problem))
+
+    # ------------------------------------------------------------ records
+
+    def _taken(self) -> tuple[Lease, ...]:
+        return self._share.taken()[0]
+
+    def _lease(self, request: LeaseRequest) -> Lease | NoLease:
+        if self._turns is None:
+            return self._own.lease(request)
+        try:
+            answer: Lease | NoLease = self._turns.ask(request)
+        except (EOFError, OSError):
+            print("speedo: the run is gone", file=sys.stderr)
+            self.should_stop = True
+            return NoLease.OVER
+        # What others hold may come back, but a round of theirs may wait for this worker: so it leaves. If one of them
+        # dies, the worker that takes its place trains that.
+        return NoLease.OVER if answer is NoLease.WAIT else answer

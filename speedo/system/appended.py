@@ -1,0 +1,27 @@
+"""The lines that others append to a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+MOST_BYTES: Final = 1 << 16  # at once; the rest comes the next time
+
+
+class AppendedLines:
+    """Whole lines that were appended since the last look; a file that is not there has none."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._read, self._rest = path, 0, b""
+
+    def new(self) -> list[str]:
+        """The lines since the last call."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._read)
+                data = file.read(MOST_BYTES)
+        except OSError:
+            return []
+        self._read += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [line.decode(errors="replace") for line in lines]

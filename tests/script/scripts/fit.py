@@ -1,0 +1,42 @@
+"""Fits a line to 240 points; its arguments say what goes wrong."""
+
+import os
+import sys
+import time
+
+import numpy as np
+
+import speedo
+
+fault = sys.argv[1] if len(sys.argv) > 1 else "none"
+pause = float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
+print("rank of", os.getpid(), "fault", fault, flush=True)
+random = np.random.default_rng(3)
+x = random.standard_normal((240, 3)).astype(np.float32)
+y = x @ np.array([1, -2, 3], np.float32)
+w = np.zeros(
+    4
+    if fault == "shape" and "worker-0.1" not in os.environ.get("SPEEDO_WORKER", "worker-0.1")
+    else 3,
+    np.float32,
+)
+if fault == "early":
+    raise ValueError("the file of settings is not there")
+if fault == "never-joins":
+    sys.exit()
+
+with speedo.join({"w": w}) as run:
+    if fault != "never-steps":
+        for _ in run.epochs(3):
+            for some, right in run.share((x, y), batch=8):
+                error = some @ w[:3] - right
+                w[:3] -= 0.2 * (some.T @ error) / len(error)
+                time.sleep(pause)
+                if fault == "nan" and run.rank == 1:
+                    w[:] = np.nan
+                if fault == "raises" and run.rank == 1:
+                    raise ValueError("no such column")
+                run.step(loss=float((error**2).mean()))
+if fault == "late":
+    raise ValueError("the report cannot be written")
+print("fitted", run.rank, w.round(3).tolist(), flush=True)

@@ -1,0 +1,73 @@
+"""`speedo.join` in a script that runs by itself: what it takes, what it refuses, and that nothing is exchanged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import speedo
+from speedo.errors import ConfigError
+
+
+def test_each_epoch_has_every_record_once() -> None:
+    w, seen = np.zeros(2, np.float32), list[list[int]]()
+    with speedo.join({"w": w}) as run:
+        for epoch in run.epochs(2):
+            seen.append([])
+            for numbers in run.share(np.arange(10), batch=4, shuffle=True):
+                seen[epoch] += numbers.tolist()
+                run.step(loss=0.5)
+        assert (run.rank, run.size, run.iteration, run.should_stop) == (0, 1, 6, False)
+    assert [sorted(one) for one in seen] == [list(range(10))] * 2
+    assert seen[0] != seen[1]
+
+
+def test_code_deep_in_a_script_finds_the_run() -> None:
+    with pytest.raises(ConfigError, match="no run is joined here"):
+        speedo.current()
+    with speedo.join({"w": np.zeros(1, np.float32)}) as run:
+        assert speedo.current() is run
+        with pytest.raises(ConfigError, match=r"speedo\.join is called inside another"):
+            speedo.join({"w": np.zeros(1, np.float32)})
+    with pytest.raises(ConfigError, match="no run is joined here"):
+        speedo.current()
+
+
+def test_a_script_that_raises_leaves_no_run_behind() -> None:
+    with pytest.raises(KeyError), speedo.join({"w": np.zeros(1, np.float32)}):
+        raise KeyError
+    with speedo.join({"w": np.zeros(1, np.float32)}) as run:
+        assert run.rank == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer", "said"),
+    [
+        (3, None, "takes a torch.nn.Module or a mapping of names to NumPy arrays, not int"),
+        ({}, None, "there is no array to train"),
+        ({"n": np.zeros(2, np.int64)}, None, "array 'n' has the type int64"),
+        ({"w": np.zeros(2)}, object(), "an optimizer is for a torch.nn.Module"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(model: object, optimizer: object, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        speedo.join(model, optimizer)
+
+
+def test_what_has_no_numbered_records_cannot_be_shared() -> None:
+    with speedo.join({"w": np.zeros(1, np.float32)}) as run:
+        with pytest.raises(ConfigError, match="cannot divide a generator"):
+            list(run.share(one for one in range(3)))
+        with pytest.raises(ConfigError, match="at least 1 epoch"):
+            list(run.epochs(0))
+
+
+def test_the_weights_are_saved_by_their_names(tmp_path: Path) -> None:
+    w = np.arange(6, dtype=np.float32).reshape(2, 3)
+    with speedo.join({"w": w, "b": np.ones(3, np.float32)}) as run:
+        run.save(tmp_path / "weights.npz")
+    saved = np.load(tmp_path / "weights.npz")
+    assert saved["w"].tolist() == w.tolist()
+    assert saved["b"].tolist() == [1.0, 1.0, 1.0]

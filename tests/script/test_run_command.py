@@ -1,0 +1,180 @@
+"""`speedo run` as a user runs it, with a script of NumPy's: no Caffe, no solver, a process for each worker."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from tests.support.commands import Commands
+
+pytestmark = [pytest.mark.ray, pytest.mark.redis]
+SCRIPT = Path(__file__).parent / "scripts" / "fit.py"
+RECORDS, EPOCHS, WAIT_S = 240, 3, 200
+RIGHT = [1.0, -2.0, 3.0]
+
+
+def run(speedo: Commands, *words: str) -> tuple[int, str, str]:
+    process = speedo.start("run", "--run-dir", "run", *words)
+    out, errors = process.communicate(timeout=WAIT_S)
+    return process.returncode, out, errors
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").open()]
+
+
+def trained(lines: list[dict[str, Any]]) -> Counter[tuple[int, int]]:
+    """How often each position of each epoch is in a result that was merged."""
+    return Counter(
+        (epoch, position)
+        for line in lines
+        if line["event"] == "result" and line["decision"] == "merged"
+        for epoch, start, stop in line["records"]
+        for position in range(start, stop)
+    )
+
+
+EACH_ONCE = Counter(
+    {(epoch, position): 1 for epoch in range(EPOCHS) for position in range(RECORDS)}
+)
+
+
+def test_every_mode_trains_each_record_once_and_the_model_is_everybodys(
+    speedo: Commands, tmp_path: Path
+) -> None:
+    phases = [
+        word
+        for mode in ("sync", "async", "partial", "weed-out", "easgd")
+        for word in ("--phase", f"{mode}:18")
+    ]
+    status, out, errors = run(
+        *(speedo, "--workers", "2", "--mode", "hybrid", *phases, str(SCRIPT)),
+    )
+    assert status == 0, errors
+    assert out.splitlines()[-1] == str(tmp_path / "run" / "model.npz")
+    lines = lines_of(tmp_path)
+    assert trained(lines) == EACH_ONCE
+    assert {line["worker"] for line in lines if line["event"] == "result"} == {0, 1}
+    finish = next(line for line in lines if line["event"] == "finish")
+    assert (finish["complete"], finish["reason"]) == (True, "every script has ended")
+    model = np.load(tmp_path / "run" / "model.npz")["w"]
+    np.testing.assert_allclose(model, RIGHT, atol=0.1)
+    said = [(tmp_path / "run" / "logs" / f"worker-{rank}.log").read_text() for rank in (0, 1)]
+    for rank, text in enumerate(said):  # both have what the run came to
+        assert f"fitted {rank} {model.round(3).tolist()}" in text
+    assert "fitted 0" in errors  # worker 0 is shown
+    assert "fitted 1" not in errors
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["samples"] == 3 * RECORDS
+    assert speedo.left() == []
+
+
+def scripts(speedo: Commands) -> list[psutil.Process]:
+    return [one for one in speedo.left() if one.cmdline()[1:2] == [str(SCRIPT)]]
+
+
+@pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.matrix)])
+def test_records_of_a_script_that_is_killed_are_trained_by_others(
+    speedo: Commands, tmp_path: Path, mode: str
+) -> None:
+    """Two of three are killed, one after the other; each is started again, and no record is trained twice or not."""
+    words = ("--workers", "3", "--mode", mode, "--local-steps", "2", str(SCRIPT), "none", "0.15")
+    process = speedo.start("run", "--run-dir", "run", *words)
+    killed = 0
+    deadline = time.monotonic() + WAIT_S
+    while killed < 2 and time.monotonic() < deadline:
+        time.sleep(0.5)
+        log = tmp_path / "run" / "metrics.jsonl"
+        merged = log.read_text().count('"merged"') if log.exists() else 0
+        if merged > 6 * (killed + 1) and len(there := scripts(speedo)) == 3:
+            there[killed].kill()
+            killed += 1
+    _, errors = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, killed) == (0, 2), errors
+    lines = lines_of(tmp_path)
+    assert trained(lines) == EACH_ONCE
+    causes = [line["cause"] for line in lines if line["event"] == "left"]
+    assert sum("killed by SIGKILL" in cause for cause in causes) == 2, causes
+
+
+def test_ctrl_c_ends_the_run_and_the_model_so_far_is_there(
+    speedo: Commands, tmp_path: Path
+) -> None:
+    words = ("--workers", "2", "--mode", "async", str(SCRIPT), "none", "0.2")
+    process = speedo.start("run", "--run-dir", "run", *words)
+    log = tmp_path / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline and not (log.exists() and '"merged"' in log.read_text()):
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 130, errors
+    assert (tmp_path / "run" / "model.npz").is_file()
+    assert "fitted 0" in errors  # it came out of its loop, with the model
+    assert out.splitlines()[-1] == str(tmp_path / "run" / "model.npz")
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("early", "its script ended with status 1: ValueError: the file of settings is not there"),
+        ("never-joins", "fit.py ended without a call of speedo.join"),
+        ("never-steps", "without a step: train inside of it, with run.step()"),
+        ("shape", "w of shape (3,) instead of w of shape (4,)"),
+        ("nan", "it is not finite (NaN or infinity)"),
+    ],
+)
+def test_a_script_that_cannot_train_ends_the_run_with_the_cause(
+    speedo: Commands, fault: str, said: str
+) -> None:
+    words = ("--workers", "2", "--restarts", "0", "--mode", "async", str(SCRIPT), fault)
+    status, _, errors = run(speedo, *words)
+    assert status != 0
+    assert said in errors
+    assert "Traceback" not in errors.replace("Traceback (most recent call last):\n", "", 2)
+    assert speedo.left() == []
+
+
+def test_a_script_that_fails_after_the_training_is_told(speedo: Commands, tmp_path: Path) -> None:
+    status, _, errors = run(speedo, "--workers", "1", "--mode", "async", str(SCRIPT), "late")
+    assert status == 4
+    assert "worker 0: its script ended with status 1: ValueError: the report cannot" in errors
+    assert (tmp_path / "run" / "model.npz").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nothing.py"], "nothing.py is not a file; give the path of a Python script"),
+        (["--mode", "hybrid", "--phase", "async:9,lr=0.1", str(SCRIPT)], "has its own optimizer"),
+        (
+            ["--mode", "hybrid", "--phase", "sync:accuracy>=0.5", "--phase", "async", str(SCRIPT)],
+            "test",
+        ),
+        (["--workers", "0", str(SCRIPT)], "workers"),
+    ],
+)
+def test_what_a_script_cannot_have_is_refused_before_anything_is_made(
+    speedo: Commands, tmp_path: Path, words: list[str], said: str
+) -> None:
+    status, _, errors = run(speedo, *words)
+    assert status == 2, errors
+    assert said in errors
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_script_alone_is_a_run_of_one_worker() -> None:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "fitted 0" in done.stdout
