@@ -196,9 +196,11 @@ def test_a_full_temporary_folder_ends_no_run(
 ) -> None:
     temporary = speedo.folder / "t"
     with small_disk(temporary, "24m"):
-        run = Run(speedo, problem, mode, *OFTEN, environment={"TMPDIR": str(temporary)})
+        tests = ("--test-interval", "1000")
+        run = Run(speedo, problem, mode, *OFTEN, *tests, environment={"TMPDIR": str(temporary)})
         run.has_begun()
-        run.wait_for(lambda: run.processes("ray::TesterActor"))
+        # The tester has what it needs there.
+        run.wait_for(lambda: any(not line["problem"] for line in run.lines("test")))
         fill(temporary)
         since = time.monotonic()
         finding.recovered(run.recovery(since))
