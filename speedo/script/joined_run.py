@@ -21,6 +21,7 @@ from speedo.run.host_memory import host_centers
 from speedo.run.open_store import is_near, run_store
 from speedo.run.script_link import VARIABLE, Done, Hello, Start, address_in
 from speedo.script.alone import OwnBook
+from speedo.script.collectives import HostCollectives
 from speedo.script.turns import TurnSource
 from speedo.transport.channel import refusal
 from speedo.vectors.npz import write_arrays
@@ -89,6 +90,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         self._turns: TurnSource | None = None
         self._worker: DrivenWorker | None = None
         self._own = OwnBook()
+        self._collectives = HostCollectives("", 0, 1, 0.0)
         self._share = Share(self._lease, lambda: None, 0)
         self._epochs, self._steps, self._given = 0, 0, 0
         self._shares = False  # `share` was called
@@ -159,6 +161,28 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
             self._weights.read_weights(vector)
             write_arrays(Path(path), self._weights.layout, vector)
 
+    # ------------------------------------------------------------ collectives
+
+    def all_reduce(self, x: Any, op: str = "sum") -> Any:
+        """The `sum`, `mean` or `max` of all workers' arrays or tensors `x`, in place; the same to the bit everywhere.
+
+        All workers make the same collective calls in the same order. Raises `TeamBrokenError` if one of them ends or
+        does not come within `--timeout`, `ConfigError` in all if they call different things.
+        """
+        return self._collectives.all_reduce(x, op)
+
+    def broadcast(self, x: Any, root: int = 0) -> Any:
+        """Worker `root`'s `x` in everybody's, in place."""
+        return self._collectives.broadcast(x, root)
+
+    def all_gather(self, x: Any) -> Any:
+        """All workers' `x`, one after another by rank, as an array or tensor with one dimension more."""
+        return self._collectives.all_gather(x)
+
+    def barrier(self) -> None:
+        """Return once all workers are here."""
+        self._collectives.barrier()
+
     # ------------------------------------------------------------ the context
 
     def __enter__(self) -> Self:
@@ -184,6 +208,9 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
                 ahead=not start.in_rounds,
             )
             self._turns = TurnSource(link, start.place.worker, start.place.incarnation)
+            self._collectives = HostCollectives(
+                start.settings.near.folder, self.rank, self.size, start.settings.timeout_s
+            )
             self._first = self._weights.layout.zeros()
             self._weights.read_weights(self._first)
         if self._stepped is not None:
@@ -202,6 +229,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         if self._hook is not None:
             self._hook.remove()
         self._share.close()
+        self._collectives.close()
         if self._turns is None:
             return
         try:

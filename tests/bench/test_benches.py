@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import ddp, startup, store_speed, update_rules
+from bench import collective, ddp, startup, store_speed, update_rules
 from bench.__main__ import arguments
 from bench.processor import Thread, shares
 from bench.startup import Memory, Started
@@ -63,6 +63,20 @@ def test_ours_is_held_against_the_peer_of_the_same_round() -> None:
     lines = ddp.rates(rows, rounds)
     assert lines[3] == [ddp.DDP, "6,000", "75.0%", "", ""]
     assert lines[4] == [ddp.SYNC, "6,300", "90.0%", "1.050", "0.950 to 1.100"]
+
+
+# ---------------------------------------------------------------- collectives
+
+
+def test_ours_is_held_against_gloo_of_the_same_round() -> None:
+    rounds = [
+        ((0.001, 0.001), (0.002, 0.003)),
+        ((0.004, 0.001), (0.006, 0.002)),
+        ((0.002, 0.001), (0.006, 0.001)),
+    ]
+    assert collective.row(2, 1.7, rounds) == [
+        *("2", "1.7", "0.850", "0.283", "2.00", "1.50 to 3.00", "2.00")
+    ]
 
 
 # ---------------------------------------------------------------- start and memory

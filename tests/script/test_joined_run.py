@@ -71,3 +71,15 @@ def test_the_weights_are_saved_by_their_names(tmp_path: Path) -> None:
     saved = np.load(tmp_path / "weights.npz")
     assert saved["w"].tolist() == w.tolist()
     assert saved["b"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_collectives_of_one_worker_are_its_own() -> None:
+    with speedo.join({"w": np.zeros(1, np.float32)}) as run:
+        x = np.array([1.0, 2.0])
+        assert run.all_reduce(x, "mean") is x
+        assert x.tolist() == [1.0, 2.0]
+        assert run.all_gather(x).tolist() == [[1.0, 2.0]]
+        assert run.broadcast(x).tolist() == [1.0, 2.0]
+        run.barrier()
+        with pytest.raises(ConfigError, match="take NumPy arrays and tensors, not float"):
+            run.all_reduce(1.0)

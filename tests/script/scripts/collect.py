@@ -1,0 +1,20 @@
+"""Every collective once, before and after the training; says what came of it."""
+
+import numpy as np
+
+import speedo
+
+w = np.zeros(2, np.float32)
+with speedo.join({"w": w}) as run:
+    ranks = run.all_gather(np.array([run.rank], np.int64))
+    total = run.all_reduce(np.full(3, run.rank + 1.0))
+    best = run.all_reduce(np.array([run.rank], np.float32), "max")
+    setting = run.broadcast(np.array([7.0 if run.rank == 0 else 0.0]))
+    for _ in run.epochs(1):
+        for _ in run.share(np.arange(40), batch=4):
+            w -= 0.1
+            run.step()
+    run.barrier()
+print(
+    "collected", ranks.ravel().tolist(), total.tolist(), best.tolist(), setting.tolist(), flush=True
+)
