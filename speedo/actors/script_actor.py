@@ -22,7 +22,7 @@ from speedo.engines.native_failures import capture_stderr, describe_exit
 from speedo.errors import EngineError, SpeedoError
 from speedo.leases.lease import LeaseRequest
 from speedo.master.slots import Assignment
-from speedo.messages import Refused, RunsAt, SaveState, StateSaved, Train, Trained
+from speedo.messages import RunsAt, SaveState, StateSaved
 from speedo.run.script_job import FirstModel, ScriptJob
 from speedo.run.script_link import (
     VARIABLE,
@@ -56,7 +56,6 @@ class ScriptActor:
         self._over = threading.Event()  # the script has ended, or trains no more
         self._ended = threading.Event()  # its process has ended
         self._done, self._status = False, 0
-        self._answers: SimpleQueue[Trained | Refused | None] = SimpleQueue()
         self._hello: SimpleQueue[Hello | None] = SimpleQueue()
 
     def process(self) -> int:
@@ -103,7 +102,7 @@ class ScriptActor:
             runs_at,
             hello.batch,
             layout.digest,
-            hello.near,
+            near=True,
             model=FirstModel(hello.blobs, hello.batch),
         )
 
@@ -117,14 +116,6 @@ class ScriptActor:
         raise EngineError(
             f"{self._job.path} ended without a call of speedo.join: a script trains inside `with speedo.join(...)`"
         )
-
-    def turn(self, command: Train) -> Trained | Refused:
-        """One turn, of a worker that has no channel."""
-        self._tell(command)
-        answer = self._answers.get()
-        if answer is None:
-            raise EngineError(self._cause())
-        return answer
 
     def serve(self, folder: str, worker: int, incarnation: int) -> None:
         """Have the script take its turns from this channel; returns when it trains no more."""
@@ -183,7 +174,6 @@ class ScriptActor:
             while True:
                 self._heard(self._link.recv())
         self._hello.put(None)
-        self._answers.put(None)
         if not self._done:
             self._ended.wait()
         self._over.set()
@@ -192,8 +182,6 @@ class ScriptActor:
         match message:
             case Hello():
                 self._hello.put(message)
-            case Trained() | Refused():
-                self._answers.put(message)
             case LeaseRequest():
                 threading.Thread(target=self._ask, args=(message,), daemon=True).start()
             case Done():

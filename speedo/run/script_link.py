@@ -15,7 +15,6 @@ from typing import Final
 
 from speedo.leases.lease import Lease, LeaseRequest, NoLease
 from speedo.master.slots import Assignment
-from speedo.messages import Refused, Train, Trained
 from speedo.run.settings import RunSettings
 from speedo.vectors.vector import Blob
 
@@ -48,12 +47,11 @@ class Hello:
 
     blobs: tuple[Blob, ...]
     batch: int
-    near: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """To the script: its turns come from the channel in this folder; from the link itself, if there is none."""
+    """To the script: its turns come from the channel in this folder."""
 
     folder: str
 
@@ -77,5 +75,5 @@ class Failed:
     problem: str
 
 
-FromScript = Hello | LeaseRequest | Done | Trained | Refused
-ToScript = Start | Serve | RunOver | Failed | Train | Lease | NoLease
+FromScript = Hello | LeaseRequest | Done
+ToScript = Start | Serve | RunOver | Failed | Lease | NoLease

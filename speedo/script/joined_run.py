@@ -19,7 +19,7 @@ from speedo.errors import ConfigError, MissingKeyError, PayloadError, StoreUnava
 from speedo.leases.lease import Lease, LeaseRequest, NoLease
 from speedo.run.host_memory import host_centers
 from speedo.run.open_store import is_near, run_store
-from speedo.run.script_link import VARIABLE, Done, Hello, Start, address_in
+from speedo.run.script_link import VARIABLE, Hello, Start, address_in
 from speedo.script.alone import OwnBook
 from speedo.script.collectives import HostCollectives
 from speedo.script.turns import TurnSource
@@ -142,7 +142,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         if self._start is None:
             return self._own.trained(self._taken())
         self._say_hello(samples)
-        if self.should_stop or not self._has_turn():
+        if not self._has_turn():
             return
         assert self._worker is not None
         if self._worker.stepped(samples, loss):
@@ -252,8 +252,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         worker = self._worker
         if worker is not None and worker.command is not None and worker.steps:
             self._end_turn()
-        self._turns.tell(Done())
-        version = self._turns.final()
+        version = self._turns.done()
         if version is None:
             print("speedo: the run is gone; these are this worker's own weights", file=sys.stderr)
         if version is None or worker is None:
@@ -274,7 +273,15 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         store = run_store(place.redis_url, settings)
         if place.worker == 0:
             put_history(store, settings.keyspace, 0, FIRST, self._first.tobytes())
-        self._turns.ask(Hello(layout.blobs, batch, is_near(settings.near)))
+        if not is_near(settings.near):
+            raise ConfigError(
+                "a script trains on the machine of its master: start it with speedo run"
+            )
+        try:
+            self._turns.begin(Hello(layout.blobs, batch))
+        except EOFError:  # the run has ended before it began
+            self.should_stop = True
+            return
         self._worker = DrivenWorker(
             settings.keyspace,
             place.worker,
@@ -299,8 +306,8 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
 
     def _has_turn(self) -> bool:
         """Whether a turn goes on, or begins now: the next is waited for. False once the run is over."""
-        if self._start is None:
-            return True
+        if self._start is None or self.should_stop:
+            return not self.should_stop
         assert self._turns is not None
         assert self._worker is not None
         while self._worker.command is None and not self.should_stop:
@@ -338,7 +345,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         if self._turns is None:
             return self._own.lease(request)
         try:
-            answer: Lease | NoLease = self._turns.ask(request)
+            answer = self._turns.lease(request)
         except (EOFError, OSError):
             print("speedo: the run is gone", file=sys.stderr)
             self.should_stop = True

@@ -1,53 +1,53 @@
-"""Where the turns of a script come from, and where its answers go: the master's channel, or its actor."""
+"""Where the turns of a script come from: the master's channel. What else it asks goes to its actor, by the link."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import Any
 
 from speedo.errors import ConfigError
+from speedo.leases.lease import Lease, LeaseRequest, NoLease
 from speedo.messages import Refused, SaveState, StateSaved, Train, Trained
-from speedo.run.script_link import Failed, FromScript, RunOver, Serve, ToScript
+from speedo.run.script_link import Done, Failed, FromScript, Hello, RunOver, Serve, ToScript
 from speedo.transport.channel import WorkerChannel
 
 
 class TurnSource:
-    """The commands of one worker. What the actor sends meanwhile waits for whoever asked for it."""
+    """The commands of one worker, and the answers to what it asks."""
 
     def __init__(self, link: Connection, worker: int, incarnation: int) -> None:
-        self._link, self._waiting = link, deque[Train]()
-        self._who = worker, incarnation
+        self._link, self._who = link, (worker, incarnation)
         self._channel: WorkerChannel | None = None
-        self._final: int | None = None
         self._commands: Iterator[Train | SaveState] = iter(())
+        self._final: int | None = None
 
-    def ask(self, question: FromScript) -> Any:
-        """The actor's answer. Raises `ConfigError` with what it has against it, `EOFError` once the run is gone."""
+    def begin(self, hello: Hello) -> None:
+        """Say what is trained, and open the channel. Raises `EOFError` if the run is over."""
+        answer = self._ask(hello)
+        assert isinstance(answer, Serve)
+        self._channel = WorkerChannel(answer.folder, *self._who)
+        self._commands = self._channel.commands()
+
+    def lease(self, request: LeaseRequest) -> Lease | NoLease:
+        """Records to train. Raises `ConfigError` with what the master has against it, `EOFError` as `begin`."""
+        answer = self._ask(request)
+        assert isinstance(answer, Lease | NoLease)
+        return answer
+
+    def _ask(self, question: FromScript) -> ToScript:
         self._link.send(question)
-        while isinstance(answer := self._link.recv(), Train):
-            self._waiting.append(answer)
+        answer: ToScript = self._link.recv()
+        if isinstance(answer, Failed):
+            raise ConfigError(answer.problem)
         if isinstance(answer, RunOver):
             self._final = answer.version
             raise EOFError
-        if isinstance(answer, Failed):
-            raise ConfigError(answer.problem)
-        if isinstance(answer, Serve):
-            self._channel = WorkerChannel(answer.folder, *self._who)
-            self._commands = self._channel.commands()
         return answer
-
-    def tell(self, message: FromScript) -> None:
-        """Say something that has no answer."""
-        with suppress(OSError):
-            self._link.send(message)
 
     def next(self) -> Train | None:
         """The next turn; None once the run is over."""
-        if self._channel is None:
-            return self._next_of_link()
+        assert self._channel is not None
         for command in self._commands:
             if isinstance(command, Train):
                 return command
@@ -55,31 +55,22 @@ class TurnSource:
             self._channel.answer(StateSaved(*who, problem="a script keeps its own state"))
         return None
 
-    def _next_of_link(self) -> Train | None:
-        if self._waiting:
-            return self._waiting.popleft()
-        with suppress(EOFError, OSError):
-            message: ToScript = self._link.recv()
-            if isinstance(message, Train):
-                return message
-            if isinstance(message, RunOver):
-                self._final = message.version
-        return None
-
-    def final(self) -> int | None:
-        """Wait for the end of the run: the version of the center that it came to; None if the run is gone."""
-        with suppress(EOFError, OSError):
-            while self._final is None:
-                message = self._link.recv()
-                self._final = message.version if isinstance(message, RunOver) else None
-        return self._final
-
     def answer(self, message: Trained | Refused) -> None:
         """What came of the turn."""
-        if self._channel is not None:
-            self._channel.answer(message)
-        else:
-            self.tell(message)
+        assert self._channel is not None
+        self._channel.answer(message)
+
+    def done(self) -> int | None:
+        """Say that nothing more is trained, and wait for the end of the run.
+
+        The version of the center that it came to; None if the run is gone.
+        """
+        with suppress(EOFError, OSError):
+            self._link.send(Done())
+            while self._final is None:
+                message: ToScript = self._link.recv()
+                self._final = message.version if isinstance(message, RunOver) else None
+        return self._final
 
     def close(self) -> None:
         """Take no more turns."""

@@ -19,17 +19,13 @@ class DrivenWorker(Participant):
     """
 
     command: Train | None = field(default=None, init=False)
+    iteration: int = field(default=0, init=False)  # of the next step
     steps: int = field(default=0, init=False)  # of the present turn, as the next two are
     _of_turn: int = field(default=0, init=False)
     _losses: list[float] = field(default_factory=list, init=False)
     _from: Vector | None = field(default=None, init=False)
     _began: float = field(default=0.0, init=False)
     _fetched: float = field(default=0.0, init=False)
-
-    @property
-    def iteration(self) -> int:
-        """That of the next step."""
-        return 0 if self.command is None else self.command.iteration_of(self.steps)
 
     def begin(self, command: Train) -> None:
         """Get the center of this turn, and go on from it."""
@@ -39,7 +35,7 @@ class DrivenWorker(Participant):
         self._fetch(command)
         self._from = self._start(command)
         self._fetched = self.clock()
-        self.command = command
+        self.command, self.iteration = command, command.iteration
         reached("worker-fetched")
 
     def stepped(self, samples: int, loss: float | None = None) -> bool:
@@ -49,6 +45,7 @@ class DrivenWorker(Participant):
         self.steps += 1
         self._of_turn += samples
         self.samples += samples
+        self.iteration = command.iteration_of(self.steps)
         if loss is not None:
             self._losses.append(loss)
         return self.steps >= command.steps or (
