@@ -43,6 +43,7 @@ from speedo.transport.channel import first_line
 from speedo.vectors.vector import Layout
 
 JOIN_S: Final = 0.2  # between two looks whether a script that has not joined yet still lives
+END_S: Final = 5.0  # for a script to end that has left the run
 LAST_LINE: Final = 4096  # bytes of a log in which the last line is looked for
 ROOM: Final = 5  # threads: start, serve, turn, and two who ask
 
@@ -160,11 +161,11 @@ class ScriptActor:
 
     def _cause(self) -> str:
         """Why the script ended, with its last words."""
-        self._ended.wait(JOIN_S)
-        status = self._status
-        text = f"its script {describe_exit(status)}"
+        if not self._ended.wait(END_S):
+            return "its script left its part of the run, and goes on"
+        text = f"its script {describe_exit(self._status)}"
         words = _last_line(self._log)
-        return f"{text}: {words}" if status and words else text
+        return f"{text}: {words}" if self._status and words else text
 
     # ------------------------------------------------------------ the link
 

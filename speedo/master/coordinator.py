@@ -74,6 +74,7 @@ class Coordinator(TurnBook):
     _started: bool = False
     _more: bool = False
     _left: dict[int, bool] = field(default_factory=dict)  # who left, and whether its work is done
+    _aside: dict[int, str] = field(default_factory=dict)  # who was set aside, and why
     _tests: dict[int, tuple[int, int]] = field(default_factory=dict)  # iteration, samples
     _to_train: list[int] = field(default_factory=list)  # after the last of the results that wait
 
@@ -141,6 +142,7 @@ class Coordinator(TurnBook):
             former = self.members[event.worker].incarnation
             self._on_left(Left(event.worker, former, "a newer one took its place"), actions)
         self._left.pop(event.worker, None)
+        self._aside.pop(event.worker, None)
         unit = self._unit_for(event)
         self.members[event.worker] = Member(
             event.incarnation, event.samples_per_step, event.depth, unit
@@ -163,8 +165,11 @@ class Coordinator(TurnBook):
         elif not was_parked and not self.finished:
             self._carry_out(self.strategy.on_leave(event.worker), actions)
         all_left = not self.members and len(self._left) >= self.plan.workers
-        if all_left and all(self._left.values()) and not self.finished:
-            self._finish(actions, complete=self.samples > 0, reason=ALL_DONE)
+        none_returns = all(done or who in self._aside for who, done in self._left.items())
+        if all_left and none_returns and any(self._left.values()) and not self.finished:
+            aside = [f"worker {who} was set aside: {why}" for who, why in self._aside.items()]
+            complete = self.samples > 0 and not aside
+            self._finish(actions, complete=complete, reason="; ".join([ALL_DONE, *aside]))
 
     def _leave_team(self, worker: int, team: TeamUnit, cause: str, actions: list[Action]) -> None:
         team.remove(worker)
@@ -245,8 +250,9 @@ class Coordinator(TurnBook):
             return
         why = f"{STRIKES} results in a row were refused, the last: {event.reason}"
         actions.append(SetAside(event.worker, event.incarnation, why))
+        self._aside[event.worker] = why
         self._on_left(Left(event.worker, event.incarnation, why), actions)
-        if not self.members and not self.complete:
+        if not self.members and not self.complete and not self.finished:
             self._finish(actions, complete=False, reason=f"every worker was set aside; {why}")
 
     def _refuse_in_team(self, event: Refused, turn: Turn, actions: list[Action]) -> None:

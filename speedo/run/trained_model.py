@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -11,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from speedo.config.run_config import RunConfig
+from speedo.engines.base import ModelEngine
 from speedo.engines.chance import loss_of_guessing
 from speedo.engines.make import make_engine, prepare_process
 from speedo.engines.solver_update import Recipe, multipliers
@@ -137,11 +138,7 @@ class CaffeModel(TrainedModel):
 
     def _first_center(self, config: RunConfig) -> Vector:
         """The initial weights: the solver's own, or those of `--weights`."""
-        for file in located_weights(config.weights):
-            self._engine.copy_from(file)
-        vector = self.layout.zeros()
-        self._engine.read_weights(vector)
-        return vector
+        return first_weights(self._engine, located_weights(config.weights))
 
     def _resumed(self, checkpoint: Checkpoint) -> Vector:
         wrong_shape = checkpoint.center.shape != (self.layout.size,)
@@ -222,3 +219,12 @@ class CaffeModel(TrainedModel):
     def close(self) -> None:
         """Let go of the engine."""
         self._engine.close()
+
+
+def first_weights(engine: ModelEngine, files: Sequence[Path]) -> Vector:
+    """The engine's weights once these files have brought the layers that they have, the last one's counting."""
+    for file in files:
+        engine.copy_from(file)
+    vector = engine.layout.zeros()
+    engine.read_weights(vector)
+    return vector

@@ -13,8 +13,8 @@ from speedo.engines.caffe_import import load_caffe
 from speedo.engines.net_trial import CaffeFacts, check_in_subprocess
 from speedo.engines.weights_check import check_weights
 from speedo.errors import ConfigError, SolverError
-from speedo.run.build import _first_center
 from speedo.run.caffe_snapshot import read_snapshot
+from speedo.run.trained_model import first_weights
 from speedo.solver import Draws, SolverSpec, read_solver, solver_for_worker
 from tests.support.nets import net_text, write_solver
 from tests.support.solvers import worker
@@ -83,7 +83,7 @@ def test_of_several_files_each_brings_its_layers_and_the_last_counts(
         solver_for_worker(spec, rank=0, count=1, batch_size=4), weights=names, origin="net.prototxt"
     )
     engine = worker(spec)
-    center = _first_center(engine, spec, None, names)
+    center = first_weights(engine, names)
     biases = {
         blob.name: set(center[place])
         for blob, place in engine.layout.slices()

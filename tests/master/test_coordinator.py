@@ -404,3 +404,17 @@ def test_workers_whose_work_is_done_are_not_missed() -> None:
 def test_scripts_that_end_without_a_merged_result_have_trained_nothing() -> None:
     run = Run(Asynchronous(AddDelta()), workers=1)
     assert run.do(ended(0)) == [Finish(False, "every script has ended")]
+
+
+@pytest.mark.parametrize("first", ["ends", "is set aside"])
+def test_a_worker_that_is_set_aside_is_not_waited_for_once_all_others_are_done(first: str) -> None:
+    run = Run(Asynchronous(AddDelta()), workers=2)
+    run.finish(0)
+    actions = run.do(ended(0)) if first == "ends" else []
+    for _ in range(STRIKES):
+        actions = run.do(Refused(1, 1, run.tickets[1].ticket, "it is not finite"))
+    if first != "ends":
+        actions = run.do(ended(0))
+    (finish,) = of(actions, Finish)
+    assert not finish.complete
+    assert "every script has ended; worker 1 was set aside: 3 results in a row" in finish.reason

@@ -95,8 +95,7 @@ def test_a_run_that_stands_still_on_its_disk_says_so_to_whoever_asks(
     monkeypatch.setattr("speedo.system.daemon_thread.HUNG_S", 0.0)
     run: Any = SimpleNamespace(
         _thread=threading.get_ident(),
-        board=SimpleNamespace(status=lambda now: "trains"),
-        files=SimpleNamespace(run_dir=tmp_path),
+        parts=SimpleNamespace(status=lambda: "trains", run_dir=tmp_path),
     )
     assert Training.status(run) == "trains"  # type: ignore[comparison-overlap]
     with on_disk(tmp_path / "epoch"):
