@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from speedo.config.run_config import RunConfig
-from speedo.config.stopping_checks import problems_with_tests
 from speedo.errors import ConfigError
 from speedo.run.prepare import Prepared, new_run_dir
 from speedo.run.script_job import ScriptJob
@@ -23,12 +22,17 @@ from speedo.version import VERSION
 def prepare_script(config: RunConfig, note: Callable[[str], None]) -> Prepared:
     """Check the options and the script, and create the run directory. Raises `ConfigError`."""
     path, *arguments = config.script
-    problems = problems_with_tests(config, has_test=False, test_interval=0)
+    problems = []
     for number, phase in enumerate(config.phases, 1):
         if phase.has_own_values:
             problems.append(
                 f"phase {number} ({phase.mode}): the script has its own optimizer, so lr, momentum, weight_decay and "
                 "batch are for it to change; leave them out of the phase"
+            )
+        if phase.until:
+            problems.append(
+                f"phase {number} ({phase.mode}) ends by a test, and the run of a script has none; give its iterations, "
+                f"as in {phase.mode}:500"
             )
     if not Path(path).is_file():
         problems.append(f"the script {path} is not a file; give the path of a Python script")
