@@ -21,6 +21,7 @@ import tempfile
 from pathlib import Path
 
 from bench.wire import codec_options
+from speedo.vectors.codecs import is_fraction
 
 EPOCH = 938  # iterations of 64 samples: 60,000 records
 BARS = {
@@ -84,7 +85,7 @@ def options_of(compress: str, seed: int) -> list[str]:
 def is_refused(mode: str, compress: str) -> bool:
     """What speedo refuses."""
     overlaps = "@overlap" in compress and mode not in ("async", "easgd")
-    return overlaps or (mode == "easgd" and compress.startswith("topk"))
+    return overlaps or (mode == "easgd" and is_fraction(compress))
 
 
 def points_lost(plain: list[float], compressed: list[float]) -> float:

@@ -1,6 +1,6 @@
 """Speed of encoding and decoding a vector in every form, beside memcpy.
 
-    python -m bench.compression [--rounds 9] [--megabytes 1.72 53.5] [--codecs none bfloat16 int8 topk:0.01]
+    python -m bench.compression [--rounds 9] [--megabytes 1.72 53.5] [--codecs none bfloat16 int8 topk:0.01 sparse:0.01]
 
 Counts the bytes of the float32 vector, whatever is made of them; prints medians in GB/s, and milliseconds. Encoding is
 that of a worker whose last result was merged: with the rest that its last payloads left. All ways take turns, so that
@@ -23,7 +23,7 @@ from bench.support.processes import end_by_signals
 from speedo.vectors.codecs import Codec, make_codec
 from speedo.vectors.vector import Blob, Layout, Vector
 
-CODECS = ("none", "bfloat16", "int8", "topk:0.1", "topk:0.01")
+CODECS = ("none", "bfloat16", "int8", "topk:0.1", "topk:0.01", "sparse:0.01")
 HEADING = ["body", "encode", "GB/s", "with feedback", "GB/s", "decode", "GB/s", "pays below"]
 
 

@@ -35,6 +35,7 @@ from bench.support.processes import child, end_by_signals, last_words
 from bench.support.runs import CTRL_C, START_S, free_running, plain_caffe
 from bench.support.throughput import Round, Row, rounds_of
 from bench.support.timed import FOREVER, Follower, follow
+from speedo.vectors.codecs import is_fraction
 from tests.support.bundled_nets import SHAPES, Bench
 from tests.support.network import Host, limit, network
 
@@ -92,7 +93,7 @@ def overlaps(name: str) -> bool:
 
 def is_refused(mode: str, codec: str) -> bool:
     """Whether it makes no sense: a few of the values of weights are no model, and turns of sync never overlap."""
-    elastic = mode == "easgd" and codec.startswith("topk")
+    elastic = mode == "easgd" and is_fraction(codec)
     return elastic or (mode == "sync" and overlaps(codec))
 
 

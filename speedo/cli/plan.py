@@ -19,7 +19,7 @@ from speedo.errors import ConfigError
 from speedo.sgd_modes.options import ModeOptions
 from speedo.sgd_modes.registry import MODES, PLAIN, is_elastic
 from speedo.system.workplace import check_names, check_workplace
-from speedo.vectors.codecs import parse_compression
+from speedo.vectors.codecs import is_fraction, parse_compression
 
 if TYPE_CHECKING:
     from speedo.planning.calibration import Calibration
@@ -264,7 +264,7 @@ def _modes_that_take(compress: str) -> tuple[str, ...]:
     """All but hybrid; easgd sends weights, of which a few make no model."""
     name, _ = parse_compression(compress)
     return tuple(
-        mode for mode in PLAIN if not (name == "topk" and is_elastic(ModeOptions(mode=mode)))
+        mode for mode in PLAIN if not (is_fraction(name) and is_elastic(ModeOptions(mode=mode)))
     )
 
 

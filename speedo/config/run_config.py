@@ -67,6 +67,7 @@ from speedo.sgd_modes.registry import (
     with_own_options,
 )
 from speedo.system.cores import AUTO, Bind
+from speedo.vectors.codecs import is_fraction
 
 AUTO_LOG: Final = "auto"  # --caffe-log without a file
 PORTS_OF_A_MASTER: Final = 100
@@ -148,7 +149,8 @@ class RunConfig(_Run):
         source="keeps the solver's batch", flags="--split-batch/--whole-batch")] = None
     compress: Annotated[str, Option(
         "What workers send: none (float32), bfloat16, int8, or topk:F, the fraction F of the values that are "
-        "largest, as in topk:0.01. The error of a payload is added to the worker's next one.", check_compression,
+        "largest, as in topk:0.01; sparse:F is the same, but each in 2 bits. The error of a payload is added to the "
+        "worker's next one.", check_compression,
         source="every other form costs precision and time", metavar="HOW")] = "none"
     compress_center: Annotated[Literal["none", "bfloat16"], Option(
         "What workers fetch: none (float32) or bfloat16; the center itself stays float32.",
@@ -391,9 +393,7 @@ class RunConfig(_Run):
                 f"overlap is {self.overlap} together with server_gradient, whose updates only the master can apply; "
                 "leave one of the two out"
             )
-        if self.compress.startswith("topk:") and any(
-            is_elastic(part) for part in self.phases or (self,)
-        ):
+        if is_fraction(self.compress) and any(is_elastic(part) for part in self.phases or (self,)):
             found.append(
                 f"compress is {self.compress}, but elastic averaging sends weights, and a fraction of them is "
                 "not a model; use bfloat16 or int8"

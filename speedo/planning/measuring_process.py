@@ -29,7 +29,7 @@ from speedo.storage.memory_store import MemoryStore
 from speedo.storage.redis.store import RedisStore
 from speedo.storage.shared_memory.folder import SharedMemory
 from speedo.storage.shared_memory.store import SharedMemoryStore
-from speedo.vectors.codecs import Compression
+from speedo.vectors.codecs import Compression, is_fraction
 from speedo.vectors.vector import HEADER_BYTES, Layout, Vector, as_bytes
 from speedo.worker.turn import Worker
 
@@ -84,7 +84,7 @@ class _Exchange:
         self._worker = Worker(
             "plan", 0, 1, still, store(), time.perf_counter, compression=compression
         )
-        self._elastic = not compression.payload.startswith("topk")
+        self._elastic = not is_fraction(compression.payload)
         self._vector = layout.zeros()
         self._center.publish()
         self._ticket = 0

@@ -47,6 +47,7 @@ class DType(enum.IntEnum):
     BFLOAT16 = 2
     INT8 = 3
     TOPK = 4
+    SPARSE = 5
 
 
 _KINDS: Final = {int(kind): kind for kind in Kind}

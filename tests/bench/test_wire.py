@@ -39,6 +39,7 @@ def test_a_codec_names_what_workers_send_and_what_they_fetch() -> None:
 
 def test_what_speedo_refuses_is_not_tried() -> None:
     assert is_refused("easgd", "topk:0.01")
+    assert is_refused("easgd", "sparse:0.01/bfloat16")
     assert not is_refused("async", "topk:0.01")
     assert not is_refused("easgd", "int8")
     assert is_refused("sync", "none@overlap=far")

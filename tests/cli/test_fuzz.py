@@ -44,7 +44,7 @@ NUMBERS = (
 )  # fmt: skip
 WORDS = (
     "", "a", "\n", "é", "\udcff", "x" * 5000, "::1", "127.0.0.1", "127.0.0.1:1", "127.0.0.1:²", "[::1]:7", "a..b",
-    "x" * 70, "1.2.3.4.5", "topk:nan", "topk:0", "topk:" + "9" * 400, "int8", "sync:1", "sync:²", "sync:1,lr=1",
+    "x" * 70, "1.2.3.4.5", "topk:nan", "sparse:-1", "topk:" + "9" * 400, "int8", "sync:1", "sync:²", "sync:1,lr=1",
     "easgd:3,moving_rate=nan", "easgd:3,moving_rate=", "sync:" + "9" * 5000, "redis://", "redis://[", "redis://a:99999",
     "redis://127.0.0.1:1/²", "unix://", "10gbit", "1e9gbit", "9" * 400 + "gbit", "1ms", "9" * 400 + "s", "1x1",
     "²x²", "1x" + "9" * 5000, "../x", "a/b", "..", "1", "1..2", "1,2",

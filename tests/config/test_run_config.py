@@ -115,16 +115,16 @@ def test_nothing_given_is_a_synchronous_run_of_two_workers() -> None:
          ("redis_tls is for the Redis that SpeeDO starts, but redis names your own; leave redis_tls out, "
          "and write its URL as rediss://...")),
         ({"compress": "float16"},
-         ("compress is 'float16'; use none, bfloat16, int8, or topk:F with a fraction F above 0 and up to "
-         "0.5, as in topk:0.01")),
+         ("compress is 'float16'; use none, bfloat16, int8, or topk:F or sparse:F with a fraction F above 0 "
+         "and up to 0.5, as in topk:0.01")),
         ({"compress": "topk:1"},
-         ("compress is 'topk:1'; use none, bfloat16, int8, or topk:F with a fraction F above 0 and up to "
-         "0.5, as in topk:0.01")),
+         ("compress is 'topk:1'; use none, bfloat16, int8, or topk:F or sparse:F with a fraction F above 0 "
+         "and up to 0.5, as in topk:0.01")),
         ({"compress": "topk:0.01", "mode": "easgd"},
          ("compress is topk:0.01, but elastic averaging sends weights, and a fraction of them is not a model; "
          "use bfloat16 or int8")),
-        ({"compress": "topk:0.01", "mode": "partial", "moving_rate": 0.3},
-         ("compress is topk:0.01, but elastic averaging sends weights, and a fraction of them is not a model; "
+        ({"compress": "sparse:0.02", "mode": "partial", "moving_rate": 0.3},
+         ("compress is sparse:0.02, but elastic averaging sends weights, and a fraction of them is not a model; "
          "use bfloat16 or int8")),
         ({"compress": "topk:0.01", "mode": "hybrid",
           "phases": [{"mode": "sync", "iterations": 5}, {"mode": "easgd", "iterations": 5}]},
@@ -298,7 +298,9 @@ def test_lost_workers_are_waited_for_as_long_as_any() -> None:
     assert make_config({"timeout": 30, "join_timeout": 5}).seconds_to_join == 5.0
 
 
-@pytest.mark.parametrize("compress", ["none", "bfloat16", "int8", "topk:0.5", "topk:1e-4"])
+@pytest.mark.parametrize(
+    "compress", ["none", "bfloat16", "int8", "topk:0.5", "topk:1e-4", "sparse:0.02"]
+)
 def test_what_can_be_compressed_is_let_through(compress: str) -> None:
     assert make_config({"compress": compress, "mode": "weed-out"}).compress == compress
 

@@ -228,7 +228,7 @@ def test_what_is_published_carries_version_epoch_and_checksum() -> None:
     assert (header.version, header.epoch, header.worker, header.ticket) == (0, 3, 0, 0)
 
 
-LOSSY = ("bfloat16", "int8", "topk:0.5")
+LOSSY = ("bfloat16", "int8", "topk:0.5", "sparse:0.5")
 ROUNDED = Compression(center="bfloat16")
 
 

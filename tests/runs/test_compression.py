@@ -25,6 +25,7 @@ ROUNDED = {"compress_center": "bfloat16"}
         {"mode": "sync", "compress": "int8"},
         {"mode": "sync", "compress": "topk:0.1", "server_gradient": True},
         {"mode": "async", "compress": "topk:0.1"},
+        {"mode": "sync", "compress": "sparse:0.1", "local_steps": 2},
         {"mode": "async", "compress": "bfloat16", **ROUNDED},
         {"mode": "easgd", "compress": "int8", **ROUNDED},
     ],

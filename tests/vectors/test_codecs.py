@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speedo.errors import ConfigError, PayloadError
-from speedo.vectors.codecs import bytes_of, make_codec
+from speedo.vectors.codecs import bytes_of, is_fraction, make_codec
 from speedo.vectors.vector import Blob, Layout, Vector
 from tests.support.errors import refused
 
-LOSSY = ("bfloat16", "int8", "topk:0.01", "topk:0.5")
+LOSSY = ("bfloat16", "int8", "topk:0.01", "topk:0.5", "sparse:0.01", "sparse:0.5")
 ALL = ("none", *LOSSY)
 SIZES = (0, 1, 2, 3, 1023, 1024, 1025, 32_768, 33_793, 65_537)
 
@@ -107,6 +107,72 @@ def test_topk_finds_the_largest_though_a_sample_would_mislead_it() -> None:
     assert not found[1::2].any()
 
 
+@given(any_vector, st.sampled_from((0.001, 0.01, 0.5)))
+def test_sparse_keeps_the_places_of_topk_the_signs_and_two_levels_a_row(
+    vector: Vector, fraction: float
+) -> None:
+    found = through(f"sparse:{fraction}", vector)
+    largest = through(f"topk:{fraction}", vector)
+    (places,) = np.nonzero(largest)
+    kept = min(vector.size, max(1, round(fraction * vector.size)))
+    if places.size < kept:  # zeros made up the number, and take part in a row's levels
+        return
+    assert not found[largest == 0].any()
+    for row in range(0, kept, 256):
+        ours, exact = found[places[row : row + 256]], np.abs(largest[places[row : row + 256]])
+        np.testing.assert_array_equal(np.signbit(ours), np.signbit(vector[places[row : row + 256]]))
+        high = exact >= exact.mean(dtype=np.float64)
+        for part in (high, ~high):
+            if part.any():
+                mean = exact[part].mean(dtype=np.float64)
+                np.testing.assert_allclose(np.abs(ours[part]), mean, rtol=1e-6)
+
+
+def test_sparse_in_bits_that_are_written_out() -> None:
+    """32 values of 4 bytes in 15: two levels, then bits. Place 20 is 2 * 8 + 4."""
+    vector = np.zeros(32, np.float32)
+    vector[[3, 9, 20, 31]] = [1.0, -6.0, 3.0, -8.0]  # their mean is 4.5
+    codec = make_codec("sparse:0.125", plain(32))
+    body = struct.pack(
+        "<2f5BB",
+        2.0, 7.0,  # the means of 1 and 3, and of 6 and 8
+        0b0101_0000,  # signs
+        0b0101_0000,  # the higher level
+        0b1101_0000, 0b1001_0000, 0b0011_0000,  # 3, 1, 4 and 7 by their bits 1, 2 and 4
+        0b1010_1010,  # upper 0, 1, 2, 3: a bit each, after as many zeros as it rose
+    )  # fmt: skip
+    assert bytes(codec.encode(vector)) == body
+    into = np.full(32, 9.0, np.float32)
+    codec.decode(memoryview(body), into)
+    assert {int(place): float(into[place]) for place in np.flatnonzero(into)} == {
+        3: 2.0, 9: -7.0, 20: 2.0, 31: -7.0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper", "words"),
+    [
+        ((0b1101_0000, 0b1001_0000, 0b0011_0000), 0b1010_1010, ""),
+        ((0b1101_0000, 0b1001_0000, 0b0011_0000), 0b1010_1000, "do not add up"),
+        ((0b1101_0000, 0b1001_0000, 0b0011_0000), 0b1110_1010, "do not add up"),
+        ((0b0000_0000, 0b0000_0000, 0b0000_0000), 0b1100_1010, "beyond the vector or comes twice"),
+        ((0b1000_0000, 0b0000_0000, 0b0000_0000), 0b1100_1010, "beyond the vector or comes twice"),
+        ((0b0000_0000, 0b0000_0000, 0b0000_0000), 0b1010_1001, "beyond the vector or comes twice"),
+    ],
+)
+def test_bits_of_places_that_cannot_be_are_refused(
+    lower: tuple[int, int, int], upper: int, words: str
+) -> None:
+    codec, into = make_codec("sparse:0.125", plain(32)), np.zeros(32, np.float32)
+    body = memoryview(struct.pack("<2f6B", 1.0, 1.0, 0, 0, *lower, upper))
+    if not words:
+        codec.decode(body, into)
+        assert np.flatnonzero(into).tolist() == [3, 9, 20, 31]
+        return
+    with pytest.raises(PayloadError, match=words):
+        codec.decode(body, into)
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
@@ -171,6 +237,7 @@ def test_statistics_travel_as_they_are_and_leave_their_neighbours_alone(compress
         ("bfloat16", 862_160),
         ("int8", 432_764),  # 421 rows
         ("topk:0.01", 25_894),  # 4,311 values in 7 pages
+        ("sparse:0.01", 5_829),  # 17 rows, 8 planes, a bit per value and per 64 parameters
     ],
 )
 def test_the_size_of_lenet(compress: str, nbytes: int) -> None:
@@ -221,7 +288,7 @@ def test_no_bytes_can_do_more_than_be_refused(compress: str, pattern: bytes, see
     try:
         codec.decode(memoryview(body), memory[1:-1])
     except PayloadError:
-        assert compress.startswith("topk")
+        assert is_fraction(compress)
     assert memory[0] == memory[-1] == 0.0
 
 
@@ -253,8 +320,20 @@ def test_places_that_cannot_be_are_refused(
 
 
 @pytest.mark.parametrize(
-    "text", ["", "float16", "topk", "topk:", "topk:0", "topk:0.6", "topk:nan", "int8:0.1"]
+    "text",
+    [
+        "",
+        "float16",
+        "topk",
+        "topk:",
+        "topk:0",
+        "topk:0.6",
+        "topk:nan",
+        "sparse",
+        "sparse:0.6",
+        "int8:0.1",
+    ],
 )
 def test_a_codec_that_does_not_exist_is_told(text: str) -> None:
-    with pytest.raises(ConfigError, match="use none, bfloat16, int8, or topk:F"):
+    with pytest.raises(ConfigError, match="use none, bfloat16, int8, or topk:F or sparse:F"):
         make_codec(text, plain(1))

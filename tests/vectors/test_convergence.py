@@ -35,7 +35,7 @@ def loss_after(mode: str, payload: str, center: str = "none") -> float:
     return engine.evaluate()["loss"] / begun
 
 
-@pytest.mark.parametrize("payload", ["none", "bfloat16", "int8", "topk:0.1"])
+@pytest.mark.parametrize("payload", ["none", "bfloat16", "int8", "topk:0.1", "sparse:0.1"])
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_run_comes_as_far_with_compressed_deltas(mode: str, payload: str) -> None:
     assert loss_after(mode, payload) < 2e-6

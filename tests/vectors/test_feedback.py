@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from speedo.vectors.codecs import make_codec
 from speedo.vectors.vector import Blob, Layout
 
-LOSSY = ("bfloat16", "int8", "topk:0.01", "topk:0.3")
+LOSSY = ("bfloat16", "int8", "topk:0.01", "topk:0.3", "sparse:0.01", "sparse:0.3")
 LAYOUT = Layout((Blob("ip/0", (1500,)), Blob("bn/0", (7,), statistic=True), Blob("ip/1", (493,))))
 STATISTICS = LAYOUT.statistics[0]
 
@@ -34,7 +34,14 @@ def test_what_was_sent_and_what_is_kept_add_up_to_what_was_put_in(
 
 @pytest.mark.parametrize(
     ("compress", "off"),
-    [("bfloat16", 1e-4), ("int8", 1e-4), ("topk:0.01", 0.5), ("topk:0.3", 0.02)],
+    [
+        ("bfloat16", 1e-4),
+        ("int8", 1e-4),
+        ("topk:0.01", 0.5),
+        ("topk:0.3", 0.02),
+        ("sparse:0.01", 0.5),
+        ("sparse:0.3", 0.06),
+    ],
 )
 def test_in_the_end_all_of_a_steady_vector_arrives(compress: str, off: float) -> None:
     """The kept rest does not grow: after 400 payloads the mean is off by little, whatever one of them lost."""

@@ -93,7 +93,7 @@ def test_a_header_comes_back_as_it_went(header: Header, dtype: DType) -> None:
         (0, 0x80, "not written by SpeeDO"),
         (4, 2, "format 2 with dtype 1 is not known"),
         (5, 9, "unknown kind 9"),
-        (6, 5, "format 1 with dtype 5 is not known"),
+        (6, 6, "format 1 with dtype 6 is not known"),
         (6, 0, "format 1 with dtype 0 is not known"),
     ],
 )

@@ -10,11 +10,15 @@ from speedo.vectors.codecs.base import Codec
 from speedo.vectors.codecs.bfloat16 import BFloat16
 from speedo.vectors.codecs.float32 import Float32
 from speedo.vectors.codecs.int8 import Int8
+from speedo.vectors.codecs.sparse import Sparse
 from speedo.vectors.codecs.topk import TopK
 from speedo.vectors.vector import Blob, Layout
 
-__all__ = ["NO_COMPRESSION", "Codec", "Compression", "bytes_of", "make_codec", "parse_compression"]
+__all__ = [
+    "NO_COMPRESSION", "Codec", "Compression", "bytes_of", "is_fraction", "make_codec", "parse_compression",
+]  # fmt: skip
 
+FRACTIONS: Final = ("topk", "sparse")
 LARGEST_FRACTION: Final = 0.5  # a value that top-k sends takes 6 bytes, of 4 in the vector
 
 
@@ -30,24 +34,29 @@ NO_COMPRESSION = Compression()
 
 
 def parse_compression(text: str) -> tuple[str, float]:
-    """The name in `none`, `bfloat16`, `int8` or `topk:F`, and the fraction F of the values that are sent."""
+    """The name in `none`, `bfloat16`, `int8`, `topk:F`, `sparse:F`, and the fraction F of the values that are sent."""
     name, colon, number = text.partition(":")
     if text in ("none", "bfloat16", "int8"):
         return text, 1.0
     try:
-        fraction = float(number) if name == "topk" and colon else 0.0
+        fraction = float(number) if name in FRACTIONS and colon else 0.0
     except ValueError:
         fraction = 0.0
     if not 0.0 < fraction <= LARGEST_FRACTION:
         raise ConfigError(
-            f"compress is {text!r}; use none, bfloat16, int8, or topk:F with a fraction F above 0 and up to "
-            f"{LARGEST_FRACTION}, as in topk:0.01"
+            f"compress is {text!r}; use none, bfloat16, int8, or topk:F or sparse:F with a fraction F above 0 and up "
+            f"to {LARGEST_FRACTION}, as in topk:0.01"
         )
     return name, fraction
 
 
+def is_fraction(compress: str) -> bool:
+    """Whether only a fraction of the values is sent: enough of deltas, but no model."""
+    return compress.partition(":")[0] in FRACTIONS
+
+
 def make_codec(compress: str, layout: Layout) -> Codec:
-    """The codec of `none`, `bfloat16`, `int8` or `topk:F`; raises `ConfigError` for anything else."""
+    """The codec of this name, as `parse_compression` takes it; raises `ConfigError` for anything else."""
     name, fraction = parse_compression(compress)
     match name:
         case "bfloat16":
@@ -56,6 +65,8 @@ def make_codec(compress: str, layout: Layout) -> Codec:
             return Int8(layout)
         case "topk":
             return TopK(layout, fraction)
+        case "sparse":
+            return Sparse(layout, fraction)
         case _:
             return Float32(layout)
 
