@@ -64,7 +64,7 @@ EQUIVALENT: Mapping[tuple[str, str, str], str] = {
         "0 becomes 1",
     ): "set with the first turn, and not read before",
     (
-        "speedo/sgd_modes/rules.py",
+        "speedo/sgd_modes/rules/arithmetic.py",
         "part *= factors[0]",
         "0 becomes 1",
     ): "all factors are alike there",

@@ -33,6 +33,8 @@ from speedo.config.engine_checks import problems_of_engine
 from speedo.config.findings import sentence
 from speedo.config.former_run import options_in
 from speedo.config.lr_scale import ELASTIC, LrScale, check_lr_scale
+from speedo.config.merging_checks import problems_of_merging
+from speedo.config.mode_checks import problems
 from speedo.config.option_checks import (
     check_caffe_log,
     check_compression,
@@ -53,21 +55,18 @@ from speedo.errors import ConfigError
 from speedo.sgd_modes.conditions import check_best_by, check_condition
 from speedo.sgd_modes.options import PhaseOptions, RunOptions
 from speedo.sgd_modes.registry import (
-    HYBRID,
     MODES,
     PLAIN,
-    given_options,
     has_rounds,
     is_elastic,
     may_overlap,
-    problems,
-    problems_of_teams,
+    one_of,
     takers,
     waits_for_all,
+    with_code,
     with_own_options,
 )
 from speedo.system.cores import AUTO, Bind
-from speedo.vectors.codecs import is_fraction
 
 AUTO_LOG: Final = "auto"  # --caffe-log without a file
 PORTS_OF_A_MASTER: Final = 100
@@ -102,7 +101,7 @@ if TYPE_CHECKING:  # what the modes declare is known when they are found
     _Phase: TypeAlias = PhaseOptions
     _Run: TypeAlias = RunOptions
 else:
-    Mode, PlainMode = Literal[MODES], Literal[tuple(PLAIN)]
+    Mode, PlainMode = one_of(MODES), Literal[tuple(PLAIN)]
     _Phase, _Run = with_own_options(PhaseOptions), with_own_options(RunOptions)
 
 
@@ -135,7 +134,9 @@ class RunConfig(_Run):
     """All options of one run. None means: as the solver says, or the default of the mode."""
 
     # fmt: off
-    mode: Annotated[Mode, Option("The SGD mode.", source="it trains the same model as one Caffe")] = "sync"
+    mode: Annotated[Mode, Option(
+        "The SGD mode; one of your own is given as package.module:Class.",
+        source="it trains the same model as one Caffe")] = "sync"
     workers: Annotated[int, Option(
         "Workers to train with.", Whole(1, LARGEST_WORKERS), source="the smallest number that shares the work")] = 2
     phases: Annotated[tuple[PhaseConfig, ...], Option(
@@ -368,36 +369,15 @@ class RunConfig(_Run):
             found.append(
                 f"min_workers is {digits(self.min_workers)}: use 1 up to the {digits(self.workers)} of workers"
             )
-        if self.mode == HYBRID and not self.phases:
-            found.append(
-                "mode hybrid has no phases; give at least one, for example --phase sync:500 --phase easgd:1000"
-            )
-        if self.mode == HYBRID:
-            found += [
-                f"{name} is given for mode hybrid; give it to a phase, as in --phase easgd:1000,{name}=..."
-                for name in given_options(self)
-            ]
-        elif self.phases:
-            found.append(f"phases are given, but the mode is {self.mode}; use --mode hybrid")
-        found += problems_of_teams(self) if self.team == "host" else []
+        found += problems_of_merging(
+            self,
+            team=self.team == "host",
+            servers=self.serves,
+            overlap=self.overlap,
+            compress=self.compress,
+        )
         found += problems_of_stopping(self)
         found += problems_of_engine(self)
-        if self.overlap != "none" and not may_overlap(self.mode):
-            those = " or ".join(mode for mode in PLAIN if may_overlap(mode))
-            found.append(
-                f"overlap is {self.overlap}, but in mode {self.mode} a turn needs other workers' results; "
-                f"use --mode {those}, or leave overlap out"
-            )
-        elif self.overlap != "none" and self.server_gradient:
-            found.append(
-                f"overlap is {self.overlap} together with server_gradient, whose updates only the master can apply; "
-                "leave one of the two out"
-            )
-        if is_fraction(self.compress) and any(is_elastic(part) for part in self.phases or (self,)):
-            found.append(
-                f"compress is {self.compress}, but elastic averaging sends weights, and a fraction of them is "
-                "not a model; use bfloat16 or int8"
-            )
         if self.redis_tls and self.redis is not None:
             found.append(
                 "redis_tls is for the Redis that SpeeDO starts, but redis names your own; "
@@ -434,8 +414,14 @@ def make_config(
     if given.get("engine", read.get("engine")) != read.get("engine"):  # those were the other's
         read = {name: value for name, value in read.items() if name not in ("device", "precision")}
     origins = {name: f" in {file}" for name in read if name not in given}
+    options, folder, known = {**read, **given}, os.getcwd(), model.model_fields
+    options = with_code(options, folder, known)
+    if isinstance(phases := options.get("phases"), (list, tuple)):
+        options["phases"] = [
+            with_code(one, folder, known) if isinstance(one, Mapping) else one for one in phases
+        ]
     try:
-        config = model.model_validate({**read, **given})
+        config = model.model_validate(options)
     except ValidationError as error:
         raise ConfigError(
             [

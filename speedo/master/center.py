@@ -6,31 +6,27 @@ so that a merge, once decided, is carried out.
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import numpy as np
 
-from speedo.errors import NOT_FINITE, MissingKeyError, PayloadError
+from speedo.errors import MissingKeyError, PayloadError
 from speedo.failpoints import reached
+from speedo.master.begun_versions import BegunVersions
+from speedo.master.guarded_merge import merge_by
+from speedo.master.norm_gate import NormGate
 from speedo.messages import Drop, Merge, Part, Refused, Trained
-from speedo.sgd_modes.rules import Contribution, MergeRule, average_into
+from speedo.sgd_modes.rules import Contribution, MergeRule, State, average_into
 from speedo.storage import keys
 from speedo.storage.base import Store
 from speedo.vectors.codecs import NO_COMPRESSION, Codec, Compression, make_codec
-from speedo.vectors.transfer import fetch_vector, look_at_vector
+from speedo.vectors.transfer import fetch_vector, look_at_vector, put_state
 from speedo.vectors.vector import HEADER_BYTES, Header, Kind, Layout, Vector, header_for
 
 PROBE_EXPIRY_S: Final = 60.0
-LARGEST_RATIO: Final = (
-    1_000.0  # a step of a learning rate policy is 10 or 100; a flipped exponent bit far more
-)
-REMEMBERED: Final = 100
-FEWEST: Final = 10  # accepted norms before there is a judgement
 
 
 class RunCenter(Protocol):
@@ -45,6 +41,11 @@ class RunCenter(Protocol):
     @property
     def vector(self) -> Vector:
         """The present version, whole. Where servers have it, it is fetched now; raises `StoreError`."""
+        ...
+
+    @property
+    def state(self) -> State:
+        """What the merge rule keeps beside the present version, likewise."""
         ...
 
     @property
@@ -100,49 +101,6 @@ class RunCenter(Protocol):
     def release(self, version: int) -> None: ...
 
 
-@dataclass
-class NormGate:
-    """Refuses vectors that are finite but out of proportion: compares each L2 norm with the running median of the
-    accepted ones of its kind.
-
-    `check` remembers nothing: a refused vector must not make the next one look usual.
-    """
-
-    _accepted: dict[Kind, deque[float]] = field(default_factory=dict)
-
-    def judge(self, kind: Kind, event: Trained, squared_norm: float) -> str | None:
-        """Why a result is refused; else None, and it is among the accepted from now on."""
-        lost = event.has_loss and not math.isfinite(event.loss)
-        if lost or not math.isfinite(squared_norm):
-            return NOT_FINITE
-        absurd = self.check(kind, squared_norm)
-        if absurd is None:
-            self.accept(kind, squared_norm)
-        return absurd
-
-    def check(self, kind: Kind, squared_norm: float) -> str | None:
-        """Why a vector of this (finite) squared norm is refused; None if it is not."""
-        known = self._accepted.get(kind, ())
-        if len(known) < FEWEST:
-            return None
-        norm = math.sqrt(squared_norm)
-        if norm <= LARGEST_RATIO * min(known):
-            return None  # the median, which takes longer to find, is not less
-        usual = statistics.median(known)
-        if usual == 0.0 or norm <= LARGEST_RATIO * usual:
-            return None
-        return (
-            f"its norm is {norm:.3g}, more than {LARGEST_RATIO:,.0f} times the {usual:.3g} that is usual here: "
-            "training diverges there, or the worker computes nonsense; lower the learning rate or the momentum (--lr, "
-            "--momentum), or look at its node"
-        )
-
-    def accept(self, kind: Kind, squared_norm: float) -> None:
-        """A vector of this squared norm goes into the center; the last `REMEMBERED` say what is usual."""
-        known = self._accepted.setdefault(kind, deque(maxlen=REMEMBERED))
-        known.append(math.sqrt(squared_norm))
-
-
 @dataclass(slots=True)
 class Payload:
     """A payload until it is merged: in `own` memory, which is then used again, or where it lies in the store."""
@@ -177,11 +135,13 @@ class Center:
     fence: Callable[[], None] = lambda: None
     clock: Callable[[], float] = lambda: 0.0
     compression: Compression = NO_COMPRESSION
+    state: State = field(default_factory=State)
     keeps_payloads: bool = False
     role: str = "master"
     _gate: NormGate = field(default_factory=NormGate)
     # By worker and ticket; which of them are held, merged and dropped is in the coordinator's book.
     _payloads: dict[tuple[int, int], Payload] = field(default_factory=dict)
+    _begun: BegunVersions = field(default_factory=BegunVersions)
     _over: list[str] = field(default_factory=list)  # keys to delete, once nobody waits for it
     _spare: list[Vector] = field(default_factory=list)
     _uses: Counter[int] = field(default_factory=Counter)
@@ -235,8 +195,11 @@ class Center:
             held = self._take(key, rule)
             try:
                 self._check_sender(held, event)
-            except PayloadError:
-                self._let_go(held)
+                if rule.wants_begun:
+                    version = held.header.version
+                    self._begun.hold(version, lambda: self._read(version))
+            except (PayloadError, MissingKeyError):
+                self._let_go(held, begun=False)
                 raise
         except (PayloadError, MissingKeyError) as error:
             if not self.keeps_payloads:
@@ -275,8 +238,18 @@ class Center:
         if sender != (event.worker, event.incarnation, event.ticket, self.epoch):
             raise PayloadError(f"{held.key} was written by another turn {sender}")
 
-    def _let_go(self, held: Payload) -> None:
+    def _read(self, version: int) -> Vector:
+        """A copy of a version that somebody began from, and that is still held."""
+        if version == self.version:
+            return self.vector.copy()
+        copy = self.layout.zeros()
+        fetch_vector(self.store, keys.center(self.run, version), self.layout, Kind.CENTER, copy)
+        return copy
+
+    def _let_go(self, held: Payload, *, begun: bool = True) -> None:
         """A payload is merged, or never will be."""
+        if begun and held.rule.wants_begun:
+            self._begun.release(held.header.version)
         if held.own:
             self._spare.append(held.vector)
         if self.keeps_payloads or not held.own:
@@ -292,7 +265,10 @@ class Center:
         if taken:
             averages = self.layout.averages
             former = [self.vector[place].copy() for place in averages]
-            taken[0].rule.merge(self.vector, contributions, action.rate, iteration_before)
+            rule = taken[0].rule
+            self.state = rule.state_for(self.vector.size, self.state)
+            at = action.rate, iteration_before, self.state
+            merge_by(rule, self.vector, contributions, *at)
             average_into(self.vector, averages, former, contributions)
         merged = self.clock()
         if len(self._forms) == 1 or (taken and taken[0].rule.payload is not Kind.WEIGHTS):
@@ -320,19 +296,32 @@ class Center:
         )
 
     def contributions(self, action: Merge) -> list[Contribution]:
-        """The payloads of this merge, which are held, with the samples that each stands for."""
+        """The payloads of this merge, which are held, with the results that each stands for."""
         own_parts = self._own_parts(action)
         leads = {part.worker: part.ticket for part in own_parts}
-        samples = Counter[int]()  # by ticket of the payload that has them
+        behind: dict[int, list[Part]] = {part.ticket: [] for part in own_parts}
         for part in action.parts:
             ticket = part.ticket if part.summed_by is None else leads.get(part.summed_by)
-            if ticket is not None:  # else the team's payload is lost
-                samples[ticket] += part.samples
-        held = [self._payloads[part.worker, part.ticket] for part in own_parts]
+            if ticket in behind:  # else the payload is lost
+                behind[ticket].append(part)
         return [
-            Contribution(one.vector, samples[part.ticket], action.version - 1 - one.header.version)
-            for part, one in zip(own_parts, held, strict=True)
+            self._contribution(
+                self._payloads[part.worker, part.ticket], behind[part.ticket], action
+            )
+            for part in own_parts
         ]
+
+    def _contribution(self, held: Payload, parts: list[Part], action: Merge) -> Contribution:
+        samples, version = sum(part.samples for part in parts), held.header.version
+        return Contribution(
+            held.vector,
+            samples,
+            merges_since=action.version - 1 - version,
+            staleness=max(part.staleness for part in parts),
+            version=version,
+            begun=self._begun[version] if held.rule.wants_begun else None,
+            loss=sum(part.loss * part.samples for part in parts) / max(samples, 1),
+        )
 
     def _own_parts(self, action: Merge) -> list[Part]:
         """The parts with a payload; what a server lost with its store is left out."""
@@ -355,6 +344,8 @@ class Center:
     def publish(self) -> None:
         """Write the present version to the store."""
         self.fence()
+        if self.keeps_payloads and self.state:  # first: who finds the center finds it, too
+            put_state(self.store, self.run, self.version, self.state.pack())
         for form, codec in self._forms:
             key = form(self.run, self.version)
             body = codec.encode(self.vector, None if codec.is_exact else self._lost)
@@ -438,6 +429,8 @@ class Center:
         if version != self.version and not self._uses[version] and version in self._published:
             self._published.discard(version)
             self._over.extend(key(self.run, version) for key, _ in self._forms)
+            if self.keeps_payloads:
+                self._over.append(keys.rule_state(self.run, version))
 
 
 def squared_norm(vector: Vector) -> float:

@@ -127,7 +127,7 @@ class CheckpointWriter:
             self._untold.append(Checkpointed(*place, 0, self.hangs))
             return []
         counters = self._counters(coordinator, seconds)
-        checkpoint = Checkpoint(counters, self.center.vector.copy(), self.server_history())
+        checkpoint = self._checkpoint(counters)
         for version, earlier in list(self._gathering.items()):
             earlier.checkpoint = None
             if earlier.snapshot is None:
@@ -135,6 +135,11 @@ class CheckpointWriter:
         gathering, asked = self._gather(coordinator, now)
         gathering.checkpoint = checkpoint
         return asked
+
+    def _checkpoint(self, counters: Counters) -> Checkpoint:
+        """A copy of what the master has."""
+        center, history = self.center.vector.copy(), self.server_history()
+        return Checkpoint(counters, center, history, rule_state=self.center.state.pack())
 
     def _counters(self, coordinator: Coordinator, seconds: float) -> Counters:
         return Counters(
@@ -258,7 +263,7 @@ class CheckpointWriter:
         if self._hung:
             return self.hangs
         counters = self._counters(coordinator, seconds)
-        checkpoint = Checkpoint(counters, self.center.vector.copy(), self.server_history())
+        checkpoint = self._checkpoint(counters)
         gathering = _Gathering(coordinator.version, set(), 0.0, checkpoint=checkpoint)
         limit_s = self._limit_of(gathering)
         future = self._thread.submit(partial(self._write, gathering))

@@ -29,10 +29,11 @@ from speedo.master.server_requests import (
     TakeIn,
 )
 from speedo.messages import Merge
+from speedo.sgd_modes.rules import State
 from speedo.storage import keys
 from speedo.storage.base import Store
 from speedo.vectors.codecs import NO_COMPRESSION, Compression
-from speedo.vectors.transfer import fetch_vector
+from speedo.vectors.transfer import fetch_state, fetch_vector
 from speedo.vectors.vector import Kind, Layout
 
 
@@ -154,6 +155,8 @@ class RangeServer:
             try:
                 key = keys.center(self.run, version)
                 header = fetch_vector(self.store, key, self.layout, Kind.CENTER, center.vector)
+                state = fetch_state(self.store, self.run, version)
+                center.state = State.unpack(state, self.layout.size)
             except (MissingKeyError, PayloadError):
                 continue
             if header.version == version and (update is None or update.load(version)):

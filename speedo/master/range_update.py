@@ -15,7 +15,7 @@ import numpy as np
 from speedo.engines.solver_update import SolverUpdate
 from speedo.errors import MissingKeyError, PayloadError, TrainingStopped
 from speedo.master.center import squared_norm
-from speedo.sgd_modes.rules import Contribution, mean_into
+from speedo.sgd_modes.rules import NO_STATE, Contribution, MergeRule, State, mean_into
 from speedo.storage import keys
 from speedo.storage.base import Store
 from speedo.vectors.transfer import fetch_range_history, put_range_history
@@ -23,7 +23,7 @@ from speedo.vectors.vector import Kind, Layout, Vector
 
 
 @dataclass(eq=False)
-class RangeUpdate:
+class RangeUpdate(MergeRule):
     """Implements `MergeRule` for one range, with its history; `layout` is the range's.
 
     Clipping needs the norm of the whole mean gradient: `prepare` gives the range's part of it, and `begin` takes the
@@ -31,6 +31,7 @@ class RangeUpdate:
     """
 
     payload: ClassVar[Kind] = Kind.GRADIENT
+    keeps_finite: ClassVar[bool] = True  # it looks itself
     run: str
     layout: Layout
     store: Store
@@ -45,10 +46,6 @@ class RangeUpdate:
     def __post_init__(self) -> None:
         self._gradient = self.layout.zeros()
 
-    def rate(self, workers: int, staleness: int = 0) -> float:
-        """See `MergeRule.rate`."""
-        return 1.0
-
     def prepare(self, version: int, contributions: Sequence[Contribution]) -> float:
         """The squared norm of the mean gradient that makes this version; 0 if all that it is made of is lost."""
         if not contributions:
@@ -62,7 +59,12 @@ class RangeUpdate:
         self._next, self._norm = version, squared_norm
 
     def merge(
-        self, center: Vector, contributions: Sequence[Contribution], rate: float, iteration: int
+        self,
+        center: Vector,
+        contributions: Sequence[Contribution],
+        rate: float,
+        iteration: int,
+        state: State = NO_STATE,
     ) -> None:
         """See `MergeRule.merge`. Raises `TrainingStopped`, with the center spoilt, if that is not finite then."""
         if self._prepared is None or self._prepared != self._next:

@@ -21,7 +21,7 @@ from typing import Final
 
 from speedo.engines.solver_update import History, Recipe
 from speedo.errors import MissingKeyError, StoreError
-from speedo.master.center import NormGate
+from speedo.master.norm_gate import NormGate
 from speedo.master.server_requests import (
     Answer,
     Clear,
@@ -37,8 +37,9 @@ from speedo.master.server_requests import (
     TakeIn,
     slowest,
 )
+from speedo.master.whole_center import Whole, fetch_whole, spread_whole
 from speedo.messages import Drop, Merge, Refused, Trained
-from speedo.sgd_modes.rules import MergeRule
+from speedo.sgd_modes.rules import MergeRule, State
 from speedo.vectors.codecs import NO_COMPRESSION, Compression
 from speedo.vectors.exchange import Exchange
 from speedo.vectors.ranges import ranges_of
@@ -55,15 +56,6 @@ class _Ordered:
     taken: list[TakeIn]
     pending: Pending
     renewed: set[int] = field(default_factory=set)
-
-
-@dataclass(frozen=True, slots=True)
-class _Whole:
-    """All that servers had at one version."""
-
-    version: int
-    vector: Vector
-    history: History | None
 
 
 @dataclass
@@ -88,6 +80,7 @@ class ServedCenter:
     )
     solver: Recipe | None = None
     first_history: History | None = None
+    first_state: State = field(default_factory=State)
     clock: Callable[[], float] = lambda: 0.0
     outages: int = 0  # that servers told of, and replacements
     _gate: NormGate = field(default_factory=NormGate)
@@ -112,7 +105,8 @@ class ServedCenter:
         history = self.first_history
         if self.solver is not None and history is None:
             history = self.solver.no_history()
-        self._whole = _Whole(self.version, self.first, history)  # the newest that the master has
+        # The newest that the master has.
+        self._whole = Whole(self.version, self.first, history, self.first_state)
 
     @property
     def payload_bytes(self) -> int:
@@ -129,6 +123,11 @@ class ServedCenter:
         """See `RunCenter.vector`."""
         return self._newest().vector
 
+    @property
+    def state(self) -> State:
+        """See `RunCenter.state`."""
+        return self._newest().state
+
     def history(self) -> bytes:
         """The solver's history of the present version, as an engine would give it; empty without a solver."""
         whole = self._newest()
@@ -136,7 +135,7 @@ class ServedCenter:
             return b""
         return self.solver.write_history(whole.history)
 
-    def _newest(self) -> _Whole:
+    def _newest(self) -> Whole:
         self._order()
         self._confirm(0)
         if self._whole.version != self.version:
@@ -147,14 +146,9 @@ class ServedCenter:
                 self._whole = self._fetched()
         return self._whole
 
-    def _fetched(self) -> _Whole:
-        vector, history = self.layout.zeros(), None
+    def _fetched(self) -> Whole:
         with self._exchange() as exchange:
-            exchange.fetch_center(self.version, vector)
-            if self.solver is not None:
-                flat = self.solver.no_history().flat
-                history = History(flat, exchange.fetch_history(self.version, flat))
-        return _Whole(self.version, vector, history)
+            return fetch_whole(exchange, self.version, self.layout, self.solver)
 
     # ------------------------------------------------------------ what the driver asks for
 
@@ -386,9 +380,11 @@ class ServedCenter:
     def _copied(self, index: int) -> bool:
         """Put the range of a server into its store as a host has it, where that is newer than what the master has.
 
-        The payloads of the merges after it are lost with that store. A solver's history is in no host's memory.
+        The payloads of the merges after it are lost with that store. A solver's history, or what a rule keeps, is in no
+        host's memory.
         """
-        found = self.servers.newest_copy(index, self._whole.version) if not self.solver else None
+        is_alone = not (self.solver or self._whole.state or (self.rule and self.rule().vectors))
+        found = self.servers.newest_copy(index, self._whole.version) if is_alone else None
         if found is None:
             return False
         self.note(
@@ -438,12 +434,9 @@ class ServedCenter:
                     f"{answer.reason}"
                 )
 
-    def _spread(self, whole: _Whole) -> None:
-        history = whole.history
+    def _spread(self, whole: Whole) -> None:
         with self._exchange() as exchange:
-            if history is not None:
-                exchange.publish_history(self.version, self.epoch, history.flat, history.updates)
-            exchange.publish_center(self.version, self.epoch, whole.vector)
+            spread_whole(exchange, self.version, self.epoch, whole)
 
     def _exchange(self) -> Exchange:
         return Exchange(self.run, self.layout, self.servers.stores())

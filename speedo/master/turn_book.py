@@ -24,9 +24,8 @@ from speedo.messages import (
 )
 from speedo.sgd_modes.base import Strategy
 from speedo.sgd_modes.phases import Phased
-from speedo.sgd_modes.rules import MergeRule, TakeCenter
+from speedo.sgd_modes.rules import AverageDeltas, MergeRule, TakeCenter
 from speedo.sgd_modes.turn_length import as_turn_length
-from speedo.vectors.vector import Kind
 
 
 @dataclass
@@ -134,7 +133,7 @@ class TurnBook:
         team, workers = self._teams[unit], self._workers_of(unit)
         rule, rounds = self.strategy.rule, 1
         per_step = sum(self.members[worker].samples_per_step for worker in workers)
-        if len(workers) > 1 and rule.payload is Kind.DELTA and self._is_only(team):
+        if len(workers) > 1 and type(rule) is AverageDeltas and self._is_only(team):
             rule = team.alone = team.alone or TakeCenter(rule)
             change = as_turn_length(self.strategy.local_steps).next_change(self.iteration)
             work = steps * per_step

@@ -37,7 +37,7 @@ from speedo.run_dir.checkpoint_file import Checkpoint, Progress
 from speedo.run_dir.directory import CHECKPOINTS, CONFIG, METRICS, write_config
 from speedo.run_dir.metrics_log import MetricsLog
 from speedo.sgd_modes.registry import Adjust, Update, make_strategy, needs_update
-from speedo.sgd_modes.rules import by_servers
+from speedo.sgd_modes.rules import State, by_servers
 from speedo.storage.base import Store
 from speedo.vectors.vector import Kind
 
@@ -63,6 +63,7 @@ def build_training(
     fence, board = parts.fence, parts.board
     spec = settings.spec
     version = resume.counters.version if resume else 0
+    kept = State.unpack(resume.rule_state, model.layout.size) if resume else State()
     center: RunCenter
     if servers is None:
         center = Center(
@@ -75,6 +76,7 @@ def build_training(
             fence=fence.check,
             clock=time.monotonic,
             compression=settings.compression,
+            state=kept,
         )
     else:
         solver = model.recipe() if needs_update(config) else None
@@ -91,6 +93,7 @@ def build_training(
             note=board.notice,
             solver=solver,
             first_history=solver.read_history(former) if solver is not None and former else None,
+            first_state=kept,
             clock=time.monotonic,
         )
     log = _run_log(run_dir, board, resumed=settings.epoch > 0)

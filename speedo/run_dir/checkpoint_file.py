@@ -90,7 +90,7 @@ class Counters:
     __pydantic_config__ = _STRICT
     run: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
     epoch: Int32
-    mode: Annotated[str, Field(max_length=32)]
+    mode: Annotated[str, Field(max_length=256)]
     version: Count
     iteration: Int32
     samples: Count
@@ -115,13 +115,17 @@ _HEADER: Final = TypeAdapter(_Header)
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """`histories` are opaque bytes of the engines; `workers` and `histories` go by slot."""
+    """`histories` are opaque bytes of the engines; `workers` and `histories` go by slot.
+
+    `rule_state` is what the merge rule keeps beside the center (`speedo.sgd_modes.rules.state`).
+    """
 
     counters: Counters
     center: Vector
     master_history: bytes = b""
     workers: Mapping[int, WorkerState] = field(default_factory=dict)
     histories: Mapping[int, bytes] = field(default_factory=dict)
+    rule_state: bytes = b""
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
@@ -131,6 +135,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     sections: list[tuple[str, memoryview]] = [
         ("center", as_bytes(checkpoint.center)),
         ("master", memoryview(checkpoint.master_history)),
+        *([("rule", memoryview(checkpoint.rule_state))] if checkpoint.rule_state else []),
         *(
             (f"worker-{slot}", memoryview(state))
             for slot, state in sorted(checkpoint.histories.items())
@@ -237,6 +242,7 @@ def _assembled(path: Path, values: _Header, parts: dict[str, bytes]) -> Checkpoi
         parts["master"],
         values.workers,
         {slot: parts[f"worker-{slot}"] for slot in values.workers if f"worker-{slot}" in parts},
+        parts.get("rule", b""),
     )
 
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import cached_property
 from typing import Any, Protocol, get_args, get_type_hints
 
 from speedo.bounds import Option
 from speedo.messages import Decision, Result
-from speedo.sgd_modes.rules import AddDelta, Elastic, MergeRule, RuleClass
+from speedo.sgd_modes.rules import AddDelta, Elastic, MergeRule
 from speedo.sgd_modes.turn_length import Length as Length
+from speedo.vectors.vector import Kind
 
 
 class Strategy(Protocol):
@@ -52,11 +53,26 @@ class Strategy(Protocol):
 
 @dataclass(frozen=True)
 class OwnOption:
-    """An option that a mode's schedule declares: its type, its default, and its declaration."""
+    """An option that a mode's schedule or a rule declares: its type, its default, and its declaration."""
 
     kind: Any
     default: Any
     option: Option
+
+
+def options_of(maker: Callable[..., object]) -> dict[str, OwnOption]:
+    """The arguments of a schedule or a rule that are annotated with an `Option`, by name."""
+    arguments = inspect.signature(maker).parameters
+    if isinstance(maker, type) and not is_dataclass(maker):
+        hints = get_type_hints(maker.__init__, include_extras=True)  # type: ignore[misc]
+    else:
+        hints = get_type_hints(maker, include_extras=True)
+    found = {}
+    for name, hint in hints.items():
+        for extra in getattr(hint, "__metadata__", ()):
+            if isinstance(extra, Option) and name in arguments:
+                found[name] = OwnOption(get_args(hint)[0], arguments[name].default, extra)
+    return found
 
 
 @dataclass(frozen=True)
@@ -64,7 +80,8 @@ class Mode:
     """The declaration of a mode: its file holds it as `MODE`, and the registry finds it there.
 
     `schedule(rule=, local_steps=, name=, ...)` makes the strategy; its arguments that are annotated with an `Option`
-    are the mode's own options. The first of `rules` is the default; the others are chosen by their option.
+    are the mode's own options. The first of `rules` is the default; the others are chosen by their option, or by
+    `--rule`, which also takes any other rule that `fits`.
     `rounds`: results are merged together, once all workers of a round have reported. `overlaps`: no turn waits for
     another worker's, so `--overlap` may issue turns ahead. `spare` is the own option that says how many results a
     round may close without, empty for none. `paper` and `year` say where it comes from; modes are
@@ -73,7 +90,7 @@ class Mode:
 
     name: str
     schedule: Callable[..., Strategy]
-    rules: tuple[RuleClass, ...]
+    rules: tuple[type[MergeRule], ...]
     paper: str
     year: int
     rounds: bool = False
@@ -83,18 +100,18 @@ class Mode:
     @cached_property
     def own(self) -> dict[str, OwnOption]:
         """The options that this mode alone declares, by name."""
-        arguments = inspect.signature(self.schedule).parameters
-        hints = get_type_hints(self.schedule, include_extras=True)
-        found = {}
-        for name, hint in hints.items():
-            for extra in getattr(hint, "__metadata__", ()):
-                if isinstance(extra, Option):
-                    found[name] = OwnOption(get_args(hint)[0], arguments[name].default, extra)
-        return found
+        return options_of(self.schedule)
+
+    def fits(self, rule: type[MergeRule]) -> bool:
+        """Whether this schedule can merge by the rule: by its own ones, and by others of the same payloads."""
+        if rule in self.rules:
+            return True
+        kinds = {own.payload for own in self.rules} - {Kind.GRADIENT}
+        return rule.payload in kinds and rule.rounds in (None, self.rounds)
 
     def takes(self, option: str) -> bool:
         """Whether this mode uses the option."""
-        chosen = {"local_steps", *(rule.option for rule in self.rules)}
+        chosen = {"local_steps", "rule", *(rule.option for rule in self.rules)}
         if not self.rounds:  # whose workers are waited for, so that none ends its turn earlier
             chosen.add("sync_when")
         if AddDelta in self.rules:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationInfo, fie
 from pydantic_core import PydanticCustomError
 
 from speedo.bounds import Interval, Option, said
+from speedo.sgd_modes.foreign import look_in
 from speedo.sgd_modes.turn_length import Steps, as_steps, check_sync_when, most_steps
 
 
@@ -21,6 +22,7 @@ class ModeOptions(BaseModel):
 
     # fmt: off
     mode: str
+    rule: str | None = None
     local_steps: Annotated[str | int, BeforeValidator(as_steps), Option(
         "Solver steps between two exchanges (tau); 1,10@500: 1, and 10 from iteration 500 on; adaptive:10/50: 10 at "
         "first, and fewer as the loss falls, decided every 50 iterations.", Steps(),
@@ -47,6 +49,14 @@ class ModeOptions(BaseModel):
         "Divide each delta by its staleness: the older the weights that it is of, the less it moves the center.",
         usual="the same factor for every delta", source="measured: modes.md, measured with real workers")] = None
     # fmt: on
+
+    own: dict[str, Any] = {}  # options that a mode or rule outside the package declares
+    code_from: str = ""  # the folder in which its module is looked for
+
+    def __setstate__(self, state: dict[Any, Any]) -> None:
+        """In another process its modules are found as in the first."""
+        super().__setstate__(state)
+        look_in(self.code_from)
 
     @field_validator("*", mode="before")
     @classmethod

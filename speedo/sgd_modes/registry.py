@@ -1,36 +1,52 @@
-"""Finds all modes in this package; gives their options, the checks of these, and their strategies.
+"""Finds all modes and rules; gives their options, and makes their strategies.
 
-A mode is a file here that declares `MODE`; no other file names it.
+A mode is a file here that declares `MODE`, a rule one in `rules/` that declares `RULE`; no other file names it. Those
+of installed packages are found by their entry points (`speedo.sgd_modes.foreign`).
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from math import inf
-from typing import Annotated, Any, Final, TypeVar
+from types import ModuleType
+from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import create_model
+from pydantic import BeforeValidator, TypeAdapter, ValidationError, create_model
+from pydantic_core import PydanticCustomError
 
 from speedo import sgd_modes
-from speedo.bounds import declared, digits
+from speedo.bounds import Option, declared, said
+from speedo.errors import ConfigError
 from speedo.messages import Tuning
-from speedo.sgd_modes.base import Mode, Strategy
+from speedo.sgd_modes import rules as rule_files
+from speedo.sgd_modes.base import Mode, OwnOption, Strategy, options_of
 from speedo.sgd_modes.conditions import parse_condition
+from speedo.sgd_modes.foreign import (
+    MODE_ENTRIES,
+    RULE_ENTRIES,
+    as_mode,
+    as_rule,
+    installed,
+    is_foreign,
+    look_in,
+    mode_at,
+    rule_at,
+)
 from speedo.sgd_modes.hybrid import Hybrid
 from speedo.sgd_modes.options import ModeOptions, PhaseOptions, RunOptions
 from speedo.sgd_modes.phases import Phase
 from speedo.sgd_modes.rules import (
     AddDelta,
-    AverageDeltas,
     Elastic,
     MergeRule,
-    RuleClass,
     ServerGradient,
 )
 from speedo.sgd_modes.turn_length import AdaptiveLength, LengthState, turn_length
-from speedo.vectors.vector import Vector
+from speedo.vectors.vector import Kind, Vector
 
 Update = Callable[[Vector, Vector, int], None]
 Adjust = Callable[[Tuning], None]
@@ -38,22 +54,101 @@ Options = TypeVar("Options", bound=ModeOptions)
 Run = TypeVar("Run", bound=RunOptions)
 
 
-def _find() -> Iterator[Mode]:
-    for module in pkgutil.iter_modules(sgd_modes.__path__):
+def _find(package: ModuleType, word: str) -> Iterator[Any]:
+    """What the files of a package declare under this name."""
+    for module in pkgutil.iter_modules(package.__path__):
         if module.name != "registry":
-            found = importlib.import_module(f"{sgd_modes.__name__}.{module.name}")
-            if isinstance(mode := getattr(found, "MODE", None), Mode):
-                yield mode
+            found = importlib.import_module(f"{package.__name__}.{module.name}")
+            if hasattr(found, word):
+                yield getattr(found, word)
+
+
+def _modes() -> Iterator[Mode]:
+    yield from _find(sgd_modes, "MODE")
+    for name, entry in installed(MODE_ENTRIES).items():
+        yield replace(as_mode(name, entry.load()), name=name)
+
+
+def _rules() -> Iterator[tuple[str, type[MergeRule]]]:
+    yield from ((rule.name, rule) for rule in _find(rule_files, "RULE"))
+    yield from ((name, as_rule(name, one.load())) for name, one in installed(RULE_ENTRIES).items())
 
 
 HYBRID: Final = "hybrid"  # phases of the others
 PLAIN: Final = {
-    mode.name: mode for mode in sorted(_find(), key=lambda mode: (mode.year, mode.name))
+    mode.name: mode for mode in sorted(_modes(), key=lambda mode: (mode.year, mode.name))
 }
 MODES: Final = (*PLAIN, HYBRID)
+RULES: Final = dict(sorted(_rules(), key=lambda one: (one[1].year, one[0])))
+
+
+def one_of(names: Sequence[str]) -> Any:
+    """The type of an option that takes one of these names, or the place of a class."""
+
+    def check(value: Any) -> Any:
+        if value is None or value in names or is_foreign(value):
+            return value
+        *others, last = map(repr, names)
+        expected = f"{', '.join(others)} or {last}"
+        raise PydanticCustomError("literal_error", "another name", {"expected": expected})
+
+    return Annotated[Literal[tuple(names)] | str, BeforeValidator(check)]
+
+
+RULE: Final = Option(
+    "How results are merged; a rule of your own is given as package.module:Class.",
+    usual="the mode's",
+    source="each mode's paper",
+)
+
+
+def mode_named(name: str) -> Mode | None:
+    """The mode of this name or place; None for mode hybrid. Raises `ConfigError` for one that cannot be imported."""
+    return mode_at(name) if is_foreign(name) else PLAIN.get(name)
+
+
+def rule_of(options: ModeOptions) -> type[MergeRule] | None:
+    """The rule that `--rule` chose. Raises `ConfigError` for one that cannot be imported."""
+    if options.rule is None:
+        return None
+    return rule_at(options.rule) if is_foreign(options.rule) else RULES[options.rule]
 
 
 # ---------------------------------------------------------------- options
+
+
+def with_code(given: Mapping[str, Any], folder: str, known: Collection[str]) -> dict[str, Any]:
+    """The options of a run or a phase, where those that a mode or rule outside the package declares are in `own`.
+
+    `folder` is where its module may be, `known` are the options of the run itself. Raises `ConfigError`.
+    """
+    options = dict(given)
+    look_in(folder)
+    declared_own: dict[str, OwnOption] = {}
+    if is_foreign(mode := options.get("mode")):
+        declared_own |= mode_at(mode).own
+    if is_foreign(rule := options.get("rule")):
+        declared_own |= options_of_rule(rule_at(rule))
+    if not (is_foreign(mode) or is_foreign(rule)):
+        return options
+    taken = [name for name in declared_own if name in known]
+    if taken:
+        raise ConfigError(
+            f"{rule or mode} declares the option {taken[0]}, which a run has already; give it another name"
+        )
+    own = dict(options.pop("own", {}))
+    for name, one in declared_own.items():
+        if name in options:
+            own[name] = options.pop(name)
+        if name in own:
+            try:
+                own[name] = TypeAdapter(one.kind).validate_python(own[name])
+            except ValidationError:
+                kind = getattr(one.kind, "__name__", str(one.kind))
+                raise ConfigError(
+                    f"{name} is {said(own[name])}; use a value of type {kind}"
+                ) from None
+    return {**options, "own": own, "code_from": folder}
 
 
 def with_own_options(model: type[Options]) -> type[Options]:
@@ -62,20 +157,43 @@ def with_own_options(model: type[Options]) -> type[Options]:
     for mode in PLAIN.values():
         for name, own in mode.own.items():
             fields.setdefault(name, (Annotated[own.kind | None, own.option], None))
+    for rule in RULES.values():
+        for name, own in options_of_rule(rule).items():
+            fields.setdefault(name, (Annotated[own.kind | None, own.option], None))
+    fields["rule"] = (Annotated[one_of(tuple(RULES)) | None, RULE], None)
     return create_model(model.__name__, __base__=model, **fields)
 
 
 def own_options(options: ModeOptions) -> dict[str, Any]:
     """The options that this mode alone declares, with the mode's defaults for those that were not given."""
-    mode = PLAIN.get(options.mode)
-    own = {} if mode is None else mode.own
-    given = {name: getattr(options, name) for name in own}
+    mode = mode_named(options.mode)
+    return {} if mode is None else _values(mode.own, options)
+
+
+def _values(own: Mapping[str, OwnOption], options: ModeOptions) -> dict[str, Any]:
+    given = {name: options.own.get(name, getattr(options, name, None)) for name in own}
     return {name: own[name].default if value is None else value for name, value in given.items()}
 
 
+@cache
+def options_of_rule(rule: type[MergeRule]) -> dict[str, OwnOption]:
+    """The options that this rule declares, by name."""
+    return options_of(rule)
+
+
+def rules_with(option: str) -> tuple[str, ...]:
+    """The rules that declare this option."""
+    return tuple(name for name, rule in RULES.items() if option in options_of_rule(rule))
+
+
 def takers(option: str) -> tuple[str, ...]:
-    """The modes that use this option; none for an option of the run."""
-    return tuple(name for name, mode in PLAIN.items() if mode.takes(option))
+    """The modes that use this option, by themselves or with a rule; none for an option of the run."""
+    theirs = [RULES[name] for name in rules_with(option)]
+    return tuple(
+        name
+        for name, mode in PLAIN.items()
+        if mode.takes(option) or any(mode.fits(rule) for rule in theirs)
+    )
 
 
 def given_options(options: ModeOptions) -> dict[str, Any]:
@@ -89,61 +207,29 @@ def given_options(options: ModeOptions) -> dict[str, Any]:
     return found
 
 
-def problems(options: ModeOptions, workers: int) -> list[str]:
-    """Every problem of this mode's options for this many workers, a sentence each; not those of hybrid's phases."""
-    mode = PLAIN.get(options.mode)
-    if mode is None:
-        return []
-    found: list[str] = []
-    for name, value in given_options(options).items():
-        said = digits(value) if type(value) is int else value
-        option = declared(type(options).model_fields[name].metadata)
-        if mode.takes(name):
-            found += option.bound(name, value) if option.bound else []
-            if option.below_workers and 0 < workers <= value:
-                found.append(
-                    f"{name} is {said} of {workers} workers: {option.below_workers}; "
-                    "use a number below that of workers"
-                )
-        elif value is not False:
-            *others, last = takers(name)
-            modes = f"{', '.join(others)} or {last}" if others else last
-            found.append(
-                f"{name} is {said}, but mode {mode.name} does not use it; use --mode {modes}, or leave {name} out"
-            )
-    return found + options.conflicts()
-
-
 def has_rounds(*modes: str) -> bool:
     """Whether one of these modes merges the results of a round together."""
-    return any(PLAIN[mode].rounds for mode in modes if mode in PLAIN)
+    found = (mode_named(mode) for mode in modes)
+    return any(mode.rounds for mode in found if mode is not None)
 
 
 def waits_for_all(options: ModeOptions) -> bool:
     """Whether each round waits for all workers, whose results are averaged: they may be summed on the way."""
-    mode = PLAIN.get(options.mode)
+    mode = mode_named(options.mode)
     if mode is None or not mode.rounds:
         return False
     return not any(own_options(options).values())
 
 
-def problems_of_teams(options: ModeOptions) -> list[str]:
-    """Why the workers of a host cannot sum among themselves: a team adds means, whatever the mode's rule says."""
-    rule: Any = _rule_class(options) if waits_for_all(options) else AverageDeltas
-    if rule in (AverageDeltas, ServerGradient):
-        return []
-    what = f"cannot merge by {rule.__name__}, the rule of mode {options.mode}"
-    return [f"team is host, but the workers of a host {what}; use --team off"]
-
-
 def may_overlap(mode: str) -> bool:
     """Whether turns of this mode can be issued ahead."""
-    return mode in PLAIN and PLAIN[mode].overlaps
+    found = mode_named(mode)
+    return found is not None and found.overlaps
 
 
 def is_elastic(options: ModeOptions) -> bool:
     """Whether workers send weights, to be averaged elastically."""
-    return options.mode in PLAIN and _rule_class(options) is Elastic
+    return mode_named(options.mode) is not None and rule_class(options) is Elastic
 
 
 def needs_update(config: RunOptions) -> bool:
@@ -159,7 +245,7 @@ def with_whole_gradient(config: Run) -> Run:
     exact = {"server_gradient": True}
 
     def needs_it(options: ModeOptions) -> bool:
-        free = options.server_gradient is None and options.delta_scale is None
+        free = (options.server_gradient, options.delta_scale, options.rule) == (None, None, None)
         return has_rounds(options.mode) and free and options.local_steps == 1
 
     phases = tuple(
@@ -170,7 +256,10 @@ def with_whole_gradient(config: Run) -> Run:
 
 def adds_deltas(options: ModeOptions) -> bool:
     """Whether workers send deltas, each of which is added when it arrives."""
-    return options.mode in PLAIN and _rule_class(options) is AddDelta
+    mode = mode_named(options.mode)
+    if mode is None or mode.rounds:
+        return False
+    return rule_class(options).payload is Kind.DELTA
 
 
 # ---------------------------------------------------------------- strategies
@@ -258,7 +347,8 @@ def _place_after(samples: int, phases: Sequence[Phase]) -> tuple[int, int]:
 
 
 def _plain(options: ModeOptions, update: Update | None) -> Strategy:
-    mode = PLAIN[options.mode]
+    mode = mode_named(options.mode)
+    assert mode is not None
     return mode.schedule(
         rule=_rule(options, update),
         local_steps=turn_length(options.local_steps, options.sync_when),
@@ -267,21 +357,30 @@ def _plain(options: ModeOptions, update: Update | None) -> Strategy:
     )
 
 
-def _rule_class(options: ModeOptions) -> RuleClass:
-    """The rule whose option was given, else the default."""
-    usual, *others = PLAIN[options.mode].rules
+def rule_class(options: ModeOptions) -> type[MergeRule]:
+    """The rule that was chosen, or whose option was given; else the default."""
+    if (asked := rule_of(options)) is not None:
+        return asked
+    mode = mode_named(options.mode)
+    assert mode is not None
+    usual, *others = mode.rules
     chosen = [rule for rule in others if getattr(options, rule.option) not in (None, False)]
     return chosen[0] if chosen else usual
 
 
 def _rule(options: ModeOptions, update: Update | None) -> MergeRule:
-    rule = _rule_class(options)
+    rule: Any = rule_class(options)
+    made: MergeRule
     if rule is ServerGradient:
         if update is None:
             raise ValueError("server_gradient needs the master's update")
-        return rule(update)
-    if rule is AddDelta:
+        made = rule(update)
+    elif rule is AddDelta:
         by_staleness = bool(options.staleness_scaling)
         whole = inf if by_staleness else 4.0 if options.momentum_correction else 2.0
-        return AddDelta(options.delta_scale, whole, by_staleness)
-    return rule(getattr(options, rule.option))
+        made = rule(options.delta_scale, whole, by_staleness)
+    elif rule.option:
+        made = rule(getattr(options, rule.option))
+    else:
+        made = rule(**_values(options_of_rule(rule), options))
+    return made

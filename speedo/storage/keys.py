@@ -53,6 +53,11 @@ def history(run: str, version: int) -> str:
     return f"speedo:{run}:history:{version}"
 
 
+def rule_state(run: str, version: int) -> str:
+    """What the merge rule keeps of a server's range, beside its center of this version."""
+    return f"speedo:{run}:rule-state:{version}"
+
+
 def histories(run: str) -> str:
     """The prefix of a server's history of all versions."""
     return f"speedo:{run}:history:"

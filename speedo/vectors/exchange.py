@@ -26,9 +26,11 @@ from speedo.vectors.ranges import Range, ranges_of
 from speedo.vectors.transfer import (
     Seen,
     fetch_range_history,
+    fetch_state,
     fetch_vector,
     look_at_vector,
     put_range_history,
+    put_state,
 )
 from speedo.vectors.vector import (
     HEADER_BYTES,
@@ -152,6 +154,32 @@ class Exchange:
             )
         )
 
+    @property
+    def places(self) -> list[slice]:
+        """The ranges of the vector."""
+        return [lane.range.place for lane in self._lanes]
+
+    def publish_states(self, version: int, parts: Sequence[bytes]) -> None:
+        """Put what a merge rule keeps of each range beside the center of this version; none removes what is there.
+
+        Raises `StoreError`.
+        """
+        for lane, part in zip(self._lanes, parts, strict=True):
+            if part:
+                put_state(lane.outlet, self._run, version, part)
+            else:
+                lane.outlet.delete(keys.rule_state(self._run, version))
+
+    def fetch_states(self, version: int) -> list[tuple[bytes, int]]:
+        """What a merge rule keeps of each range beside this version, with the range's size; empty for nothing.
+
+        Raises `StoreError`, `PayloadError`.
+        """
+        return [
+            (fetch_state(lane.store, self._run, version), lane.range.layout.size)
+            for lane in self._lanes
+        ]
+
     def fetch_history(self, version: int, into: Vector) -> int:
         """Fill `into` with the history beside this version; returns the updates. Raises as `fetch_center` does.
 
@@ -214,7 +242,7 @@ class _Lane:
         host: HostCenters | None,
     ) -> None:
         self._run, self.range = run, place
-        self._store, self.outlet = stores.incoming, stores.outgoing or stores.incoming
+        self.store, self.outlet = stores.incoming, stores.outgoing or stores.incoming
         self.payload_codec = make_codec(compression.payload, place.layout)
         self._center_codec = make_codec(compression.center, place.layout)
         self._center_key = keys.center if self._center_codec.is_exact else keys.rounded
@@ -225,7 +253,7 @@ class _Lane:
 
     def look(self, version: int) -> Seen | None:
         key = self._center_key(self._run, version)
-        seen = look_at_vector(self._store, key, self.range.layout, Kind.CENTER, self._center_codec)
+        seen = look_at_vector(self.store, key, self.range.layout, Kind.CENTER, self._center_codec)
         if seen is not None:
             _require(key, version, seen.header.version)
         return seen
@@ -247,7 +275,7 @@ class _Lane:
         layout, codec = self.range.layout, self._center_codec
 
         def from_server() -> Header:
-            header = fetch_vector(self._store, key, layout, Kind.CENTER, into, codec)
+            header = fetch_vector(self.store, key, layout, Kind.CENTER, into, codec)
             _require(key, version, header.version)
             return header
 
@@ -257,7 +285,7 @@ class _Lane:
             self.host.fetch(version, into, from_server, partial(self._head, key), alone=alone)
 
     def _head(self, key: str) -> bytes:
-        return self._store.read_head(key)[0]
+        return self.store.read_head(key)[0]
 
     def publish(self, sender: Sender, kind: Kind, body: memoryview) -> None:
         header = header_for(
@@ -287,7 +315,7 @@ class _Lane:
     def fetch_history(self, version: int, vectors: Vector) -> int:
         own = np.empty((len(vectors), self.range.layout.size), np.float32)
         updates = fetch_range_history(
-            self._store, self._run, self.range.layout, version, own.reshape(-1)
+            self.store, self._run, self.range.layout, version, own.reshape(-1)
         )
         vectors[:, self.range.place] = own
         return updates

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import xxhash
 
-from speedo.errors import PayloadError
+from speedo.errors import MissingKeyError, PayloadError
 from speedo.storage import keys
 from speedo.storage.base import Store
 from speedo.vectors.codecs import Codec, make_codec
@@ -32,6 +32,7 @@ HISTORY_EXPIRY_S: Final = 900.0  # a history that nobody fetched leaves the stor
 MOST_HISTORY_BYTES: Final = 16 << 30
 _HISTORY_HEAD: Final = struct.Struct("<4sIQQ")  # magic, slot, version, xxh3 of the body
 _HISTORY_MAGIC: Final = b"SPH1"
+_STATE_MAGIC: Final = b"SPR1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,20 @@ def fetch_range_history(store: Store, run: str, layout: Layout, version: int, in
     return header.ticket
 
 
+def put_state(store: Store, run: str, version: int, state: bytes) -> None:
+    """Write what the merge rule keeps of a range beside its center of this version. Raises `StoreError`."""
+    head = _HISTORY_HEAD.pack(_STATE_MAGIC, 0, version, xxhash.xxh3_64_intdigest(state))
+    store.write(keys.rule_state(run, version), head, memoryview(state))
+
+
+def fetch_state(store: Store, run: str, version: int) -> bytes:
+    """Read it; empty if there is none. Raises `StoreError`; `PayloadError` if it is damaged."""
+    try:
+        return _read_checked(store, keys.rule_state(run, version), (_STATE_MAGIC, 0, version))
+    except MissingKeyError:
+        return b""
+
+
 def put_history(
     store: Store,
     run: str,
@@ -118,19 +133,21 @@ def put_history(
 def take_history(store: Store, run: str, worker: int, version: int) -> bytes:
     """Read a history and remove it. Raises `MissingKeyError`, `StoreError`; `PayloadError` if it is damaged."""
     key = keys.state(run, worker, version)
+    try:
+        return _read_checked(store, key, (_HISTORY_MAGIC, worker, version))
+    finally:
+        store.delete(key)
+
+
+def _read_checked(store: Store, key: str, expected: tuple[bytes, int, int]) -> bytes:
+    """The body of a blob whose head has this magic, slot and version, and the body's checksum."""
     _, size = store.read_head(key)
     if size > MOST_HISTORY_BYTES:
         raise PayloadError(f"{key} has {size} bytes, more than any history")
     body = bytearray(size)
     head = store.read(key, memoryview(body))
-    store.delete(key)
     if len(head) != _HISTORY_HEAD.size:
         raise PayloadError(f"{key} is no solver history")
-    if _HISTORY_HEAD.unpack(head) != (
-        _HISTORY_MAGIC,
-        worker,
-        version,
-        xxhash.xxh3_64_intdigest(body),
-    ):
+    if _HISTORY_HEAD.unpack(head) != (*expected, xxhash.xxh3_64_intdigest(body)):
         raise PayloadError(f"{key} is damaged, or of another vector")
     return bytes(body)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from speedo.master.center import NormGate
+from speedo.master.norm_gate import NormGate
 from speedo.messages import Refused
 from speedo.sgd_modes.rules import AddDelta, Elastic, MergeRule
 from speedo.vectors.vector import Kind

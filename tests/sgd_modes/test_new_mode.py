@@ -8,13 +8,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from speedo.config.run_config import make_config
 from speedo.errors import ConfigError
 from speedo.sgd_modes import registry
-from speedo.sgd_modes.rules import AverageDeltas, Contribution
+from speedo.sgd_modes.rules import NO_STATE, AverageDeltas, Contribution, State
 from speedo.vectors.vector import Vector
 
 MODE = '''
@@ -135,10 +136,17 @@ def test_a_mode_that_is_one_file_is_found_said_checked_and_trained_with(tmp_path
 class Halved(AverageDeltas):
     """A rule for this test: half of the mean."""
 
+    name: ClassVar[str] = "Halved"
+
     def merge(
-        self, center: Vector, contributions: Sequence[Contribution], rate: float, iteration: int
+        self,
+        center: Vector,
+        contributions: Sequence[Contribution],
+        rate: float,
+        iteration: int,
+        state: State = NO_STATE,
     ) -> None:
-        super().merge(center, contributions, rate / 2, iteration)
+        super().merge(center, contributions, rate / 2, iteration, state)
 
 
 def test_a_rule_that_teams_do_not_know_is_refused_without_team_off(
@@ -149,7 +157,10 @@ def test_a_rule_that_teams_do_not_know_is_refused_without_team_off(
     with pytest.raises(ConfigError) as refused:
         make_config({"mode": "sync"})
     assert list(refused.value.problems) == [
-        "team is host, but the workers of a host cannot merge by Halved, the rule of mode sync; use --team off"
+        (
+            "team is host, but the workers of a host cannot sum for Halved, the rule of mode sync, "
+            "as it does not say by_mean; use --team off"
+        )
     ]
     config = make_config({"mode": "sync", "team": "off"})
     assert not config.teams

@@ -1,0 +1,103 @@
+"""Modes and rules that are not part of the package: of an installed package, or a file of the user's.
+
+An installed package names them in its entry points `speedo.modes` and `speedo.rules`; others are given as
+`package.module:Class`. The module is looked for among the installed ones, and then in the folder of the command.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Final
+
+from speedo.errors import ConfigError
+from speedo.sgd_modes.base import Mode
+from speedo.sgd_modes.rules import AddDelta, AverageDeltas, MergeRule
+
+MODE_ENTRIES: Final = "speedo.modes"
+RULE_ENTRIES: Final = "speedo.rules"
+_FORM: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_STRATEGY: Final = ("on_join", "on_result", "on_leave")
+
+
+def is_foreign(name: object) -> bool:
+    """Whether a name of a mode or rule says where it is."""
+    return isinstance(name, str) and ":" in name
+
+
+def look_in(folder: str) -> None:
+    """Let modules of this folder be found, after all others: no file there takes the place of an installed module."""
+    if folder and folder not in sys.path:
+        sys.path.append(folder)
+
+
+@cache
+def mode_at(place: str) -> Mode:
+    """The mode at `package.module:Class`. Raises `ConfigError`."""
+    return as_mode(place, _found(place))
+
+
+@cache
+def rule_at(place: str) -> type[MergeRule]:
+    """The rule at `package.module:Class`. Raises `ConfigError`."""
+    return as_rule(place, _found(place))
+
+
+def installed(group: str) -> dict[str, EntryPoint]:
+    """The entry points of installed packages, by their names."""
+    return {entry.name: entry for entry in entry_points(group=group)}
+
+
+def as_mode(name: str, found: Any) -> Mode:
+    """A mode as it is declared, or of a class of strategies. Raises `ConfigError`.
+
+    Of such a class `rounds` is taken from its attribute, and the usual rule follows from that.
+    """
+    if isinstance(found, Mode):
+        return found
+    lacking = [method for method in _STRATEGY if not callable(getattr(found, method, None))]
+    if not isinstance(found, type) or lacking:
+        what = f"it has no {lacking[0]}" if lacking else "it is no class"
+        raise ConfigError(
+            f"mode {name} cannot be used: {what}; give a class with {', '.join(_STRATEGY)}, or a Mode "
+            "(docs/modes.md, your own mode)"
+        )
+    rounds = bool(getattr(found, "rounds", False))
+    return Mode(name, found, (AverageDeltas if rounds else AddDelta,), "", 0, rounds=rounds)
+
+
+def as_rule(name: str, found: Any) -> type[MergeRule]:
+    """The class of a rule. Raises `ConfigError`."""
+    if isinstance(found, type) and issubclass(found, MergeRule):
+        return found
+    raise ConfigError(
+        f"rule {name} cannot be used: it is no class made from speedo.sgd_modes.rules.MergeRule (docs/modes.md, your "
+        "own rule)"
+    )
+
+
+def _found(place: str) -> Any:
+    if not _FORM.fullmatch(place):
+        raise ConfigError(f"{place!r} is no place of a class; use package.module:Class")
+    name, _, inside = place.partition(":")
+    try:
+        found: Any = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise ConfigError(
+                f"{place}: there is no module {error.name}, neither installed nor in the folder of the command; run it "
+                "in the folder that has it"
+            ) from None
+        raise ConfigError(f"{place}: {name} cannot be imported: {error}") from None
+    except Exception as error:
+        raise ConfigError(
+            f"{place}: {name} cannot be imported: {type(error).__name__}: {error}"
+        ) from None
+    for part in inside.split("."):
+        found = getattr(found, part, None)
+        if found is None:
+            raise ConfigError(f"{place}: {name} has no {inside}")
+    return found

@@ -1,0 +1,48 @@
+"""The rule of synchronous SGD: the mean of the deltas of a round is added.
+
+Zinkevich et al., Parallelized Stochastic Gradient Descent, NIPS 2010.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from speedo.sgd_modes.rules.arithmetic import add_mean
+from speedo.sgd_modes.rules.base import Contribution, MergeRule
+from speedo.sgd_modes.rules.state import NO_STATE, State
+from speedo.vectors.vector import Vector
+
+
+@dataclass(frozen=True)
+class AverageDeltas(MergeRule):
+    """center += scale * sum_w (samples_w / samples) delta_w: the step of one solver with the whole batch."""
+
+    name: ClassVar[str] = "average-deltas"
+    rounds: ClassVar[bool | None] = True
+    by_ranges: ClassVar[bool] = True
+    by_mean: ClassVar[bool] = True
+    keeps_finite: ClassVar[bool] = True
+    paper: ClassVar[str] = "Zinkevich et al."
+    year: ClassVar[int] = 2010
+    option: ClassVar[str] = "delta_scale"
+    usual: ClassVar[str] = "1"
+    source: ClassVar[str] = "the mean is the step of one solver"
+    scale: float | None = None
+
+    def rate(self, workers: int, staleness: int = 0) -> float:
+        return self.scale if self.scale is not None else 1.0
+
+    def merge(
+        self,
+        center: Vector,
+        contributions: Sequence[Contribution],
+        rate: float,
+        iteration: int,
+        state: State = NO_STATE,
+    ) -> None:
+        add_mean(center, contributions, rate)
+
+
+RULE = AverageDeltas

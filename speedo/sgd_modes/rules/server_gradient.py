@@ -1,0 +1,48 @@
+"""The rule of `--server-gradient`: workers send raw gradients, and the center makes the solver's step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from speedo.sgd_modes.rules.arithmetic import mean_into
+from speedo.sgd_modes.rules.base import Contribution, MergeRule
+from speedo.sgd_modes.rules.state import NO_STATE, State
+from speedo.vectors.vector import Kind, Vector
+
+
+@dataclass(frozen=True)
+class ServerGradient(MergeRule):
+    """Workers send raw gradients; the master applies the solver's own update once.
+
+    `update(gradient, center, iteration)` changes the center in place by one step of the solver: clipping,
+    weight decay, momentum, learning rate of that iteration. Workers keep no momentum. `by_servers` where servers
+    have the center: each has an update of its own (`speedo.master.range_update`).
+    """
+
+    payload: ClassVar[Kind] = Kind.GRADIENT
+    by_ranges: ClassVar[bool] = True  # each server by an update of its own
+    by_mean: ClassVar[bool] = True
+    keeps_finite: ClassVar[bool] = True  # the update looks at it
+    option: ClassVar[str] = "server_gradient"
+    update: Callable[[Vector, Vector, int], None]
+
+    def merge(
+        self,
+        center: Vector,
+        contributions: Sequence[Contribution],
+        rate: float,
+        iteration: int,
+        state: State = NO_STATE,
+    ) -> None:
+        gradient = np.empty_like(center)
+        mean_into(gradient, contributions)
+        self.update(gradient, center, iteration)
+
+
+def by_servers(gradient: Vector, center: Vector, iteration: int) -> None:
+    """The `update` of a run whose servers make it, each of its range: so the master has none."""
+    raise AssertionError("the servers of this run make the solver's update")
