@@ -70,7 +70,7 @@ def _problems_of_rule(options: ModeOptions, mode: Mode) -> list[str]:
             why = f"merges {rule.payload.name.lower()}, which only workers of those modes send"
         where = f"use --mode {_listed(fitting)}" if fitting else "a rule of your own merges deltas"
         found.append(f"rule {name} does not go with mode {mode.name}: it {why}; {where}")
-    sets = {rule.option, "staleness_scaling" if rule is AddDelta else ""}
+    sets = {rule.option, "staleness_scaling" if issubclass(rule, AddDelta) else ""}
     for other in ("delta_scale", "moving_rate", "server_gradient", "staleness_scaling"):
         if (value := getattr(options, other)) is not None and other not in sets:
             found.append(

@@ -375,10 +375,11 @@ def _rule(options: ModeOptions, update: Update | None) -> MergeRule:
         if update is None:
             raise ValueError("server_gradient needs the master's update")
         made = rule(update)
-    elif rule is AddDelta:
+    elif issubclass(rule, AddDelta):
         by_staleness = bool(options.staleness_scaling)
         whole = inf if by_staleness else 4.0 if options.momentum_correction else 2.0
-        made = rule(options.delta_scale, whole, by_staleness)
+        own = _values(options_of_rule(rule), options)
+        made = rule(options.delta_scale, whole, by_staleness, **own)
     elif rule.option:
         made = rule(getattr(options, rule.option))
     else:

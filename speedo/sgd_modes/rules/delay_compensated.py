@@ -1,0 +1,78 @@
+"""Delay compensation: each delta is corrected for how far the center has moved since its worker began.
+
+Zheng et al., Asynchronous Stochastic Gradient Descent with Delay Compensation, ICML 2017: DC-ASGD-a, section 6 and
+algorithm 2. g(center) is about g(begun) + H (center - begun), and lambda g * g stands for the diagonal of H.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Final
+
+import numpy as np
+
+from speedo.bounds import Interval, Option
+from speedo.sgd_modes.rules.add_delta import AddDelta
+from speedo.sgd_modes.rules.arithmetic import blocks, scratch_blocks
+from speedo.sgd_modes.rules.base import Contribution
+from speedo.sgd_modes.rules.state import NO_STATE, State
+from speedo.vectors.vector import Vector
+
+EPSILON: Final = np.float32(1e-11)  # the paper's 1e-7 of a gradient, at a learning rate of 0.01
+
+COMPENSATION = Option("delay-compensated: lambda, the strength of the correction.",
+                      Interval("[0, 100]", "0 corrects nothing"), source="Zheng et al. 2017")  # fmt: skip
+MEAN_SQUARE = Option("delay-compensated: what is kept of the former deltas' mean square.",
+                     Interval("[0, 1)", "0 keeps nothing of the former deltas"), source="likewise")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DelayCompensated(AddDelta):
+    """center += scale * (d - lambda * d * d / sqrt(s + epsilon) * (center - begun)), value by value.
+
+    s = m * s + (1 - m) * d * d is the rule's state. The paper has this of gradients, with lambda over the root of
+    their mean square. A step d = -lr * g has the same correction whatever lr is: it is in d, and once above and once
+    below the line. So the rule takes deltas, and no learning rate. Several local steps are taken for one.
+    """
+
+    name: ClassVar[str] = "delay-compensated"
+    vectors: ClassVar[tuple[str, ...]] = ("mean_square",)
+    wants_begun: ClassVar[bool] = True
+    paper: ClassVar[str] = "Zheng et al."
+    year: ClassVar[int] = 2017
+    compensation: Annotated[float, COMPENSATION] = 2.0
+    mean_square: Annotated[float, MEAN_SQUARE] = 0.95
+
+    def merge(
+        self,
+        center: Vector,
+        contributions: Sequence[Contribution],
+        rate: float,
+        iteration: int,
+        state: State = NO_STATE,
+    ) -> None:
+        kept, fresh = np.float32(self.mean_square), np.float32(1.0 - self.mean_square)
+        strength, scale = np.float32(self.compensation), np.float32(rate)
+        with scratch_blocks(2) as taken:
+            for one in contributions:
+                assert one.begun is not None  # as `wants_begun`
+                for block in blocks(center.size):
+                    step, other = (scratch[: block.stop - block.start] for scratch in taken)
+                    delta, mean = one.vector[block], state.vectors["mean_square"][block]
+                    np.multiply(delta, delta, out=step)
+                    mean *= kept
+                    np.multiply(step, fresh, out=other)
+                    mean += other
+                    np.add(mean, EPSILON, out=other)
+                    np.sqrt(other, out=other)
+                    step /= other
+                    np.subtract(center[block], one.begun[block], out=other)
+                    step *= other
+                    step *= strength
+                    np.subtract(delta, step, out=step)
+                    step *= scale
+                    center[block] += step
+
+
+RULE = DelayCompensated

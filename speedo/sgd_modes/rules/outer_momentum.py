@@ -1,0 +1,79 @@
+"""Outer momentum: the mean delta of a round is the gradient of an outer SGD with momentum.
+
+Wang, Tantia, Ballas, Rabbat, SlowMo: Improving Communication-Efficient Distributed SGD with Slow Momentum, ICLR 2020,
+algorithm 1: without Nesterov's form, and with a learning rate of the local steps that does not change.
+Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models, 2023, algorithm 1 and section 3.2:
+Nesterov's form, rate 0.7, momentum 0.9, some hundred local steps in a round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+
+from speedo.bounds import Interval, Option
+from speedo.sgd_modes.rules.arithmetic import blocks, mean_into, scratch_blocks
+from speedo.sgd_modes.rules.base import Contribution, MergeRule
+from speedo.sgd_modes.rules.state import NO_STATE, State
+from speedo.vectors.vector import Vector
+
+OUTER_LR = Option("outer-momentum: the outer learning rate.", Interval("(0, 10]", "1 takes the mean delta whole"),
+                  source="Douillard et al. 2023")  # fmt: skip
+OUTER_MOMENTUM = Option("outer-momentum: what is kept of the former rounds.",
+                        Interval("[0, 1)", "0 keeps nothing of the former rounds"), source="likewise")  # fmt: skip
+NESTEROV = Option(
+    "outer-momentum: step by Nesterov's form of the outer momentum.", source="likewise"
+)
+
+
+@dataclass(frozen=True)
+class OuterMomentum(MergeRule):
+    """v = momentum * v + d; center += lr * (d + momentum * v) in Nesterov's form, else center += lr * v.
+
+    d is the mean of the deltas, weighted by samples. v is the rule's state; it begins at 0.
+    """
+
+    name: ClassVar[str] = "outer-momentum"
+    rounds: ClassVar[bool | None] = True
+    vectors: ClassVar[tuple[str, ...]] = ("momentum",)
+    by_ranges: ClassVar[bool] = True
+    by_mean: ClassVar[bool] = True
+    keeps_finite: ClassVar[bool] = True
+    paper: ClassVar[str] = "Wang et al.; Douillard et al."
+    year: ClassVar[int] = 2020
+    outer_lr: Annotated[float, OUTER_LR] = 0.7
+    outer_momentum: Annotated[float, OUTER_MOMENTUM] = 0.9
+    nesterov: Annotated[bool, NESTEROV] = True
+
+    def rate(self, workers: int, staleness: int = 0) -> float:
+        return self.outer_lr
+
+    def merge(
+        self,
+        center: Vector,
+        contributions: Sequence[Contribution],
+        rate: float,
+        iteration: int,
+        state: State = NO_STATE,
+    ) -> None:
+        momentum, mean = state.vectors["momentum"], np.empty_like(center)
+        mean_into(mean, contributions)
+        factor, scale = np.float32(self.outer_momentum), np.float32(rate)
+        with scratch_blocks(1) as (scratch,):
+            for block in blocks(center.size):
+                kept, step = momentum[block], scratch[: block.stop - block.start]
+                kept *= factor
+                kept += mean[block]
+                if self.nesterov:
+                    np.multiply(kept, factor, out=step)
+                    step += mean[block]
+                    step *= scale
+                else:
+                    np.multiply(kept, scale, out=step)
+                center[block] += step
+
+
+RULE = OuterMomentum
