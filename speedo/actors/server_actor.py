@@ -20,6 +20,7 @@ from speedo.master.server_requests import Answer, Request, ServerLost
 from speedo.master.slots import ServerAddress
 from speedo.run.open_store import log_trouble, server_store
 from speedo.run.settings import RunSettings
+from speedo.sgd_modes.foreign import look_in, rule_at
 
 
 class ServerActor:
@@ -37,6 +38,9 @@ class ServerActor:
         capture_stderr(log)
         failpoints.i_am_worker(order.index)
         faulthandler.enable()
+        look_in(settings.code_from)
+        for place in settings.rules:  # each merge is asked with its rule
+            rule_at(place)
         self._index, self._master = order.index, master
         store = server_store(address, settings, self._trouble)
         self._server = RangeServer(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from speedo.run.result import RunResult
 
 OPTIONS = (
-    *("mode", "workers", "local_steps", "sync_when", "moving_rate", "delta_scale"),
+    *("mode", "rule", "workers", "local_steps", "sync_when", "moving_rate", "delta_scale"),
     *("staleness_scaling", "phases", "backup_workers", "max_advance", "catch_up", "window"),
     *("compress", "compress_center", "run_dir", "redis", "same_node"),
     *("threads", "bind", "stop_on_divergence", "max_seconds", "timeout", "join_timeout"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +17,15 @@ from speedo.config.option_checks import check_device
 from speedo.config.option_table import Row, rows
 from speedo.config.run_config import MASTER, MERGING, RAY, RUN, SOLVER, THREADS, RunConfig
 from speedo.errors import ConfigError
+from speedo.sgd_modes.foreign import is_foreign, look_in, mode_at, rule_at
+from speedo.sgd_modes.registry import options_of_rule
 from speedo.system.cores import USUAL, Core, CoreOptions, cores_in, this_machine
 
 Function = Callable[..., Any]
 Decorate = Callable[[Function], Function]
 PATH: Final = click.Path(path_type=Path)
+OPEN: Final = ("mode", "rule")  # which also take a class of the user's
+OWN: Final = "options of a class of the user's"
 FILE: Final = click.Path(path_type=Path, dir_okay=False)
 
 
@@ -32,6 +37,13 @@ class GroupedOption(click.Option):
         self.heading = heading
 
 
+class NameOrPlace(click.Choice[str]):
+    """One of these names, or the place of a class, as in `package.module:Class`."""
+
+    def convert(self, value: Any, *rest: Any) -> Any:
+        return value if is_foreign(value) else super().convert(value, *rest)
+
+
 class RunCommand(click.Command):
     """A command that also accepts the options of the original SpeeDO and of Caffe, and says what they are here."""
 
@@ -41,7 +53,12 @@ class RunCommand(click.Command):
         words, notes = self.translate(args)
         for note in notes:
             say(f"speedo: {note}", err=True)
+        context.meta[OWN] = _own_options(words)
         return super().parse_args(context, words)
+
+    def get_params(self, context: click.Context) -> list[click.Parameter]:
+        """Also the options of a mode and a rule of the user's."""
+        return [*context.meta.get(OWN, ()), *super().get_params(context)]
 
 
 class WorkerCommand(RunCommand):
@@ -86,7 +103,7 @@ def _option(row: Row) -> Decorate:
         return click.argument("solver", required=False, type=PATH)
     extra: dict[str, Any] = {"default": None, "help": row.help, "metavar": row.metavar}
     if isinstance(row.kind, tuple):
-        extra["type"] = click.Choice(row.kind)
+        extra["type"] = (NameOrPlace if row.name in OPEN else click.Choice)(row.kind)
     elif row.kind is tuple:
         extra |= {"multiple": True, "default": ()}
     elif row.kind is bool:
@@ -96,6 +113,27 @@ def _option(row: Row) -> Decorate:
     if row.option.bare:
         extra |= {"is_flag": False, "flag_value": row.option.bare}
     return under(row.group, row.flags, row.name, **extra)
+
+
+def _own_options(words: Sequence[str]) -> list[click.Parameter]:
+    """The options of the mode and the rule that are named by their places among these words; raises `ConfigError`."""
+    look_in(os.getcwd())
+    made = {}
+    for flag, value in zip(words, [*words[1:], ""], strict=True):
+        name, equals, text = flag.partition("=")
+        place = text if equals else value
+        if (
+            name.removeprefix("--") not in OPEN
+            or not name.startswith("--")
+            or not is_foreign(place)
+        ):
+            continue
+        own = mode_at(place).own if name == "--mode" else options_of_rule(rule_at(place))
+        for option, one in own.items():
+            declared = replace(one.option, group=f"Of {place}")
+            made[option] = Row(option, one.kind, one.default, declared, ())
+    holder = _all([_option(row) for row in made.values()])(lambda: None)
+    return list(reversed(getattr(holder, "__click_params__", [])))
 
 
 def under(heading: str, *names: str, **extra: Any) -> Decorate:

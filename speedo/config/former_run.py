@@ -14,6 +14,7 @@ from speedo.errors import ConfigError
 from speedo.redaction import HIDDEN
 from speedo.remote.fetch import was_fetched
 from speedo.remote.uris import uri_of
+from speedo.sgd_modes.foreign import is_foreign
 
 CONFIG: Final = "config.yaml"
 # What is run, read, written, connected to or listened at; the flag by which it is given. Numbers are checked as always.
@@ -27,6 +28,7 @@ PLACES: Final = {
     "copy_to": "--copy-to",
     "caffe_log": "--caffe-log",
 }
+_CODE: Final = {"mode": "--mode", "rule": "--rule"}  # if the value is the place of a class
 # What a resumed run does not need, or what is never in a file of ours.
 _LEFT_OUT: Final = ("weights", "run_dir", "resume", "take_over")
 _HARMLESS: Final = {"host": ("127.0.0.1",), "caffe_log": ("auto",)}
@@ -70,9 +72,23 @@ def options_of_run(file: Path, given: Container[str] = (), otherwise: str = "") 
         and value is not None
         and value not in _HARMLESS.get(name, ())
     ]
+    found += [
+        f"{name} is {said(value)} in {file}, which is code, and is not taken from there: {why}; give {_CODE[name]} "
+        f"again, or {remedy}"
+        for name, value in _code_in(read)
+        if name not in given
+    ]
     if found:
         raise ConfigError(found)
     return {name: value for name, value in read.items() if name not in (*PLACES, *_LEFT_OUT)}
+
+
+def _code_in(read: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Modes and rules outside the package that a run and its phases name."""
+    phases = read.get("phases")
+    parts = [read, *(phases if isinstance(phases, list) else ())]
+    pairs = [pair for part in parts if isinstance(part, Mapping) for pair in part.items()]
+    return [(name, value) for name, value in pairs if name in _CODE and is_foreign(value)]
 
 
 def _check_nothing_hidden(read: Mapping[str, Any], file: Path) -> None:

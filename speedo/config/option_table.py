@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 
 from speedo.bounds import Option, Seconds, declared
 from speedo.config.run_config import MERGING, RunConfig
-from speedo.sgd_modes.registry import PLAIN, takers
+from speedo.sgd_modes.registry import PLAIN, RULES, options_of_rule, rules_with, takers
 
 FIRST: Final = ("mode", "workers")
 _METAVARS: Final = {int: "N", float: "F", Path: "PATH", str: "TEXT"}
@@ -75,9 +75,11 @@ class Row:
     def meaning(self) -> str:
         """Its help; if only some modes use it, their names come first."""
         text = self.option.help
-        if not self.modes or len(self.modes) == len(PLAIN):
+        rules = rules_with(self.name)
+        if not rules and (not self.modes or len(self.modes) == len(PLAIN)):
             return text
-        return f"{', '.join(self.modes)}: {text[:1].lower()}{text[1:]}"
+        whose = f"rule {', '.join(rules)}" if rules else ", ".join(self.modes)
+        return f"{whose}: {text[:1].lower()}{text[1:]}"
 
     @property
     def help(self) -> str:
@@ -87,6 +89,7 @@ class Row:
     def usual_in(self, mode: str) -> str:
         """The default in this mode, in words."""
         own, rule = PLAIN[mode].own.get(self.name), PLAIN[mode].rules[0]
+        own = next((options_of_rule(RULES[one])[self.name] for one in rules_with(self.name)), own)
         if self.option.usual or own or self.default is not None:
             return self.option.usual or self._said(own.default if own else self.default)
         return rule.usual if rule.option == self.name else "not set"
@@ -135,9 +138,13 @@ def markdown(model: type[RunConfig] = RunConfig) -> str:
 
 
 def markdown_of_modes() -> str:
-    """The tables of docs/modes.md: the source of each mode, and its options with default and source."""
+    """The tables of docs/modes.md: the sources of modes and rules, and their options with default and source."""
     lines = ["| mode | after |", "|---|---|"]
     lines += [f"| `{mode.name}` | {mode.paper} {mode.year} |" for mode in PLAIN.values()]
+    lines += ["", "| rule | modes | after |", "|---|---|---|"]
+    for name, rule in RULES.items():
+        fitting = ", ".join(f"`{mode.name}`" for mode in PLAIN.values() if mode.fits(rule))
+        lines.append(f"| `{name}` | {fitting} | {rule.paper} {rule.year} |")
     lines += ["", "| option | modes | default | source of the default |", "|---|---|---|---|"]
     for row in rows():
         alike: dict[tuple[str, str], list[str]] = {}

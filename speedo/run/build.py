@@ -185,9 +185,12 @@ def build_training(
 
 def config_for_people(config: RunConfig, solver: Path, seed: int) -> dict[str, Any]:
     """The options for `--config` that repeat this run in another directory, with `***` for secrets."""
-    values = config.model_dump(
-        mode="json", exclude_none=True, exclude={"redis", "run_dir", "resume", "script"}
-    )
+    left_out = {"redis", "run_dir", "resume", "script", "code_from"}
+    values = config.model_dump(mode="json", exclude_none=True, exclude=left_out)
+    values |= values.pop("own")
+    for phase in values["phases"]:
+        phase |= phase.pop("own")
+        phase.pop("code_from")
     values = {
         name: hide_secrets(uri_of(one) or one) if isinstance(one, str) else one
         for name, one in values.items()

@@ -28,7 +28,7 @@ from speedo.run.remote_inputs import fetch_sources, fetch_weights, located, loca
 from speedo.run.settings import RunSettings
 from speedo.run_dir.directory import check_run_dir, create_run_dir
 from speedo.run_dir.resume import Resumed, find_run
-from speedo.sgd_modes.registry import adds_deltas, with_whole_gradient
+from speedo.sgd_modes.registry import adds_deltas, rules_outside, with_whole_gradient
 from speedo.solver import (
     Draws,
     SolverOverrides,
@@ -205,6 +205,8 @@ def run_settings(config: RunConfig, spec: SolverSpec, run: str) -> RunSettings:
         redis_tls=config.redis_tls,
         data_share=config.data_share,
         engine=decided_choice(config),
+        rules=rules_outside(config),
+        code_from=config.code_from,
     )
 
 

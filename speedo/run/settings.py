@@ -36,7 +36,8 @@ class RunSettings:
     what a host gives its workers unless it has options of its own. With `serves` servers on the hosts
     have the center, each with a Redis, with TLS if `redis_tls`. `host_memory` is a folder in memory that the workers of
     one host share, which has put it here; empty where there is none. `engine` is what every node computes with; a host
-    may have another device. `spec` is what is trained.
+    may have another device. `spec` is what is trained. `rules` are the places of merge rules outside the package, which
+    servers import, also from the folder `code_from`.
     """
 
     run: str
@@ -60,6 +61,8 @@ class RunSettings:
     host_memory: str = ""
     data_share: DataShare = "shard"
     engine: EngineChoice = CAFFE
+    rules: tuple[str, ...] = ()
+    code_from: str = ""
 
     def started(self, redis_url: str, redis_ca: str, near: Near, epoch: int) -> RunSettings:
         """The settings with what is known once the servers of the run are started."""

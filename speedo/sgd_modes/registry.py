@@ -164,6 +164,13 @@ def with_own_options(model: type[Options]) -> type[Options]:
     return create_model(model.__name__, __base__=model, **fields)
 
 
+def rules_outside(config: RunOptions) -> tuple[str, ...]:
+    """Where the rules of this run are that are not in the package, as `package.module:Class`."""
+    asked = [rule_of(part) for part in (config, *config.phases)]
+    places = [f"{rule.__module__}:{rule.__qualname__}" for rule in asked if rule is not None]
+    return tuple(place for place in places if not place.startswith(f"{sgd_modes.__name__}."))
+
+
 def own_options(options: ModeOptions) -> dict[str, Any]:
     """The options that this mode alone declares, with the mode's defaults for those that were not given."""
     mode = mode_named(options.mode)
