@@ -19,7 +19,7 @@ from speedo.master.begun_versions import BegunVersions
 from speedo.master.guarded_merge import merge_by
 from speedo.master.norm_gate import NormGate
 from speedo.messages import Drop, Merge, Part, Refused, Trained
-from speedo.sgd_modes.rules import Contribution, MergeRule, State, average_into
+from speedo.sgd_modes.rules import Contribution, MergeRule, State, add_sums, average_into
 from speedo.storage import keys
 from speedo.storage.base import Store
 from speedo.vectors.codecs import NO_COMPRESSION, Codec, Compression, make_codec
@@ -263,13 +263,15 @@ class Center:
         taken = [self._payloads.pop((part.worker, part.ticket)) for part in own_parts]
         began = self.clock()
         if taken:
-            averages = self.layout.averages
+            rule, averages = taken[0].rule, self.layout.averages
             former = [self.vector[place].copy() for place in averages]
-            rule = taken[0].rule
+            sums = self.layout.sums if rule.vectors or rule.wants_begun else ()
+            former_sums = [self.vector[place].copy() for place in sums]
             self.state = rule.state_for(self.vector.size, self.state)
             at = action.rate, iteration_before, self.state
             merge_by(rule, self.vector, contributions, *at)
             average_into(self.vector, averages, former, contributions)
+            add_sums(self.vector, sums, former_sums, contributions, action.rate)
         merged = self.clock()
         if len(self._forms) == 1 or (taken and taken[0].rule.payload is not Kind.WEIGHTS):
             self._lost = None

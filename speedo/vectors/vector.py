@@ -114,6 +114,11 @@ class Layout:
         """The slices of the moving averages; they are among the statistics."""
         return tuple(place for blob, place in self.slices() if blob.average)
 
+    @cached_property
+    def sums(self) -> tuple[slice, ...]:
+        """The slices of the running sums, which are the other statistics."""
+        return tuple(place for blob, place in self.slices() if blob.statistic and not blob.average)
+
     def zeros(self) -> Vector:
         return np.zeros(self.size, np.float32)
 

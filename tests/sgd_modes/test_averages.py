@@ -16,6 +16,7 @@ from speedo.sgd_modes.rules import (
     Elastic,
     MergeRule,
     TakeCenter,
+    add_sums,
     average_into,
 )
 from speedo.storage import keys
@@ -111,3 +112,18 @@ def test_what_a_team_made_is_taken_whole() -> None:
     center, (sent,) = center_at(START), payloads(1)
     merge(center, TakeCenter(AverageDeltas()), [sent], [5], 0)
     assert center.vector.tobytes() == sent.tobytes()
+
+
+def test_running_sums_change_by_the_mean_whatever_a_rule_with_momentum_makes_of_them() -> None:
+    layout = Layout((Blob("w", (1,)), Blob("bn/sum", (2,), statistic=True)))
+    center = np.array([1, 100, 50], np.float32)
+    parts = [
+        Contribution(np.array(change, np.float32), n)
+        for change, n in (([9, 8, 4], 1), ([9, 4, 2], 3))
+    ]
+    (place,) = layout.sums
+    before = [center[place].copy()]
+    center[place] = -7.0
+    add_sums(center, layout.sums, before, parts, 0.5)
+    assert center.tolist() == [1, 102.5, 51.25]
+    assert Layout((Blob("bn/mean", (2,), True, True),)).sums == ()

@@ -81,6 +81,26 @@ def mean_into(out: Vector, contributions: Sequence[Contribution]) -> None:
     add_mean(out, contributions, 1.0)
 
 
+def add_sums(
+    center: Vector,
+    places: Sequence[slice],
+    before: Sequence[Vector],
+    contributions: Sequence[Contribution],
+    rate: float,
+) -> None:
+    """Merge the running sums of Caffe's BatchNorm, at these places: whatever the rule has made of them is overwritten.
+
+    center = before + rate * sum_w (samples_w / samples) change_w. Sums and their count change by the same factor, so
+    each mean stays one. A rule with a momentum, or a correction for steps of weights, would not keep them so.
+    """
+    total = sum(one.samples for one in contributions)
+    for place, former in zip(places, before, strict=True):
+        change = sum(
+            one.samples / total * one.vector[place].astype(np.float64) for one in contributions
+        )
+        center[place] = former + rate * change
+
+
 def average_into(
     center: Vector,
     places: Sequence[slice],

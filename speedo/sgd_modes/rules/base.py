@@ -38,7 +38,8 @@ class MergeRule(ABC):
     `name` is what `--rule` takes; empty: it is not chosen by name. `payload` is what workers send. `rounds` says which
     schedules it goes with: True, those that merge the results of a round together; False, those that merge each as it
     comes; None, all. `vectors` and `numbers` name what its state has. `wants_begun`: contributions bring the weights
-    that their worker began from, for which the center keeps a copy of each version that somebody trains from.
+    that their worker began from, for which the center keeps a copy of each version that somebody trains from. Sums of
+    Caffe's BatchNorm are merged without a rule that has vectors or wants those weights: `rate` times their mean change.
 
     `by_ranges`: each value of the new center and of the state depends only on the values at its own place, and numbers
     of the state on no vector. Only then servers can merge ranges apart. `by_mean`: the merge sees of the contributions

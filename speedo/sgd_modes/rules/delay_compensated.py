@@ -21,24 +21,28 @@ from speedo.vectors.vector import Vector
 
 EPSILON: Final = np.float32(1e-11)  # the paper's 1e-7 of a gradient, at a learning rate of 0.01
 
-COMPENSATION = Option("delay-compensated: lambda, the strength of the correction.",
-                      Interval("[0, 100]", "0 corrects nothing"), source="Zheng et al. 2017")  # fmt: skip
-MEAN_SQUARE = Option("delay-compensated: what is kept of the former deltas' mean square.",
-                     Interval("[0, 1)", "0 keeps nothing of the former deltas"), source="likewise")  # fmt: skip
+COMPENSATION = Option(
+    "Lambda, the strength of the correction.", Interval("[0, 100]", "use 0, which corrects nothing, to 100"),
+    source="Zheng et al. 2017")  # fmt: skip
+MEAN_SQUARE = Option(
+    "The share of the deltas' mean square that each merge keeps.", Interval("[0, 1)", "use 0 or more, below 1"),
+    source="likewise")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class DelayCompensated(AddDelta):
     """center += scale * (d - lambda * d * d / sqrt(s + epsilon) * (center - begun)), value by value.
 
-    s = m * s + (1 - m) * d * d is the rule's state. The paper has this of gradients, with lambda over the root of
-    their mean square. A step d = -lr * g has the same correction whatever lr is: it is in d, and once above and once
-    below the line. So the rule takes deltas, and no learning rate. Several local steps are taken for one.
+    s = m * s + (1 - m) * d * d is the rule's state. In the paper gradients take the place of deltas. With d = -lr * g
+    this is the same step: d * d / sqrt(s) is lr * g * g over the root of the mean square of g. So no learning rate is
+    needed. A delta of several local steps is taken for one step.
     """
 
     name: ClassVar[str] = "delay-compensated"
     vectors: ClassVar[tuple[str, ...]] = ("mean_square",)
     wants_begun: ClassVar[bool] = True
+    by_ranges: ClassVar[bool] = True
+    keeps_finite: ClassVar[bool] = True
     paper: ClassVar[str] = "Zheng et al."
     year: ClassVar[int] = 2017
     compensation: Annotated[float, COMPENSATION] = 2.0

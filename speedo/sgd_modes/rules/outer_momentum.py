@@ -20,13 +20,13 @@ from speedo.sgd_modes.rules.base import Contribution, MergeRule
 from speedo.sgd_modes.rules.state import NO_STATE, State
 from speedo.vectors.vector import Vector
 
-OUTER_LR = Option("outer-momentum: the outer learning rate.", Interval("(0, 10]", "1 takes the mean delta whole"),
-                  source="Douillard et al. 2023")  # fmt: skip
-OUTER_MOMENTUM = Option("outer-momentum: what is kept of the former rounds.",
-                        Interval("[0, 1)", "0 keeps nothing of the former rounds"), source="likewise")  # fmt: skip
-NESTEROV = Option(
-    "outer-momentum: step by Nesterov's form of the outer momentum.", source="likewise"
-)
+OUTER_LR = Option(
+    "The outer learning rate.", Interval("(0, 10]", "use a rate above 0, usually at most 1"),
+    source="Douillard et al. 2023")  # fmt: skip
+OUTER_MOMENTUM = Option(
+    "The share of the outer momentum that each round keeps.", Interval("[0, 1)", "use 0 or more, below 1"),
+    source="likewise")  # fmt: skip
+NESTEROV = Option("Step by Nesterov's form of the outer momentum.", source="likewise")
 
 
 @dataclass(frozen=True)
