@@ -34,9 +34,14 @@ with speedo.join({"w": w}) as run:
                 time.sleep(pause)
                 if fault == "nan" and run.rank == 1:
                     w[:] = np.nan
+                if fault == "hangs" and run.rank == 1:
+                    time.sleep(1000)
                 if fault == "raises" and run.rank == 1:
                     raise ValueError("no such column")
                 run.step(loss=float((error**2).mean()))
+            # the last turn is published with the question for more records
+        if fault == "dies-at-end":
+            os.kill(os.getpid(), 9)
 if fault == "late":
     raise ValueError("the report cannot be written")
 print("fitted", run.rank, w.round(3).tolist(), flush=True)
