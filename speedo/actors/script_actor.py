@@ -170,6 +170,8 @@ class ScriptActor:
             return "its script left its part of the run, and goes on"
         text = f"its script {describe_exit(self._status)}"
         words = _last_line(self._log)
+        if not self._status and not self._done:
+            return f"{text} inside of `with speedo.join(...)`: leave that block first"
         return f"{text}: {words}" if self._status and words else text
 
     # ------------------------------------------------------------ the link

@@ -138,7 +138,8 @@ def build_training(
     exports, copies = make_exports(
         config, settings, run_dir, center, board, counters, time.monotonic
     )
-    watch = DivergenceWatch(config.mode, config.workers, coordinator.strategy.rule.payload)
+    payload, script = coordinator.strategy.rule.payload, bool(config.script)
+    watch = DivergenceWatch(config.mode, config.workers, payload, script)
 
     def saw_loss(loss: float, samples: int) -> str | None:
         reason = watch.saw(loss, samples)

@@ -198,8 +198,15 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         folder = os.environ.get(VARIABLE)
         if folder:
             made = socket.socket(socket.AF_UNIX)
-            with address_in(folder) as address:
-                made.connect(address)
+            try:
+                with address_in(folder) as address:
+                    made.connect(address)
+            except OSError:
+                made.close()
+                raise ConfigError(
+                    "speedo.join is called once more: this script's part of the run is over; train in one "
+                    "`with speedo.join(...)`"
+                ) from None
             link = Connection(made.detach())
             start: Start = link.recv()
             self._start = start

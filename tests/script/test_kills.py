@@ -68,9 +68,9 @@ def pauses_after_deaths(lines: list[dict[str, object]]) -> list[float]:
 @pytest.mark.parametrize(
     ("mode", "events", "pause"),
     [
-        ("easgd", 3, 0.15),
-        ("sync", 2, 0.15),
-        *(pytest.param(mode, 20, 0.8, marks=pytest.mark.matrix) for mode in MODES),
+        ("easgd", 3, 0.25),
+        ("sync", 2, 0.25),
+        *(pytest.param(mode, 20, 1.2, marks=pytest.mark.matrix) for mode in MODES),
     ],
 )
 def test_each_record_is_trained_once_whoever_dies_joins_or_leaves(
@@ -88,13 +88,13 @@ def test_each_record_is_trained_once_whoever_dies_joins_or_leaves(
         done = merged(tmp_path) / (RECORDS * EPOCHS)
         if done < 0.9 * (len(happened) + 1) / (events + 1):
             continue
-        what = chance.choice(["kill", "kill", "scale"]) if happened else "kill"
+        what = chance.choice(["kill", "kill", "scale"]) if events > 3 else "kill"
         if what == "kill" and (there := scripts(speedo)):
             with suppress(psutil.Error):
                 chance.choice(there).kill()
         elif what == "scale":
             wanted = chance.choice([count for count in (2, 3, 4, 5) if count != wanted])
-            speedo.start("scale", str(wanted)).wait(timeout=WAIT_S)
+            speedo.start("scale", str(wanted))
         happened.append(what)
     _, errors = process.communicate(timeout=2 * WAIT_S)
     print(mode, happened, errors[-3000:])

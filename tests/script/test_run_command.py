@@ -99,6 +99,8 @@ def test_ctrl_c_ends_the_run_and_the_model_so_far_is_there(
     [
         ("early", "its script ended with status 1: ValueError: the file of settings is not there"),
         ("never-joins", "fit.py ended without a call of speedo.join"),
+        ("no-length", "run.share cannot divide a zip: it needs records with numbers"),
+        ("raises", "ended with status 1: ValueError: no such column"),
         ("never-steps", "without a step: train inside of it, with run.step()"),
         ("shape", "w of shape (3,) instead of w of shape (4,)"),
         ("nan", "it is not finite (NaN or infinity)"),
@@ -113,6 +115,26 @@ def test_a_script_that_cannot_train_ends_the_run_with_the_cause(
     assert said in errors
     assert any(said in line for line in errors.splitlines() if line.startswith("speedo: "))
     assert speedo.left() == []
+
+
+def test_workers_that_end_as_they_should_not_leave_their_records_to_the_others(
+    speedo: Commands, tmp_path: Path
+) -> None:
+    """One leaves early, one raises, one exits, and the first joins a second time."""
+    script = SCRIPT.with_name("misused.py")
+    words = ("--workers", "4", "--restarts", "1", "--mode", "async", str(script))
+    status, out, errors = run(speedo, *words)
+    assert status == 0, errors
+    assert out.splitlines()[-1] == str(tmp_path / "run" / "model.npz")
+    lines = lines_of(tmp_path)
+    assert trained(lines) == EACH_ONCE
+    causes = {line["worker"]: line["cause"] for line in lines if line["event"] == "left"}
+    assert causes[1] == "its script has ended"
+    assert causes[2] == "its script ended with status 1: ValueError: no such column"
+    assert causes[3].startswith("its script ended with status 0 inside of `with speedo.join(...)`")
+    assert "worker 2 on here is gone" in errors
+    np.testing.assert_allclose(np.load(tmp_path / "run" / "model.npz")["w"], RIGHT, atol=0.1)
+    assert "told: speedo.join is called once more" in errors
 
 
 def test_a_script_that_fails_after_the_training_is_told(speedo: Commands, tmp_path: Path) -> None:
