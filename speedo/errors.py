@@ -95,8 +95,8 @@ class PayloadError(SpeedoError):
 
 
 NOT_FINITE: Final = (
-    "it is not finite (NaN or infinity): training diverges there; lower the learning rate or the momentum (--lr, "
-    "--momentum)"
+    "it is not finite (NaN or infinity): training diverges there; "
+    "lower the learning rate or the momentum"
 )
 
 

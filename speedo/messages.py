@@ -62,6 +62,15 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """A script gives back the turn that it has, and takes part in no other until one that is `over`."""
+
+    worker: int
+    incarnation: int
+    over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Trained:
     """A turn is finished and its payload lies in the store. `loss` is the mean over its steps.
 
@@ -181,19 +190,9 @@ class StoreTrouble:
 
 
 Event = (
-    Joined
-    | Left
-    | Trained
-    | Refused
-    | Tested
-    | Testing
-    | Elapsed
-    | StopAsked
-    | StateSaved
-    | Checkpointed
-    | Snapshotted
-    | StoreTrouble
-)
+    Joined | Left | Pause | Trained | Refused | Tested | Testing | Elapsed | StopAsked | StateSaved | Checkpointed
+    | Snapshotted | StoreTrouble
+)  # fmt: skip
 
 # ---------------------------------------------------------------- actions: from the coordinator
 
@@ -410,11 +409,8 @@ class Finish:
     reason: str
 
 
-AT_MAX_ITER: Final = (
-    "reached max_iter"  # how the reason begins of a run that no rule has ended earlier
-)
-
-ALL_DONE: Final = "every script has ended"
+# How the reason begins of a run that no rule has ended earlier.
+AT_MAX_ITER: Final = "reached max_iter"
 
 Command = Train | Evaluate | SaveState
 Action = Merge | Drop | Train | Evaluate | Snapshot | KeepBest | SetAside | Finish

@@ -83,8 +83,8 @@ def train(config: RunConfig, watch: Watch) -> RunResult:
         result = _follow(master, run, servers, watch, tester, host)
         if config.script:
             with stop_signals() as stopped:
-                bad_ends = host.let_scripts_end(result.version, stopped, servers.show_output)
-            result = replace(result, problems=(*result.problems, *bad_ends))
+                failures = host.let_scripts_end(result.version, stopped, servers.show_output)
+            result = replace(result, script_failures=tuple(failures))
         host.stop("the run is over")
         _let_go(master)
         return servers.kept_elsewhere(result)

@@ -57,6 +57,7 @@ class ScriptActor:
         self._over = threading.Event()  # the script has ended, or trains no more
         self._ended = threading.Event()  # its process has ended
         self._done, self._status = False, 0
+        self._knows_end = False  # it was told that the run is over
         self._hello: SimpleQueue[Hello | None] = SimpleQueue()
 
     def process(self) -> int:
@@ -132,12 +133,16 @@ class ScriptActor:
 
     def over(self, version: int) -> None:
         """The run is over; this version of the center is what it came to."""
+        self._knows_end = not self._ended.is_set()
         self._tell(RunOver(version))
 
     def wait(self) -> str:
-        """Wait until the script's process has ended; why that was no good end, if so."""
+        """Wait until the script's process has ended; why, if what it did after the training failed.
+
+        One that ended before it knew of the end was a worker that died: that is told already, and settled.
+        """
         self._ended.wait()
-        return "" if not self._status else self._cause()
+        return self._cause() if self._status and self._knows_end else ""
 
     # ------------------------------------------------------------ the script
 
@@ -165,6 +170,8 @@ class ScriptActor:
             return "its script left its part of the run, and goes on"
         text = f"its script {describe_exit(self._status)}"
         words = _last_line(self._log)
+        if not self._status and not self._done:
+            return f"{text} inside of `with speedo.join(...)`: leave that block first"
         return f"{text}: {words}" if self._status and words else text
 
     # ------------------------------------------------------------ the link

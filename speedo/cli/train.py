@@ -108,11 +108,13 @@ def run_with(launch: Callable[[RunConfig, Progress], RunResult], options: dict[s
         unread(1)  # result.json holds it too, and the status still counts
         if error.errno not in NOBODY_READS:
             raise
-    complain(*result.problems)
+    complain(*result.problems, *result.script_failures)
     if result.problems:
         sys.exit(MISPLACED)
     if not result.complete:
         sys.exit(_STATUS_OF_SIGNAL.get(result.reason, 3))
+    if result.script_failures:
+        sys.exit(1)
 
 
 def _how_it_ended(result: RunResult) -> str:

@@ -43,7 +43,8 @@ class LeaseRequest:
 
     `records` and `shuffle` are those of its data set. Its own loop is in `epoch`; `epochs` is how many its script
     wants in all, 0 if that is not known: then one more than `epoch`. `skipped` are parts of its leases that it does
-    not train: the last, smaller batch of an epoch, where the script drops it.
+    not train: the last, smaller batch of an epoch, where the script drops it. A worker that `waits` has reported all
+    that it trained, and asks whether something came back.
     """
 
     records: int
@@ -52,6 +53,7 @@ class LeaseRequest:
     epoch: int
     epochs: int = 0
     skipped: tuple[Lease, ...] = ()
+    waits: bool = False
 
 
 def order_of(records: int, epoch: int, seed: int, shuffle: bool) -> NDArray[np.int64]:

@@ -33,11 +33,11 @@ from dataclasses import dataclass, field
 
 from speedo.master.members import Held, Member, Merged, Receive, Received, Turn, drop_of
 from speedo.master.plan import crossed
+from speedo.master.reasons import ALL_DONE
 from speedo.master.stopping import Stopping
 from speedo.master.teams import Stretch, TeamUnit
 from speedo.master.turn_book import TurnBook
 from speedo.messages import (
-    ALL_DONE,
     AT_MAX_ITER,
     Action,
     Decision,
@@ -49,6 +49,7 @@ from speedo.messages import (
     KeepBest,
     Left,
     Merge,
+    Pause,
     Refused,
     Result,
     SetAside,
@@ -86,11 +87,6 @@ class Coordinator(TurnBook):
         return not self.finished and len(self.members) < self._needed
 
     @property
-    def place(self) -> tuple[int, int]:
-        """The index of the present phase and the samples merged in it; zeros without phases."""
-        return (0, 0) if self._phased is None else (self._phased.index, self._phased.merged)
-
-    @property
     def _needed(self) -> int:
         """How many workers must be there; not those whose work is done."""
         needed = self.plan.min_workers if self._started else self.plan.workers
@@ -118,15 +114,16 @@ class Coordinator(TurnBook):
                 self._on_joined(event, actions)
             case Left():
                 self._on_left(event, actions)
+            case Pause() if self._is_member(event.worker, event.incarnation):
+                self._on_pause(event, actions)
             case Refused():
                 self._on_refused(event, actions)
             case StopAsked() if not self.finished:
                 self._finish(actions, complete=False, reason=event.reason)
             case Tested() if not event.problem:
                 self._on_tested(event, actions)
-            case Elapsed() if not self.finished:
-                if reason := self.stopping.trained(event.seconds):
-                    self._finish(actions, complete=True, reason=reason)
+            case Elapsed() if not self.finished and (why := self.stopping.trained(event.seconds)):
+                self._finish(actions, complete=True, reason=why)
             case _:
                 pass
         if not more:
@@ -155,21 +152,32 @@ class Coordinator(TurnBook):
             return
         member = self.members.pop(event.worker)
         self._left[event.worker] = event.done
-        self._samples_in_flight -= member.end_all()
         self._samples_per_step -= member.samples_per_step
-        was_parked = event.worker in self._parked
+        self._withdraw(event.worker, member, event.cause, actions)
         self._parked.discard(event.worker)
-        team = self._teams.get(member.unit)
-        if team is not None:
-            self._leave_team(event.worker, team, event.cause, actions)
-        elif not was_parked and not self.finished:
-            self._carry_out(self.strategy.on_leave(event.worker), actions)
         all_left = not self.members and len(self._left) >= self.plan.workers
         none_returns = all(done or who in self._aside for who, done in self._left.items())
         if all_left and none_returns and any(self._left.values()) and not self.finished:
             aside = [f"worker {who} was set aside: {why}" for who, why in self._aside.items()]
-            complete = self.samples > 0 and not aside
-            self._finish(actions, complete=complete, reason="; ".join([ALL_DONE, *aside]))
+            reason = "; ".join([ALL_DONE, *aside])
+            self._finish(actions, complete=self.samples > 0 and not aside, reason=reason)
+
+    def _on_pause(self, event: Pause, actions: list[Action]) -> None:
+        member = self.members[event.worker]
+        before, member.pauses = member.pauses, not event.over
+        if member.pauses and not before:
+            self._withdraw(event.worker, member, "it pauses", actions)
+
+    def _withdraw(self, worker: int, member: Member, cause: str, actions: list[Action]) -> None:
+        """To the strategy it has left. What it owes is not waited for."""
+        self._samples_in_flight -= member.end_all()
+        is_known = worker not in self._parked
+        self._parked.add(worker)
+        team = self._teams.get(member.unit)
+        if team is not None:
+            self._leave_team(worker, team, cause, actions)
+        elif is_known and not self.finished:
+            self._carry_out(self.strategy.on_leave(worker), actions)
 
     def _leave_team(self, worker: int, team: TeamUnit, cause: str, actions: list[Action]) -> None:
         team.remove(worker)
@@ -240,14 +248,12 @@ class Coordinator(TurnBook):
                 return
             actions.append(drop_of(event, "refused", event.reason))
             member, turn = owed
-            self._samples_in_flight -= (
-                member.end_all()
-            )  # one given ahead begins with what is refused
+            # One given ahead begins with what is refused.
+            self._samples_in_flight -= member.end_all()
             self._refuse_in_team(event, turn, actions)
         member.strikes += event.blame
         if member.strikes < STRIKES:
-            self._park(event.worker, actions)
-            return
+            return self._park(event.worker, actions)
         why = f"{STRIKES} results in a row were refused, the last: {event.reason}"
         actions.append(SetAside(event.worker, event.incarnation, why))
         self._aside[event.worker] = why
@@ -278,8 +284,7 @@ class Coordinator(TurnBook):
         if verdict.reason:
             self._finish(actions, complete=True, reason=verdict.reason)
         elif self._phased is not None:
-            since = self.samples - samples
-            self._carry_out(self._phased.on_test(event.metrics, since), actions)
+            self._carry_out(self._phased.on_test(event.metrics, self.samples - samples), actions)
 
     # ------------------------------------------------------------ teams
 
@@ -304,8 +309,8 @@ class Coordinator(TurnBook):
         team.members.clear()
         if team.joined and not self.finished:
             team.joined = False
-            unit = next(unit for unit, one in self._teams.items() if one is team)
-            self._carry_out(self.strategy.on_leave(unit), actions)
+            units = [unit for unit, one in self._teams.items() if one is team]
+            self._carry_out(self.strategy.on_leave(units[0]), actions)
 
     # ------------------------------------------------------------ decisions
 
@@ -412,7 +417,7 @@ class Coordinator(TurnBook):
         have answered.
         """
         units = []
-        for worker in sorted(self._parked):
+        for worker in sorted(one for one in self._parked if not self.members[one].pauses):
             unit = self.members[worker].unit
             team = self._teams.get(unit)
             if team is not None and team.owing:
@@ -427,6 +432,12 @@ class Coordinator(TurnBook):
                 team.joined = True
                 team.add(worker)
         return tuple(units)
+
+    def end(self, reason: str) -> list[Action]:
+        """The work is done, whoever is still there."""
+        actions: list[Action] = []
+        self._finish(actions, complete=True, reason=reason)
+        return actions
 
     def _finish(self, actions: list[Action], *, complete: bool, reason: str) -> None:
         self.finished = True

@@ -33,11 +33,15 @@ RESULTS_OF_EACH: Final = 4  # with many workers a point is a mean over a quarter
 
 @dataclass
 class DivergenceWatch:
-    """Takes the loss of every merged result. `workers` is how many train, `payload` what they send."""
+    """Takes the loss of every merged result. `workers` is how many train, `payload` what they send.
+
+    A `script` has an optimizer of its own, which options do not reach.
+    """
 
     mode: str
     workers: int = 1
     payload: Kind = Kind.DELTA
+    script: bool = False
     _beginning: list[float] = field(default_factory=list)
     _window: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     _start: float = 0.0
@@ -104,10 +108,12 @@ class DivergenceWatch:
         )
 
     def _remedy(self) -> str:
+        own = "the learning rate in the script" if self.script else ""
         if mode_named(self.mode) is None:
-            return "lower --lr, or delta_scale or moving_rate of its phases"
+            return f"lower {own or '--lr'}, or delta_scale or moving_rate of its phases"
         if self.payload is Kind.WEIGHTS:
-            return "lower --lr, --lr-scale or --moving-rate"
+            return f"lower {own or '--lr, --lr-scale'} or --moving-rate"
         if has_rounds(self.mode) or self.workers == 1 or self.payload is Kind.GRADIENT:
-            return "lower --lr"
-        return f"lower --delta-scale, --lr or --momentum, or use --mode {next(filter(has_rounds, PLAIN))}"
+            return f"lower {own or '--lr'}"
+        rate = own or "--lr or --momentum"
+        return f"lower --delta-scale, {rate}, or use --mode {next(filter(has_rounds, PLAIN))}"

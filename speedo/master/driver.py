@@ -23,11 +23,11 @@ from speedo.master.coordinator import Coordinator
 from speedo.master.members import Receive, Received
 from speedo.master.observers import Observer
 from speedo.master.reasons import (
+    ALL_TRAINED,
     busy_tester,
     silent_tester,
     too_few_joined,
     too_few_left,
-    turn_overdue,
 )
 from speedo.master.stopping import BestModel, TimeLimit
 from speedo.master.turn_deadlines import HEARTBEAT_S, TurnDeadlines, TurnsUnderWay
@@ -42,6 +42,7 @@ from speedo.messages import (
     KeepBest,
     Left,
     Merge,
+    Pause,
     Refused,
     SetAside,
     Snapshot,
@@ -111,8 +112,8 @@ class Driver:
 
     `diverged(loss, samples)` is called for every merged result and returns the reason to stop, if there is one.
     `outages()` counts the store's outages so far: after one, the deadlines of turns are restarted. Inside `together()`
-    the observer hears of all events that waited together. `seconds_before` is how long the run had trained before it
-    was resumed.
+    the observer hears of all events that waited together. `all_trained()` says that no record is left for a script.
+    `seconds_before` is how long the run had trained before it was resumed.
     """
 
     coordinator: Coordinator
@@ -127,6 +128,7 @@ class Driver:
     diverged: Callable[[float, int], str | None] = lambda loss, samples: None
     outages: Callable[[], int] = lambda: 0
     together: Callable[[], AbstractContextManager[None]] = nullcontext
+    all_trained: Callable[[], bool] = lambda: False
     best: BestModel | None = None
     final_test: bool = True
     seconds_before: float = 0.0
@@ -204,7 +206,7 @@ class Driver:
     def _outage_has_ended(self) -> bool:
         """Try the store when all workers are silent, before one is evicted: after an outage turns are not overdue."""
         now = self.clock()
-        if self._deadlines.soonest() <= now or (self._turns and now >= self._heard + QUIET_S):
+        if self._turns.soonest() <= now or (self._turns and now >= self._heard + QUIET_S):
             self._heard = now
             self.center.probe()
         before, self._outages_seen = self._outages_seen, self.outages()
@@ -246,8 +248,11 @@ class Driver:
             self._carry_out_all(self._actions_after(self._diverged))
         if isinstance(event, Tested) and self.best is not None and event.version not in self._tests:
             self.best.forget(event.version)
-        if isinstance(event, (Joined, Left, Trained, Refused)):
+        if isinstance(event, (Joined, Left, Trained, Refused, Pause)):
+            self._turns.heard(event, self.clock())
             self._release(self._turns.settle(event.worker, self.clock()))
+        if self._finish is None and not self.coordinator.members and self.all_trained():
+            self._carry_out_all(self.coordinator.end(ALL_TRAINED))  # who died is not waited for
         if not more:
             self.center.tidy()
         if not self.coordinator.short_of_workers:
@@ -402,7 +407,7 @@ class Driver:
 
     def _first_missed(self) -> float:
         """When the first deadline of turns, tests and missing workers is missed; infinity without one."""
-        soonest = min(self._deadlines.soonest(), *self._tests.values(), float("inf"))
+        soonest = min(self._turns.soonest(), *self._tests.values(), float("inf"))
         if self._short_since is not None and self._finish is None:
             soonest = min(soonest, self._short_since + self._join_limit())
         return soonest
@@ -421,8 +426,7 @@ class Driver:
     def _overdue(self, now: float) -> list[Event]:
         """Missed deadlines, as events."""
         events: list[Event] = []
-        for worker, incarnation in self._deadlines.overdue(now):
-            cause = turn_overdue(now - self._turns.first(worker).began)
+        for worker, incarnation, cause in self._turns.overdue(now):
             self.cluster.evict(worker, incarnation, cause)
             events.append(Left(worker, incarnation, cause))
         for version, deadline in self._tests.items():

@@ -21,6 +21,7 @@ class _Holder:
 
     incarnation: int
     leases: tuple[Lease, ...] = ()
+    waits: bool = False  # it trains none of them
 
 
 @dataclass
@@ -37,6 +38,7 @@ class LeaseBook:
     position: int = 0
     _free: tuple[Lease, ...] = ()  # given out before, and come back
     _wanted: int = 0  # epochs
+    _all_known: bool = False  # whether these are all that the scripts want
     _held: dict[int, _Holder] = field(default_factory=dict)  # by worker
     _turns: dict[int, tuple[Lease, ...]] = field(default_factory=dict)  # by ticket
 
@@ -70,6 +72,8 @@ class LeaseBook:
         holder.leases = without(holder.leases, request.skipped)
         self.records, self.shuffle = request.records, request.shuffle
         self._wanted = max(self._wanted, request.epochs or request.epoch + 1)
+        self._all_known = request.epochs > 0
+        holder.waits = request.waits
         if self._free:
             first = self._free[0]
             found = Lease(first.epoch, first.start, min(first.stop, first.start + request.count))
@@ -80,7 +84,7 @@ class LeaseBook:
             at_end = stop == self.records
             self.epoch, self.position = (self.epoch + 1, 0) if at_end else (self.epoch, stop)
         else:
-            return NoLease.OVER if next(self._unsettled(), None) is None else NoLease.WAIT
+            return NoLease.OVER if self._nothing_comes(holder) else NoLease.WAIT
         holder.leases = join_ranges((*holder.leases, found))
         return found
 
@@ -110,6 +114,12 @@ class LeaseBook:
         """How many positions of the epoch are settled."""
         given = self.records if epoch < self.epoch else self.position * (epoch == self.epoch)
         return given - sum(len(one) for one in self._unsettled() if one.epoch == epoch)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all records of all epochs that the scripts want are settled."""
+        given = self.records > 0 and self._all_known and self.epoch >= self._wanted
+        return given and next(self._unsettled(), None) is None
 
     @property
     def unsettled(self) -> int:
@@ -156,6 +166,13 @@ class LeaseBook:
 
     def _take_back(self, leases: tuple[Lease, ...]) -> None:
         self._free = join_ranges((*self._free, *leases))
+
+    def _nothing_comes(self, asks: _Holder) -> bool:
+        """All is settled; or what is not is held by workers that wait themselves: a script made no step on it."""
+        if next(self._unsettled(), None) is None:
+            return True
+        others = (holder.waits or not holder.leases for holder in self._held.values())
+        return asks.waits and not self._free and not self._turns and all(others)
 
     def _unsettled(self) -> chain[Lease]:
         held = (holder.leases for holder in self._held.values())

@@ -20,11 +20,17 @@ class Leases:
         self._gone: set[tuple[int, int]] = set()
         self._last: dict[int, int] = {}  # ticket, by worker
         self._again = Counter[int]()  # results that came once more, by ticket
+        self._finished = False
+
+    def all_trained(self) -> bool:
+        """Whether nothing is left for any worker, also for one that comes again."""
+        with self._lock:
+            return self._book.is_over
 
     def lease(self, worker: int, incarnation: int, request: LeaseRequest) -> Lease | NoLease:
         """What this worker may train next. Raises `ConfigError` if its data set is another than the others'."""
         with self._lock:
-            if (worker, incarnation) in self._gone:
+            if self._finished or (worker, incarnation) in self._gone:
                 return NoLease.OVER
             self._book.joined(worker, incarnation)
             return self._book.lease(worker, incarnation, request)
@@ -55,7 +61,9 @@ class Leases:
                     self._again[action.ticket] -= 1
                 else:
                     self._book.dropped(action.ticket)
-            elif isinstance(action, Finish) and action.complete and self._book.unsettled:
-                self._note(
-                    f"warning: {self._book.unsettled:,} records that were begun are in no result that was merged"
-                )
+            elif isinstance(action, Finish):
+                self._finished = True
+                if action.complete and self._book.unsettled:
+                    self._note(
+                        f"warning: {self._book.unsettled:,} records that were begun are in no result that was merged"
+                    )

@@ -48,6 +48,7 @@ class Member:
     turns: list[Turn] = field(default_factory=list)  # the oldest first
     latest: int = 0  # the ticket of the turn that was issued last
     strikes: int = 0
+    pauses: bool = False
     merged: Merged | None = None
 
     def catch_up(self, rule: MergeRule, version: int) -> tuple[float | None, int]:

@@ -52,8 +52,8 @@ class NormGate:
             return None
         return (
             f"its norm is {norm:.3g}, more than {LARGEST_RATIO:,.0f} times the {usual:.3g} that is usual here: "
-            "training diverges there, or the worker computes nonsense; lower the learning rate or the momentum (--lr, "
-            "--momentum), or look at its node"
+            "training diverges there, or the worker computes nonsense; lower the learning rate or the momentum, or "
+            "look at its node"
         )
 
     def accept(self, kind: Kind, squared_norm: float) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+ALL_DONE: Final = "every script has ended"
+ALL_TRAINED: Final = "every record of every epoch is trained"
 OVERDUE: Final = "much longer than any turn so far"
 
 
@@ -20,6 +22,11 @@ def too_few_left(live: int, needed: int, waited_s: float) -> str:
 def turn_overdue(waited_s: float) -> str:
     """Why a worker was evicted."""
     return f"no result for {waited_s:.0f} s, {OVERDUE}"
+
+
+def pauses_too_long(waited_s: float) -> str:
+    """Why a worker was evicted that took part in no turn, as in a test of its script."""
+    return f"its script made no step and tested for {waited_s:.0f} s, the --timeout"
 
 
 def silent_tester(waited_s: float) -> str:

@@ -61,6 +61,11 @@ class TurnBook:
         return self.samples >= self.plan.samples
 
     @property
+    def place(self) -> tuple[int, int]:
+        """The index of the present phase and the samples merged in it; zeros without phases."""
+        return (0, 0) if self._phased is None else (self._phased.index, self._phased.merged)
+
+    @property
     def _tuning(self) -> Tuning:
         """The solver values of the present phase."""
         return NO_TUNING if self._phased is None else self._phased.phase.tuning

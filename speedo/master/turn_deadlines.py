@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from speedo.messages import Train
+from speedo.master.reasons import pauses_too_long, turn_overdue
+from speedo.messages import Event, Left, Pause, Train
 
 HEARTBEAT_S: Final = 10.0  # what a death may take to be noticed, on top of the turn itself
 TURNS_MEASURED: Final = 200  # turn times that the deadline is taken from
@@ -100,6 +101,7 @@ class TurnsUnderWay:
     outstanding: Callable[[int, int], bool]
     deadlines: TurnDeadlines
     _turns: dict[int, list[TurnUnderWay]] = field(default_factory=dict)
+    _pauses: dict[int, tuple[int, float]] = field(default_factory=dict)  # incarnation, deadline
 
     def __bool__(self) -> bool:
         return bool(self._turns)
@@ -116,6 +118,30 @@ class TurnsUnderWay:
         turn = self.first(worker)
         if turn.command.ticket == ticket:
             self.deadlines.measure(turn, now)
+
+    def heard(self, event: Event, now: float) -> None:
+        """A script that pauses says so again within the user's timeout, or is overdue."""
+        if isinstance(event, (Pause, Left)):
+            self._pauses.pop(event.worker, None)
+        if isinstance(event, Pause) and not event.over:
+            self._pauses[event.worker] = (event.incarnation, now + self.deadlines.first_s)
+
+    def soonest(self) -> float:
+        """When the next turn or pause will be overdue; infinity without one."""
+        pauses = (deadline for _, deadline in self._pauses.values())
+        return min(self.deadlines.soonest(), *pauses, float("inf"))
+
+    def overdue(self, now: float) -> list[tuple[int, int, str]]:
+        """Worker, incarnation and what it missed, of those whose deadline has passed; each is returned once."""
+        late = [
+            (worker, incarnation, turn_overdue(now - self.first(worker).began))
+            for worker, incarnation in self.deadlines.overdue(now)
+        ]
+        for worker, (incarnation, deadline) in list(self._pauses.items()):
+            if deadline <= now:
+                del self._pauses[worker]
+                late.append((worker, incarnation, pauses_too_long(self.deadlines.first_s)))
+        return late
 
     def first(self, worker: int) -> TurnUnderWay:
         """The turn that this worker is executing."""
@@ -144,3 +170,5 @@ class TurnsUnderWay:
     def grant(self, now: float) -> None:
         """Restart all deadlines after an outage that was not the workers' fault."""
         self.deadlines.grant([turns[0] for turns in self._turns.values()], now)
+        end = now + self.deadlines.first_s
+        self._pauses = {worker: (one, end) for worker, (one, _) in self._pauses.items()}

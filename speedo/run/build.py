@@ -6,7 +6,7 @@ The cluster that carries out commands is an argument: Ray actors, or workers in 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from speedo.master.checkpoint_writer import CheckpointWriter
 from speedo.master.coordinator import Coordinator
 from speedo.master.divergence import DivergenceWatch
 from speedo.master.driver import Cluster, Driver, Limits
-from speedo.master.observers import Observer, Observers
+from speedo.master.leases import Leases
+from speedo.master.observers import Observers
 from speedo.master.plan import Plan
 from speedo.master.served_center import ServedCenter
 from speedo.master.server_requests import Servers
@@ -53,11 +54,11 @@ def build_training(
     *,
     open_store: Callable[[], Store] | None = None,
     servers: Servers | None = None,
-    observers: Sequence[Observer] = (),
+    leases: Leases | None = None,
 ) -> Training:
     """`open_store` opens another connection, for the checkpoint thread; without it there are no checkpoints.
 
-    With `servers` these have the center, and the store only the workers' histories. `observers` are told besides.
+    With `servers` these have the center, and the store only the workers' histories. `leases` are a script's.
     """
     settings, run_dir, resume = parts.settings, parts.run_dir, model.resume
     fence, board = parts.fence, parts.board
@@ -140,7 +141,8 @@ def build_training(
     exports, copies = make_exports(
         config, settings, run_dir, center, board, counters, time.monotonic
     )
-    watch = DivergenceWatch(config.mode, config.workers, coordinator.strategy.rule.payload)
+    payload, script = coordinator.strategy.rule.payload, bool(config.script)
+    watch = DivergenceWatch(config.mode, config.workers, payload, script)
 
     def saw_loss(loss: float, samples: int) -> str | None:
         reason = watch.saw(loss, samples)
@@ -150,7 +152,7 @@ def build_training(
         coordinator,
         center,
         cluster,
-        Observers(*(one for one in (board, log, exports, copies, *observers) if one is not None)),
+        Observers(*(one for one in (board, log, exports, copies, leases) if one is not None)),
         time.monotonic,
         Limits(
             start_s=config.timeout,
@@ -167,6 +169,7 @@ def build_training(
         best=best,
         final_test=config.final_test,
         seconds_before=seconds_before,
+        all_trained=(lambda: False) if leases is None else leases.all_trained,
     )
     values = config_for_people(config, spec.path, settings.seed)
     if isinstance(spec, ScriptJob):

@@ -15,7 +15,8 @@ class RunResult:
     `bytes_pulled` are those of the vectors that workers sent and fetched, since the last resume. `log_lines_lost`
     counts lines of the run log that could not be written; `problems` names outputs that are not in `run_dir`. `best` is
     what `--keep-best` kept: output, value, iteration, version, model.
-    `warning` says why the model is worth nothing though the run is complete.
+    `warning` says why the model is worth nothing though the run is complete. `script_failures` are scripts that failed
+    in what they did after the training.
     """
 
     mode: str
@@ -39,6 +40,7 @@ class RunResult:
     problems: tuple[str, ...] = ()
     best: Mapping[str, Any] | None = None
     warning: str = ""
+    script_failures: tuple[str, ...] = ()
 
 
 def accuracy_of(metrics: Mapping[str, float]) -> float | None:
@@ -51,4 +53,5 @@ def accuracy_of(metrics: Mapping[str, float]) -> float | None:
 
 def result_fields(result: RunResult) -> dict[str, Any]:
     """A result as plain data, in the order in which `result.json` has it."""
-    return {name: getattr(result, name) for name in result.__slots__}
+    after = ("script_failures",)  # they come when the file is written
+    return {name: getattr(result, name) for name in result.__slots__ if name not in after}

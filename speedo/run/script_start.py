@@ -81,9 +81,7 @@ class ScriptStart:
         settings = replace(self._parts.settings, spec=replace(job, batch=model.batch))
         parts = replace(self._parts, settings=settings)
         trained = ScriptModel(model.layout, self._first_weights(model))
-        return build_training(
-            self._config, parts, trained, self._cluster, observers=(self._leases,)
-        )
+        return build_training(self._config, parts, trained, self._cluster, leases=self._leases)
 
     def _first_weights(self, model: FirstModel) -> Vector:
         try:

@@ -6,8 +6,9 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +33,7 @@ from speedo.worker.driven_turn import DrivenWorker
 from speedo.worker.share import Share
 from speedo.worker.weights import Weights
 
+LOOK_S: Final = 0.2  # between two looks whether records came back
 FIRST: Final = 0  # the version of the first weights in the store
 _NO_MORE: Final = object()
 _now: JoinedRun | None = None
@@ -91,9 +93,10 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         self._worker: DrivenWorker | None = None
         self._own = OwnBook()
         self._collectives = HostCollectives("", 0, 1, 0.0)
-        self._share = Share(self._lease, lambda: None, 0)
+        self._share = Share(self._lease, self._wait, 0)
         self._epochs, self._steps, self._given = 0, 0, 0
         self._shares = False  # `share` was called
+        self._asked: LeaseRequest | None = None
         self._loss: float | None = None
 
     # ------------------------------------------------------------ the script's side
@@ -127,7 +130,8 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         self._say_hello(self._share.batch)
         # Records are leased within a turn: so those of a round follow each other, as in a batch of one process.
         while self._has_turn() and (item := next(items, _NO_MORE)) is not _NO_MORE:
-            yield item
+            if self._has_turn():  # after a wait it is a new one
+                yield item
 
     def step(self, loss: float | None = None, samples: int | None = None) -> None:
         """A step was made, on so many records: those that `share` gave since the last one, if it is not said.
@@ -194,15 +198,22 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         folder = os.environ.get(VARIABLE)
         if folder:
             made = socket.socket(socket.AF_UNIX)
-            with address_in(folder) as address:
-                made.connect(address)
+            try:
+                with address_in(folder) as address:
+                    made.connect(address)
+            except OSError:
+                made.close()
+                raise ConfigError(
+                    "speedo.join is called once more: this script's part of the run is over; train in one "
+                    "`with speedo.join(...)`"
+                ) from None
             link = Connection(made.detach())
             start: Start = link.recv()
             self._start = start
             self.rank, self.size = start.place.worker, start.settings.workers
             self._share = Share(
                 self._lease,
-                lambda: None,
+                self._wait,
                 start.settings.seed,
                 workers=self.size,
                 ahead=not start.in_rounds,
@@ -342,14 +353,42 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         return self._share.taken()[0]
 
     def _lease(self, request: LeaseRequest) -> Lease | NoLease:
+        self._asked = request
         if self._turns is None:
             return self._own.lease(request)
         try:
-            answer = self._turns.lease(request)
+            return self._turns.lease(request)
         except (EOFError, OSError):
             print("speedo: the run is gone", file=sys.stderr)
             self.should_stop = True
             return NoLease.OVER
-        # What others hold may come back, but a round of theirs may wait for this worker: so it leaves. If one of them
-        # dies, the worker that takes its place trains that.
-        return NoLease.OVER if answer is NoLease.WAIT else answer
+
+    def _wait(self) -> None:
+        """Nothing is left but what others hold: it comes back if one of them dies."""
+        with self._paused() as say_again:
+            assert self._asked is not None
+            request = replace(self._asked, skipped=(), waits=True)
+            while (answer := self._lease(request)) is NoLease.WAIT:
+                time.sleep(LOOK_S)
+                say_again()
+        if isinstance(answer, Lease):
+            self._share.give_back((answer,))
+
+    @contextmanager
+    def _paused(self) -> Iterator[Callable[[], None]]:
+        """Publish what was trained, and let the others go on without this worker.
+
+        Longer than a part of the timeout only if what is yielded is called now and then.
+        """
+        worker, turns = self._worker, self._turns
+        if worker is not None and worker.command is not None and worker.steps:
+            self._end_turn()
+        if worker is None or turns is None or not self._has_turn():
+            yield lambda: None
+            return
+        worker.command = None  # it is given back
+        turns.pause()
+        try:
+            yield turns.pause
+        finally:
+            turns.pause(over=True)

@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 
 from speedo.errors import ConfigError
 from speedo.leases.lease import Lease, LeaseRequest, NoLease
-from speedo.messages import Refused, SaveState, StateSaved, Train, Trained
+from speedo.messages import Pause, Refused, SaveState, StateSaved, Train, Trained
 from speedo.run.script_link import Done, Failed, FromScript, Hello, RunOver, Serve, ToScript
 from speedo.transport.channel import WorkerChannel
 
@@ -59,6 +59,11 @@ class TurnSource:
         """What came of the turn."""
         assert self._channel is not None
         self._channel.answer(message)
+
+    def pause(self, *, over: bool = False) -> None:
+        """Give back the turn that was begun, and get no other until the pause is over."""
+        assert self._channel is not None
+        self._channel.answer(Pause(*self._who, over))
 
     def done(self) -> int | None:
         """Say that nothing more is trained, and wait for the end of the run.

@@ -29,7 +29,17 @@ from speedo.errors import (
     TeamBrokenError,
 )
 from speedo.json_lines import line_of, values_of
-from speedo.messages import OwnResults, Refused, SaveState, StateSaved, Team, Train, Trained, Tuning
+from speedo.messages import (
+    OwnResults,
+    Pause,
+    Refused,
+    SaveState,
+    StateSaved,
+    Team,
+    Train,
+    Trained,
+    Tuning,
+)
 from speedo.transport.core_affinity import Draw, DriverCore, DriverThread
 from speedo.transport.event_queue import READ_BYTES, EventQueue
 from speedo.vectors.vector import Kind
@@ -41,9 +51,11 @@ AGAIN_S: Final = 0.2
 BACKLOG: Final = 128
 MOST_GREETING: Final = 100  # bytes
 
-Message = Train | SaveState | Trained | Refused | StateSaved | DriverThread
+Answer = Trained | Refused | StateSaved | Pause
+Message = Train | SaveState | Answer | DriverThread
 _KINDS: Final = {
-    kind.__name__: kind for kind in (Train, SaveState, Trained, Refused, StateSaved, DriverThread)
+    kind.__name__: kind
+    for kind in (Train, SaveState, Trained, Refused, StateSaved, Pause, DriverThread)
 }
 _FIELDS: Final = {kind: [one.name for one in fields(kind)] for kind in _KINDS.values()}
 
@@ -145,7 +157,7 @@ class WorkerChannel:
                 *lines, rest = (rest + data).split(b"\n")
                 yield from lines
 
-    def answer(self, message: Trained | Refused | StateSaved, *, waits: bool = False) -> None:
+    def answer(self, message: Answer, *, waits: bool = False) -> None:
         """Answer the last command. A worker that `waits` for the next one can offer its core until that comes."""
         line = pack(message)
         if waits and self._draw is not None:
@@ -247,9 +259,9 @@ class Channels:
             self._changed.notify_all()
 
 
-def _answer(line: bytes) -> Trained | Refused | StateSaved:
+def _answer(line: bytes) -> Answer:
     message = unpack(line)
-    if not isinstance(message, (Trained, Refused, StateSaved)):
+    if not isinstance(message, (Trained, Refused, StateSaved, Pause)):
         raise ValueError("a worker sends answers")
     return message
 

@@ -235,3 +235,25 @@ def test_the_advice_is_that_of_the_mode(
     said = [watch.saw(loss, 64) for loss in [2.0] * 30 + [CLAMP] * 300]
     first = next(text for text in said if text)
     assert first == (f"the loss has diverged: it is 87.3, was 2 at best and began at 2; {remedy}")
+
+
+@pytest.mark.parametrize(
+    ("mode", "payload", "remedy"),
+    [
+        ("async", Kind.DELTA, "--delta-scale, the learning rate in the script, or use --mode sync"),
+        ("easgd", Kind.WEIGHTS, "the learning rate in the script or --moving-rate"),
+        ("sync", Kind.DELTA, "the learning rate in the script"),
+        (
+            "hybrid",
+            Kind.DELTA,
+            "the learning rate in the script, or delta_scale or moving_rate of its phases",
+        ),
+    ],
+)
+def test_the_advice_for_a_script_names_no_option_that_it_has_not(
+    mode: str, payload: Kind, remedy: str
+) -> None:
+    watch = DivergenceWatch(mode, 4, payload, script=True)
+    said = [watch.saw(loss, 64) for loss in [2.0] * 30 + [CLAMP] * 300]
+    first = next(text for text in said if text)
+    assert first.endswith(f"began at 2; lower {remedy}")

@@ -27,7 +27,7 @@ def test_a_norm_a_thousand_times_the_median_passes_and_more_does_not() -> None:
     assert gate.check(Kind.DELTA, 2000.0**2) is None
     assert gate.check(Kind.DELTA, 2001.0**2) == (
         "its norm is 2e+03, more than 1,000 times the 2 that is usual here: training diverges there, or the "
-        "worker computes nonsense; lower the learning rate or the momentum (--lr, --momentum), or look at "
+        "worker computes nonsense; lower the learning rate or the momentum, or look at "
         "its node"
     )
 

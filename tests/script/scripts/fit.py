@@ -24,19 +24,25 @@ if fault == "early":
     raise ValueError("the file of settings is not there")
 if fault == "never-joins":
     sys.exit()
+if fault == "no-length":
+    x, y = (zip(x, y, strict=True), None)
 
 with speedo.join({"w": w}) as run:
     if fault != "never-steps":
         for _ in run.epochs(3):
-            for some, right in run.share((x, y), batch=8):
+            for some, right in run.share((x, y) if fault != "no-length" else x, batch=8):
                 error = some @ w[:3] - right
                 w[:3] -= 0.2 * (some.T @ error) / len(error)
                 time.sleep(pause)
                 if fault == "nan" and run.rank == 1:
                     w[:] = np.nan
-                if fault == "raises" and run.rank == 1:
+                if fault == "hangs" and run.rank == 1:
+                    time.sleep(1000)
+                if fault == "raises":
                     raise ValueError("no such column")
                 run.step(loss=float((error**2).mean()))
+        if fault == "dies-at-end":
+            os.kill(os.getpid(), 9)
 if fault == "late":
     raise ValueError("the report cannot be written")
 print("fitted", run.rank, w.round(3).tolist(), flush=True)
