@@ -112,7 +112,9 @@ class MasterActor:
         if script:
             parts = run_parts(config, settings, run_dir, self._store, records)
             self._leases = Leases(LeaseBook(settings.seed), parts.board.notice)
-            self._start = ScriptStart(config, parts, self._cluster, self._leases)
+            self._start = ScriptStart(
+                config, parts, self._cluster, self._leases, self._servers, self._divide_center
+            )
         else:
             resume = None if checkpoint is None else _read(checkpoint)
             model = CaffeModel(config, settings, resume, scratch)
@@ -125,11 +127,7 @@ class MasterActor:
                 open_store=lambda: impatient_store(settings),
                 servers=self._servers,
             )
-            if self._servers is not None:
-                assert isinstance(training.center, ServedCenter)
-                self._servers.use(training.layout, training.center.solver)
-                self._cluster.expect = training.center.expect
-                self._cluster.together = self._servers.together
+            self._divide_center(training)
         self._parts, self._roster, self._board = parts, parts.roster, parts.board
         self._host_manager = HostManager(
             self._cluster,
@@ -323,9 +321,26 @@ class MasterActor:
 
     # ------------------------------------------------------------ servers of the center
 
+    def _divide_center(self, training: Training) -> None:
+        """Have servers keep its center, where there are any."""
+        if self._servers is not None:
+            assert isinstance(training.center, ServedCenter)
+            self._cluster.expect = training.center.expect
+            self._cluster.together = self._servers.together
+            self._servers.use(training.layout, training.center.solver)
+
     def servers_there(self) -> bool:
-        """Whether workers can be given places: every server is there."""
-        return self._servers is None or self._servers.all_there()
+        """Whether workers can be given places: every server is there, or comes once a script has brought its model."""
+        script = isinstance(self._settings.spec, ScriptJob)
+        return self._servers is None or script or self._servers.all_there()
+
+    def servers_for(self, place: Assignment) -> tuple[ServerAddress, ...] | None:
+        """Where a script exchanges its ranges, as a user of its own; None while a server is missing."""
+        if self._servers is None:
+            return ()
+        if not self._servers.all_there():
+            return None
+        return self._servers.admit_worker(place).servers
 
     def server_orders(self, host: str) -> tuple[ServerOrder, ...] | None:
         """The servers that a host is to run; None while that is not decided."""
@@ -412,7 +427,7 @@ class MasterActor:
 
     def _admitted(self, place: Assignment, beside: int | None = None) -> Assignment:
         """The place with a new user of the store; those of all incarnations but `beside` lose their access."""
-        if self._servers is not None:
+        if self._servers is not None and not isinstance(self._settings.spec, ScriptJob):
             place = self._servers.admit_worker(place, beside)
         url = self._access.admit_worker(place.worker, place.incarnation, beside)
         return replace(place, redis_url=url)

@@ -81,7 +81,8 @@ class RayCluster:
         self._on_left = on_left
         # Told of each result before the driver is, with what to call once the driver may know.
         self.expect: Callable[[Trained, Callable[[], None]], None] | None = None
-        self._expected: set[int] = set()  # tickets
+        self._expected: dict[int, int] = {}  # worker, by ticket
+        self._leaving: dict[int, Left] = {}  # by worker, until its results are there
         self.together: Callable[[], AbstractContextManager[None]] = nullcontext  # around several
         self.tests = VersionTests(new_tester, self._events.put, testers)
 
@@ -128,7 +129,11 @@ class RayCluster:
         self._hang_up(worker, incarnation)
         if not done:  # it may go on, and fetch what the run comes to
             self._on_left(worker, incarnation)
-        self._events.put(Left(worker, incarnation, cause, done))
+        left = Left(worker, incarnation, cause, done)
+        if done:  # behind its last result
+            self._events.put_last(left)
+        else:
+            self._events.put(left)
 
     def withdraw(self, worker: int, incarnation: int, cause: str) -> Any:
         """Take a live worker out of the run, but let it keep its slot: its actor, or None if it is gone."""
@@ -174,13 +179,21 @@ class RayCluster:
             return [event for event in self._events.waiting(most) if self._may_know(event)]
 
     def _may_know(self, event: Event) -> bool:
-        """Whether the driver may have it now; a result comes once more after it was `expected`."""
+        """Whether the driver may have it now; a result comes once more after it was `expected`.
+
+        The end of a worker whose work is done comes behind its results.
+        """
+        if isinstance(event, Left) and event.done and event.worker in self._expected.values():
+            self._leaving[event.worker] = event
+            return False
         if self.expect is None or not isinstance(event, Trained):
             return True
         if event.ticket in self._expected:
-            self._expected.discard(event.ticket)
+            worker = self._expected.pop(event.ticket)
+            if worker in self._leaving and worker not in self._expected.values():
+                self._events.put(self._leaving.pop(worker))
             return True
-        self._expected.add(event.ticket)
+        self._expected[event.ticket] = event.worker
         self.expect(event, partial(self._events.put, event))
         return False
 

@@ -126,23 +126,29 @@ class RayServers:
         return max(len(self._servers), 1)
 
     def use(self, layout: Layout, solver: Recipe | None = None) -> None:
-        """What is to be divided, and the solver whose update servers apply; before any host is heard."""
-        self._layout, self._solver = layout, solver
+        """What is to be divided, and the solver whose update servers apply."""
+        with self._changed:
+            self._layout, self._solver = layout, solver
+            self._divide()
 
     # ------------------------------------------------------------ hosts
 
     def enlist(self, host: str, workers: int) -> None:
-        """A host that can serve, and has so many workers. Once these are all, it is decided who has which range."""
+        """A host that can serve, and has so many workers."""
         with self._changed:
             self._hosts[host] = workers
             self._heard[host] = time.monotonic()
-            if self._servers or sum(self._hosts.values()) < self._settings.workers:
-                return
-            assert self._layout is not None
-            hosts = places_of(self._wanted, self._hosts)
-            ranges = ranges_of(self._layout, len(hosts))
-            self._servers = [_Server(one, host) for one, host in zip(ranges, hosts, strict=False)]
-            self._changed.notify_all()
+            self._divide()
+
+    def _divide(self) -> None:
+        """Decide who has which range, once the workers are all announced and it is known what is divided."""
+        enough = sum(self._hosts.values()) >= self._settings.workers
+        if self._servers or self._layout is None or not enough:
+            return
+        hosts = places_of(self._wanted, self._hosts)
+        ranges = ranges_of(self._layout, len(hosts))
+        self._servers = [_Server(one, host) for one, host in zip(ranges, hosts, strict=False)]
+        self._changed.notify_all()
 
     def discharge(self, host: str) -> None:
         """This host has left."""

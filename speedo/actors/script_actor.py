@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,7 +22,7 @@ from speedo.actors.worker_actor import Ready
 from speedo.engines.native_failures import capture_stderr, describe_exit
 from speedo.errors import EngineError, SpeedoError
 from speedo.leases.lease import LeaseRequest
-from speedo.master.slots import Assignment
+from speedo.master.slots import Assignment, ServerAddress
 from speedo.messages import RunsAt, SaveState, StateSaved
 from speedo.run.script_job import FirstModel, ScriptJob
 from speedo.run.script_link import (
@@ -121,10 +122,23 @@ class ScriptActor:
 
     def serve(self, folder: str, worker: int, incarnation: int) -> None:
         """Have the script take its turns from this channel; returns when it trains no more."""
-        self._tell(Serve(folder))
+        self._tell(Serve(folder, self._servers()))
         self._over.wait()
         if not self._done:
             raise EngineError(self._cause())
+
+    def _servers(self) -> tuple[ServerAddress, ...]:
+        """Where the servers of the center are, once all are there: one may just be started again."""
+        import ray
+
+        while not self._over.is_set():
+            found: tuple[ServerAddress, ...] | None = ray.get(
+                self._master.servers_for.remote(self._place)
+            )
+            if found is not None:
+                return found
+            time.sleep(JOIN_S)
+        return ()
 
     def save_state(self, command: SaveState) -> StateSaved:
         """Scripts have no checkpoints yet."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from speedo.leases.lease import Lease, LeaseRequest, NoLease
-from speedo.master.slots import Assignment
+from speedo.master.slots import Assignment, ServerAddress
 from speedo.run.settings import RunSettings
 from speedo.vectors.vector import Blob
 
@@ -51,9 +51,10 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """To the script: its turns come from the channel in this folder."""
+    """To the script: its turns come from the channel in this folder; `servers` have the center, if there are any."""
 
     folder: str
+    servers: tuple[ServerAddress, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,17 @@ from dataclasses import replace
 import numpy as np
 
 from speedo.config.run_config import RunConfig
-from speedo.errors import ClusterError, MissingKeyError, PayloadError, TrainingStopped
+from speedo.errors import (
+    ClusterError,
+    MissingKeyError,
+    PayloadError,
+    SpeedoError,
+    TrainingStopped,
+)
 from speedo.master.driver import Cluster
 from speedo.master.leases import Leases
 from speedo.master.reasons import too_few_joined
+from speedo.master.server_requests import Servers
 from speedo.run.build import build_training
 from speedo.run.run_parts import RunParts
 from speedo.run.script_job import FirstModel, ScriptJob
@@ -26,9 +33,17 @@ class ScriptStart:
     """Builds the training once; workers that come before the model wait. May be called from several threads."""
 
     def __init__(
-        self, config: RunConfig, parts: RunParts, cluster: Cluster, leases: Leases
+        self,
+        config: RunConfig,
+        parts: RunParts,
+        cluster: Cluster,
+        leases: Leases,
+        servers: Servers | None = None,
+        built: Callable[[Training], None] = lambda _: None,
     ) -> None:
+        """`built` is told of the training; with `servers`, which it then has start, workers wait for them, too."""
         self._config, self._parts, self._cluster, self._leases = config, parts, cluster, leases
+        self._servers, self._built, self._served = servers, built, servers is None
         self._training: Training | None = None
         self._waiting: dict[int, Callable[[], None]] = {}
         self._stopped = ""
@@ -42,16 +57,20 @@ class ScriptStart:
         Raises `ClusterError` if the weights of worker 0 are not in the store, `StoreError`.
         """
         with self._changed:
-            if self._training is None:
-                if worker != 0 or model is None or self._stopped:
-                    self._waiting[worker] = later
-                    return None
+            if self._training is None and worker == 0 and model is not None and not self._stopped:
                 self._training = self._build(model)
                 self._changed.notify_all()
+            if self._training is None or not self._served:
+                self._waiting[worker] = later
+                return None
+        self._let_join()
+        return self._training
+
+    def _let_join(self) -> None:
+        with self._changed:
             waiting, self._waiting = self._waiting, {}
         for join in waiting.values():
             join()
-        return self._training
 
     def forget(self, worker: int) -> None:
         """A worker is gone; if it waits for the model, no more."""
@@ -65,15 +84,27 @@ class ScriptStart:
             self._changed.notify_all()
 
     def wait(self) -> Training:
-        """The training, once the model is there; raises `TrainingStopped` if none comes within the timeout."""
+        """The training, once the model is there, and the servers of its center.
+
+        Raises `TrainingStopped` if no model comes within the timeout, `ClusterError` if not all servers do.
+        """
         limit_s, workers = self._config.timeout, self._config.workers
         with self._changed:
             self._changed.wait_for(lambda: self._training or self._stopped, limit_s)
-            if self._training is not None:
-                return self._training
-            self._stopped = self._stopped or too_few_joined(len(self._waiting), workers, limit_s)
-        self._parts.end()
-        raise TrainingStopped(f"nothing was trained: {self._stopped}")
+            if self._training is None:
+                few = too_few_joined(len(self._waiting), workers, limit_s)
+                self._stopped = self._stopped or few
+        try:
+            if self._training is None:
+                raise TrainingStopped(f"nothing was trained: {self._stopped}")
+            if self._servers is not None:
+                self._servers.ready()
+        except SpeedoError:
+            self._parts.end()
+            raise
+        self._served = True
+        self._let_join()
+        return self._training
 
     def _build(self, model: FirstModel) -> Training:
         job = self._parts.settings.spec
@@ -81,7 +112,16 @@ class ScriptStart:
         settings = replace(self._parts.settings, spec=replace(job, batch=model.batch))
         parts = replace(self._parts, settings=settings)
         trained = ScriptModel(model.layout, self._first_weights(model))
-        return build_training(self._config, parts, trained, self._cluster, leases=self._leases)
+        training = build_training(
+            self._config,
+            parts,
+            trained,
+            self._cluster,
+            servers=self._servers,
+            leases=self._leases,
+        )
+        self._built(training)
+        return training
 
     def _first_weights(self, model: FirstModel) -> Vector:
         try:

@@ -19,7 +19,7 @@ import numpy as np
 from speedo.errors import ConfigError, MissingKeyError, PayloadError, StoreUnavailableError
 from speedo.leases.lease import Lease, LeaseRequest, NoLease
 from speedo.run.host_memory import host_centers
-from speedo.run.open_store import is_near, run_store
+from speedo.run.open_store import is_near, run_store, server_stores
 from speedo.run.script_link import VARIABLE, Hello, Start, address_in
 from speedo.script.alone import OwnBook
 from speedo.script.collectives import HostCollectives
@@ -289,7 +289,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
                 "a script trains on the machine of its master: start it with speedo run"
             )
         try:
-            self._turns.begin(Hello(layout.blobs, batch))
+            servers = self._turns.begin(Hello(layout.blobs, batch))
         except EOFError:  # the run has ended before it began
             self.should_stop = True
             return
@@ -302,7 +302,8 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
             time.monotonic,
             settings.epoch,
             compression=settings.compression,
-            host=host_centers(settings, place, layout),
+            servers=server_stores(servers, settings),
+            host=host_centers(settings, replace(place, servers=servers), layout),
         )
         present = layout.zeros()
         self._weights.read_weights(present)

@@ -8,6 +8,7 @@ from multiprocessing.connection import Connection
 
 from speedo.errors import ConfigError
 from speedo.leases.lease import Lease, LeaseRequest, NoLease
+from speedo.master.slots import ServerAddress
 from speedo.messages import Pause, Refused, SaveState, StateSaved, Train, Trained
 from speedo.run.script_link import Done, Failed, FromScript, Hello, RunOver, Serve, ToScript
 from speedo.transport.channel import WorkerChannel
@@ -22,12 +23,16 @@ class TurnSource:
         self._commands: Iterator[Train | SaveState] = iter(())
         self._final: int | None = None
 
-    def begin(self, hello: Hello) -> None:
-        """Say what is trained, and open the channel. Raises `EOFError` if the run is over."""
+    def begin(self, hello: Hello) -> tuple[ServerAddress, ...]:
+        """Say what is trained, and open the channel; where the servers of the center are, if it has any.
+
+        Raises `EOFError` if the run is over.
+        """
         answer = self._ask(hello)
         assert isinstance(answer, Serve)
         self._channel = WorkerChannel(answer.folder, *self._who)
         self._commands = self._channel.commands()
+        return answer.servers
 
     def lease(self, request: LeaseRequest) -> Lease | NoLease:
         """Records to train. Raises `ConfigError` with what the master has against it, `EOFError` as `begin`."""

@@ -29,6 +29,7 @@ class EventQueue(Generic[Event]):
 
     def __init__(self) -> None:
         self._events: deque[Event] = deque()
+        self._last: deque[Event] = deque()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()
         self._epoll.register(self._bell, select.EPOLLIN)
@@ -38,6 +39,11 @@ class EventQueue(Generic[Event]):
 
     def put(self, event: Event) -> None:
         self._events.append(event)
+        os.eventfd_write(self._bell, 1)
+
+    def put_last(self, event: Event) -> None:
+        """As `put`, but behind all that has come to the sockets by now."""
+        self._last.append(event)
         os.eventfd_write(self._bell, 1)
 
     def listen(
@@ -69,14 +75,16 @@ class EventQueue(Generic[Event]):
 
     def _look(self, timeout: float) -> bool:
         """Read what has come, within `timeout` seconds; whether anything has."""
-        ready = self._epoll.poll(timeout)
+        last = len(self._last)
+        ready = self._epoll.poll(0.0 if last else timeout)
         for file, _ in ready:
             if file == self._bell:
                 with suppress(BlockingIOError):
                     os.eventfd_read(file)
             else:
                 self._read(file)
-        return bool(ready)
+        self._events.extend([self._last.popleft() for _ in range(last)])
+        return bool(ready or last)
 
     def _read(self, file: int) -> None:
         channel, buffer, read, ended = self._sockets[file]

@@ -44,6 +44,21 @@ def test_many_threads_lose_nothing_and_keep_their_order() -> None:
     assert events.get(0.01) is None
 
 
+def test_what_is_put_last_comes_behind_what_the_sockets_have_by_then() -> None:
+    events: EventQueue[bytes] = EventQueue()
+    ours, theirs = socket.socketpair()
+    events.listen(ours, bytes)
+    events.put(b"first")
+    theirs.sendall(b"result\n")
+    events.put_last(b"end")
+    assert [events.get(WAIT_S) for _ in range(3)] == [b"first", b"result", b"end"]
+    events.put_last(b"again")
+    events.put(b"now")
+    assert events.waiting(9) == [b"now", b"again"]
+    assert events.get(0.01) is None
+    theirs.close()
+
+
 def test_lines_arrive_whole_however_they_are_cut() -> None:
     events: EventQueue[bytes] = EventQueue()
     ours, theirs = socket.socketpair()

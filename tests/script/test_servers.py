@@ -1,0 +1,98 @@
+"""`speedo run --servers`: the center of a script is divided once worker 0 has brought its model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.commands import Commands, wait_for_line
+
+pytestmark = [pytest.mark.ray, pytest.mark.redis]
+SCRIPT = Path(__file__).parent / "scripts" / "fit_wide.py"
+RECORDS, EPOCHS, WAIT_S = 320, 3, 240
+EACH_ONCE = Counter((epoch, position) for epoch in range(EPOCHS) for position in range(RECORDS))
+
+
+def run(speedo: Commands, *words: str, **more: Any) -> subprocess.Popen[str]:
+    return speedo.start("run", "--run-dir", "run", "--servers", "2", "--workers", "2", *words, **more)  # fmt: skip
+
+
+def ended(process: subprocess.Popen[str], folder: Path) -> tuple[list[dict[str, Any]], str]:
+    """Log and standard error of a run that is over well; each record was trained once."""
+    _, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0, errors
+    lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").open()]
+    trained = Counter(
+        (epoch, position)
+        for line in lines
+        if line.get("decision") == "merged"
+        for epoch, start, stop in line["records"]
+        for position in range(start, stop)
+    )
+    assert trained == EACH_ONCE
+    model = np.load(folder / "run" / "model.npz")["w"]
+    for rank in (0, 1):  # both have what the run came to
+        assert np.array_equal(np.load(folder / f"w{rank}.npy"), model)
+    return lines, errors
+
+
+def test_a_server_that_is_killed_in_a_round_is_replaced_and_the_model_is_one_processs(
+    speedo: Commands, tmp_path: Path
+) -> None:
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    subprocess.run([sys.executable, str(SCRIPT), "32"], cwd=alone, check=True, timeout=60)
+    process = run(
+        *(speedo, "--mode", "sync", str(SCRIPT), "16"),
+        environment={
+            "SPEEDO_FAILPOINT": "server-merging:1@10",
+            "SPEEDO_FAILPOINT_DONE": str(tmp_path / "done"),
+        },
+    )
+    lines, errors = ended(process, tmp_path)
+    assert errors.count("warning: server 1 is lost: ") == 1
+    assert "server 1 is back, with version " in errors
+    results = [line for line in lines if line.get("event") == "result"]
+    gave_up = [line for line in results if line["decision"] != "merged"]
+    # On a busy machine a server may take longer to come back than a worker looks for its range.
+    assert all(":center:" in one["reason"] for one in gave_up), gave_up
+    whole = np.load(alone / "w0.npy")
+    assert gave_up or abs(np.load(tmp_path / "w0.npy") - whole).max() < 1e-6 * abs(whole).max()
+
+
+def test_every_mode_trains_each_record_once_also_what_is_compressed(
+    speedo: Commands, tmp_path: Path
+) -> None:
+    phases = [
+        word
+        for mode in ("sync", "async", "partial", "weed-out", "easgd")
+        for word in ("--phase", f"{mode}:12")
+    ]
+    _, errors = ended(
+        run(speedo, "--mode", "hybrid", *phases, "--compress", "int8", str(SCRIPT), "16"), tmp_path
+    )
+    assert "warning" not in errors
+    assert speedo.left() == []
+
+
+@pytest.mark.matrix
+def test_a_script_that_is_started_again_is_let_in_by_the_servers(
+    speedo: Commands, tmp_path: Path
+) -> None:
+    process = run(speedo, "--mode", "async", str(SCRIPT), "16", "0.2")
+    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":6,', WAIT_S)
+    asked = speedo.start("status", "--json")
+    (told,) = json.loads(asked.communicate(timeout=WAIT_S)[0])["runs"]
+    assert [(one["server"], one["state"]) for one in told["servers"]] == [(0, "serving"), (1, "serving")]  # fmt: skip
+    scripts = [one for one in speedo.left() if one.cmdline()[1:2] == [str(SCRIPT)]]
+    scripts[0].kill()
+    lines, _ = ended(process, tmp_path)
+    causes = [line["cause"] for line in lines if line["event"] == "left"]
+    assert sum("killed by SIGKILL" in cause for cause in causes) == 1, causes
