@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from speedo.errors import ConfigError, SpeedoError
-from speedo.leases.lease import DealRequest, Lease, LeaseRequest, NoLease
+from speedo.leases.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
 from speedo.messages import Train
 from speedo.run.script_link import Start
 from speedo.script.turns import TurnSource
 from speedo.transport.team_meeting import TeamMeeting
-from speedo.worker.driven_team import Comes, DrivenTeam, Row
+from speedo.worker.driven_team import MOST_DEALT, Comes, DrivenTeam, Row
 from speedo.worker.driven_turn import DrivenWorker
 from speedo.worker.share import Share
 
@@ -171,13 +171,15 @@ class GradientTurns:
         if not team.all_ask():
             return None
         members = tuple(one[:2] for one in team.members)
-        rows, short = team.dealt(
-            lambda epoch, most: turns.deal(
-                DealRequest(
-                    replace(request, count=share.batch, epoch=epoch), members, most, share.drop_last
-                )
-            )
-        )
+        # Who joins has nothing to train as long as the others have rows: so they have few.
+        most = MOST_DEALT if share.has_loaders else min(MOST_DEALT, team.rounds)
+        asked = replace(request, count=share.batch)
+
+        def deal(epoch: int) -> Dealt:
+            one = replace(asked, epoch=epoch)
+            return turns.deal(DealRequest(one, members, most, share.drop_last))
+
+        rows, short = team.dealt(deal)
         self._rows.extend(rows)
         if rows:
             self._times = 0

@@ -255,10 +255,15 @@ class DrivenTeam:
         assert self._space is not None
         return bool((self._space.said[(self._meetings - 1) % 2, :, _COMES] == Comes.ASK).all())
 
-    def dealt(self, deal: Callable[[int, int], Dealt]) -> tuple[list[Row], NoLease | None]:
+    @property
+    def rounds(self) -> int:
+        """How many are left of the turn."""
+        return 0 if self.team is None else self.team.rounds - self._worker.steps
+
+    def dealt(self, deal: Callable[[int], Dealt]) -> tuple[list[Row], NoLease | None]:
         """This member's records of the next rounds, and why there are no more.
 
-        The leader calls `deal(epoch, most)` for all: the latest epoch of their loops, and how many rounds.
+        The leader calls `deal(epoch)` for all, with the latest epoch of their loops.
 
         To be called by all, once `all_ask`.
         """
@@ -269,7 +274,7 @@ class DrivenTeam:
         table = space.deal[_ROUNDS:].reshape(MOST_DEALT, members, _NUMBERS)
         if rank == 0:
             epoch = int(space.said[(self._meetings - 1) % 2, :, _EPOCH].max())
-            answer = deal(epoch, MOST_DEALT)
+            answer = deal(epoch)
             table[:] = 0
             for number, leases in enumerate(answer.rounds):
                 for member, lease in enumerate(leases):

@@ -67,6 +67,11 @@ class Share:
         return self._source.drop_last
 
     @property
+    def has_loaders(self) -> bool:
+        """Whether processes read the batches, which begin anew after each pause in the record numbers."""
+        return getattr(self._data, "num_workers", 0) > 0
+
+    @property
     def reads_ahead(self) -> bool:
         """Whether there are batches that the loop has not come to yet."""
         return bool(self._ahead_of_loop)

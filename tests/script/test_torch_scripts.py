@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.script.test_run_command import lines_of, run
+from tests.script.test_run_command import WAIT_S, lines_of, run, trained
 from tests.support.commands import Commands
 
 pytestmark = [pytest.mark.torch, pytest.mark.ray, pytest.mark.redis]
 SCRIPT = Path(__file__).parent / "scripts" / "fit_torch.py"
-WHOLE, STEPS = 48, 50  # the batch of one process, and its steps
+RECORDS, WHOLE, STEPS = 1190, 48, 50  # the batch of one process, and its steps
 
 
 @pytest.mark.parametrize(
@@ -52,3 +54,31 @@ def test_workers_that_average_gradients_make_the_model_of_one_process(
     assert {line["worker"] for line in results} == set(range(workers))
     assert all(line["loss"] > 0 for line in results)
     assert max(line["steps"] for line in results) > 1  # several steps between two reports
+
+
+@pytest.mark.parametrize(
+    "exchange", ["gradients", pytest.param("deltas", marks=pytest.mark.matrix)]
+)
+def test_records_of_a_torch_script_that_is_killed_are_trained_by_others(
+    speedo: Commands, tmp_path: Path, exchange: str
+) -> None:
+    """The leader of the team, then another one: both are started again, and no record is trained twice or not."""
+    words = ("--workers", "3", str(SCRIPT), "4", "adam", exchange, "0.15")
+    process = speedo.start("run", "--run-dir", "run", *words)
+    log, killed, deadline = tmp_path / "run" / "metrics.jsonl", 0, time.monotonic() + WAIT_S
+    while killed < 2 and time.monotonic() < deadline:
+        time.sleep(0.3)
+        events = [line["event"] for line in lines_of(tmp_path)] if log.exists() else []
+        if events.count("joined") == 3 + killed and events[-1] == "result":
+            there = [one for one in speedo.left() if one.cmdline()[1:2] == [str(SCRIPT)]]
+            there[killed].kill()
+            killed += 1
+    _, errors = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, killed) == (0, 2), errors
+    lines = lines_of(tmp_path)
+    each_once = {(epoch, position): 1 for epoch in range(2) for position in range(RECORDS)}
+    assert trained(lines) == Counter(each_once)
+    causes = [line["cause"] for line in lines if line["event"] == "left"]
+    assert sum("killed by SIGKILL" in cause for cause in causes) == 2, causes
+    rounds = max(line["steps"] for line in lines if line.get("decision") == "merged")
+    assert (rounds > 1) == (exchange == "gradients")
