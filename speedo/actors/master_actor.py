@@ -25,7 +25,7 @@ from speedo.actors.worker_process import started
 from speedo.config.run_config import RunConfig
 from speedo.engines.evaluation import Share
 from speedo.errors import ClusterError, StoreError
-from speedo.leases.lease import Lease, LeaseRequest, NoLease
+from speedo.leases.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
 from speedo.master.fetch_pacing import Pace
 from speedo.master.lease_book import LeaseBook
 from speedo.master.leases import Leases
@@ -274,6 +274,10 @@ class MasterActor:
     def lease(self, place: Assignment, request: LeaseRequest) -> Lease | NoLease:
         """Records that this worker's script may train next. Raises `ConfigError` for another data set."""
         return self._leases.lease(place.worker, place.incarnation, request)
+
+    def deal(self, place: Assignment, deal: DealRequest) -> Dealt:
+        """Records that the team of this worker's script may train next. Raises as `lease`."""
+        return self._leases.deal(place.worker, place.incarnation, deal)
 
     def ended(self, place: Assignment) -> None:
         """A worker's script has come to its end."""

@@ -21,9 +21,10 @@ from speedo.actors.ray_node.session import users_environment
 from speedo.actors.worker_actor import Ready
 from speedo.engines.native_failures import capture_stderr, describe_exit
 from speedo.errors import EngineError, SpeedoError
-from speedo.leases.lease import LeaseRequest
+from speedo.leases.lease import DealRequest, LeaseRequest
 from speedo.master.slots import Assignment, ServerAddress
 from speedo.messages import RunsAt, SaveState, StateSaved
+from speedo.run.open_store import this_machine
 from speedo.run.script_job import FirstModel, ScriptJob
 from speedo.run.script_link import (
     VARIABLE,
@@ -106,6 +107,7 @@ class ScriptActor:
             hello.batch,
             layout.digest,
             near=True,
+            meets=f"{this_machine()}:{scratch.parent}" if hello.gradients else "",
             model=FirstModel(hello.blobs, hello.batch),
         )
 
@@ -204,7 +206,7 @@ class ScriptActor:
         match message:
             case Hello():
                 self._hello.put(message)
-            case LeaseRequest():
+            case LeaseRequest() | DealRequest():
                 threading.Thread(target=self._ask, args=(message,), daemon=True).start()
             case Done():
                 import ray
@@ -213,12 +215,14 @@ class ScriptActor:
                 ray.get(self._master.ended.remote(self._place))
                 self._over.set()
 
-    def _ask(self, message: LeaseRequest) -> None:
+    def _ask(self, message: LeaseRequest | DealRequest) -> None:
         import ray
         from ray.exceptions import RayTaskError
 
         try:
-            self._tell(ray.get(self._master.lease.remote(self._place, message)))
+            master, deals = self._master, isinstance(message, DealRequest)
+            asked = (master.deal if deals else master.lease).remote(self._place, message)
+            self._tell(ray.get(asked))
         except RayTaskError as error:
             cause = error.cause if isinstance(error.cause, SpeedoError) else error
             self._tell(Failed(first_line(cause)))

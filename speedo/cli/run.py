@@ -26,7 +26,6 @@ OPTIONS = (
 # What a script decides itself, or cannot have.
 FIXED = {
     "split_batch": False,
-    "team": "off",
     "final_test": False,
     "checkpoint_interval": 0.0,
     "reshard_after": 0.0,

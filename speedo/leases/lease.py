@@ -56,6 +56,32 @@ class LeaseRequest:
     waits: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class DealRequest:
+    """A team asks for the records of its next `rounds`, in each of them at most `request.count` for each member.
+
+    `members` are worker and incarnation. With `drop_last` what is left at the end of an epoch for less than a whole
+    batch is not trained.
+    """
+
+    request: LeaseRequest
+    members: tuple[tuple[int, int], ...]
+    rounds: int
+    drop_last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Dealt:
+    """The answer: for each round what each member trains, in the order of the members; None is nothing.
+
+    The ranges of a round follow each other and are of one epoch, so all members together train the batch that one
+    process would. `short` says why there are fewer rounds than asked for; None if there are not.
+    """
+
+    rounds: tuple[tuple[Lease | None, ...], ...]
+    short: NoLease | None = None
+
+
 def order_of(records: int, epoch: int, seed: int, shuffle: bool) -> NDArray[np.int64]:
     """The record number at each position of the epoch.
 

@@ -7,12 +7,20 @@ what is free again, held by a worker, or in a turn whose result is neither merge
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
 from speedo.errors import CheckpointError, ConfigError
-from speedo.leases.lease import Lease, LeaseRequest, NoLease, join_ranges, without
+from speedo.leases.lease import (
+    DealRequest,
+    Dealt,
+    Lease,
+    LeaseRequest,
+    NoLease,
+    join_ranges,
+    without,
+)
 
 
 @dataclass
@@ -87,6 +95,31 @@ class LeaseBook:
             return NoLease.OVER if self._nothing_comes(holder) else NoLease.WAIT
         holder.leases = join_ranges((*holder.leases, found))
         return found
+
+    def deal(self, worker: int, incarnation: int, deal: DealRequest) -> Dealt:
+        """Leases to all members of this worker's team, round after round; see `lease`."""
+        request, rounds = deal.request, list[tuple[Lease | None, ...]]()
+        if any(self._holder(*member) is None for member in deal.members):
+            return Dealt((), NoLease.WAIT)
+        while len(rounds) < deal.rounds:
+            dealt: list[Lease | None] = []
+            for member in deal.members:
+                found = self.lease(*member, request)
+                request = replace(request, skipped=())
+                if not isinstance(found, Lease):
+                    if not any(dealt):
+                        return Dealt(tuple(rounds), found)
+                    break
+                ends = found.stop == self.records
+                if ends and deal.drop_last and len(found) < request.count:
+                    self._skip(member, found)
+                else:
+                    dealt.append(found)
+                if ends:
+                    break
+            if dealt:
+                rounds.append((*dealt, *(None,) * (len(deal.members) - len(dealt))))
+        return Dealt(tuple(rounds))
 
     def trained(self, worker: int, incarnation: int, ticket: int, ranges: Iterable[Lease]) -> None:
         """The worker reports a turn that trained these parts of its leases."""
@@ -163,6 +196,11 @@ class LeaseBook:
     def _holder(self, worker: int, incarnation: int) -> _Holder | None:
         holder = self._held.get(worker)
         return holder if holder is not None and holder.incarnation == incarnation else None
+
+    def _skip(self, member: tuple[int, int], lease: Lease) -> None:
+        """Nobody trains this part of its leases."""
+        holder = self._held[member[0]]
+        holder.leases = without(holder.leases, (lease,))
 
     def _take_back(self, leases: tuple[Lease, ...]) -> None:
         self._free = join_ranges((*self._free, *leases))

@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 
-from speedo.leases.lease import Lease, LeaseRequest, NoLease
+from speedo.leases.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
 from speedo.master.lease_book import LeaseBook
 from speedo.messages import Action, Drop, Event, Finish, Left, Merge, Trained
 
@@ -34,6 +34,15 @@ class Leases:
                 return NoLease.OVER
             self._book.joined(worker, incarnation)
             return self._book.lease(worker, incarnation, request)
+
+    def deal(self, worker: int, incarnation: int, deal: DealRequest) -> Dealt:
+        """What the members of this worker's team may train in their next rounds. Raises as `lease`."""
+        with self._lock:
+            for member in deal.members:
+                if member in self._gone:
+                    return Dealt((), NoLease.WAIT)  # the team will break
+                self._book.joined(*member)
+            return self._book.deal(worker, incarnation, deal)
 
     def saw(self, event: Event, now: float) -> None:
         """See `Observer.saw`."""

@@ -21,6 +21,7 @@ class Plan:
     snapshot: int = 0
     teams: bool = False  # whether workers that can meet sum among themselves
     stretch_s: float = 0.0  # seconds that a team may train between two reports
+    own_counts: bool = False  # whether workers may train less than a turn: their scripts end, or have no records left
 
     @property
     def samples(self) -> int:

@@ -115,6 +115,11 @@ class TurnBook:
         member.end(turn)
         whole_steps, rest = divmod(event.samples, turn.per_step)
         ends_early = turn.may_end_early and not rest and 0 < event.samples < turn.samples
+        if self.plan.own_counts:
+            # In a team one may have none, where others have some.
+            least = 0 if turn.stretch is not None else 1
+            ends_early = least <= event.samples < turn.samples
+            whole_steps += rest > 0
         self._samples_in_flight -= turn.samples
         staleness = self.received - turn.received_before
         self.received += 1

@@ -221,6 +221,7 @@ def _coordinator(
         teams=settings.teams,
         # What is compressed loses some at each report, so it is reported as often as without a team.
         stretch_s=config.stretch if settings.compression.payload == "none" else 0.0,
+        own_counts=isinstance(spec, ScriptJob),
     )
     samples = resume.counters.samples if resume else 0
     progress = resume.counters.progress if resume else None

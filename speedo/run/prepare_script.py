@@ -40,7 +40,8 @@ def prepare_script(config: RunConfig, note: Callable[[str], None]) -> Prepared:
         raise ConfigError(problems)
     run = secrets.token_hex(6)
     in_rounds = has_rounds(config.mode, *(phase.mode for phase in config.phases))
-    job = ScriptJob(Path(path), tuple(arguments), os.getcwd(), in_rounds)
+    without = _no_gradients(config)
+    job = ScriptJob(Path(path), tuple(arguments), os.getcwd(), in_rounds, without)
     if config.max_iter is not None:
         job = replace(job, max_iter=config.max_iter)
     settings = RunSettings(
@@ -57,6 +58,7 @@ def prepare_script(config: RunConfig, note: Callable[[str], None]) -> Prepared:
         cores=CoreOptions(config.threads, config.bind),
         rules=rules_outside(config),
         code_from=config.code_from,
+        teams=not without,
     )
     run_dir = new_run_dir(config, run)
     note(
@@ -64,3 +66,18 @@ def prepare_script(config: RunConfig, note: Callable[[str], None]) -> Prepared:
         f"script; run directory {run_dir}"
     )
     return Prepared(config, settings, run_dir, Path(), None)
+
+
+def _no_gradients(config: RunConfig) -> str:
+    """Why the workers cannot exchange gradients before each step, to go on after "because"; empty if they can."""
+    if config.mode != "sync":
+        return f"the mode is {config.mode}: use --mode sync"
+    if config.local_steps != 1 or config.sync_when is not None:
+        return "workers make several local steps: leave out --local-steps and --sync-when"
+    if not config.teams:
+        return "a round does not wait for all workers: leave out --backup-workers and --team off"
+    if config.delta_scale is not None:
+        return "--delta-scale is for deltas: leave it out"
+    if config.compress != "none" or config.compress_center != "none":
+        return "--compress and --compress-center are for deltas: leave them out"
+    return ""

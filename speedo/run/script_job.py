@@ -25,6 +25,9 @@ class ScriptJob:
     arguments: tuple[str, ...] = ()
     folder: str = ""  # the working directory
     in_rounds: bool = False  # whether the mode merges the steps of all workers at once
+    no_gradients: str = (
+        ""  # why its workers cannot exchange gradients before each step; empty if they can
+    )
     batch: int = 1
     max_iter: int = NO_LIMIT
     iter_size: ClassVar[int] = 1

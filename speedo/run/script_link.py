@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from speedo.leases.lease import Lease, LeaseRequest, NoLease
+from speedo.leases.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
 from speedo.master.slots import Assignment, ServerAddress
 from speedo.run.settings import RunSettings
 from speedo.vectors.vector import Blob
@@ -43,10 +43,14 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Of the script: what it trains, whose first weights lie in the store; `batch` is the records of one step."""
+    """Of the script: what it trains, whose first weights lie in the store; `batch` is the records of one step.
+
+    With `gradients` it exchanges them before each step, with the other workers of its host.
+    """
 
     blobs: tuple[Blob, ...]
     batch: int
+    gradients: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,5 +80,5 @@ class Failed:
     problem: str
 
 
-FromScript = Hello | LeaseRequest | Done
-ToScript = Start | Serve | RunOver | Failed | Lease | NoLease
+FromScript = Hello | LeaseRequest | DealRequest | Done
+ToScript = Start | Serve | RunOver | Failed | Lease | NoLease | Dealt

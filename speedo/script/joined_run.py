@@ -16,13 +16,21 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from speedo.errors import ConfigError, MissingKeyError, PayloadError, StoreUnavailableError
+from speedo.errors import (
+    ConfigError,
+    MissingKeyError,
+    PayloadError,
+    SpeedoError,
+    StoreUnavailableError,
+    TeamBrokenError,
+)
 from speedo.leases.lease import Lease, LeaseRequest, NoLease
 from speedo.run.host_memory import host_centers
 from speedo.run.open_store import is_near, run_store, server_stores
 from speedo.run.script_link import VARIABLE, Hello, Start, address_in
 from speedo.script.alone import OwnBook
 from speedo.script.collectives import HostCollectives
+from speedo.script.gradients import GradientTurns, check_exchange, exchanges_gradients
 from speedo.script.turns import TurnSource
 from speedo.transport.channel import refusal
 from speedo.vectors.npz import write_arrays
@@ -34,20 +42,24 @@ from speedo.worker.share import Share
 from speedo.worker.weights import Weights
 
 LOOK_S: Final = 0.2  # between two looks whether records came back
+LOST: Final = (MissingKeyError, PayloadError, StoreUnavailableError, TeamBrokenError)
 FIRST: Final = 0  # the version of the first weights in the store
 _NO_MORE: Final = object()
 _now: JoinedRun | None = None
 
 
-def join(model: Any, optimizer: Any = None) -> JoinedRun:
+def join(model: Any, optimizer: Any = None, *, exchange: str | None = None) -> JoinedRun:
     """Train `model` in this script as one worker of a run, inside `with speedo.join(...) as run:`.
 
     `model` is a torch.nn.Module, with its `optimizer`, each of whose steps counts; or a mapping of names to NumPy
     arrays, which are changed in place, and `run.step()` says that a step was made. Run by itself the script is a run of
-    one worker; `speedo run --workers 4 train.py` has four. Raises `ConfigError` for what cannot be trained.
+    one worker; `speedo run --workers 4 train.py` has four. `exchange` is what the workers average: "gradients" before
+    each step of the optimizer, or "deltas", how far their weights came; None is gradients in sync with one local step
+    and one host, else deltas. Raises `ConfigError` for what cannot be trained.
     """
     if _now is not None:
         raise ConfigError("speedo.join is called inside another: a script has one run at a time")
+    check_exchange(exchange, has_optimizer=not isinstance(model, Mapping))
     if isinstance(model, Mapping):
         if optimizer is not None:
             raise ConfigError(
@@ -65,7 +77,7 @@ def join(model: Any, optimizer: Any = None) -> JoinedRun:
     from speedo.engines.pytorch.module_weights import ModuleWeights
 
     weights = ModuleWeights(model, optimizer)
-    return JoinedRun(weights, weights)
+    return JoinedRun(weights, weights, exchange)
 
 
 def current() -> JoinedRun:
@@ -82,11 +94,13 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
     over: what is trained then reaches nobody.
     """
 
-    def __init__(self, weights: Weights, stepped: Any) -> None:
+    def __init__(self, weights: Weights, stepped: Any, exchange: str | None = None) -> None:
         """`stepped.on_step(callback)` tells of an optimizer's steps; None where the script calls `step` itself."""
         self.rank, self.size, self.should_stop = 0, 1, False
         self._weights, self._stepped = weights, stepped
-        self._hook: Any = None
+        self._exchange = exchange
+        self._gradients: GradientTurns | None = None
+        self._hooks: list[Any] = []
         self._first: Vector | None = None  # the weights at the beginning, until the master has them
         self._start: Start | None = None
         self._turns: TurnSource | None = None
@@ -138,7 +152,13 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
 
         With an optimizer it is not called: its steps are noticed. `loss` is the mean loss of the step.
         """
+        gradients = self._gradients
+        if gradients is not None and gradients.lost:
+            return
         given, self._given = self._share.given - self._given, self._share.given
+        if gradients is not None:
+            gradients.after_step()
+            samples = 0 if gradients.idle else samples
         samples = given or 1 if samples is None else samples
         loss = self._loss if loss is None else float(loss)
         self._loss = None
@@ -224,8 +244,13 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
             )
             self._first = self._weights.layout.zeros()
             self._weights.read_weights(self._first)
+            if exchanges_gradients(self._exchange, self._stepped, start):
+                self._gradients = GradientTurns(
+                    self._stepped, self._has_turn, self._end_turn, self._lose_turn
+                )
+                self._hooks.append(self._stepped.before_step(self._before_step))
         if self._stepped is not None:
-            self._hook = self._stepped.on_step(self.step)
+            self._hooks.append(self._stepped.on_step(self.step))
         _now = self
         return self
 
@@ -237,8 +262,8 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
     ) -> None:
         global _now
         _now = None
-        if self._hook is not None:
-            self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
         self._share.close()
         self._collectives.close()
         if self._turns is None:
@@ -247,6 +272,8 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
             if error is None:
                 self._end()
         finally:
+            if self._gradients is not None:
+                self._gradients.close()
             self._turns.close()
             if self._worker is not None:
                 self._worker.close()
@@ -274,6 +301,13 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
 
     # ------------------------------------------------------------ turns
 
+    def _before_step(self, closure: bool) -> None:
+        """The optimizer will make a step."""
+        assert self._gradients is not None
+        given = self._share.given - self._given or 1
+        self._say_hello(given)
+        self._gradients.before_step(given, closure=closure)
+
     def _say_hello(self, batch: int) -> None:
         """Tell the master what is trained, once it is known; the steps before are kept."""
         if self._start is None or self._worker is not None or self.should_stop:
@@ -289,7 +323,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
                 "a script trains on the machine of its master: start it with speedo run"
             )
         try:
-            servers = self._turns.begin(Hello(layout.blobs, batch))
+            servers = self._turns.begin(Hello(layout.blobs, batch, self._gradients is not None))
         except EOFError:  # the run has ended before it began
             self.should_stop = True
             return
@@ -305,6 +339,8 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
             servers=server_stores(servers, settings),
             host=host_centers(settings, replace(place, servers=servers), layout),
         )
+        if self._gradients is not None:
+            self._gradients.open(self._worker, Path(os.environ[VARIABLE]).parent)
         present = layout.zeros()
         self._weights.read_weights(present)
         present -= self._first
@@ -328,9 +364,12 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
                 self.should_stop = True
                 break
             try:
-                self._worker.begin(command)
+                begin = self._worker.begin if self._gradients is None else self._gradients.begin
+                begin(command)
                 self._share.steps = command.steps
-            except (MissingKeyError, PayloadError, StoreUnavailableError) as problem:
+            except LOST as problem:
+                if self._gradients is not None:
+                    self._gradients.part()
                 self._turns.answer(refusal(command, problem))
         return not self.should_stop
 
@@ -343,10 +382,22 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         records = tuple((one.epoch, one.start, one.stop) for one in taken)
         try:
             self._turns.answer(self._worker.end(records))
-        except (MissingKeyError, PayloadError, StoreUnavailableError) as problem:
-            self._worker.command = None
+        except LOST as problem:
             self._share.give_back(taken)
-            self._turns.answer(refusal(command, problem))
+            self._lose_turn(problem)
+
+    def _lose_turn(self, problem: SpeedoError) -> None:
+        """Nothing comes of the turn: what it trained is trained once more."""
+        assert self._turns is not None
+        assert self._worker is not None
+        command = self._worker.command
+        assert command is not None
+        self._worker.command = None
+        self._share.give_back(self._taken())
+        self._given = self._share.given
+        if self._gradients is not None:
+            self._gradients.part()
+        self._turns.answer(refusal(command, problem))
 
     # ------------------------------------------------------------ records
 
@@ -358,7 +409,9 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         if self._turns is None:
             return self._own.lease(request)
         try:
-            return self._turns.lease(request)
+            if self._gradients is None or request.waits:
+                return self._turns.lease(request)
+            return self._gradients.lease(request, self._turns, self._share)
         except (EOFError, OSError):
             print("speedo: the run is gone", file=sys.stderr)
             self.should_stop = True
@@ -366,6 +419,8 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
 
     def _wait(self) -> None:
         """Nothing is left but what others hold: it comes back if one of them dies."""
+        if self._gradients is not None and self._gradients.trains_first:
+            return
         with self._paused() as say_again:
             assert self._asked is not None
             request = replace(self._asked, skipped=(), waits=True)

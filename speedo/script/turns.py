@@ -7,7 +7,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from speedo.errors import ConfigError
-from speedo.leases.lease import Lease, LeaseRequest, NoLease
+from speedo.leases.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
 from speedo.master.slots import ServerAddress
 from speedo.messages import Pause, Refused, SaveState, StateSaved, Train, Trained
 from speedo.run.script_link import Done, Failed, FromScript, Hello, RunOver, Serve, ToScript
@@ -38,6 +38,12 @@ class TurnSource:
         """Records to train. Raises `ConfigError` with what the master has against it, `EOFError` as `begin`."""
         answer = self._ask(request)
         assert isinstance(answer, Lease | NoLease)
+        return answer
+
+    def deal(self, request: DealRequest) -> Dealt:
+        """Records of the whole team; raises as `lease`."""
+        answer = self._ask(request)
+        assert isinstance(answer, Dealt)
         return answer
 
     def _ask(self, question: FromScript) -> ToScript:

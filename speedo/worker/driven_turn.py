@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from speedo.failpoints import reached
@@ -27,12 +28,12 @@ class DrivenWorker(Participant):
     _began: float = field(default=0.0, init=False)
     _fetched: float = field(default=0.0, init=False)
 
-    def begin(self, command: Train) -> None:
-        """Get the center of this turn, and go on from it."""
+    def begin(self, command: Train, load: Callable[[Train], None] | None = None) -> None:
+        """Get the center of this turn, and go on from it; `load` does that for a member of a team."""
         self._began = self.clock()
         self.command, self.steps, self._of_turn = None, 0, 0
         self._losses.clear()
-        self._fetch(command)
+        (load or self._fetch)(command)
         self._from = self._start(command)
         self._fetched = self.clock()
         self.command, self.iteration = command, command.iteration
@@ -48,7 +49,8 @@ class DrivenWorker(Participant):
         self.iteration = command.iteration_of(self.steps)
         if loss is not None:
             self._losses.append(loss)
-        return self.steps >= command.steps or (
+        rounds = 1 if command.team is None else command.team.rounds
+        return self.steps >= rounds * command.steps or (
             self._from is not None and self._distance(self._from) > command.norm
         )
 
@@ -58,9 +60,11 @@ class DrivenWorker(Participant):
         assert command is not None
         assert self.steps > 0
         computed = self.clock()
-        payload = self._memory_for(command)
-        self._take(command, payload)
-        self._publish(command, payload)
+        leads = command.team is None or command.team.leader == self.worker
+        if leads:
+            payload = self._memory_for(command)
+            self._take(command, payload)
+            self._publish(command, payload)
         self.command = None
         reached("worker-pushed")
         timings = {
@@ -71,4 +75,4 @@ class DrivenWorker(Participant):
         losses = self._losses
         loss = math.fsum(losses) / len(losses) if losses else math.nan
         done = Trained(self.worker, self.incarnation, command.ticket, loss, self._of_turn, timings)
-        return replace(done, has_loss=bool(losses), records=records)
+        return replace(done, has_payload=leads, has_loss=bool(losses), records=records)

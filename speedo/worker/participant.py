@@ -90,6 +90,13 @@ class Participant:
         if seen is not None:
             seen.check()
 
+    def begin_from(self, command: Train, center: Vector) -> None:
+        """Go on from the center of this turn, which somebody else has fetched."""
+        self.weights.load_weights(center)
+        if self.needs_center(command):
+            self._center = self.weights.layout.zeros() if self._center is None else self._center
+            np.copyto(self._center, center)
+
     def _pull(self, center: Vector, rate: float, sent: Vector | None = None) -> None:
         def pull(blob: Blob, place: slice, weights: Vector) -> None:
             if not blob.statistic:

@@ -42,6 +42,9 @@ class Share:
         self._taken: list[Lease] = []  # given to the loop since the last turn
         self._skipped: list[Lease] = []  # not to be trained, and the master does not know yet
         self._orders: dict[int, Indices] = {}  # of the latest epochs
+        self._ahead_of_loop: deque[Lease] = (
+            deque()
+        )  # the loader reads them; the loop has not seen them
         self._data: Any = None
         self._how: tuple[int | None, bool | None] = (None, None)  # batch and shuffle, as given
         self._source: RecordSource | None = None
@@ -56,6 +59,22 @@ class Share:
         """
         source = self._source_of(data, batch, shuffle)
         return self._loop(source, epochs)
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether what is left of an epoch for less than a whole batch is not trained."""
+        assert self._source is not None
+        return self._source.drop_last
+
+    @property
+    def has_loaders(self) -> bool:
+        """Whether processes read the batches, which begin anew after each pause in the record numbers."""
+        return getattr(self._data, "num_workers", 0) > 0
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether there are batches that the loop has not come to yet."""
+        return bool(self._ahead_of_loop)
 
     @property
     def batch(self) -> int:
@@ -97,7 +116,7 @@ class Share:
 
     def _loop(self, source: RecordSource, epochs: int) -> Iterator[Any]:
         epoch, self.epoch, self._over = self.epoch, self.epoch + 1, False
-        ahead: deque[Lease] = deque()  # the loader reads them; the loop has not seen them
+        ahead = self._ahead_of_loop = deque[Lease]()
         try:
             while not self._over:
                 for one in source.read(self._record_numbers(source, epoch, epochs, ahead)):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Final, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from speedo.engines.pytorch.module_gradients import ModuleGradients
 from speedo.engines.pytorch.optimizer_state import read_state, state_bytes
 from speedo.errors import ConfigError
 from speedo.vectors.vector import Blob, Layout, Vector
@@ -77,6 +78,18 @@ class ModuleWeights:
         A step that PyTorch's `GradScaler` skips is none.
         """
         return self._given().register_step_post_hook(lambda *_: callback())
+
+    def before_step(self, callback: Callable[[bool], None]) -> RemovableHandle:
+        """Call it before each step of the optimizer; with whether the step was given a closure. As `on_step`."""
+
+        def hook(optimizer: Optimizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+            callback(any(callable(one) for one in (*args[1:], kwargs.get("closure"))))
+
+        return self._given().register_step_pre_hook(hook)
+
+    def gradients(self) -> ModuleGradients:
+        """The gradients that the optimizer steps with."""
+        return ModuleGradients(self._module, self._given(), self.layout)
 
     def state(self) -> bytes:
         """The optimizer's state, for `load_state` of an equal optimizer."""

@@ -1,6 +1,10 @@
-"""Fits a small net to 320 points in 20 steps of 16 records, or of as many workers' batches."""
+"""Fits a small net to 960 points in 50 steps of 48 records or less, or of as many workers' batches.
+
+fit_torch.py BATCH [OPTIMIZER] [EXCHANGE] [PAUSE] [FILE]
+"""
 
 import sys
+import time
 
 import torch
 from torch import nn
@@ -8,17 +12,31 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import speedo
 
+batch, name, exchange, pause, file = (
+    *sys.argv[1:],
+    *("8", "sgd", "", "0", "")[len(sys.argv) - 1 :],
+)
 torch.manual_seed(4)
 torch.set_num_threads(1)
-x = torch.randn(320, 4)
-loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=int(sys.argv[1]))
+x = torch.randn(1190, 4)
+loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=int(batch))
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-with speedo.join(model, optimizer) as run:
+optimizer = (
+    torch.optim.Adam(model.parameters(), lr=0.01)
+    if name == "adam"
+    else torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+)
+steps = 0
+with speedo.join(model, optimizer, exchange=exchange or None) as run:
     for _ in run.epochs(2):
         for some, right in run.share(loader):
             optimizer.zero_grad()
-            nn.functional.mse_loss(model(some), right).backward()
+            loss = nn.functional.mse_loss(model(some), right)
+            loss.backward()
+            run.report(loss.item())
+            time.sleep(float(pause))
             optimizer.step()
-if len(sys.argv) > 2:
-    run.save(sys.argv[2])
+            steps += 1
+print("steps", steps, flush=True)
+if file:
+    run.save(file)

@@ -1,0 +1,202 @@
+"""A script's turns in which the workers of the host average their gradients before each step of the optimizer."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from speedo.errors import ConfigError, SpeedoError
+from speedo.leases.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
+from speedo.messages import Train
+from speedo.run.script_link import Start
+from speedo.script.turns import TurnSource
+from speedo.transport.team_meeting import TeamMeeting
+from speedo.worker.driven_team import MOST_DEALT, Comes, DrivenTeam, Row
+from speedo.worker.driven_turn import DrivenWorker
+from speedo.worker.share import Share
+
+EXCHANGES: Final = ("gradients", "deltas")
+AGAIN_S: Final = (
+    0.02  # before records are asked for again, which the master does not know to be trained yet
+)
+MOST_TIMES: Final = 50
+
+
+def check_exchange(exchange: str | None, *, has_optimizer: bool) -> None:
+    """Raises `ConfigError` for what cannot be in any run."""
+    if exchange is not None and exchange not in EXCHANGES:
+        raise ConfigError(f'exchange is {exchange!r}: use "gradients" or "deltas"')
+    if exchange == "gradients" and not has_optimizer:
+        raise ConfigError(
+            'exchange="gradients" is for a torch.nn.Module with its optimizer: leave it out for NumPy arrays'
+        )
+
+
+def exchanges_gradients(exchange: str | None, stepped: Any, start: Start) -> bool:
+    """Whether gradients are exchanged in this run. Raises `ConfigError` if they are asked for and cannot be."""
+    against = getattr(start.settings.spec, "no_gradients", "")
+    if exchange == "gradients" and against:
+        raise ConfigError(
+            f'speedo.join(..., exchange="gradients") cannot be in this run, because {against}'
+        )
+    return stepped is not None and exchange != "deltas" and not against
+
+
+class GradientTurns:
+    """What a joined run does in its turns where gradients are exchanged.
+
+    `has_turn` waits for a turn, `end_turn` ends it, `lose_turn` gives it up; all are those of the joined run.
+    """
+
+    def __init__(
+        self,
+        stepped: Any,
+        has_turn: Callable[[], bool],
+        end_turn: Callable[[], None],
+        lose_turn: Callable[[SpeedoError], None],
+    ) -> None:
+        self._gradients = stepped.gradients()
+        self._has_turn, self._end_turn, self._lose_turn = has_turn, end_turn, lose_turn
+        self._worker: DrivenWorker | None = None
+        self._team: DrivenTeam | None = None
+        self._rows = deque[Row]()
+        self.idle = False  # the present step is one of the others
+        self.lost = False  # the present step is none, because its turn is lost
+        self.trains_first = (
+            False  # records are asked for again once those that were read are trained
+        )
+        self._times = 0
+
+    def open(self, worker: DrivenWorker, folder: Path) -> None:
+        """Meet the others in this folder of the host."""
+        gathering = TeamMeeting(folder, worker.worker, worker.incarnation)
+        self._worker, self._team = worker, DrivenTeam(worker, gathering, self._gradients)
+
+    def close(self) -> None:
+        """Meet nobody any more."""
+        if self._team is not None:
+            self._team.close()
+
+    def begin(self, command: Train) -> None:
+        """Begin a turn, of the team or alone."""
+        assert self._worker is not None
+        assert self._team is not None
+        if command.team is None:
+            self._worker.begin(command)
+        else:
+            self._team.begin(command)
+
+    def part(self) -> None:
+        """The turn is lost."""
+        assert self._team is not None
+        self._team.part()
+        self._gradients.forget()
+
+    # ------------------------------------------------------------ steps
+
+    def before_step(self, samples: int, *, closure: bool) -> None:
+        """Put the mean of all workers' gradients in the place of this worker's, which are of so many records."""
+        if self.idle:
+            return
+        if closure:
+            raise ConfigError(
+                "optimizer.step(closure) computes gradients while it steps, so they cannot be exchanged before: call "
+                'optimizer.step() after loss.backward(), or use speedo.join(..., exchange="deltas")'
+            )
+        self.lost = False
+        if not self._has_turn() or self._in_team is None:
+            return
+        try:
+            self._in_team.come(Comes.STEP, samples)
+        except SpeedoError as problem:
+            if isinstance(problem, ConfigError):
+                raise
+            self.lost = True
+            self._lose_turn(problem)
+
+    def after_step(self) -> None:
+        """The optimizer has made a step."""
+        self._gradients.made += 1
+
+    @property
+    def _in_team(self) -> DrivenTeam | None:
+        """The team, in a turn that is one of it."""
+        return None if self._team is None or self._team.team is None else self._team
+
+    # ------------------------------------------------------------ records
+
+    def lease(self, request: LeaseRequest, turns: TurnSource, share: Share) -> Lease | NoLease:
+        """The next records of this worker; until there are some it takes part in the others' steps."""
+        while not (self._rows and self._rows[0] is not None):
+            self.trains_first = share.reads_ahead
+            if self.trains_first:
+                return NoLease.WAIT
+            if not self._has_turn():
+                return NoLease.OVER
+            team = self._in_team
+            if team is None or request.skipped:
+                self._rows.clear()  # in which there is nothing to train
+                return turns.lease(request)
+            try:
+                found = self._come_for_none(team, request, turns, share)
+            except ConfigError:
+                raise
+            except SpeedoError as problem:
+                self._lose_turn(problem)
+                continue
+            if found is not None:
+                return found
+        row = self._rows.popleft()
+        assert row is not None
+        return row
+
+    def _come_for_none(
+        self, team: DrivenTeam, request: LeaseRequest, turns: TurnSource, share: Share
+    ) -> NoLease | None:
+        """Come without a gradient. Records that are dealt are in the rows then; an answer if there are none."""
+        is_idle = bool(self._rows)
+        with self._gradients.set_aside():
+            if team.come(Comes.IDLE if is_idle else Comes.ASK, epoch=request.epoch):
+                self.idle = True
+                try:
+                    self._gradients.step()
+                finally:
+                    self.idle = False
+                if is_idle:
+                    self._rows.popleft()
+                return None
+        if is_idle:
+            self._rows.popleft()
+            return None
+        if not team.all_ask():
+            return None
+        members = tuple(one[:2] for one in team.members)
+        # Who joins has nothing to train as long as the others have rows: so they have few.
+        most = MOST_DEALT if share.has_loaders else min(MOST_DEALT, team.rounds)
+        asked = replace(request, count=share.batch)
+
+        def deal(epoch: int) -> Dealt:
+            one = replace(asked, epoch=epoch)
+            return turns.deal(DealRequest(one, members, most, share.drop_last))
+
+        rows, short = team.dealt(deal)
+        self._rows.extend(rows)
+        if rows:
+            self._times = 0
+            return None
+        assert self._worker is not None
+        if (
+            self._worker.steps
+        ):  # what they trained must be merged before it is known that no record comes back
+            self._end_turn()
+            return None
+        self._times += 1
+        if short is NoLease.WAIT and self._times < MOST_TIMES:
+            time.sleep(AGAIN_S)
+            return None
+        self._times = 0
+        return NoLease.OVER

@@ -1,0 +1,84 @@
+"""A team's records: in each round its members train what one process would, and each record is trained once."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from speedo.leases.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
+from speedo.master.lease_book import LeaseBook
+from speedo.master.leases import Leases
+from speedo.messages import Left
+
+MEMBERS = ((0, 1), (1, 1))
+
+
+def deal(
+    book: LeaseBook, records: int, rounds: int, *, epochs: int = 2, drop_last: bool = False
+) -> Dealt:
+    request = LeaseRequest(records, False, 4, 0, epochs)
+    return book.deal(0, 1, DealRequest(request, MEMBERS, rounds, drop_last))
+
+
+def book_of(*members: tuple[int, int]) -> LeaseBook:
+    book = LeaseBook(seed=1)
+    for member in members:
+        book.joined(*member)
+    return book
+
+
+def test_a_round_is_a_batch_of_one_process_and_ends_with_the_epoch() -> None:
+    found = deal(book_of(*MEMBERS), 10, 3)
+    assert found == Dealt(
+        (
+            (Lease(0, 0, 4), Lease(0, 4, 8)),
+            (Lease(0, 8, 10), None),
+            (Lease(1, 0, 4), Lease(1, 4, 8)),
+        )
+    )
+
+
+def test_what_is_no_whole_batch_is_left_out_if_the_loader_drops_it() -> None:
+    book = book_of(*MEMBERS)
+    found = deal(book, 10, 3, epochs=1, drop_last=True)
+    assert found == Dealt(((Lease(0, 0, 4), Lease(0, 4, 8)),), NoLease.WAIT)
+    for ticket, member in enumerate(MEMBERS):
+        book.trained(*member, ticket, [Lease(0, 4 * ticket, 4 * ticket + 4)])
+        book.merged(ticket)
+    assert deal(book, 10, 3, epochs=1, drop_last=True) == Dealt((), NoLease.OVER)
+
+
+def test_a_member_that_is_gone_is_dealt_nothing() -> None:
+    assert deal(book_of((0, 1)), 10, 3) == Dealt((), NoLease.WAIT)
+    leases = Leases(LeaseBook(seed=1), pytest.fail)
+    leases.saw(Left(1, 1, "killed"), 0.0)
+    request = DealRequest(LeaseRequest(10, False, 4, 0, 2), MEMBERS, 3)
+    assert leases.deal(0, 1, request) == Dealt((), NoLease.WAIT)
+    assert leases.lease(0, 1, request.request) == Lease(0, 0, 4)
+
+
+@given(
+    records=st.integers(1, 60),
+    rounds=st.integers(1, 5),
+    lost=st.lists(st.booleans(), max_size=12),
+    drop_last=st.booleans(),
+)
+def test_whatever_turns_are_lost_each_record_is_trained_once(
+    records: int, rounds: int, lost: list[bool], drop_last: bool
+) -> None:
+    book, ticket, settled = book_of(*MEMBERS), 0, list[tuple[int, int]]()
+    while (found := deal(book, records, rounds, drop_last=drop_last)).rounds:
+        void = bool(lost) and lost.pop()
+        for member, at in zip(MEMBERS, (0, 1), strict=True):
+            leases = [one for row in found.rounds if (one := row[at]) is not None]
+            ticket += 1
+            book.trained(*member, ticket, leases)
+            if void:
+                book.dropped(ticket)
+            else:
+                book.merged(ticket)
+                settled += [(one.epoch, p) for one in leases for p in range(one.start, one.stop)]
+    assert found.short is NoLease.OVER
+    kept = records - (records % 4 if drop_last else 0)
+    assert sorted(settled) == [(epoch, at) for epoch in range(2) for at in range(kept)]

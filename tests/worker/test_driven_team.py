@@ -1,0 +1,205 @@
+"""Members of a team that scripts drive, each in a thread: they step with the mean of their gradients, or all fail."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from speedo.errors import NotFiniteError, TeamBrokenError
+from speedo.leases.lease import Dealt, Lease, NoLease
+from speedo.messages import Team, Train
+from speedo.storage import keys
+from speedo.storage.memory_store import MemoryStore
+from speedo.transport.team_meeting import TeamMeeting
+from speedo.vectors.vector import Kind, Vector, as_bytes, header_for
+from speedo.worker.array_weights import ArrayWeights
+from speedo.worker.driven_team import Comes, DrivenTeam
+from speedo.worker.driven_turn import DrivenWorker
+
+Answer = TypeVar("Answer")
+CENTER = np.array([1, 2, 3], np.float32)
+
+
+@dataclass
+class Momentum:
+    """Two parameters, of 2 values and of 1; a gradient that is None is none."""
+
+    w: Vector
+    blobs: int = 2
+    made: int = 0
+    gradients: list[Vector | None] = field(default_factory=lambda: [None, None])
+    speed: Vector = field(default_factory=lambda: np.zeros(3, np.float32))
+
+    def take_gradients(self, out: Vector, present: npt.NDArray[np.uint8]) -> None:
+        for number, place in enumerate((slice(0, 2), slice(2, 3))):
+            own = self.gradients[number]
+            out[place] = 0 if own is None else own
+            present[number] = own is not None
+
+    def set_gradients(self, mean: Vector, present: npt.NDArray[np.uint8]) -> None:
+        for number, place in enumerate((slice(0, 2), slice(2, 3))):
+            self.gradients[number] = mean[place].copy() if present[number] else None
+
+    def step(self) -> None:
+        for own, place in zip(self.gradients, (slice(0, 2), slice(2, 3)), strict=True):
+            if own is not None:
+                self.speed[place] = 0.5 * self.speed[place] + own
+                self.w[place] -= self.speed[place]
+        self.made += 1
+
+    def state(self) -> bytes:
+        return json.dumps(self.speed.tolist()).encode()
+
+    def load_state(self, state: bytes) -> None:
+        self.speed[:] = json.loads(state)
+
+
+class Members:
+    """Workers 0, 1, ... of which each does what it is told in a thread of its own."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.store = MemoryStore(clock=lambda: 0.0)
+        self.folder, self.workers = folder, dict[int, DrivenWorker]()
+        self.optimizers, self.teams = dict[int, Momentum](), dict[int, DrivenTeam]()
+        for worker in range(count):
+            self.add(worker, 1)
+        body = as_bytes(CENTER)
+        header = header_for(body, self.workers[0].weights.layout, Kind.CENTER, version=0)
+        self.store.write(keys.center("run", 0), header.pack(), body)
+
+    def add(self, worker: int, incarnation: int) -> None:
+        w = np.zeros(3, np.float32)
+        weights = ArrayWeights({"w": w})
+        one = DrivenWorker("run", worker, incarnation, weights, self.store, lambda: 0.0)
+        self.workers[worker], self.optimizers[worker] = one, Momentum(w)
+        meeting = TeamMeeting(self.folder, worker, incarnation)
+        self.teams[worker] = DrivenTeam(one, meeting, self.optimizers[worker])
+
+    def begin(self, formed: int, rounds: int = 2) -> None:
+        members = tuple((worker, self.workers[worker].incarnation, 4) for worker in self.workers)
+        team = Team(formed, members, rounds, patience_s=20.0)
+        self.all(
+            lambda worker: self.teams[worker].begin(
+                Train(worker, members[worker][1], formed, 0, 0, 1, 1, Kind.WEIGHTS, team=team)
+            )
+        )
+
+    def all(self, do: Callable[[int], Answer]) -> list[Answer]:
+        with ThreadPoolExecutor(len(self.workers)) as pool:
+            return list(pool.map(do, self.workers))
+
+    def step(self, *gradients: tuple[list[float] | None, float | None], samples: list[int]) -> None:
+        """Each makes a step with these gradients; who has no samples comes for none."""
+
+        def one(worker: int) -> None:
+            optimizer = self.optimizers[worker]
+            first, last = gradients[worker]
+            optimizer.gradients = [
+                None if first is None else np.array(first, np.float32),
+                None if last is None else np.array([last], np.float32),
+            ]
+            what = Comes.STEP if samples[worker] else Comes.ASK
+            assert self.teams[worker].come(what, samples[worker])
+            optimizer.step()
+            self.workers[worker].stepped(samples[worker])
+
+        self.all(one)
+
+    def weights(self) -> list[list[float]]:
+        return [one.w.tolist() for one in self.optimizers.values()]
+
+
+def test_all_step_with_the_mean_by_samples_and_who_has_none_weighs_nothing(tmp_path: Path) -> None:
+    members = Members(tmp_path, 3)
+    members.begin(1)
+    nothing = ([9.0, 9.0], 9.0)
+    members.step(([1.0, 0.0], 4.0), ([4.0, 3.0], None), nothing, samples=[2, 1, 0])
+    expected = (CENTER - np.array([2, 1, 8 / 3], np.float32)).tolist()
+    assert members.weights() == [pytest.approx(expected)] * 3
+    assert members.weights()[0] == members.weights()[1] == members.weights()[2]
+    members.step(([1.0, 1.0], None), ([1.0, 1.0], None), nothing, samples=[4, 4, 0])
+    assert members.optimizers[2].gradients[1] is None  # nobody has one: its momentum is left alone
+    results = members.all(lambda worker: members.workers[worker].end())
+    assert [one.samples for one in results] == [6, 5, 0]
+    assert [one.has_payload for one in results] == [True, False, False]
+
+
+def test_one_that_joins_later_has_the_weights_and_the_state_of_the_others(tmp_path: Path) -> None:
+    members = Members(tmp_path, 2)
+    members.begin(1, rounds=1)
+    members.step(([1.0, 0.0], 4.0), ([1.0, 0.0], 4.0), samples=[4, 4])
+    for team in members.teams.values():
+        team.part()
+    members.teams[0].close()
+    members.add(0, 2)  # the leader
+    members.begin(2, rounds=1)
+    assert [one.made for one in members.optimizers.values()] == [1, 1]
+    assert members.weights() == [CENTER.tolist()] * 2
+    members.step(([0.0, 0.0], 0.0), ([0.0, 0.0], 0.0), samples=[4, 4])
+    assert members.weights() == [(CENTER - 0.5 * np.array([1, 0, 4])).tolist()] * 2
+
+
+def test_a_gradient_that_is_not_finite_is_its_workers_fault(tmp_path: Path) -> None:
+    members = Members(tmp_path, 2)
+    members.begin(1)
+    members.optimizers[1].gradients = [np.array([np.nan, 1], np.float32), None]
+
+    def error_of(worker: int) -> BaseException | None:
+        try:
+            members.teams[worker].come(Comes.STEP, 4)
+        except (NotFiniteError, TeamBrokenError) as error:
+            return error
+        return None
+
+    other, own = members.all(error_of)
+    assert isinstance(own, NotFiniteError)
+    assert str(other) == "the gradient of worker 1 is not finite"
+
+
+def test_the_leader_deals_the_records_of_all(tmp_path: Path) -> None:
+    members = Members(tmp_path, 2)
+    members.begin(1)
+    epochs = list[int]()
+
+    def deal(epoch: int) -> Dealt:
+        epochs.append(epoch)
+        return Dealt(((Lease(0, 0, 4), Lease(0, 4, 8)), (Lease(0, 8, 9), None)), NoLease.WAIT)
+
+    def ask(worker: int) -> tuple[list[Lease | None], NoLease | None]:
+        team = members.teams[worker]
+        assert not team.come(Comes.ASK, epoch=3 * worker)
+        assert team.all_ask()
+        return team.dealt(deal)
+
+    assert members.all(ask) == [
+        ([Lease(0, 0, 4), Lease(0, 8, 9)], NoLease.WAIT),
+        ([Lease(0, 4, 8), None], NoLease.WAIT),
+    ]
+    assert epochs == [3]
+
+
+def test_if_nobody_steps_and_not_all_ask_each_comes_again(tmp_path: Path) -> None:
+    members = Members(tmp_path, 2)
+    members.begin(1)
+
+    def come(worker: int) -> tuple[bool, bool]:
+        team = members.teams[worker]
+        return team.come(Comes.IDLE if worker else Comes.ASK), team.all_ask()
+
+    assert members.all(come) == [(False, False)] * 2
+
+
+def test_one_that_is_gone_breaks_the_step_of_the_others(tmp_path: Path) -> None:
+    members = Members(tmp_path, 2)
+    members.begin(1)
+    members.teams[1].part()
+    with pytest.raises(TeamBrokenError, match="worker 1 has left the team"):
+        members.teams[0].come(Comes.STEP, 4)
