@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 from speedo.leases.lease import Lease, LeaseRequest, NoLease
 from speedo.master.lease_book import LeaseBook
@@ -28,6 +29,11 @@ class Leases:
                 return NoLease.OVER
             self._book.joined(worker, incarnation)
             return self._book.lease(worker, incarnation, request)
+
+    def state(self) -> dict[str, Any]:
+        """See `LeaseBook.state`."""
+        with self._lock:
+            return self._book.state()
 
     def saw(self, event: Event, now: float) -> None:
         """See `Observer.saw`."""

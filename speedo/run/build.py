@@ -54,10 +54,12 @@ def build_training(
     open_store: Callable[[], Store] | None = None,
     servers: Servers | None = None,
     observers: Sequence[Observer] = (),
+    script_state: Callable[[], bytes] = lambda: b"",
 ) -> Training:
     """`open_store` opens another connection, for the checkpoint thread; without it there are no checkpoints.
 
     With `servers` these have the center, and the store only the workers' histories. `observers` are told besides.
+    `script_state` is what a checkpoint has of a script.
     """
     settings, run_dir, resume = parts.settings, parts.run_dir, model.resume
     fence, board = parts.fence, parts.board
@@ -129,6 +131,7 @@ def build_training(
             own_history,
             lambda: board.dropped,
             parts.roster.data_of,
+            script_state,
         )
     best = None
     if config.keep_best:
@@ -169,6 +172,7 @@ def build_training(
     if isinstance(spec, ScriptJob):
         values["script"] = values.pop("solver")
         values["arguments"] = [hide_secrets(one) for one in spec.arguments]
+        values["script_folder"] = spec.folder
     try:
         write_config(run_dir, values)
         now_ours(run_dir)
@@ -183,7 +187,9 @@ def build_training(
 def config_for_people(config: RunConfig, solver: Path, seed: int) -> dict[str, Any]:
     """The options for `--config` that repeat this run in another directory, with `***` for secrets."""
     values = config.model_dump(
-        mode="json", exclude_none=True, exclude={"redis", "run_dir", "resume", "script"}
+        mode="json",
+        exclude_none=True,
+        exclude={"redis", "run_dir", "resume", "script", "script_folder"},
     )
     values = {
         name: hide_secrets(uri_of(one) or one) if isinstance(one, str) else one

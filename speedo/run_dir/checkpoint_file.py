@@ -2,9 +2,9 @@
 
 A file begins with `MAGIC`, the length of a JSON header (8 bytes, little-endian) and that header's xxh3. The
 header holds the counters of the run, and name, length and xxh3 of each section that follows it: the center
-(float32, little-endian), and the solver histories of the master and of the workers. The file is written under another
-name, synced and renamed, so it is never incomplete. Reading verifies the checksums, so later damage on the disk is
-detected.
+(float32, little-endian), the solver histories of the master and of the workers, and what there is of a script.
+The file is written under another name, synced and renamed, so it is never incomplete. Reading verifies the checksums,
+so later damage on the disk is detected.
 """
 
 from __future__ import annotations
@@ -115,13 +115,17 @@ _HEADER: Final = TypeAdapter(_Header)
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """`histories` are opaque bytes of the engines; `workers` and `histories` go by slot."""
+    """`histories` are opaque bytes of the engines; `workers` and `histories` go by slot.
+
+    `script` is what the run of a script has besides (`speedo.run.script_resume`); empty for one of a solver.
+    """
 
     counters: Counters
     center: Vector
     master_history: bytes = b""
     workers: Mapping[int, WorkerState] = field(default_factory=dict)
     histories: Mapping[int, bytes] = field(default_factory=dict)
+    script: bytes = b""
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
@@ -135,6 +139,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
             (f"worker-{slot}", memoryview(state))
             for slot, state in sorted(checkpoint.histories.items())
         ),
+        *([("script", memoryview(checkpoint.script))] if checkpoint.script else ()),
     ]
     header = json.dumps(
         {
@@ -237,6 +242,7 @@ def _assembled(path: Path, values: _Header, parts: dict[str, bytes]) -> Checkpoi
         parts["master"],
         values.workers,
         {slot: parts[f"worker-{slot}"] for slot in values.workers if f"worker-{slot}" in parts},
+        parts.get("script", b""),
     )
 
 

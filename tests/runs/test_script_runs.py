@@ -202,14 +202,16 @@ def test_every_parameter_is_exported_by_its_name_and_shape(tmp_path: Path) -> No
         assert {exported[name].dtype for name in exported} == {np.dtype(np.float32)}
 
 
-def test_the_first_parameter_that_differs_is_named() -> None:
+def test_every_parameter_that_differs_is_named() -> None:
     layout = Layout((Blob("a", (2, 3)), Blob("b", (3,))))
     a, b = layout.blobs
-    assert FirstModel((a, b), 1).difference(layout) == ""
-    assert FirstModel((a, Blob("b", (4,))), 1).difference(layout) == (
-        "b of shape (4,) instead of b of shape (3,)"
-    )
-    assert FirstModel((a,), 1).difference(layout) == "no parameter instead of b of shape (3,)"
-    assert (
-        FirstModel((a, b, a), 1).difference(layout) == "a of shape (2, 3) instead of no parameter"
-    )
+    assert FirstModel((a, b), 1).differences(layout) == []
+    other = FirstModel((Blob("a", (2,)), Blob("b", (4,))), 1)
+    assert other.differences(layout) == [
+        "a of shape (2,) instead of a of shape (2, 3)",
+        "b of shape (4,) instead of b of shape (3,)",
+    ]
+    assert FirstModel((a,), 1).differences(layout) == ["no parameter instead of b of shape (3,)"]
+    assert FirstModel((a, b, a), 1).differences(layout) == [
+        "a of shape (2, 3) instead of no parameter"
+    ]
