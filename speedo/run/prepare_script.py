@@ -64,7 +64,7 @@ def _resumed(
     config: RunConfig, job: ScriptJob, run_dir: Path, note: Callable[[str], None]
 ) -> Prepared:
     """The run in this directory, to go on with."""
-    resumed = find_run(run_dir)
+    resumed = find_run(run_dir, script=True)
     former = read_former_run(resumed.path)
     check_there_is_more(resumed, job, config.max_seconds)
     if config.seed not in (None, former.book.seed):

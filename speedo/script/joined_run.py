@@ -116,7 +116,9 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         self._epochs = count
         first = 0 if self._start is None else self._start.job.first_epoch
         self._share.epoch = max(self._share.epoch, first)
-        self._shares |= first >= count  # there is nothing to train
+        if first >= count:
+            self._shares = True  # a loop that does not begin is no mistake
+            print(f"speedo: the run has trained {count} epochs, all that are asked for", flush=True)
         for epoch in range(first, count):
             if self.should_stop:
                 return

@@ -1,4 +1,4 @@
-"""What a worker of a script has of its own in checkpoints: the optimizer's state, and what `run.keep` names."""
+"""What a worker of a script has of its own in checkpoints: optimizer, counters of its module, what `run.keep` names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class KeptState:
     """Saved and restored in the script's own thread, between two steps; no pickle."""
 
     def __init__(self, stepped: Any) -> None:
-        """`stepped` has the optimizer's `state` and `load_state`; None without an optimizer."""
+        """`stepped` is a module with its optimizer (`ModuleWeights`); None where arrays are trained."""
         self._stepped = stepped
         self._objects: dict[str, Any] = {}
         self._former: dict[str, bytes] = {}  # of the checkpoint, until its object is named
@@ -50,8 +50,10 @@ class KeptState:
         """What `restore` takes. Raises `ConfigError` for a value that cannot be saved."""
         kept = {name: _pack_object(name, thing) for name, thing in self._objects.items()}
         # What the script has not named yet, or does not any more, stays as it was.
-        optimizer = None if self._stepped is None else self._stepped.state()
-        return pack({"optimizer": optimizer, "kept": {**self._former, **kept}})
+        module = None
+        if self._stepped is not None:
+            module = {"optimizer": self._stepped.state(), "counters": self._stepped.counters()}
+        return pack({"module": module, "kept": {**self._former, **kept}})
 
     def put(
         self, command: SaveState, place: Assignment, store: Store, keyspace: str, samples: int
@@ -72,16 +74,17 @@ class KeptState:
         """
         try:
             state = unpack(data)
-            optimizer, kept = state["optimizer"], state["kept"]
-            if not all(isinstance(one, bytes) for one in (optimizer or b"", *kept.values())):
+            module, kept = state["module"] or {}, dict(state["kept"])
+            if not all(isinstance(one, bytes) for one in (*module.values(), *kept.values())):
                 raise ValueError("no bytes")
+            if module and self._stepped is not None:
+                self._stepped.load_state(module["optimizer"])
+                self._stepped.load_counters(module["counters"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise PayloadError(
                 f"the worker's state in the checkpoint is damaged: {error}"
             ) from None
-        if optimizer is not None and self._stepped is not None:
-            self._stepped.load_state(optimizer)
-        self._former = dict(kept)
+        self._former = kept
         for name in self._objects:
             self._give_back(name)
 

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from speedo.config.run_config import make_config
+from speedo.engines.quadratic import QuadraticEngine
 from speedo.errors import ConfigError
 from speedo.run.script_weights import check_script_weights, first_arrays, weights_of
 from speedo.vectors.npz import write_arrays
 from speedo.vectors.vector import Blob, Layout
+from tests.runs.test_script_runs import SIZE, ScriptRun, join_all
 
 LAYOUT = Layout((Blob("file", (2, 3)), Blob("b", ()), Blob("mean", (2,), True, True)))
 VALUES = np.arange(9, dtype=np.float32)
@@ -58,6 +60,18 @@ def test_a_state_dict_has_them_whatever_its_counters_and_second_names_are(tmp_pa
     assert weights_in(path, weights.layout) == expected.tolist()
     torch.save(net.state_dict(), path, _use_new_zipfile_serialization=False)
     assert weights_in(path, weights.layout) == expected.tolist()
+
+
+def test_a_run_begins_from_them_and_not_from_those_of_worker_0(tmp_path: Path) -> None:
+    layout = QuadraticEngine(SIZE).layout
+    ones = np.ones(layout.size, np.float32)
+    write_arrays(tmp_path / "ones.npz", layout, ones)
+    run = ScriptRun(tmp_path / "run", weights=tmp_path / "ones.npz")
+    np.testing.assert_array_equal(join_all(run).center.vector, ones)
+    np.savez(tmp_path / "other.npz", v=ones)
+    run = ScriptRun(tmp_path / "second", weights=tmp_path / "other.npz")
+    with pytest.raises(ConfigError, match=r"other.npz has v of shape \(8,\), which the model does"):
+        run.join()
 
 
 def test_everything_that_does_not_fit_is_told_at_once() -> None:

@@ -68,8 +68,9 @@ def test_what_cannot_be_kept_is_refused_when_it_is_named(
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"{}\n", pack([]), pack({"optimizer": None}), pack({"optimizer": 3, "kept": {}}),
-     pack({"optimizer": None, "kept": {"a": "text"}}), pack({"optimizer": None, "kept": 1})],
+    [b"", b"{}\n", pack([]), pack({"module": None}), pack({"module": 3, "kept": {}}),
+     pack({"module": {"optimizer": 3}, "kept": {}}),
+     pack({"module": None, "kept": {"a": "text"}}), pack({"module": None, "kept": 1})],
 )  # fmt: skip
 def test_a_damaged_state_is_refused(data: bytes) -> None:
     with pytest.raises(PayloadError, match="the worker's state in the checkpoint is damaged"):
@@ -78,7 +79,7 @@ def test_a_damaged_state_is_refused(data: bytes) -> None:
 
 def test_a_damaged_state_of_one_object_names_it() -> None:
     kept = KeptState(None)
-    kept.restore(pack({"optimizer": None, "kept": {"rate": b"{"}}))
+    kept.restore(pack({"module": None, "kept": {"rate": b"{"}}))
     with pytest.raises(PayloadError, match="the state of 'rate' in the checkpoint is damaged"):
         kept.keep("rate", Thing())
 
@@ -101,22 +102,26 @@ def test_the_optimizer_goes_on_and_another_one_is_refused() -> None:
 
     from speedo.engines.pytorch.module_weights import ModuleWeights
 
-    net = torch.nn.Linear(2, 1)
+    net = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.BatchNorm1d(1))
 
     def kept_of(optimizer: torch.optim.Optimizer) -> KeptState:
         return KeptState(ModuleWeights(net, optimizer))
 
     adam = torch.optim.Adam(net.parameters())
-    net(torch.ones(1, 2)).sum().backward()
+    net(torch.ones(4, 2)).sum().backward()
     adam.step()
     kept, random = kept_of(adam), Thing(state=torch.get_rng_state())
     kept.keep("random", random)
     data, other, again = kept.save(), torch.optim.Adam(net.parameters(), lr=9.0), Thing()
     fresh = kept_of(other)
+    net[1].num_batches_tracked.zero_()
     fresh.restore(data)
+    assert net[1].num_batches_tracked == 1
     fresh.keep("random", again)
     assert torch.equal(again.state["state"], random.state["state"])
     assert other.param_groups[0]["lr"] == adam.param_groups[0]["lr"]
-    assert torch.equal(other.state[net.weight]["exp_avg_sq"], adam.state[net.weight]["exp_avg_sq"])
+    assert torch.equal(
+        other.state[net[0].weight]["exp_avg_sq"], adam.state[net[0].weight]["exp_avg_sq"]
+    )
     with pytest.raises(EngineError, match="cannot be loaded into this SGD"):
         kept_of(torch.optim.SGD(net.parameters())).restore(data)
