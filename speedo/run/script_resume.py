@@ -73,7 +73,9 @@ def read_former_run(path: Path) -> FormerRun:
             f"{path} is damaged: its section of the script: {error!r:.200}"
         ) from None
     counters = checkpoint.counters
-    if model.layout.digest != counters.layout or model.layout.size != checkpoint.center.size:
+    layout = model.layout
+    fits = layout.digest == counters.layout and layout.size == checkpoint.center.size
+    if not fits or model.batch < 1:
         raise CheckpointError(f"{path} is damaged: its weights are not those of its model")
     return FormerRun(checkpoint, model, book)
 

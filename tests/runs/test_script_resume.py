@@ -24,7 +24,9 @@ from speedo.run.prepare_script import prepare_script
 from speedo.run.script_job import FirstModel
 from speedo.run.script_resume import read_former_run, state_bytes
 from speedo.run_dir.checkpoint_file import Checkpoint, Counters, WorkerState, write_checkpoint
+from speedo.vectors.transfer import take_history
 from speedo.vectors.vector import Blob
+from tests.runs.test_script_runs import ScriptRun
 
 MODEL = FirstModel((Blob("w", (2, 3)), Blob("mean", (4,), True, True)), 8)
 
@@ -86,6 +88,25 @@ def test_workers_without_a_state_begin_with_that_of_the_first_who_has_one(tmp_pa
     assert none.for_workers(4).histories == {}
 
 
+def test_the_center_and_the_states_are_given_back_and_another_model_is_refused(
+    tmp_path: Path,
+) -> None:
+    former = read_former_run(write_checkpoint(tmp_path, checkpoint()))
+    run = ScriptRun(tmp_path / "run", 3, former, mode="async")
+    places = [run.parts.roster.assign() for _ in range(4)]
+    assert [place.history for place in places] == [8, 8, 8, None]
+    states = [take_history(run.parts.store, "here:0", place, 8) for place in range(3)]
+    assert states == [b"one", b"one", b"two"]
+    other = FirstModel((Blob("w", (3, 2)),), 8)
+    with pytest.raises(ClusterError, match=r"another model: the script has w of shape \(3, 2\)"):
+        run.start.take(0, other, print)
+    training = run.start.take(0, replace(MODEL, batch=5), print)
+    assert training is not None
+    assert training.center.vector.tolist() == former.checkpoint.center.tolist()
+    coordinator = training.driver.coordinator
+    assert (coordinator.version, coordinator.iteration, coordinator.samples) == (8, 8, 64)
+
+
 @pytest.mark.parametrize(
     "script",
     [
@@ -96,6 +117,7 @@ def test_workers_without_a_state_begin_with_that_of_the_first_who_has_one(tmp_pa
         state_bytes(MODEL, {"seed": 1}),
         state_bytes(MODEL, {**LeaseBook(5).state(), "free": [[0, 5, 9]]}),
         state_bytes(FirstModel((Blob("w", (2, 3)),), 8), LeaseBook(5).state()),
+        state_bytes(replace(MODEL, batch=0), LeaseBook(5).state()),
         json.dumps({"model": {"blobs": [["w"]], "batch": 8}, "leases": {}}).encode(),
     ],
 )

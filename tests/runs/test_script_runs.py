@@ -21,6 +21,7 @@ from speedo.messages import Command, Event, Joined, Left, Train
 from speedo.monitor.console import plain_line
 from speedo.run.run_parts import RunParts, run_parts
 from speedo.run.script_job import FirstModel, ScriptJob
+from speedo.run.script_resume import FormerRun
 from speedo.run.script_start import ScriptStart
 from speedo.run.settings import RunSettings
 from speedo.run.trained_model import ScriptModel
@@ -60,17 +61,20 @@ class Scripts(LocalCluster):
 class ScriptRun:
     """The parts of a run before its model is known."""
 
-    def __init__(self, run_dir: Path, workers: int = 3, **options: Any) -> None:
+    def __init__(
+        self, run_dir: Path, workers: int = 3, former: FormerRun | None = None, **options: Any
+    ) -> None:
         self.config: RunConfig = make_config({"workers": workers, "split_batch": False, **options})
         job, store = ScriptJob(Path("/home/user/train.py"), ("--depth", "3")), MemoryStore()
         self.settings = RunSettings(
             "here", "1", job, workers, (1,) * workers, seed=1, timeout_s=self.config.timeout
         )
-        self.cluster, leases = Scripts(), Leases(LeaseBook(1), print)
+        self.cluster, resume = Scripts(), None if former is None else former.for_workers(workers)
+        leases = Leases(LeaseBook(1) if former is None else former.book, print)
         self.parts: RunParts = run_parts(
-            self.config, self.settings, create_run_dir(run_dir), store, None
+            self.config, self.settings, create_run_dir(run_dir), store, None, resume
         )
-        self.start = ScriptStart(self.config, self.parts, self.cluster, leases)
+        self.start = ScriptStart(self.config, self.parts, self.cluster, leases, former)
         self.engines = [
             QuadraticEngine(SIZE, rank=one, count=workers, batch=BATCH, noise=0.3)
             for one in range(workers)

@@ -17,7 +17,7 @@ class Steps:
     count = 0
 
     def state_dict(self):
-        return {"count": self.count, "self": self} if model == "object" else {"count": self.count}
+        return {"count": self.count}
 
     def load_state_dict(self, state):
         self.count = state["count"]
@@ -46,15 +46,15 @@ if model == "adam":
                 rate.step()
                 time.sleep(pause)
 else:
-    w = np.zeros(4 if model == "wide" else 3, np.float32)
+    w = np.zeros(3, np.float32)
     with speedo.join({"w": w}) as run:
         run.keep("steps", steps)
         print("begins at", run.iteration, w.round(3).tolist(), flush=True)
         for epoch in run.epochs(epochs):
             print("epoch", epoch, flush=True)
             for some, right in run.share((x, y), batch=8, shuffle=True):
-                error = some @ w[:3] - right
-                w[:3] -= 0.02 * (some.T @ error) / len(error)
+                error = some @ w - right
+                w -= 0.02 * (some.T @ error) / len(error)
                 steps.count += 1
                 time.sleep(pause)
                 run.step(loss=float((error**2).mean()))
