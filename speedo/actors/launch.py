@@ -244,7 +244,8 @@ def _start(
         )
         copy.start()
         stack.callback(copy.finish, 0.0)
-    said = AppendedLines(prepared.run_dir / LOGS / "worker-0.log")
+    former = isinstance(prepared.resumed, Resumed)
+    said = AppendedLines(prepared.run_dir / LOGS / "worker-0.log", from_end=former)
 
     def show_output() -> None:
         for line in said.new() if config.script else ():

@@ -39,6 +39,7 @@ from speedo.run.open_store import impatient_store, run_store
 from speedo.run.result import RunResult
 from speedo.run.run_parts import run_parts
 from speedo.run.script_job import ScriptJob
+from speedo.run.script_resume import read_former_run
 from speedo.run.script_start import ScriptStart
 from speedo.run.settings import RunSettings
 from speedo.run.trained_model import CaffeModel
@@ -110,14 +111,24 @@ class MasterActor:
         script = isinstance(settings.spec, ScriptJob)
         self._training: Training | None = None
         if script:
-            parts = run_parts(config, settings, run_dir, self._store, records)
-            self._leases = Leases(LeaseBook(settings.seed), parts.board.notice)
+            former = None if checkpoint is None else read_former_run(checkpoint)
+            resume = None if former is None else former.for_workers(settings.workers)
+            parts = run_parts(config, settings, run_dir, self._store, records, resume)
+            book = LeaseBook(settings.seed) if former is None else former.book
+            self._leases = Leases(book, parts.board.notice)
             self._start = ScriptStart(
-                config, parts, self._cluster, self._leases, self._servers, self._divide_center
+                config,
+                parts,
+                self._cluster,
+                self._leases,
+                former,
+                open_store=lambda: impatient_store(settings),
+                servers=self._servers,
+                built=self._divide_center,
             )
         else:
-            resume = None if checkpoint is None else _read(checkpoint)
-            model = CaffeModel(config, settings, resume, scratch)
+            begun = None if checkpoint is None else _read(checkpoint)
+            model = CaffeModel(config, settings, begun, scratch)
             parts = run_parts(config, settings, run_dir, self._store, records, model.resume)
             self._training = training = build_training(
                 config,
@@ -265,7 +276,7 @@ class MasterActor:
         if ready.model is not None:
             raise ClusterError(
                 f"worker {worker}: the model's parameters differ in names or shapes from worker 0's: "
-                f"{ready.model.difference(layout)}; let the script build the same model in every worker"
+                f"{'; '.join(ready.model.differences(layout))}; let the script build the same model in every worker"
             )
         raise ClusterError(
             f"worker {worker} has a net that differs from the master's: run the same SpeeDO and Caffe on every node"

@@ -75,6 +75,7 @@ class RayCluster:
             else Channels(near_folder, self._events, self._core, self._lost_soon)
         )
         self._handles: dict[tuple[int, int], Any] = {}
+        self._done: dict[tuple[int, int], Any] = {}  # scripts that have ended, and keep their state
         self._gone: dict[tuple[int, int], Gone] = {}
         self._lock = threading.Lock()
         self._pace = pace
@@ -125,7 +126,9 @@ class RayCluster:
             if (worker, incarnation) in self._gone:
                 return
             self._gone[worker, incarnation] = Gone(cause, for_good=done)
-            self._handles.pop((worker, incarnation), None)
+            handle = self._handles.pop((worker, incarnation), None)
+            if done and handle is not None:
+                self._done[worker, incarnation] = handle
         self._hang_up(worker, incarnation)
         if not done:  # it may go on, and fetch what the run comes to
             self._on_left(worker, incarnation)
@@ -280,7 +283,8 @@ class RayCluster:
 
     def _ask_for_state(self, command: SaveState) -> None:
         worker, incarnation, version = command.worker, command.incarnation, command.version
-        handle = self._handles.get((worker, incarnation))
+        place = (worker, incarnation)
+        handle = self._handles.get(place) or self._done.get(place)
         if handle is None:
             problem = StateSaved(worker, incarnation, version, problem="its worker is gone")
             self._events.put(problem)

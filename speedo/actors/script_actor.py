@@ -61,6 +61,7 @@ class ScriptActor:
         self._done, self._status = False, 0
         self._knows_end = False  # it was told that the run is over
         self._hello: SimpleQueue[Hello | None] = SimpleQueue()
+        self._saved: SimpleQueue[StateSaved | None] = SimpleQueue()
 
     def process(self) -> int:
         return os.getpid()
@@ -143,9 +144,13 @@ class ScriptActor:
         return ()
 
     def save_state(self, command: SaveState) -> StateSaved:
-        """Scripts have no checkpoints yet."""
-        place = (command.worker, command.incarnation, command.version)
-        return StateSaved(*place, problem="a script keeps its own state")
+        """Have a script that trains no more save its state; one that trains is asked by its channel."""
+        self._tell(command)
+        answer = self._saved.get()
+        if answer is None:
+            place = (command.worker, command.incarnation, command.version)
+            return StateSaved(*place, problem="its script has ended")
+        return answer
 
     def over(self, version: int) -> None:
         """The run is over; this version of the center is what it came to."""
@@ -198,6 +203,7 @@ class ScriptActor:
             while True:
                 self._heard(self._link.recv())
         self._hello.put(None)
+        self._saved.put(None)
         if not self._done:
             self._ended.wait()
         self._over.set()
@@ -206,6 +212,8 @@ class ScriptActor:
         match message:
             case Hello():
                 self._hello.put(message)
+            case StateSaved():
+                self._saved.put(message)
             case LeaseRequest() | DealRequest():
                 threading.Thread(target=self._ask, args=(message,), daemon=True).start()
             case Done():

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from speedo.cli.run_options import GroupedCommand, options_named, under
+from speedo.cli.run_options import PATH, GroupedCommand, options_named, under
 from speedo.cli.train import run_with
+from speedo.config.former_run import former_script
 from speedo.config.run_config import RUN
+from speedo.errors import ConfigError
+from speedo.remote.uris import uri_of
 
 if TYPE_CHECKING:
     from speedo.config.run_config import RunConfig
@@ -22,12 +25,12 @@ OPTIONS = (
     *("compress", "compress_center", "run_dir", "redis", "same_node"),
     *("threads", "bind", "stop_on_divergence", "max_seconds", "timeout", "join_timeout"),
     *("min_workers", "restarts", "servers", "tensorboard", "metrics_port"),
+    *("checkpoint_interval", "take_over"),
 )
 # What a script decides itself, or cannot have.
 FIXED = {
     "split_batch": False,
     "final_test": False,
-    "checkpoint_interval": 0.0,
     "reshard_after": 0.0,
 }
 
@@ -48,9 +51,24 @@ FIXED = {
     metavar="N",
     help="Of the order of records that are shuffled.  [default: another in each run]",
 )
-@click.argument("script", type=click.Path(path_type=Path))
+@under(
+    RUN,
+    "--weights",
+    type=PATH,
+    metavar="FILE|URI",
+    help="Start from these weights instead of worker 0's: the .npz of a run, or a state dict of PyTorch's (.pt).",
+)
+@under(
+    RUN,
+    "--resume",
+    type=PATH,
+    metavar="RUN|URI",
+    help="Resume the run in this directory from its last checkpoint. Without SCRIPT its own is run with the same "
+    "arguments in the same folder. A run at a URI is fetched first, into --run-dir or runs/NAME.",
+)
+@click.argument("script", type=PATH, required=False)
 @click.argument("arguments", nargs=-1)
-def run(script: Path, arguments: tuple[str, ...], **options: Any) -> None:
+def run(script: Path | None, arguments: tuple[str, ...], **options: Any) -> None:
     """Train with a script of your own: SCRIPT, with its ARGUMENTS, is started as every worker.
 
     In the script `with speedo.join(model, optimizer) as run:` around the loop makes it a worker, and
@@ -68,4 +86,16 @@ def run(script: Path, arguments: tuple[str, ...], **options: Any) -> None:
 
         return launcher.train(config, watch)
 
-    run_with(launch, {**options, **FIXED, "script": (str(script.absolute()), *arguments)})
+    run_with(launch, {**options, **FIXED, **_script(script, arguments, options["resume"])})
+
+
+def _script(script: Path | None, arguments: tuple[str, ...], resume: Path | None) -> dict[str, Any]:
+    """The options with the script: the one that was given, or that of the run to resume, which ran in a folder."""
+    if script is not None:
+        return {"script": (str(script.absolute()), *arguments)}
+    if resume is None:
+        raise ConfigError("no script is given; give the path of a Python script")
+    if uri_of(resume) is not None:
+        raise ConfigError(f"the run {resume} was another's: give SCRIPT and its arguments again")
+    words, folder = former_script(resume)
+    return {"script": words, "script_folder": folder}

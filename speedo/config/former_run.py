@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from speedo.bounds import said
 from speedo.config.formats import read_options
+from speedo.config.former_script import script_of, without_script
 from speedo.errors import ConfigError
 from speedo.redaction import HIDDEN
 from speedo.remote.fetch import was_fetched
@@ -20,6 +21,7 @@ CONFIG: Final = "config.yaml"
 # What is run, read, written, connected to or listened at; the flag by which it is given. Numbers are checked as always.
 PLACES: Final = {
     "solver": "SOLVER",
+    "script": "SCRIPT and its arguments",
     "python_layers": "--python-layers",
     "ray": "--ray",
     "redis": "--redis",
@@ -47,10 +49,23 @@ def options_in(file: Path | None, given: Mapping[str, Any]) -> tuple[Path | None
         file, read = former, options_of_run(former, given)
     else:
         return None, {}
+    read = without_script(read, given, file, resumes=resumes)
     # The weights of a resumed run are in its checkpoint.
     known = {*given, "weights"} if resumes else {*given}
     _check_nothing_hidden({name: read[name] for name in read if name not in known}, file)
     return file, read
+
+
+def former_script(run_dir: Path) -> tuple[tuple[str, ...], str]:
+    """The script of this run with its arguments, and its folder. Raises `ConfigError`, also for a stranger's run."""
+    file = run_dir / CONFIG
+    if not os.path.isfile(file):
+        raise ConfigError(
+            f"resume names {run_dir}, which holds no run: it has no {CONFIG}; give a run directory"
+        )
+    values = options_of_run(file, otherwise="begin a run of your own with --weights")
+    without_script(values, ("script",), file, resumes=True)
+    return script_of(values, file)
 
 
 def options_of_run(file: Path, given: Container[str] = (), otherwise: str = "") -> dict[str, Any]:

@@ -54,7 +54,10 @@ def _check_file(name: str, value: Path) -> list[str]:
         return check_place(name, value)
     found = check_path(name, value)
     if "\0" not in str(value) and not os.path.isfile(value):
-        found.append(f"{name} names {value}, which is not a file; give a .caffemodel")
+        found.append(
+            f"{name} names {value}, which is not a file; give a .caffemodel, or for a script an .npz of a run or a "
+            "state dict of PyTorch's (.pt)"
+        )
     elif value.name.removesuffix(".h5").endswith(".solverstate"):
         found.append(
             f"{name} names {value}, a snapshot; give it to --resume, or the .caffemodel beside it here"

@@ -314,9 +314,9 @@ class RunConfig(_Run):
         "spread: workers on as many nodes as there are; pack: on as few as have room.",
         source="nodes share neither caches nor memory", group=RAY)] = "spread"
     # fmt: on
-    script: tuple[
-        str, ...
-    ] = ()  # of the user's own, which every worker runs instead of Caffe, and its arguments
+    # Of the user's own, which every worker runs instead of Caffe, with its arguments, and in which folder.
+    script: tuple[str, ...] = ()
+    script_folder: str = ""
 
     @property
     def splits_batch(self) -> bool:

@@ -78,7 +78,7 @@ class CheckpointWriter:
 
     `open_store` makes a connection for the writing thread; `fence` raises `FencedError` if another master has
     taken the run over; `server_history` is the master's own solver history, `dropped` counts results by fate;
-    `data_of` gives `WorkerState.share` and `WorkerState.data` of a slot.
+    `data_of` gives `WorkerState.share` and `WorkerState.data` of a slot, `script_state` is `Checkpoint.script`.
     """
 
     folder: Path
@@ -94,12 +94,14 @@ class CheckpointWriter:
     server_history: Callable[[], bytes] = lambda: b""
     dropped: Callable[[], Mapping[str, int]] = dict
     data_of: Callable[[int], tuple[str, str]] = lambda slot: ("shard", "")
+    script_state: Callable[[], bytes] = lambda: b""
     clock: Callable[[], float] = time.monotonic  # the driver's
     _gathering: dict[int, _Gathering] = field(default_factory=dict)  # by version, oldest first
     _writing: list[_Writing] = field(default_factory=list)  # oldest first
     _hung: list[_Writing] = field(default_factory=list)  # told as a problem; the first is under way
     _untold: list[Written] = field(default_factory=list)
     _next: float | None = None
+    _done: set[tuple[int, int]] = field(default_factory=set)  # workers whose script has ended
 
     def __post_init__(self) -> None:
         self._thread: DaemonThread[list[Written]] = DaemonThread("checkpoints")
@@ -126,8 +128,7 @@ class CheckpointWriter:
             place = (coordinator.version, coordinator.iteration, self.seconds_before + seconds)
             self._untold.append(Checkpointed(*place, 0, self.hangs))
             return []
-        counters = self._counters(coordinator, seconds)
-        checkpoint = self._checkpoint(counters)
+        checkpoint = self._taken(coordinator, seconds)
         for version, earlier in list(self._gathering.items()):
             earlier.checkpoint = None
             if earlier.snapshot is None:
@@ -136,13 +137,9 @@ class CheckpointWriter:
         gathering.checkpoint = checkpoint
         return asked
 
-    def _checkpoint(self, counters: Counters) -> Checkpoint:
-        """A copy of what the master has."""
-        center, history = self.center.vector.copy(), self.server_history()
-        return Checkpoint(counters, center, history, rule_state=self.center.state.pack())
-
-    def _counters(self, coordinator: Coordinator, seconds: float) -> Counters:
-        return Counters(
+    def _taken(self, coordinator: Coordinator, seconds: float) -> Checkpoint:
+        """What the master has of the present version."""
+        counters = Counters(
             self.run,
             self.epoch,
             self.mode,
@@ -155,6 +152,9 @@ class CheckpointWriter:
             dict(self.dropped()),
             _progress(coordinator),
         )
+        center, own = self.center.vector.copy(), self.server_history()
+        rule = self.center.state.pack()
+        return Checkpoint(counters, center, own, rule_state=rule, script=self.script_state())
 
     def begin_snapshot(
         self, coordinator: Coordinator, snapshot: TakenSnapshot, now: float
@@ -185,11 +185,14 @@ class CheckpointWriter:
         if found is not None:
             return found, []
         members = {(slot, one.incarnation) for slot, one in coordinator.members.items()}
+        members |= self._done
         found = self._gathering[version] = _Gathering(version, members, now + GATHER_S)
         return found, [SaveState(slot, own, version) for slot, own in sorted(members)]
 
     def saw(self, event: StateSaved | Left) -> None:
-        """A worker has answered, or has left."""
+        """A worker has answered, or has left: one that is done keeps its state until the run is over."""
+        if isinstance(event, Left) and event.done:
+            self._done.add((event.worker, event.incarnation))
         for gathering in self._gathering.values():
             if isinstance(event, StateSaved):
                 if event.version != gathering.version:
@@ -262,8 +265,7 @@ class CheckpointWriter:
         """Write a checkpoint without the workers' histories, after the store is lost; why there is none, if so."""
         if self._hung:
             return self.hangs
-        counters = self._counters(coordinator, seconds)
-        checkpoint = self._checkpoint(counters)
+        checkpoint = self._taken(coordinator, seconds)
         gathering = _Gathering(coordinator.version, set(), 0.0, checkpoint=checkpoint)
         limit_s = self._limit_of(gathering)
         future = self._thread.submit(partial(self._write, gathering))

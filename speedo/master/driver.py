@@ -291,6 +291,11 @@ class Driver:
             for action in actions:
                 done = self._carry_out(action, more)
                 self._done.append((done, self.clock()))
+                if isinstance(done, Merge) and self._checkpoint_is_due():
+                    # Before the next turns are sent: in sync every worker then saves the state of this version. And
+                    # after the observers are told: some have what is kept beside it.
+                    self._tell_what_is_done()
+                    self._checkpoint()
         finally:
             self._tell_what_is_done()
 
@@ -324,14 +329,10 @@ class Driver:
                 self.cluster.evict(action.worker, action.incarnation, action.reason, for_good=True)
             case Finish():
                 self._finish = action
-        # Before the next turns are sent: in sync every worker then saves the state of this version.
-        if (
-            isinstance(action, Merge)
-            and self.checkpoints is not None
-            and self.checkpoints.due(self.clock())
-        ):
-            self._checkpoint()
         return action
+
+    def _checkpoint_is_due(self) -> bool:
+        return self.checkpoints is not None and self.checkpoints.due(self.clock())
 
     def _checkpoint(self) -> None:
         if self.checkpoints is not None:

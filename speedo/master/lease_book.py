@@ -159,6 +159,11 @@ class LeaseBook:
         """How many positions were given out and are not settled."""
         return sum(map(len, self._unsettled()))
 
+    @property
+    def first_unsettled(self) -> int:
+        """The first epoch with positions that are not settled."""
+        return min((one.epoch for one in self._unsettled()), default=self.epoch)
+
     # ------------------------------------------------------------ checkpoints
 
     def state(self) -> dict[str, Any]:

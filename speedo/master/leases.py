@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 from speedo.leases.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
 from speedo.master.lease_book import LeaseBook
@@ -43,6 +44,11 @@ class Leases:
                     return Dealt((), NoLease.WAIT)  # the team will break
                 self._book.joined(*member)
             return self._book.deal(worker, incarnation, deal)
+
+    def state(self) -> dict[str, Any]:
+        """See `LeaseBook.state`."""
+        with self._lock:
+            return self._book.state()
 
     def saw(self, event: Event, now: float) -> None:
         """See `Observer.saw`."""

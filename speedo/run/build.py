@@ -55,10 +55,12 @@ def build_training(
     open_store: Callable[[], Store] | None = None,
     servers: Servers | None = None,
     leases: Leases | None = None,
+    script_state: Callable[[], bytes] = lambda: b"",
 ) -> Training:
     """`open_store` opens another connection, for the checkpoint thread; without it there are no checkpoints.
 
-    With `servers` these have the center, and the store only the workers' histories. `leases` are a script's.
+    With `servers` these have the center, and the store only the workers' histories. `leases` are a script's,
+    `script_state` is what a checkpoint has of it.
     """
     settings, run_dir, resume = parts.settings, parts.run_dir, model.resume
     fence, board = parts.fence, parts.board
@@ -133,6 +135,7 @@ def build_training(
             own_history,
             lambda: board.dropped,
             parts.roster.data_of,
+            script_state,
         )
     best = None
     if config.keep_best:
@@ -175,6 +178,7 @@ def build_training(
     if isinstance(spec, ScriptJob):
         values["script"] = values.pop("solver")
         values["arguments"] = [hide_secrets(one) for one in spec.arguments]
+        values["script_folder"] = spec.folder
     try:
         write_config(run_dir, values)
         now_ours(run_dir)
@@ -188,7 +192,7 @@ def build_training(
 
 def config_for_people(config: RunConfig, solver: Path, seed: int) -> dict[str, Any]:
     """The options for `--config` that repeat this run in another directory, with `***` for secrets."""
-    left_out = {"redis", "run_dir", "resume", "script", "code_from"}
+    left_out = {"redis", "run_dir", "resume", "script", "script_folder", "code_from"}
     values = config.model_dump(mode="json", exclude_none=True, exclude=left_out)
     values |= values.pop("own")
     for phase in values["phases"]:

@@ -25,6 +25,7 @@ from speedo.run.datasets import make_dataset, preparable_dataset
 from speedo.run.engine_choice import decided_choice, with_engine
 from speedo.run.exports import check_exports
 from speedo.run.remote_inputs import fetch_sources, fetch_weights, located, located_weights
+from speedo.run.script_job import ScriptJob
 from speedo.run.settings import RunSettings
 from speedo.run_dir.directory import check_run_dir, create_run_dir
 from speedo.run_dir.resume import Resumed, find_run
@@ -128,7 +129,7 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
             "same"
         )
     if resumed is not None:
-        _check_there_is_more(resumed, spec, config.max_seconds)
+        check_there_is_more(resumed, spec, config.max_seconds)
     if isinstance(resumed, Resumed):
         settings = run_settings(config, spec, resumed.counters.run)
         return Prepared(config, settings, resumed.run_dir, data_root, records, resumed)
@@ -255,9 +256,10 @@ def _check_stopping_and_phases(
         raise ConfigError(found)
 
 
-def _check_there_is_more(
-    resumed: Resumed | CaffeSnapshot, spec: SolverSpec, max_seconds: float | None
+def check_there_is_more(
+    resumed: Resumed | CaffeSnapshot, spec: SolverSpec | ScriptJob, max_seconds: float | None
 ) -> None:
+    """Raises `ConfigError` if the run has come to its end."""
     seconds = resumed.counters.seconds if isinstance(resumed, Resumed) else 0.0
     if max_seconds is not None and seconds >= max_seconds:
         raise ConfigError(

@@ -10,9 +10,12 @@ from pathlib import Path
 
 from speedo.config.run_config import RunConfig
 from speedo.errors import ConfigError
-from speedo.run.prepare import Prepared, new_run_dir
+from speedo.run.prepare import Prepared, check_there_is_more, new_run_dir
 from speedo.run.script_job import ScriptJob
+from speedo.run.script_resume import FormerRun, read_former_run
+from speedo.run.script_weights import check_script_weights
 from speedo.run.settings import RunSettings
+from speedo.run_dir.resume import Resumed, find_run
 from speedo.sgd_modes.registry import has_rounds, rules_outside
 from speedo.system.cores import CoreOptions
 from speedo.vectors.codecs import Compression
@@ -20,7 +23,7 @@ from speedo.version import VERSION
 
 
 def prepare_script(config: RunConfig, note: Callable[[str], None]) -> Prepared:
-    """Check the options and the script, and create the run directory. Raises `ConfigError`."""
+    """Check the options and the script, and create the run directory. Raises `ConfigError`, `CheckpointError`."""
     path, *arguments = config.script
     problems = []
     for number, phase in enumerate(config.phases, 1):
@@ -36,21 +39,56 @@ def prepare_script(config: RunConfig, note: Callable[[str], None]) -> Prepared:
             )
     if not Path(path).is_file():
         problems.append(f"the script {path} is not a file; give the path of a Python script")
+    if config.resume is not None and config.weights is not None:
+        problems.append(
+            "weights and resume are both given: the weights of a resumed run are in its checkpoint; leave one out"
+        )
     if problems:
         raise ConfigError(problems)
-    run = secrets.token_hex(6)
     in_rounds = has_rounds(config.mode, *(phase.mode for phase in config.phases))
     without = _no_gradients(config)
-    job = ScriptJob(Path(path), tuple(arguments), os.getcwd(), in_rounds, without)
+    folder = config.script_folder or os.getcwd()
+    job = ScriptJob(Path(path), tuple(arguments), folder, in_rounds, without)
     if config.max_iter is not None:
         job = replace(job, max_iter=config.max_iter)
-    settings = RunSettings(
+    if config.resume is not None:
+        return _resumed(config, job, config.resume, note)
+    check_script_weights(config.weights, note)
+    run = secrets.token_hex(6)
+    settings = _settings(config, job, run, int(run[:7], 16) if config.seed is None else config.seed)
+    run_dir = new_run_dir(config, run)
+    _headline(config, job, run_dir, note)
+    return Prepared(config, settings, run_dir, Path(), None)
+
+
+def _resumed(
+    config: RunConfig, job: ScriptJob, run_dir: Path, note: Callable[[str], None]
+) -> Prepared:
+    """The run in this directory, to go on with."""
+    resumed = find_run(run_dir, script=True)
+    former = read_former_run(resumed.path)
+    check_there_is_more(resumed, job, config.max_seconds)
+    if config.seed not in (None, former.book.seed):
+        raise ConfigError(
+            f"seed is {config.seed}, and the run was begun with {former.book.seed}, by which its records are shuffled; "
+            "leave --seed out"
+        )
+    job = replace(job, batch=former.model.batch, first_epoch=former.epoch)
+    settings = _settings(config, job, resumed.counters.run, former.book.seed)
+    _headline(config, job, resumed.run_dir, note)
+    for line in _notes(former, resumed, config.workers):
+        note(line)
+    return Prepared(config, settings, resumed.run_dir, Path(), None, resumed)
+
+
+def _settings(config: RunConfig, job: ScriptJob, run: str, seed: int) -> RunSettings:
+    return RunSettings(
         run,
         VERSION,
         job,
         config.workers,
         (1,) * config.workers,
-        seed=int(run[:7], 16) if config.seed is None else config.seed,
+        seed=seed,
         timeout_s=config.timeout,
         redis_is_ours=config.redis is None,
         serves=config.serves,
@@ -58,14 +96,35 @@ def prepare_script(config: RunConfig, note: Callable[[str], None]) -> Prepared:
         cores=CoreOptions(config.threads, config.bind),
         rules=rules_outside(config),
         code_from=config.code_from,
-        teams=not without,
+        teams=not job.no_gradients,
     )
-    run_dir = new_run_dir(config, run)
+
+
+def _headline(
+    config: RunConfig, job: ScriptJob, run_dir: Path, note: Callable[[str], None]
+) -> None:
     note(
         f"{job.path.name}: mode {config.mode}{config.told_rule}, {config.workers} workers, each a process of the "
         f"script; run directory {run_dir}"
     )
-    return Prepared(config, settings, run_dir, Path(), None)
+
+
+def _notes(former: FormerRun, resumed: Resumed, workers: int) -> list[str]:
+    """What is restored and what is not, as lines for the user."""
+    counters = resumed.counters
+    had = [slot for slot in former.checkpoint.histories if slot < workers]
+    states = "; there is no worker's state in the checkpoint: optimizers begin anew"
+    if had:
+        states = f", optimizer and run.keep of {len(had)} of {workers} workers"
+    if 0 < len(had) < workers:
+        states += f"; the others begin with those of worker {min(had)}"
+    restored = f"resumed at iteration {counters.iteration} (version {counters.version}), in epoch {former.epoch}: "
+    restored += f"weights, counters, and which records are trained{states}"
+    return [
+        *(f"warning: {problem}; the one before it is used" for problem in resumed.problems),
+        restored,
+        "not restored: results in flight, the workers' own weights (easgd), what no run.keep names",
+    ]
 
 
 def _no_gradients(config: RunConfig) -> str:

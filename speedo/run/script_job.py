@@ -30,6 +30,7 @@ class ScriptJob:
     )
     batch: int = 1
     max_iter: int = NO_LIMIT
+    first_epoch: int = 0  # the first that is not trained to its end, of a run that is resumed
     iter_size: ClassVar[int] = 1
     has_test: ClassVar[bool] = False
     test_interval: ClassVar[int] = 0
@@ -62,12 +63,13 @@ class FirstModel:
         """The blobs as the center holds them."""
         return Layout(self.blobs)
 
-    def difference(self, layout: Layout) -> str:
-        """The first blob in which this model differs from worker 0's `layout`, in words."""
-        for mine, first in zip_longest(self.blobs, layout.blobs):
-            if mine != first:
-                return f"{_in_words(mine)} instead of {_in_words(first)}"
-        return ""
+    def differences(self, layout: Layout) -> list[str]:
+        """The blobs in which this model differs from the run's `layout`, in words."""
+        return [
+            f"{_in_words(mine)} instead of {_in_words(first)}"
+            for mine, first in zip_longest(self.blobs, layout.blobs)
+            if mine != first
+        ]
 
 
 def _in_words(blob: Blob | None) -> str:

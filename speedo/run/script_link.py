@@ -15,6 +15,8 @@ from typing import Final
 
 from speedo.leases.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
 from speedo.master.slots import Assignment, ServerAddress
+from speedo.messages import SaveState, StateSaved
+from speedo.run.script_job import ScriptJob
 from speedo.run.settings import RunSettings
 from speedo.vectors.vector import Blob
 
@@ -40,6 +42,12 @@ class Start:
     place: Assignment
     in_rounds: bool  # whether all workers' steps are merged at once, as one batch
 
+    @property
+    def job(self) -> ScriptJob:
+        """What is trained."""
+        assert isinstance(self.settings.spec, ScriptJob)
+        return self.settings.spec
+
 
 @dataclass(frozen=True, slots=True)
 class Hello:
@@ -63,7 +71,7 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Of the script: it trains no more, though it may go on with other work."""
+    """Of the script: it trains no more. Until the run is over it waits, and saves its state when it is asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,5 +88,5 @@ class Failed:
     problem: str
 
 
-FromScript = Hello | LeaseRequest | DealRequest | Done
-ToScript = Start | Serve | RunOver | Failed | Lease | NoLease | Dealt
+FromScript = Hello | LeaseRequest | DealRequest | Done | StateSaved
+ToScript = Start | Serve | RunOver | Failed | Lease | NoLease | Dealt | SaveState

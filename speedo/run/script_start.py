@@ -23,8 +23,12 @@ from speedo.master.server_requests import Servers
 from speedo.run.build import build_training
 from speedo.run.run_parts import RunParts
 from speedo.run.script_job import FirstModel, ScriptJob
+from speedo.run.script_resume import FormerRun, give_states_back, state_bytes
+from speedo.run.script_weights import first_arrays, weights_of
 from speedo.run.trained_model import ScriptModel
 from speedo.run.training import Training
+from speedo.run_dir.checkpoint_file import Checkpoint
+from speedo.storage.base import Store
 from speedo.vectors.transfer import take_history
 from speedo.vectors.vector import Vector
 
@@ -38,12 +42,25 @@ class ScriptStart:
         parts: RunParts,
         cluster: Cluster,
         leases: Leases,
+        former: FormerRun | None = None,
+        open_store: Callable[[], Store] | None = None,
         servers: Servers | None = None,
         built: Callable[[Training], None] = lambda _: None,
     ) -> None:
-        """`built` is told of the training; with `servers`, which it then has start, workers wait for them, too."""
+        """`former` is the run to go on with, `open_store` as of `build_training`; `built` is told of the training.
+
+        With `servers`, which it then has start, workers wait for them, too.
+
+        Raises `ConfigError` for `--weights` that cannot be read, `StoreError`.
+        """
         self._config, self._parts, self._cluster, self._leases = config, parts, cluster, leases
+        self._former, self._open_store = former, open_store
         self._servers, self._built, self._served = servers, built, servers is None
+        self._resume: Checkpoint | None = None
+        if former is not None:
+            self._resume = former.for_workers(config.workers)
+            give_states_back(self._resume, parts.store, parts.settings.keyspace)
+        self._arrays = first_arrays(config.weights)
         self._training: Training | None = None
         self._waiting: dict[int, Callable[[], None]] = {}
         self._stopped = ""
@@ -54,7 +71,8 @@ class ScriptStart:
     ) -> Training | None:
         """The training, for a worker that joins. While there is none: None, and `later` is called once there is.
 
-        Raises `ClusterError` if the weights of worker 0 are not in the store, `StoreError`.
+        Raises `ClusterError` if the weights of worker 0 are not in the store, or its model is not the one that the run
+        is to go on with, `ConfigError` for other weights than the model's, `StoreError`.
         """
         with self._changed:
             if self._training is None and worker == 0 and model is not None and not self._stopped:
@@ -109,21 +127,31 @@ class ScriptStart:
     def _build(self, model: FirstModel) -> Training:
         job = self._parts.settings.spec
         assert isinstance(job, ScriptJob)
+        resume = self._resume
+        if self._former is not None:
+            self._former.check(model)
+            model = self._former.model  # also its batch: it is what iterations are counted by
+        first = self._first_weights(model) if resume is None else resume.center
         settings = replace(self._parts.settings, spec=replace(job, batch=model.batch))
-        parts = replace(self._parts, settings=settings)
-        trained = ScriptModel(model.layout, self._first_weights(model))
+        trained = ScriptModel(
+            model.layout, first, None if resume is None else replace(resume, histories={})
+        )
         training = build_training(
             self._config,
-            parts,
+            replace(self._parts, settings=settings),
             trained,
             self._cluster,
+            open_store=self._open_store,
             servers=self._servers,
             leases=self._leases,
+            script_state=lambda: state_bytes(model, self._leases.state()),
         )
         self._built(training)
         return training
 
     def _first_weights(self, model: FirstModel) -> Vector:
+        if self._arrays is not None:
+            return weights_of(self._arrays, model.layout, self._config.weights)
         try:
             values = take_history(self._parts.store, self._parts.settings.keyspace, 0, 0)
         except (MissingKeyError, PayloadError) as error:

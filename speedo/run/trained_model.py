@@ -97,6 +97,7 @@ class ScriptModel(TrainedModel):
 
     layout: Layout
     first: Vector
+    resume: Checkpoint | None = None
     file = SCRIPT_MODEL
 
     def export(self, center: Vector, path: Path) -> None:

@@ -2,9 +2,9 @@
 
 A file begins with `MAGIC`, the length of a JSON header (8 bytes, little-endian) and that header's xxh3. The
 header holds the counters of the run, and name, length and xxh3 of each section that follows it: the center
-(float32, little-endian), and the solver histories of the master and of the workers. The file is written under another
-name, synced and renamed, so it is never incomplete. Reading verifies the checksums, so later damage on the disk is
-detected.
+(float32, little-endian), the solver histories of the master and of the workers, and what there is of a script.
+The file is written under another name, synced and renamed, so it is never incomplete. Reading verifies the checksums,
+so later damage on the disk is detected.
 """
 
 from __future__ import annotations
@@ -118,6 +118,7 @@ class Checkpoint:
     """`histories` are opaque bytes of the engines; `workers` and `histories` go by slot.
 
     `rule_state` is what the merge rule keeps beside the center (`speedo.sgd_modes.rules.state`).
+    `script` is what the run of a script has besides (`speedo.run.script_resume`); empty for one of a solver.
     """
 
     counters: Counters
@@ -126,6 +127,7 @@ class Checkpoint:
     workers: Mapping[int, WorkerState] = field(default_factory=dict)
     histories: Mapping[int, bytes] = field(default_factory=dict)
     rule_state: bytes = b""
+    script: bytes = b""
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
@@ -140,6 +142,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
             (f"worker-{slot}", memoryview(state))
             for slot, state in sorted(checkpoint.histories.items())
         ),
+        *([("script", memoryview(checkpoint.script))] if checkpoint.script else ()),
     ]
     header = json.dumps(
         {
@@ -243,6 +246,7 @@ def _assembled(path: Path, values: _Header, parts: dict[str, bytes]) -> Checkpoi
         values.workers,
         {slot: parts[f"worker-{slot}"] for slot in values.workers if f"worker-{slot}" in parts},
         parts.get("rule", b""),
+        parts.get("script", b""),
     )
 
 

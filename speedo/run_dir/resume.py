@@ -46,8 +46,11 @@ class Resumed:
         ]
 
 
-def find_run(folder: Path) -> Resumed:
-    """The last good checkpoint of the run in this directory; raises `ConfigError`, `CheckpointError`."""
+def find_run(folder: Path, *, script: bool = False) -> Resumed:
+    """The last good checkpoint of the run in this directory, of a script or a solver.
+
+    Raises `ConfigError`, `CheckpointError`.
+    """
     if not os.path.isdir(folder):
         remedy = "give the one that the run printed"
         if folder.name.removesuffix(".h5").endswith(".caffemodel"):
@@ -58,9 +61,9 @@ def find_run(folder: Path) -> Resumed:
             f"resume names {folder}, which holds no run: it has no {CONFIG}; give a run directory"
         )
     if not checkpoints_in(folder / CHECKPOINTS):
+        again = "" if script else f", with --config {folder / CONFIG}"
         raise CheckpointError(
-            f"{folder} has no checkpoint: the run ended before its first one; start it anew, "
-            f"with --config {folder / CONFIG}"
+            f"{folder} has no checkpoint: the run ended before its first one; start it anew{again}"
         )
     path, checkpoint, problems = latest(folder / CHECKPOINTS)
     slots = tuple(sorted(checkpoint.histories))

@@ -25,16 +25,18 @@ from speedo.errors import (
     TeamBrokenError,
 )
 from speedo.leases.lease import Lease, LeaseRequest, NoLease
+from speedo.messages import SaveState, StateSaved
 from speedo.run.host_memory import host_centers
 from speedo.run.open_store import is_near, run_store, server_stores
 from speedo.run.script_link import VARIABLE, Hello, Start, address_in
 from speedo.script.alone import OwnBook
 from speedo.script.collectives import HostCollectives
 from speedo.script.gradients import GradientTurns, check_exchange, exchanges_gradients
+from speedo.script.kept_state import KeptState
 from speedo.script.turns import TurnSource
 from speedo.transport.channel import refusal
 from speedo.vectors.npz import write_arrays
-from speedo.vectors.transfer import put_history
+from speedo.vectors.transfer import put_history, take_history
 from speedo.vectors.vector import Blob, Vector
 from speedo.worker.array_weights import ArrayWeights
 from speedo.worker.driven_turn import DrivenWorker
@@ -107,6 +109,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         self._worker: DrivenWorker | None = None
         self._own = OwnBook()
         self._collectives = HostCollectives("", 0, 1, 0.0)
+        self._kept = KeptState(stepped)
         self._share = Share(self._lease, self._wait, 0)
         self._epochs, self._steps, self._given = 0, 0, 0
         self._shares = False  # `share` was called
@@ -121,11 +124,19 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         return self._steps if self._worker is None else self._worker.iteration
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The numbers of so many epochs; ends early once the run is over, or all their records are trained."""
+        """The numbers of so many epochs; of a run that is resumed those that are not trained to their end.
+
+        Ends early once the run is over.
+        """
         if count < 1:
             raise ConfigError(f"run.epochs({count}): a run has at least 1 epoch")
         self._epochs = count
-        for epoch in range(count):
+        first = 0 if self._start is None else self._start.job.first_epoch
+        self._share.epoch = max(self._share.epoch, first)
+        if first >= count:
+            self._shares = True  # a loop that does not begin is no mistake
+            print(f"speedo: the run has trained {count} epochs, all that are asked for", flush=True)
+        for epoch in range(first, count):
             if self.should_stop:
                 return
             yield epoch
@@ -185,6 +196,13 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
             self._weights.read_weights(vector)
             write_arrays(Path(path), self._weights.layout, vector)
 
+    def keep(self, name: str, thing: Any) -> None:
+        """Keep an object in checkpoints, by its `state_dict()`; of a run that is resumed its state is given back now.
+
+        Numbers, text, arrays and tensors in lists and dictionaries can be kept. Raises `ConfigError` for others.
+        """
+        self._kept.keep(name, thing)
+
     # ------------------------------------------------------------ collectives
 
     def all_reduce(self, x: Any, op: str = "sum") -> Any:
@@ -238,7 +256,9 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
                 workers=self.size,
                 ahead=not start.in_rounds,
             )
-            self._turns = TurnSource(link, start.place.worker, start.place.incarnation)
+            self._turns = TurnSource(
+                link, start.place.worker, start.place.incarnation, self._save_state
+            )
             self._collectives = HostCollectives(
                 start.settings.near.folder, self.rank, self.size, start.settings.timeout_s
             )
@@ -249,6 +269,8 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
                     self._stepped, self._has_turn, self._end_turn, self._lose_turn
                 )
                 self._hooks.append(self._stepped.before_step(self._before_step))
+            if start.settings.epoch > 0:  # of a master that has resumed the run
+                self._go_on(start)
         if self._stepped is not None:
             self._hooks.append(self._stepped.on_step(self.step))
         _now = self
@@ -298,6 +320,26 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         center = self._weights.layout.zeros()
         worker.exchange.fetch_center(version, center)
         self._weights.load_weights(center)
+
+    # ------------------------------------------------------------ checkpoints
+
+    def _go_on(self, start: Start) -> None:
+        """Get what the run has come to by now, before the script makes a step: weights, and this worker's own state."""
+        place = start.place
+        self._say_hello(start.job.batch)
+        if self._worker is not None and place.history is not None:
+            keyspace = start.settings.keyspace
+            self._kept.restore(
+                take_history(self._worker.store, keyspace, place.worker, place.history)
+            )
+        self._has_turn()
+
+    def _save_state(self, command: SaveState) -> StateSaved:
+        """Put this worker's state into the store, for a checkpoint."""
+        assert self._start is not None
+        assert self._worker is not None
+        place, keyspace = self._start.place, self._start.settings.keyspace
+        return self._kept.put(command, place, self._worker.store, keyspace, self._worker.samples)
 
     # ------------------------------------------------------------ turns
 

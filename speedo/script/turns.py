@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
@@ -17,8 +17,15 @@ from speedo.transport.channel import WorkerChannel
 class TurnSource:
     """The commands of one worker, and the answers to what it asks."""
 
-    def __init__(self, link: Connection, worker: int, incarnation: int) -> None:
-        self._link, self._who = link, (worker, incarnation)
+    def __init__(
+        self,
+        link: Connection,
+        worker: int,
+        incarnation: int,
+        save: Callable[[SaveState], StateSaved],
+    ) -> None:
+        """`save` puts the worker's state into the store."""
+        self._link, self._who, self._save = link, (worker, incarnation), save
         self._channel: WorkerChannel | None = None
         self._commands: Iterator[Train | SaveState] = iter(())
         self._final: int | None = None
@@ -62,8 +69,7 @@ class TurnSource:
         for command in self._commands:
             if isinstance(command, Train):
                 return command
-            who = command.worker, command.incarnation, command.version
-            self._channel.answer(StateSaved(*who, problem="a script keeps its own state"))
+            self._channel.answer(self._save(command))
         return None
 
     def answer(self, message: Trained | Refused) -> None:
@@ -85,7 +91,10 @@ class TurnSource:
             self._link.send(Done())
             while self._final is None:
                 message: ToScript = self._link.recv()
-                self._final = message.version if isinstance(message, RunOver) else None
+                if isinstance(message, SaveState):
+                    self._link.send(self._save(message))
+                else:
+                    self._final = message.version if isinstance(message, RunOver) else None
         return self._final
 
     def close(self) -> None:

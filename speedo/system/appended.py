@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -11,8 +12,12 @@ MOST_BYTES: Final = 1 << 16  # at once; the rest comes the next time
 class AppendedLines:
     """Whole lines that were appended since the last look; a file that is not there has none."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+        """`from_end`: the lines that are there already do not count."""
         self._path, self._read, self._rest = path, 0, b""
+        if from_end:
+            with suppress(OSError):
+                self._read = path.stat().st_size
 
     def new(self) -> list[str]:
         """The lines since the last call."""

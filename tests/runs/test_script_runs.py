@@ -21,6 +21,7 @@ from speedo.messages import Command, Event, Joined, Left, Train
 from speedo.monitor.console import plain_line
 from speedo.run.run_parts import RunParts, run_parts
 from speedo.run.script_job import FirstModel, ScriptJob
+from speedo.run.script_resume import FormerRun
 from speedo.run.script_start import ScriptStart
 from speedo.run.settings import RunSettings
 from speedo.run.trained_model import ScriptModel
@@ -60,17 +61,20 @@ class Scripts(LocalCluster):
 class ScriptRun:
     """The parts of a run before its model is known."""
 
-    def __init__(self, run_dir: Path, workers: int = 3, **options: Any) -> None:
+    def __init__(
+        self, run_dir: Path, workers: int = 3, former: FormerRun | None = None, **options: Any
+    ) -> None:
         self.config: RunConfig = make_config({"workers": workers, "split_batch": False, **options})
         job, store = ScriptJob(Path("/home/user/train.py"), ("--depth", "3")), MemoryStore()
         self.settings = RunSettings(
             "here", "1", job, workers, (1,) * workers, seed=1, timeout_s=self.config.timeout
         )
-        self.cluster, leases = Scripts(), Leases(LeaseBook(1), print)
+        self.cluster, resume = Scripts(), None if former is None else former.for_workers(workers)
+        leases = Leases(LeaseBook(1) if former is None else former.book, print)
         self.parts: RunParts = run_parts(
-            self.config, self.settings, create_run_dir(run_dir), store, None
+            self.config, self.settings, create_run_dir(run_dir), store, None, resume
         )
-        self.start = ScriptStart(self.config, self.parts, self.cluster, leases)
+        self.start = ScriptStart(self.config, self.parts, self.cluster, leases, former)
         self.engines = [
             QuadraticEngine(SIZE, rank=one, count=workers, batch=BATCH, noise=0.3)
             for one in range(workers)
@@ -202,14 +206,16 @@ def test_every_parameter_is_exported_by_its_name_and_shape(tmp_path: Path) -> No
         assert {exported[name].dtype for name in exported} == {np.dtype(np.float32)}
 
 
-def test_the_first_parameter_that_differs_is_named() -> None:
+def test_every_parameter_that_differs_is_named() -> None:
     layout = Layout((Blob("a", (2, 3)), Blob("b", (3,))))
     a, b = layout.blobs
-    assert FirstModel((a, b), 1).difference(layout) == ""
-    assert FirstModel((a, Blob("b", (4,))), 1).difference(layout) == (
-        "b of shape (4,) instead of b of shape (3,)"
-    )
-    assert FirstModel((a,), 1).difference(layout) == "no parameter instead of b of shape (3,)"
-    assert (
-        FirstModel((a, b, a), 1).difference(layout) == "a of shape (2, 3) instead of no parameter"
-    )
+    assert FirstModel((a, b), 1).differences(layout) == []
+    other = FirstModel((Blob("a", (2,)), Blob("b", (4,))), 1)
+    assert other.differences(layout) == [
+        "a of shape (2,) instead of a of shape (2, 3)",
+        "b of shape (4,) instead of b of shape (3,)",
+    ]
+    assert FirstModel((a,), 1).differences(layout) == ["no parameter instead of b of shape (3,)"]
+    assert FirstModel((a, b, a), 1).differences(layout) == [
+        "a of shape (2, 3) instead of no parameter"
+    ]

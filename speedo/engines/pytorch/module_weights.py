@@ -15,7 +15,9 @@ from torch.utils.hooks import RemovableHandle
 
 from speedo.engines.pytorch.module_gradients import ModuleGradients
 from speedo.engines.pytorch.optimizer_state import read_state, state_bytes
+from speedo.engines.pytorch.packed_tensors import TENSORS
 from speedo.errors import ConfigError
+from speedo.vectors.packed import pack, unpack
 from speedo.vectors.vector import Blob, Layout, Vector
 
 TYPES: Final = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -98,6 +100,23 @@ class ModuleWeights:
     def load_state(self, state: bytes) -> None:
         """Take over `state()`; raises `EngineError` if it is damaged or not of such an optimizer."""
         read_state(state, self._given())
+
+    def counters(self) -> bytes:
+        """The buffers that do not travel, for `load_counters`."""
+        return pack(dict(self._own_buffers()), "buffers", TENSORS)
+
+    def load_counters(self, state: bytes) -> None:
+        """Take over those of `counters()` that the module has; raises `ValueError` if they are damaged."""
+        values = unpack(state, TENSORS)
+        for name, buffer in self._own_buffers():
+            if name in values and values[name].shape == buffer.shape:
+                buffer.copy_(values[name])
+
+    def _own_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        saved = self._module.state_dict(keep_vars=True).keys()
+        for name, buffer in self._module.named_buffers():
+            if name in saved and not buffer.is_floating_point():
+                yield name, buffer.detach()
 
     def _given(self) -> Optimizer:
         if self._optimizer is None:

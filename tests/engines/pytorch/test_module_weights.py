@@ -275,5 +275,6 @@ def test_a_value_that_cannot_be_saved_is_named() -> None:
     module = net()
     optimizer = optimizer_of("SGD", module)
     optimizer.param_groups[0]["mine"] = object()
-    with pytest.raises(EngineError, match="has a value of type object, which cannot be saved"):
+    said = r"optimizer\['state'\]\['param_groups'\]\[0\]\['mine'\] has the type object, which cannot be saved"
+    with pytest.raises(ConfigError, match=said):
         weights_of(module, optimizer).state()

@@ -1,0 +1,31 @@
+"""PyTorch's tensors for `speedo.vectors.packed`: of any type and device; they come back in the host's memory."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from speedo.vectors.packed import ArrayKind
+
+
+def _describe(tensor: Tensor) -> tuple[list[Any], bytes]:
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
+        raise TypeError(f"a tensor of {tensor.layout} on {tensor.device} is not dense")
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().reshape(-1)
+    name = str(tensor.dtype).removeprefix("torch.")
+    return [name, list(tensor.shape)], flat.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def _make(description: list[Any], data: bytearray) -> Tensor:
+    name, shape = description
+    dtype = getattr(torch, name)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"type {name}")
+    if not data:
+        return torch.empty(shape, dtype=dtype).reshape(shape)
+    return torch.frombuffer(data, dtype=dtype).reshape(shape)
+
+
+TENSORS: Final = {"tensor": ArrayKind(Tensor, _describe, _make)}

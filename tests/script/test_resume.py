@@ -1,0 +1,120 @@
+"""Checkpoints of a script's run: killed, stopped or at its end, it goes on, also with another number of workers."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from speedo.run.script_resume import read_former_run
+from speedo.run_dir.checkpoint_file import checkpoints_in
+from tests.script.test_run_command import RECORDS, WAIT_S, lines_of, trained
+from tests.support.commands import KEEPERS, Commands, wait_for_line
+
+pytestmark = [pytest.mark.ray, pytest.mark.redis]
+SCRIPT = Path(__file__).parent / "scripts" / "go_on.py"
+OFTEN = ("--checkpoint-interval", "0.5")
+
+
+def kill_all(speedo: Commands) -> None:
+    """All but those that tidy up after the others."""
+    for one in speedo.left():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if not KEEPERS & set(one.cmdline()):
+                one.kill()
+
+
+def resumed(speedo: Commands, *words: str) -> tuple[int, str]:
+    process = speedo.start("run", "--resume", "run", *words)
+    _, errors = process.communicate(timeout=WAIT_S)
+    return process.returncode, errors
+
+
+def kept(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines of the log, without results that a resumption has undone."""
+    found: list[dict[str, Any]] = []
+    for line in lines:
+        if line["event"] == "resumed":
+            found = [
+                one
+                for one in found
+                if one.get("decision") != "merged" or one["version"] <= line["version"]
+            ]
+        found.append(line)
+    return found
+
+
+def each_once(epochs: int) -> Counter[tuple[int, int]]:
+    return Counter({(epoch, place): 1 for epoch in range(epochs) for place in range(RECORDS)})
+
+
+def test_a_killed_run_goes_on_with_more_workers_and_later_for_more_epochs(
+    speedo: Commands, tmp_path: Path
+) -> None:
+    run, words = tmp_path / "run", ("--run-dir", "run", "--workers", "2", "--mode", "async")
+    process = speedo.start("run", *words, *OFTEN, str(SCRIPT), "numpy", "2", "0.15")
+    wait_for_line(run / "metrics.jsonl", '"checkpoint"', 60)
+    kill_all(speedo)
+    process.wait(WAIT_S)
+    former = read_former_run(checkpoints_in(run / "checkpoints")[0])
+    counters = former.checkpoint.counters
+    assert 0 < counters.iteration < RECORDS / 8, "it was not killed in the first epoch"
+    assert former.book.settled(0) == counters.samples
+    shown = (run / "logs" / "worker-0.log").read_text()
+
+    process = speedo.start("run", "--resume", "run", "--workers", "3")
+    wait_for_line(run / "metrics.jsonl", f'"iteration":{counters.iteration + 12},', 60)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 143, errors
+    assert (
+        f"resumed at iteration {counters.iteration} (version {counters.version}), in epoch 0"
+        in errors
+    )
+    assert "run.keep of 2 of 3 workers; the others begin with those of worker 0" in errors
+    assert errors.count("begins at") == 1, "the former output of worker 0 is shown again"
+    ((n, weights),) = re.findall(r"begins at (\d+) (.*)", errors)
+    assert int(n) == counters.iteration
+    assert weights == str(former.checkpoint.center.round(3).tolist())
+    assert re.findall(r"restored (\d+)", errors)[0] <= str(counters.iteration)
+    assert "restored" not in shown
+
+    status, errors = resumed(speedo, str(SCRIPT), "numpy", "3", "0")
+    assert status == 0, errors
+    assert "optimizer and run.keep of 3 of 3 workers" in errors
+    assert trained(kept(lines_of(tmp_path))) == each_once(3)
+    steps = [
+        line["iteration"] for line in kept(lines_of(tmp_path)) if line.get("decision") == "merged"
+    ]
+    assert steps == sorted(steps)
+    assert speedo.left() == []
+
+
+@pytest.mark.torch
+def test_one_worker_in_rounds_is_the_same_to_the_bit_after_a_kill_and_after_its_end(
+    speedo: Commands, tmp_path: Path
+) -> None:
+    """Adam's moments, the rate of a scheduler that is kept, and the order of the records all matter here."""
+    words = ("--workers", "1", "--mode", "sync", "--seed", "7", *OFTEN)
+    whole = speedo.start("run", "--run-dir", "whole", *words, str(SCRIPT), "adam", "3", "0")
+    _, errors = whole.communicate(timeout=WAIT_S)
+    assert whole.returncode == 0, errors
+    process = speedo.start("run", "--run-dir", "run", *words, str(SCRIPT), "adam", "2", "0.1")
+    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"checkpoint"', 60)
+    kill_all(speedo)
+    process.wait(WAIT_S)
+    for epochs in ("2", "3"):
+        status, errors = resumed(speedo, str(SCRIPT), "adam", epochs, "0")
+        assert status == 0, errors
+        assert "optimizer and run.keep of 1 of 1 workers" in errors
+    assert trained(kept(lines_of(tmp_path))) == each_once(3)
+    one, other = np.load(tmp_path / "run" / "model.npz"), np.load(tmp_path / "whole" / "model.npz")
+    for name in other:
+        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
