@@ -11,8 +11,9 @@ MOST_BYTES: Final = 1 << 16  # at once; the rest comes the next time
 class AppendedLines:
     """Whole lines that were appended since the last look; a file that is not there has none."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._read, self._rest = path, 0, b""
+    def __init__(self, path: Path, begin: int = 0) -> None:
+        """`begin` is the byte at which the first line begins."""
+        self._path, self._read, self._rest = path, begin, b""
 
     def new(self) -> list[str]:
         """The lines since the last call."""
