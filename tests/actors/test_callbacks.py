@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import speedo
+from speedo import train
 from speedo.run.result import RunResult
 from tests.support.commands import MARK, Commands
 
@@ -19,19 +22,16 @@ NAMES = ("on_result", "on_test", "on_join", "on_leave", "on_checkpoint")
 
 
 @pytest.fixture
-def train(
+def trained(
     speedo: Commands, monkeypatch: pytest.MonkeyPatch, tested_problem: Path
 ) -> Callable[..., RunResult]:
     """`speedo.train` of a small net, whose processes are looked for at the end of the test."""
     monkeypatch.setenv(MARK, speedo.mark)
 
     def call(**options: Any) -> RunResult:
-        return train_here(tested_problem, **{"workers": 2, "mode": "async", **options})
+        return train(tested_problem, **{"workers": 2, "mode": "async", **options})
 
     return call
-
-
-train_here = speedo.train
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
@@ -59,12 +59,12 @@ def expected(lines: list[dict[str, Any]], folder: Path, epoch: int = 0) -> list[
 
 
 def test_a_run_is_told_in_the_order_of_its_log_and_a_resumed_one_from_there_on(
-    train: Callable[..., RunResult], tmp_path: Path
+    trained: Callable[..., RunResult], tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     told: list[Any] = []
     every = dict.fromkeys(NAMES, told.append)
-    train(max_iter=20, test_interval=10, checkpoint_interval=0.2, run_dir=folder, **every)
+    trained(max_iter=20, test_interval=10, checkpoint_interval=0.2, run_dir=folder, **every)
     lines = lines_of(folder)
     assert told == expected(lines, folder)
     kinds = {type(one).__name__ for one in told}
@@ -74,7 +74,7 @@ def test_a_run_is_told_in_the_order_of_its_log_and_a_resumed_one_from_there_on(
     assert last.path.is_file()
 
     told.clear()
-    train(resume=folder, max_iter=30, **every)
+    trained(resume=folder, max_iter=30, **every)
     assert told == expected(lines_of(folder)[len(lines) :], folder, epoch=1)
     assert {type(one).__name__ for one in told} == kinds
     assert [one.iteration for one in told if isinstance(one, speedo.ModelTested)][-1] == 30
@@ -82,10 +82,13 @@ def test_a_run_is_told_in_the_order_of_its_log_and_a_resumed_one_from_there_on(
 
 @pytest.mark.parametrize(
     "name",
-    ["on_test", *(pytest.param(one, marks=pytest.mark.matrix) for one in NAMES if one != "on_test")],
+    [
+        "on_test",
+        *(pytest.param(one, marks=pytest.mark.matrix) for one in NAMES if one != "on_test"),
+    ],
 )
 def test_what_a_callback_raises_ends_the_run_with_its_model_and_comes_out(
-    train: Callable[..., RunResult], tmp_path: Path, name: str
+    trained: Callable[..., RunResult], tmp_path: Path, name: str
 ) -> None:
     folder, called = tmp_path / "run", list[Any]()
 
@@ -96,18 +99,26 @@ def test_what_a_callback_raises_ends_the_run_with_its_model_and_comes_out(
         raise LookupError("no such\ncolumn")
 
     def kill_worker(event: speedo.ResultMerged) -> None:
-        if name == "on_leave" and not called:
-            import psutil
-
-            lines = lines_of(folder)
-            (process,) = {one["process"] for one in lines if one["event"] == "joined"} & {
-                one["process"] for one in lines if one.get("worker") == 1 and "process" in one
-            }
+        (process,) = (
+            one["process"]
+            for one in lines_of(folder)
+            if one["event"] == "joined" and one["worker"] == 1
+        )
+        with suppress(psutil.NoSuchProcess):
             psutil.Process(process).kill()
 
-    callbacks = {"on_result": kill_worker, name: raises}
+    callbacks: dict[str, Any] = {name: raises}
+    if name == "on_leave":
+        callbacks["on_result"] = kill_worker
     with pytest.raises(LookupError, match="no such") as caught:
-        train(max_iter=1_000_000, test_interval=20, checkpoint_interval=0.2, run_dir=folder, **callbacks)  # fmt: skip
+        trained(
+            max_iter=1_000_000,
+            test_interval=20,
+            checkpoint_interval=0.2,
+            restarts=0,
+            run_dir=folder,
+            **callbacks,
+        )
     assert len(called) == 1
     model = folder / "model.caffemodel"
     assert caught.value.__notes__ == [f"speedo: it has ended the run, whose model is {model}"]
