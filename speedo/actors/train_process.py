@@ -111,6 +111,7 @@ def main() -> None:
         answer = error
     except Exception:
         answer = hide_secrets(traceback.format_exc())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a callback may raise at the last line of the log
     connection.send(answer)
 
 

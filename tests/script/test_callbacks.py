@@ -127,3 +127,19 @@ def test_the_script_runs_by_itself(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert len(lines) == 91
     assert all(line.startswith("told 0 ResultMerged(worker=0, ") for line in lines[:90])
+
+
+@pytest.mark.torch
+def test_what_a_callback_raises_comes_out_of_the_optimizers_step() -> None:
+    import torch
+
+    def raises(event: speedo.ResultMerged) -> None:
+        raise LookupError(event.loss)
+
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with speedo.join(model, optimizer, on_result=raises) as run:
+        model(torch.ones(1, 2)).sum().backward()
+        run.report(0.25)
+        with pytest.raises(LookupError, match=r"^0.25$"):
+            optimizer.step()
