@@ -10,14 +10,39 @@ from typing import TYPE_CHECKING, Any
 from speedo.version import VERSION
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from speedo.launch.from_python import Cluster
+    from speedo.monitor.callbacks import (
+        CheckpointWritten,
+        ModelTested,
+        ResultMerged,
+        WorkerJoined,
+        WorkerLeft,
+    )
     from speedo.run.result import RunResult
     from speedo.script.joined_run import current, join
 
 __version__ = VERSION
-__all__ = ["Cluster", "__version__", "current", "join", "train"]
+__all__ = [
+    "CheckpointWritten",
+    "Cluster",
+    "ModelTested",
+    "ResultMerged",
+    "WorkerJoined",
+    "WorkerLeft",
+    "__version__",
+    "current",
+    "join",
+    "train",
+]
 
 _LATER = {
+    "CheckpointWritten": "speedo.monitor.callbacks",
+    "ModelTested": "speedo.monitor.callbacks",
+    "ResultMerged": "speedo.monitor.callbacks",
+    "WorkerJoined": "speedo.monitor.callbacks",
+    "WorkerLeft": "speedo.monitor.callbacks",
     "Cluster": "speedo.launch.from_python",
     "current": "speedo.script.joined_run",
     "join": "speedo.script.joined_run",
@@ -36,19 +61,27 @@ def train(
     *,
     mode: str = "sync",
     workers: int = 2,
+    on_result: Callable[[ResultMerged], object] | None = None,
+    on_test: Callable[[ModelTested], object] | None = None,
+    on_join: Callable[[WorkerJoined], object] | None = None,
+    on_leave: Callable[[WorkerLeft], object] | None = None,
+    on_checkpoint: Callable[[CheckpointWritten], object] | None = None,
     **options: Any,
 ) -> RunResult:
     """Train on this machine and return the result; `solver` None is the bundled LeNet on Fashion-MNIST.
 
-    `options` are those of `speedo train`, with underscores: `max_iter`, `moving_rate`, `run_dir`, ... .
-    Raises `SpeedoError` with what is wrong and what to change.
+    `options` are those of `speedo train`, with underscores: `max_iter`, `moving_rate`, `run_dir`, ... . The functions
+    `on_...` are called in this thread while the run goes on, soon after what they tell of. What one raises ends the
+    run, which exports its model, and is raised here then. Raises `SpeedoError` with what is wrong and what to change.
     """
     from speedo.actors.train_process import train_apart
     from speedo.config.run_config import make_config
     from speedo.doctor import require_for
+    from speedo.monitor.callbacks import Callbacks
     from speedo.remote.uris import uri_of
     from speedo.run.remote_inputs import fetch_run
 
+    callbacks = Callbacks(on_result, on_test, on_join, on_leave, on_checkpoint)
     given = {"mode": mode, "workers": workers, **options}
     if solver is not None:
         given["solver"] = Path(solver)
@@ -58,4 +91,4 @@ def train(
         given["resume"] = fetch_run(uri, folder, lambda line: None)
     config = make_config(given)
     require_for(config)
-    return train_apart(config)
+    return train_apart(config, callbacks)

@@ -38,7 +38,7 @@ from speedo.run_dir.checkpoint_file import checkpoints_in
 from speedo.run_dir.directory import CHECKPOINTS, CONFIG, LOCK, LOGS, discard_run_dir
 from speedo.run_dir.fence import claim, owned
 from speedo.run_dir.resume import Resumed
-from speedo.system.appended import AppendedLines
+from speedo.system.appended import AppendedLines, length_of
 from speedo.system.daemon_thread import within
 from speedo.version import VERSION
 
@@ -244,8 +244,8 @@ def _start(
         )
         copy.start()
         stack.callback(copy.finish, 0.0)
-    former = isinstance(prepared.resumed, Resumed)
-    said = AppendedLines(prepared.run_dir / LOGS / "worker-0.log", from_end=former)
+    output = prepared.run_dir / LOGS / "worker-0.log"
+    said = AppendedLines(output, length_of(output))  # a run that is resumed has some
 
     def show_output() -> None:
         for line in said.new() if config.script else ():

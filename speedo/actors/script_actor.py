@@ -35,10 +35,12 @@ from speedo.run.script_link import (
     RunOver,
     Serve,
     Start,
+    StopRun,
     ToScript,
     address_in,
 )
 from speedo.run.settings import RunSettings
+from speedo.run_dir.directory import LOCK
 from speedo.system import dies_with_parent
 from speedo.system.cores import UNBOUND, CoreShare, list_of
 from speedo.transport.channel import first_line
@@ -97,7 +99,9 @@ class ScriptActor:
             threading.Thread(target=self._run, args=(environment,), daemon=True).start()
             self._link = self._accepted(listener)
         threading.Thread(target=self._listen, daemon=True).start()
-        self._tell(Start(settings.for_others(), place, settings.spec.in_rounds))
+        run_dir = log.parent.parent  # on another machine there are only logs
+        here = str(run_dir) if (run_dir / LOCK).is_file() else ""
+        self._tell(Start(settings.for_others(), place, settings.spec.in_rounds, here))
         hello = self._hello.get()
         if hello is None:
             raise EngineError(self._cause())
@@ -222,6 +226,10 @@ class ScriptActor:
                 self._done = True
                 ray.get(self._master.ended.remote(self._place))
                 self._over.set()
+            case StopRun(cause):
+                import ray
+
+                ray.get(self._master.stop.remote(f"stopped by {cause}"))
 
     def _ask(self, message: LeaseRequest | DealRequest) -> None:
         import ray

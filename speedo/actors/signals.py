@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -13,6 +14,14 @@ _NAMES: Final = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGH
 _SAME_WISH_S: Final = (
     0.5  # `timeout` and some shells send a signal to the process, then to its group
 )
+_causes: list[str] = []  # why this process asks itself to stop
+
+
+def ask_to_stop(cause: str = "") -> None:
+    """Have `stop_signals` receive Ctrl-C; with a `cause`, which completes "stopped by", that instead of its name."""
+    if cause:
+        _causes.append(cause)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 @contextmanager
@@ -28,7 +37,7 @@ def stop_signals() -> Iterator[list[str]]:
         nonlocal first
         if not received:
             first = time.monotonic()
-            received.append(_NAMES[signal.Signals(number)])
+            received.append(_causes[0] if _causes else _NAMES[signal.Signals(number)])
         elif number == signal.SIGINT and time.monotonic() > first + _SAME_WISH_S:
             raise KeyboardInterrupt
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 import math
 import signal
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
+from click.core import ParameterSource
 
+from speedo.bounds import said
+from speedo.cli.run import FIXED
+from speedo.cli.run import OPTIONS as OF_SCRIPTS
 from speedo.cli.run_options import PATH, options_named
 from speedo.cli.say import complain, say
 from speedo.cli.units import parse_workers
@@ -17,13 +22,29 @@ from speedo.errors import ConfigError
 from speedo.monitor.console import ErrorConsole, put_line, shown
 from speedo.system.workplace import check_names
 
+if TYPE_CHECKING:
+    from speedo.comparison.compare import Comparison
+    from speedo.comparison.script_runs import ScriptComparison
+    from speedo.report.figures import Figures
+
+SCRIPT: Final = ".py"  # how the name of a script ends
 PASSED_ON: Final = (
     "batch", "lr", "momentum", "weight_decay", "cpu", "engine", "device", "precision", "data_root",
 )  # fmt: skip
+NOT_FOR_SCRIPTS: Final = ("epochs", "longer", "tests", *PASSED_ON)
 
 
-@click.command()
+class CompareCommand(click.Command):
+    """Behind a script stand its own arguments, as in `speedo run`; behind a solver may stand our options."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        context.allow_interspersed_args = not any(word.endswith(SCRIPT) for word in args)
+        return super().parse_args(context, args)
+
+
+@click.command(cls=CompareCommand)
 @click.argument("solver", required=False, type=PATH)
+@click.argument("arguments", nargs=-1)
 @click.option(
     "--modes", default="all", show_default=True, metavar="MODE[,MODE...]",
     help="Modes to compare; all: every one but hybrid.",
@@ -75,6 +96,7 @@ PASSED_ON: Final = (
 @options_named(*PASSED_ON)
 def compare(
     solver: Path | None,
+    arguments: tuple[str, ...],
     modes: str,
     workers: str,
     epochs: float,
@@ -95,15 +117,41 @@ def compare(
 
     Ctrl-C ends the run that is under way; the same command goes on from there. A finished run is not made again. DIR
     has report.html (with .png and .csv), compare.json with all figures, and the runs, each in a folder of its own.
+
+    \b
+    speedo compare --workers 2 --modes sync,easgd train.py --epochs 3
+
+    compares by a script (see `speedo run`) whose arguments follow it: with one worker, and then in every mode. The
+    loss to reach is that of one worker at its end. --sweep takes the options of `speedo run`.
     """
+    from speedo.comparison import script_runs
     from speedo.comparison.compare import prepared, solver_named
     from speedo.comparison.wish import Wish, parse_modes, parse_sweep
-    from speedo.report.picture import why_none
     from speedo.report.tables import as_text
 
     for name, number in (("epochs", epochs), ("longer", longer)):
         if math.isnan(number):
             raise ConfigError(f"--{name} is nan; use a number")
+    swept = [parse_sweep(text) for text in sweeps]
+    if len(dict(swept)) < len(swept):
+        raise ConfigError(
+            "--sweep names an option twice; give all its values at once, as in local_steps=1,5"
+        )
+    if solver is not None and solver.suffix == SCRIPT:
+        script = (str(solver.absolute()), *arguments)
+        _refuse_for_script(click.get_current_context(), measure, dict(swept))
+        script_wish = script_runs.ScriptWish(
+            script, parse_modes(modes), parse_workers(workers), seeds, dict(swept)
+        )
+        folder = out or Path("runs") / f"compare-{solver.stem}"
+        scripts = script_runs.prepared(script_wish, folder, FIXED)
+        if dry_run:
+            for run in scripts.runs:
+                say(run.name)
+            return
+        return _make(scripts, folder, _Lines(), script_runs.as_text)
+    if arguments:
+        raise ConfigError(f"{said(arguments[0])} is one argument too many: give one solver")
     path = solver_named(solver)
     check_names({"the solver": path, "the data root": options.get("data_root"), "--out": out})
     given = {
@@ -111,11 +159,6 @@ def compare(
     }
     if "data_root" in given:
         given["data_root"] = str(Path(given["data_root"]).absolute())
-    swept = [parse_sweep(text) for text in sweeps]
-    if len(dict(swept)) < len(swept):
-        raise ConfigError(
-            "--sweep names an option twice; give all its values at once, as in local_steps=1,5"
-        )
     wish = Wish(
         parse_modes(modes),
         parse_workers(workers),
@@ -139,6 +182,40 @@ def compare(
         known = [seconds for seconds in estimates if seconds is not None]
         say(f"{len(comparison.runs)} runs, some {sum(known) / 60:,.0f} minutes on this machine")
         return
+    _make(comparison, folder, watch, as_text)
+
+
+def _refuse_for_script(context: click.Context, measure: str, swept: Mapping[str, object]) -> None:
+    """Raises `ConfigError` for options that only runs of solvers have."""
+    problems = []
+    given = [
+        option.opts[0]
+        for option in context.command.params
+        if option.name in NOT_FOR_SCRIPTS
+        and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        problems.append(
+            f"{', '.join(given)}: a script decides that itself; give it its own arguments, behind its name"
+        )
+    if measure == "test":
+        problems.append("--loss test: the runs of a script are compared by their training loss")
+    problems += [
+        f"--sweep {name}: `speedo run` has no --{name.replace('_', '-')}; see its --help"
+        for name in swept
+        if name not in OF_SCRIPTS
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _make(
+    comparison: Comparison | ScriptComparison,
+    folder: Path,
+    watch: _Lines,
+    as_text: Callable[[Figures], str],
+) -> None:
+    """Make the runs, and print their table; status 1 if one of them failed."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     try:
@@ -149,6 +226,8 @@ def compare(
     finally:
         watch.close()
     if figures is not None:
+        from speedo.report.picture import why_none
+
         say(as_text(figures))
         say(folder / "report.html")
         if words := why_none():

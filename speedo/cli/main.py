@@ -31,7 +31,7 @@ NO_FILES: Final = (errno.EMFILE, errno.ENFILE)
 # Where each command is, and its line in the list of commands; without one it is hidden.
 # fmt: off
 COMMANDS: Final = {
-    "compare": ("compare.compare", "Train with every mode and sequential Caffe, and report which learns fastest."),
+    "compare": ("compare.compare", "Train a solver or a script in every mode, and report which learns fastest."),
     "data": ("databases.data", "Prepare datasets: LMDB databases and a mean file in a folder."),
     "doctor": ("doctor.doctor", "Check this machine before a run, and say what to do."),
     "launch": ("launch.launch", "Train on many hosts, started over ssh."),

@@ -63,7 +63,7 @@ class Comparison:
         under way has ended.
         """
         keep_wish(self.folder, self.wish)
-        with _alone(self.folder):
+        with alone(self.folder):
             calibration = None
             if any(run.workers > cores() for run in self.runs):
                 watch.note(
@@ -187,7 +187,7 @@ def cores() -> int:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def alone(folder: Path) -> Iterator[None]:
     """No second command makes the same comparison at the same time. Raises `ConfigError`."""
     with (folder / LOCK).open("a") as file:
         try:

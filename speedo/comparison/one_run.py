@@ -96,12 +96,18 @@ class Place:
         return said[-1].removeprefix("speedo: ") if said else "it said nothing"
 
 
-def make(place: Place, run: Planned, look: Look) -> str:
+def make(
+    place: Place,
+    run: Planned,
+    look: Look,
+    command_of: Callable[[Place, Planned], list[str]] | None = None,
+) -> str:
     """Make the run, or go on with a broken one from its last checkpoint; returns what went wrong, or nothing.
 
     `look` is called with the iteration from time to time. On Ctrl-C the run is asked to end, which keeps a checkpoint.
+    `command_of` makes another command than that of a run with the options of `run`.
     """
-    command = _command(place, run)
+    command = (command_of or _command)(place, run)
     try:
         place.log.parent.mkdir(parents=True, exist_ok=True)
         with place.log.open("ab") as log:
@@ -125,10 +131,26 @@ def make(place: Place, run: Planned, look: Look) -> str:
     return f"status {status}: {place.last_words()}"
 
 
-def _command(place: Place, run: Planned) -> list[str]:
+def beginning() -> list[str]:
+    """The first words of a command that ends with this process; the name of a module follows."""
     # The kernel's own way to end it if this process is killed; it is part of util-linux.
     words = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
-    words += [sys.executable, "-P", "-m"]
+    return [*words, sys.executable, "-P", "-m"]
+
+
+def remove_former(place: Place) -> None:
+    """Remove what an earlier try has left of the run. Raises `ConfigError`."""
+    try:
+        if place.run_dir.exists():
+            shutil.rmtree(place.run_dir)
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename} cannot be removed: {error.strerror}; remove it, or give another --out"
+        ) from None
+
+
+def _command(place: Place, run: Planned) -> list[str]:
+    words = beginning()
     kept = run.mode != SEQUENTIAL and checkpoints_in(place.run_dir / CHECKPOINTS)
     if kept and (place.run_dir / "config.yaml").is_file():
         return [
@@ -140,9 +162,8 @@ def _command(place: Place, run: Planned) -> list[str]:
             "--max-iter",
             str(run.max_iter),
         ]
+    remove_former(place)
     try:
-        if place.run_dir.exists():
-            shutil.rmtree(place.run_dir)
         place.config.parent.mkdir(parents=True, exist_ok=True)
         place.config.write_text(
             yaml.safe_dump(dict(run.options), sort_keys=False), encoding="utf-8"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -68,6 +68,12 @@ def write_outcome(
             *([("options", ", ".join(f"{k} {v}" for k, v in wish.options.items()))] if wish.options else []),
         ],
     )  # fmt: skip
+    keep_outcome(folder, data, figures, heading)
+    return figures
+
+
+def keep_outcome(folder: Path, data: Mapping[str, Any], figures: Figures, heading: Heading) -> None:
+    """Write both files of a comparison. Raises `DataError`."""
     try:
         write_whole(folder / FIGURES, json.dumps(plain(data), indent=2) + "\n")
     except OSError as error:
@@ -75,7 +81,6 @@ def write_outcome(
             f"{folder / FIGURES} cannot be written: {error.strerror}; make room there"
         ) from None
     write_report(figures, heading, folder / PAGE)
-    return figures
 
 
 def _trained(wish: Wish) -> str:

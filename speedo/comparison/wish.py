@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import yaml
 
@@ -64,7 +64,8 @@ class Planned:
 
     @property
     def max_iter(self) -> int:
-        return int(self.options["max_iter"])
+        """0 where a script ends the run."""
+        return int(self.options.get("max_iter", 0))
 
 
 def parse_sweep(text: str) -> tuple[str, list[Any]]:
@@ -160,7 +161,13 @@ def parse_modes(text: str) -> tuple[str, ...]:
     return modes
 
 
-def keep_wish(folder: Path, wish: Wish) -> None:
+class HasPlain(Protocol):
+    """What can be written down."""
+
+    def plain(self) -> dict[str, Any]: ...
+
+
+def keep_wish(folder: Path, wish: HasPlain) -> None:
     """Write the wish into a new folder, or check that it is the one that is there. Raises `ConfigError`."""
     path = folder / FILE
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -135,15 +136,20 @@ def as_text(figures: Figures) -> str:
                 _said(one.accuracy, ".4f"),
             )
         )
-    widths = [max(len(line[place]) for line in lines) for place in range(len(heading))]
-    text = "\n".join(
+    text = aligned(lines)
+    if any(one.predicted for one in figures.series):
+        text += "\np: predicted for a machine with a core for each worker"
+    return text
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Lines of cells as a table: the first column is text, the others are numbers."""
+    widths = [max(len(line[place]) for line in lines) for place in range(len(lines[0]))]
+    return "\n".join(
         "  ".join(cell.ljust(width) if place == 0 else cell.rjust(width)
                   for place, (cell, width) in enumerate(zip(line, widths, strict=True)))
         for line in lines
     )  # fmt: skip
-    if any(one.predicted for one in figures.series):
-        text += "\np: predicted for a machine with a core for each worker"
-    return text
 
 
 def _said(interval: Interval | None, form: str = ".2f", mark: str = "") -> str:

@@ -41,6 +41,7 @@ class Start:
     settings: RunSettings
     place: Assignment
     in_rounds: bool  # whether all workers' steps are merged at once, as one batch
+    run_dir: str = ""  # the run's directory; empty on a machine that is not its master's
 
     @property
     def job(self) -> ScriptJob:
@@ -75,6 +76,13 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
+class StopRun:
+    """Of the script: the run is to end, and export its model; `cause` completes "stopped by"."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunOver:
     """To the script: the run is over, and this version of the center is what it came to."""
 
@@ -88,5 +96,5 @@ class Failed:
     problem: str
 
 
-FromScript = Hello | LeaseRequest | DealRequest | Done | StateSaved
+FromScript = Hello | LeaseRequest | DealRequest | Done | StateSaved | StopRun
 ToScript = Start | Serve | RunOver | Failed | Lease | NoLease | Dealt | SaveState

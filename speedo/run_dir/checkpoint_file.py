@@ -133,7 +133,7 @@ class Checkpoint:
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     """Write it into `folder`, keep only the newest few there, and return its path; raises `CheckpointError`."""
     counters = checkpoint.counters
-    path = folder / f"{counters.epoch:06d}-{counters.version:012d}{SUFFIX}"
+    path = checkpoint_path(folder, counters.epoch, counters.version)
     sections: list[tuple[str, memoryview]] = [
         ("center", as_bytes(checkpoint.center)),
         ("master", memoryview(checkpoint.master_history)),
@@ -168,6 +168,11 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
         with suppress(OSError):  # what is left over does no harm: only the newest are read
             old.unlink(missing_ok=True)
     return path
+
+
+def checkpoint_path(folder: Path, epoch: int, version: int) -> Path:
+    """The file of the checkpoint of this version by the master of this epoch."""
+    return folder / f"{epoch:06d}-{version:012d}{SUFFIX}"
 
 
 def read_checkpoint(path: Path) -> Checkpoint:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import sys
@@ -26,11 +27,20 @@ from speedo.errors import (
 )
 from speedo.leases.lease import Lease, LeaseRequest, NoLease
 from speedo.messages import SaveState, StateSaved
+from speedo.monitor.callbacks import (
+    Callbacks,
+    CheckpointWritten,
+    ModelTested,
+    ResultMerged,
+    WorkerJoined,
+    WorkerLeft,
+)
 from speedo.run.host_memory import host_centers
 from speedo.run.open_store import is_near, run_store, server_stores
 from speedo.run.script_link import VARIABLE, Hello, Start, address_in
 from speedo.script.alone import OwnBook
 from speedo.script.collectives import HostCollectives
+from speedo.script.events import ScriptEvents
 from speedo.script.gradients import GradientTurns, check_exchange, exchanges_gradients
 from speedo.script.kept_state import KeptState
 from speedo.script.turns import TurnSource
@@ -50,15 +60,28 @@ _NO_MORE: Final = object()
 _now: JoinedRun | None = None
 
 
-def join(model: Any, optimizer: Any = None, *, exchange: str | None = None) -> JoinedRun:
+def join(
+    model: Any,
+    optimizer: Any = None,
+    *,
+    exchange: str | None = None,
+    on_result: Callable[[ResultMerged], object] | None = None,
+    on_test: Callable[[ModelTested], object] | None = None,
+    on_join: Callable[[WorkerJoined], object] | None = None,
+    on_leave: Callable[[WorkerLeft], object] | None = None,
+    on_checkpoint: Callable[[CheckpointWritten], object] | None = None,
+) -> JoinedRun:
     """Train `model` in this script as one worker of a run, inside `with speedo.join(...) as run:`.
 
     `model` is a torch.nn.Module, with its `optimizer`, each of whose steps counts; or a mapping of names to NumPy
     arrays, which are changed in place, and `run.step()` says that a step was made. Run by itself the script is a run of
     one worker; `speedo run --workers 4 train.py` has four. `exchange` is what the workers average: "gradients" before
     each step of the optimizer, or "deltas", how far their weights came; None is gradients in sync with one local step
-    and one host, else deltas. Raises `ConfigError` for what cannot be trained.
+    and one host, else deltas. The functions `on_...` are called by worker 0 between its
+    steps, for all workers; by a script that runs by itself only `on_result` is, after each step. What one raises ends
+    the run, which exports its model, and comes out of the step then. Raises `ConfigError` for what cannot be trained.
     """
+    events = ScriptEvents(Callbacks(on_result, on_test, on_join, on_leave, on_checkpoint))
     if _now is not None:
         raise ConfigError("speedo.join is called inside another: a script has one run at a time")
     check_exchange(exchange, has_optimizer=not isinstance(model, Mapping))
@@ -67,7 +90,7 @@ def join(model: Any, optimizer: Any = None, *, exchange: str | None = None) -> J
             raise ConfigError(
                 "an optimizer is for a torch.nn.Module: leave it out, and call run.step()"
             )
-        return JoinedRun(ArrayWeights(model), None)
+        return JoinedRun(ArrayWeights(model), None, events)
     if not hasattr(model, "named_parameters"):
         raise ConfigError(
             f"speedo.join takes a torch.nn.Module or a mapping of names to NumPy arrays, not {type(model).__name__}"
@@ -79,7 +102,7 @@ def join(model: Any, optimizer: Any = None, *, exchange: str | None = None) -> J
     from speedo.engines.pytorch.module_weights import ModuleWeights
 
     weights = ModuleWeights(model, optimizer)
-    return JoinedRun(weights, weights, exchange)
+    return JoinedRun(weights, weights, events, exchange)
 
 
 def current() -> JoinedRun:
@@ -96,10 +119,16 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
     over: what is trained then reaches nobody.
     """
 
-    def __init__(self, weights: Weights, stepped: Any, exchange: str | None = None) -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        stepped: Any,
+        events: ScriptEvents,
+        exchange: str | None = None,
+    ) -> None:
         """`stepped.on_step(callback)` tells of an optimizer's steps; None where the script calls `step` itself."""
         self.rank, self.size, self.should_stop = 0, 1, False
-        self._weights, self._stepped = weights, stepped
+        self._weights, self._stepped, self._events = weights, stepped, events
         self._exchange = exchange
         self._gradients: GradientTurns | None = None
         self._hooks: list[Any] = []
@@ -175,15 +204,17 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         self._loss = None
         self._steps += 1
         if self._start is None:
-            return self._own.trained(self._taken())
-        self._say_hello(samples)
-        if not self._has_turn():
-            return
-        assert self._worker is not None
-        if self._worker.stepped(samples, loss):
-            self._end_turn()
-            if not self._shares:  # the next step may follow at once
-                self._has_turn()
+            self._own.trained(self._taken())
+        else:
+            self._say_hello(samples)
+            if not self._has_turn():
+                return
+            assert self._worker is not None
+            if self._worker.stepped(samples, loss):
+                self._end_turn()
+                if not self._shares:  # the next step may follow at once
+                    self._has_turn()
+        self._events.stepped(self._steps, math.nan if loss is None else loss, samples)
 
     def report(self, loss: float) -> None:
         """Say the loss of the step that follows, for the log: with an optimizer, before its step."""
@@ -259,6 +290,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
             self._turns = TurnSource(
                 link, start.place.worker, start.place.incarnation, self._save_state
             )
+            self._events.join(start, self._turns)
             self._collectives = HostCollectives(
                 start.settings.near.folder, self.rank, self.size, start.settings.timeout_s
             )
@@ -312,7 +344,8 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         worker = self._worker
         if worker is not None and worker.command is not None and worker.steps:
             self._end_turn()
-        version = self._turns.done()
+        version = self._turns.done(self._events.look)
+        self._events.look()
         if version is None:
             print("speedo: the run is gone; these are this worker's own weights", file=sys.stderr)
         if version is None or worker is None:

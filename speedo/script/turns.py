@@ -5,13 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from typing import Final
 
 from speedo.errors import ConfigError
 from speedo.leases.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
 from speedo.master.slots import ServerAddress
 from speedo.messages import Pause, Refused, SaveState, StateSaved, Train, Trained
-from speedo.run.script_link import Done, Failed, FromScript, Hello, RunOver, Serve, ToScript
+from speedo.run.script_link import (
+    Done,
+    Failed,
+    FromScript,
+    Hello,
+    RunOver,
+    Serve,
+    StopRun,
+    ToScript,
+)
 from speedo.transport.channel import WorkerChannel
+
+LOOK_S: Final = 0.2  # between two calls of what is done while the end of the run is waited for
 
 
 class TurnSource:
@@ -82,19 +94,30 @@ class TurnSource:
         assert self._channel is not None
         self._channel.answer(Pause(*self._who, over))
 
-    def done(self) -> int | None:
-        """Say that nothing more is trained, and wait for the end of the run.
+    def stop(self, cause: str) -> None:
+        """Have the run end; `cause` completes "stopped by"."""
+        with suppress(OSError):
+            self._link.send(StopRun(cause))
+
+    def done(self, meanwhile: Callable[[], None] = lambda: None) -> int | None:
+        """Say that nothing more is trained, and wait for the end of the run; `meanwhile` is called now and then.
 
         The version of the center that it came to; None if the run is gone.
         """
-        with suppress(EOFError, OSError):
+        with suppress(OSError):
             self._link.send(Done())
-            while self._final is None:
-                message: ToScript = self._link.recv()
-                if isinstance(message, SaveState):
+        while self._final is None:
+            try:
+                message: ToScript | None = self._link.recv() if self._link.poll(LOOK_S) else None
+            except (EOFError, OSError):
+                break
+            if message is None:
+                meanwhile()
+            elif isinstance(message, SaveState):
+                with suppress(OSError):
                     self._link.send(self._save(message))
-                else:
-                    self._final = message.version if isinstance(message, RunOver) else None
+            elif isinstance(message, RunOver):
+                self._final = message.version
         return self._final
 
     def close(self) -> None:

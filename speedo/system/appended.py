@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 MOST_BYTES: Final = 1 << 16  # at once; the rest comes the next time
 
 
+def length_of(path: Path) -> int:
+    """Bytes of the file; 0 if it is not there."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 class AppendedLines:
     """Whole lines that were appended since the last look; a file that is not there has none."""
 
-    def __init__(self, path: Path, *, from_end: bool = False) -> None:
-        """`from_end`: the lines that are there already do not count."""
-        self._path, self._read, self._rest = path, 0, b""
-        if from_end:
-            with suppress(OSError):
-                self._read = path.stat().st_size
+    def __init__(self, path: Path, begin: int = 0) -> None:
+        """`begin` is the byte at which the first line begins."""
+        self._path, self._read, self._rest = path, begin, b""
 
     def new(self) -> list[str]:
         """The lines since the last call."""
