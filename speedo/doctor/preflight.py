@@ -10,16 +10,23 @@ from speedo.doctor.limits import limits
 from speedo.doctor.machine import temporary
 from speedo.doctor.resources import can_be_written, disk
 from speedo.errors import MachineError
+from speedo.sgd_modes.registry import parts_outside
 from speedo.system.workplace import check_workplace
 
 
 def require_for(config: RunConfig) -> None:
-    """`require` for a run that this machine leads."""
+    """`require` for a run that this machine leads; a mode or rule of the user's is tried first, for seconds."""
     resumes = config.resume is not None and os.path.isdir(config.resume)
     place = config.resume if resumes else config.run_dir
     require(
         Request(workers=config.workers, run_dir=place, threads=config.threads, bind=config.bind)
     )
+    if parts_outside(config):
+        from speedo.testing.trial import (
+            require_sound,
+        )  # the simulator, which other runs need not load
+
+        require_sound(config)
 
 
 def require(request: Request) -> None:

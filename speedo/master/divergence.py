@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from speedo.sgd_modes.registry import PLAIN, has_rounds
+from speedo.sgd_modes.registry import PLAIN, has_rounds, mode_named
 from speedo.vectors.vector import Kind
 
 WINDOW: Final = 50
@@ -104,7 +104,7 @@ class DivergenceWatch:
         )
 
     def _remedy(self) -> str:
-        if self.mode not in PLAIN:
+        if mode_named(self.mode) is None:
             return "lower --lr, or delta_scale or moving_rate of its phases"
         if self.payload is Kind.WEIGHTS:
             return "lower --lr, --lr-scale or --moving-rate"

@@ -6,7 +6,7 @@ from typing import Final
 
 from speedo.engines.net_trial import CaffeFacts
 from speedo.run.prepare import Prepared
-from speedo.sgd_modes.registry import PLAIN, has_rounds, is_elastic, own_options
+from speedo.sgd_modes.registry import has_rounds, is_elastic, mode_named, own_options
 from speedo.solver.data_layers import undivided
 from speedo.vectors.codecs import Compression, bytes_of
 
@@ -23,8 +23,9 @@ def headline(prepared: Prepared) -> list[str]:
     share = "+".join(str(size) for size in sizes[:4])
     if len(sizes) > 4:
         share += "+..."
-    if has_rounds(config.mode):
-        backups = own_options(config).get(PLAIN[config.mode].spare, 0)
+    mode = mode_named(config.mode)
+    if mode is not None and mode.rounds:
+        backups = own_options(config).get(mode.spare, 0)
         first = sorted(sizes)[: config.workers - backups]
         whole = f"effective batch {sum(first) * spec.iter_size}{' or more' if backups else ''}"
         effective = f"{whole} per merge ({share}"
@@ -50,7 +51,7 @@ def headline(prepared: Prepared) -> list[str]:
         kind += ", deltas divided by their staleness"
     return [
         (
-            f"{spec.net_name or spec.path.stem}: mode {config.mode}, {config.workers} workers, "
+            f"{spec.net_name or spec.path.stem}: mode {config.mode}{config.told_rule}, {config.workers} workers, "
             f"{effective}; {kind}{update}, {rate}, "
             f"momentum {spec.momentum:g}, weight decay {spec.weight_decay:g}"
         ),

@@ -143,7 +143,7 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
 def new_run_dir(config: RunConfig, run: str, snapshots: str = "") -> Path:
     """Create the directory that was asked for, or one in `runs`; `snapshots` is the stem of their names."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    place = config.run_dir or Path("runs") / f"{stamp}-{config.mode}-{run[:4]}"
+    place = config.run_dir or Path("runs") / f"{stamp}-{config.mode.rpartition(':')[2]}-{run[:4]}"
     return create_run_dir(place, snapshots)
 
 

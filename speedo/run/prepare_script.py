@@ -13,7 +13,7 @@ from speedo.errors import ConfigError
 from speedo.run.prepare import Prepared, new_run_dir
 from speedo.run.script_job import ScriptJob
 from speedo.run.settings import RunSettings
-from speedo.sgd_modes.registry import has_rounds
+from speedo.sgd_modes.registry import has_rounds, rules_outside
 from speedo.system.cores import CoreOptions
 from speedo.vectors.codecs import Compression
 from speedo.version import VERSION
@@ -54,10 +54,12 @@ def prepare_script(config: RunConfig, note: Callable[[str], None]) -> Prepared:
         redis_is_ours=config.redis is None,
         compression=Compression(config.compress, config.compress_center),
         cores=CoreOptions(config.threads, config.bind),
+        rules=rules_outside(config),
+        code_from=config.code_from,
     )
     run_dir = new_run_dir(config, run)
     note(
-        f"{job.path.name}: mode {config.mode}, {config.workers} workers, each a process of the script; "
-        f"run directory {run_dir}"
+        f"{job.path.name}: mode {config.mode}{config.told_rule}, {config.workers} workers, each a process of the "
+        f"script; run directory {run_dir}"
     )
     return Prepared(config, settings, run_dir, Path(), None)

@@ -58,6 +58,11 @@ class ModeOptions(BaseModel):
         super().__setstate__(state)
         look_in(self.code_from)
 
+    @property
+    def told_rule(self) -> str:
+        """The rule that was asked for, as it follows the mode in a line for people."""
+        return f", rule {self.rule}" if self.rule else ""
+
     @field_validator("*", mode="before")
     @classmethod
     def _no_truth_as_a_number(cls, value: Any, field: ValidationInfo) -> Any:

@@ -164,11 +164,27 @@ def with_own_options(model: type[Options]) -> type[Options]:
     return create_model(model.__name__, __base__=model, **fields)
 
 
+def is_outside(made: Callable[..., object]) -> bool:
+    """Whether a schedule or a rule is not of this package."""
+    return not made.__module__.startswith(f"{sgd_modes.__name__}.")
+
+
+def parts_outside(config: RunOptions) -> list[ModeOptions]:
+    """The run, or those of its phases, whose mode or rule is not of this package."""
+    return [
+        part
+        for part in config.phases or (config,)
+        if (mode := mode_named(part.mode)) is not None
+        and (is_outside(mode.schedule) or is_outside(rule_class(part)))
+    ]
+
+
 def rules_outside(config: RunOptions) -> tuple[str, ...]:
     """Where the rules of this run are that are not in the package, as `package.module:Class`."""
-    asked = [rule_of(part) for part in (config, *config.phases)]
-    places = [f"{rule.__module__}:{rule.__qualname__}" for rule in asked if rule is not None]
-    return tuple(place for place in places if not place.startswith(f"{sgd_modes.__name__}."))
+    rules = [rule_of(part) for part in (config, *config.phases)]
+    return tuple(
+        f"{rule.__module__}:{rule.__qualname__}" for rule in rules if rule and is_outside(rule)
+    )
 
 
 def own_options(options: ModeOptions) -> dict[str, Any]:
@@ -307,7 +323,7 @@ def _strategy(
     batch_size: int,
 ) -> Strategy:
     if config.mode != HYBRID:
-        return _plain(config, update)
+        return plain_strategy(config, update)
     phases = [_phase(one, batch, batch_size, update, adjust) for one in config.phases]
     if place is None or place[0] >= len(phases):
         place = _place_after(samples, phases)
@@ -331,7 +347,7 @@ def _phase(
         update(gradient, center, iteration)
 
     return Phase(
-        lambda: _plain(options, None if update is None else tuned),
+        lambda: plain_strategy(options, None if update is None else tuned),
         (options.iterations or 0) * batch,
         None if options.until is None else parse_condition(options.until),
         tuning,
@@ -353,13 +369,15 @@ def _place_after(samples: int, phases: Sequence[Phase]) -> tuple[int, int]:
     return index, merged
 
 
-def _plain(options: ModeOptions, update: Update | None) -> Strategy:
+def plain_strategy(options: ModeOptions, update: Update | None) -> Strategy:
+    """The strategy of a mode that is not hybrid."""
     mode = mode_named(options.mode)
     assert mode is not None
+    named = {} if is_outside(mode.schedule) else {"name": mode.name}
     return mode.schedule(
         rule=_rule(options, update),
         local_steps=turn_length(options.local_steps, options.sync_when),
-        name=mode.name,
+        **named,
         **own_options(options),
     )
 

@@ -163,8 +163,10 @@ def test_a_team_carries_a_rule_of_means(outside: str) -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "for another schedule": (
         {"mode": "sync", "rule": "Added"},
-        "rule M:Added does not go with mode sync: it merges each result as it comes; use --mode async, partial or "
-        "weed-out",
+        (
+            "rule M:Added does not go with mode sync: it merges each result as it comes; use --mode async, partial or "
+            "weed-out"
+        ),
     ),
     "for rounds": (
         {"mode": "async", "rule": "Heavy"},
@@ -184,18 +186,24 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "teams": (
         {"mode": "sync", "rule": "Normed"},
-        "team is host, but the workers of a host cannot sum for Normed, the rule of mode sync, as it does not say "
-        "by_mean; use --team off",
+        (
+            "team is host, but the workers of a host cannot sum for Normed, the rule of mode sync, as it does not say "
+            "by_mean; use --team off"
+        ),
     ),
     "servers": (
         {"mode": "async", "rule": "Normed", "servers": "2"},
-        "servers are asked for, but rule Normed does not say by_ranges, so no server can merge its range by itself; "
-        "use --servers 0",
+        (
+            "servers are asked for, but rule Normed does not say by_ranges, so no server can merge its range by "
+            "itself; use --servers 0"
+        ),
     ),
     "overlap": (
         {"mode": "async", "rule": "Added", "overlap": "all"},
-        "overlap is given, but only with rule add-delta or elastic a worker knows what becomes of its result; leave it "
-        "out with rule Added",
+        (
+            "overlap is given, but only with rule add-delta or elastic a worker knows what becomes of its result; "
+            "leave it out with rule Added"
+        ),
     ),
     "no such class": ({"mode": "async", "rule": "Nobody"}, "M:Nobody: M has no Nobody"),
 }
