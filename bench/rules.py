@@ -67,19 +67,32 @@ def _sync(steps: int, **others: Any) -> dict[str, Any]:
 
 
 def _async(**others: Any) -> dict[str, Any]:
-    """Deltas added whole, of plain SGD: what both rules are defined for."""
+    """Deltas added whole: with plain SGD that is the papers' step."""
     return {"mode": "async", "delta_scale": 1.0, **others}
 
 
+OUTER = {"rule": "outer-momentum"}
+COMPENSATED = {"rule": "delay-compensated"}
+STALE = "below one worker"
+NEAR_ONE = "above async, near one worker (Zheng et al.)"
+AVERAGED = "below outer momentum (SlowMo, DiLoCo)"
+AS_SYNC = "as sync (DiLoCo)"
+SPARSE = "not below outer momentum (SparseLoCo)"
+
 WAYS = (
+    Way("one worker, rate 0.05", _async(), workers=1, lr=0.05, momentum=0.0),
+    Way("async, rate 0.05", _async(), STALE, lr=0.05, momentum=0.0),
+    Way("delay-compensated, rate 0.05", _async(**COMPENSATED), NEAR_ONE, lr=0.05, momentum=0.0),
+    Way("async, rate 0.1", _async(), STALE, lr=0.1, momentum=0.0),
+    Way("delay-compensated, rate 0.1", _async(**COMPENSATED), NEAR_ONE, lr=0.1, momentum=0.0),
     Way("sync", _sync(1)),
-    Way("sync, 50 local steps", _sync(50)),
-    Way("sync, 500 local steps", _sync(500)),
-    Way("async, learning rate 0.05", _async(), lr=0.05, momentum=0.0),
-    Way("async, learning rate 0.1", _async(), lr=0.1, momentum=0.0),
-    Way("sync, 50 local steps, topk:0.01", _sync(50, compress="topk:0.01")),
-    Way("sync, 50 local steps, sparse:0.01", _sync(50, compress="sparse:0.01")),
-    Way("sync, 50 local steps, sparse:0.03", _sync(50, compress="sparse:0.03")),
+    Way("50 steps, averaged", _sync(50), AVERAGED),
+    Way("50 steps, outer momentum", _sync(50, **OUTER), AS_SYNC),
+    Way("500 steps, averaged", _sync(500), AVERAGED),
+    Way("500 steps, outer momentum", _sync(500, **OUTER), AS_SYNC),
+    Way("50 steps, averaged, topk:0.01", _sync(50, compress="topk:0.01")),
+    Way("50 steps, averaged, sparse:0.01", _sync(50, compress="sparse:0.01"), SPARSE),
+    Way("50 steps, averaged, sparse:0.03", _sync(50, compress="sparse:0.03"), SPARSE),
 )
 
 

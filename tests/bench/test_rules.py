@@ -23,12 +23,12 @@ def test_seeds_are_averaged_and_a_way_that_diverges_has_no_figure() -> None:
 @pytest.mark.torch
 def test_a_run_trains_counts_its_bytes_and_ends_where_it_diverges() -> None:
     ways = {way.name: way for way in WAYS}
-    way = ways["sync, 50 local steps, sparse:0.01"]
+    way = ways["50 steps, averaged, sparse:0.01"]
     found = train(way, 1, 3200)
     assert found.accuracy is not None
     assert found.accuracy > 0.4
     assert found.megabytes == pytest.approx(2 * 4 * 5_829e-6)
     assert train(way, 1, 3200) == found
-    lost = train(replace(ways["async, learning rate 0.1"], lr=50.0), 1, 800)
+    lost = train(replace(ways["delay-compensated, rate 0.1"], lr=50.0), 1, 800)
     assert lost.accuracy is None
     assert isnan(lost.loss)

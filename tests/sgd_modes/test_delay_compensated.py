@@ -15,6 +15,7 @@ from speedo.sgd_modes.rules import BLOCK, AddDelta, Contribution
 from speedo.sgd_modes.rules.delay_compensated import DelayCompensated
 from speedo.simulation.simulator import simulate
 from speedo.simulation.world import World
+from speedo.testing import check_rule
 from speedo.vectors.vector import Vector
 
 
@@ -62,6 +63,11 @@ def test_a_result_without_delay_is_added_as_it_is() -> None:
     begun = center.copy()
     rule.merge(center, [Contribution(delta, 8, begun=begun)], 0.5, 0, rule.state_for(3))
     assert center.tobytes() == plain.tobytes()
+
+
+def test_it_keeps_what_it_promises() -> None:
+    check_rule(DelayCompensated())
+    check_rule(DelayCompensated(0.5, compensation=10.0, mean_square=0.0))
 
 
 def trained(servers: int = 0, lr: float = 0.05, **options: object) -> Vector:

@@ -14,6 +14,7 @@ from speedo.sgd_modes.rules import BLOCK, Contribution, MergeRule, State
 from speedo.sgd_modes.rules.outer_momentum import OuterMomentum
 from speedo.simulation.simulator import simulate
 from speedo.simulation.world import World
+from speedo.testing import check_rule
 from speedo.vectors.vector import Vector
 
 
@@ -74,6 +75,11 @@ def test_servers_and_a_team_come_to_the_same_center() -> None:
     alone = trained(**options)
     np.testing.assert_array_equal(trained(servers=2, **options), alone)
     np.testing.assert_allclose(trained(team=True, **options), alone, rtol=1e-5)
+
+
+def test_it_keeps_what_it_promises() -> None:
+    check_rule(OuterMomentum())
+    check_rule(OuterMomentum(1.0, 0.0, nesterov=False))
 
 
 class Commands:

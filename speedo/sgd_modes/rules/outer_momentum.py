@@ -42,7 +42,7 @@ class OuterMomentum(MergeRule):
     by_ranges: ClassVar[bool] = True
     by_mean: ClassVar[bool] = True
     keeps_finite: ClassVar[bool] = True
-    paper: ClassVar[str] = "Wang et al.; Douillard et al."
+    paper: ClassVar[str] = "Wang et al."
     year: ClassVar[int] = 2020
     outer_lr: Annotated[float, OUTER_LR] = 0.7
     outer_momentum: Annotated[float, OUTER_MOMENTUM] = 0.9
