@@ -10,8 +10,6 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
-from math import inf
 from types import ModuleType
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -128,7 +126,7 @@ def with_code(given: Mapping[str, Any], folder: str, known: Collection[str]) -> 
     if is_foreign(mode := options.get("mode")):
         declared_own |= mode_at(mode).own
     if is_foreign(rule := options.get("rule")):
-        declared_own |= options_of_rule(rule_at(rule))
+        declared_own |= options_of(rule_at(rule))
     if not (is_foreign(mode) or is_foreign(rule)):
         return options
     taken = [name for name in declared_own if name in known]
@@ -158,7 +156,7 @@ def with_own_options(model: type[Options]) -> type[Options]:
         for name, own in mode.own.items():
             fields.setdefault(name, (Annotated[own.kind | None, own.option], None))
     for rule in RULES.values():
-        for name, own in options_of_rule(rule).items():
+        for name, own in options_of(rule).items():
             fields.setdefault(name, (Annotated[own.kind | None, own.option], None))
     fields["rule"] = (Annotated[one_of(tuple(RULES)) | None, RULE], None)
     return create_model(model.__name__, __base__=model, **fields)
@@ -198,15 +196,12 @@ def _values(own: Mapping[str, OwnOption], options: ModeOptions) -> dict[str, Any
     return {name: own[name].default if value is None else value for name, value in given.items()}
 
 
-@cache
-def options_of_rule(rule: type[MergeRule]) -> dict[str, OwnOption]:
-    """The options that this rule declares, by name."""
-    return options_of(rule)
-
-
 def rules_with(option: str) -> tuple[str, ...]:
-    """The rules that declare this option."""
-    return tuple(name for name, rule in RULES.items() if option in options_of_rule(rule))
+    """The rules that `--rule` must name for a run to have this option; none if a mode has it by itself."""
+    of_modes = {rule for mode in PLAIN.values() for rule in mode.rules}
+    if any(option in options_of(rule) for rule in of_modes):
+        return ()
+    return tuple(name for name, rule in RULES.items() if option in options_of(rule))
 
 
 def takers(option: str) -> tuple[str, ...]:
@@ -401,12 +396,8 @@ def _rule(options: ModeOptions, update: Update | None) -> MergeRule:
             raise ValueError("server_gradient needs the master's update")
         made = rule(update)
     elif issubclass(rule, AddDelta):
-        by_staleness = bool(options.staleness_scaling)
-        whole = inf if by_staleness else 4.0 if options.momentum_correction else 2.0
-        own = _values(options_of_rule(rule), options)
-        made = rule(options.delta_scale, whole, by_staleness, **own)
-    elif rule.option:
-        made = rule(getattr(options, rule.option))
+        whole = 4.0 if options.momentum_correction else 2.0
+        made = rule(whole=whole, **_values(options_of(rule), options))
     else:
-        made = rule(**_values(options_of_rule(rule), options))
+        made = rule(**_values(options_of(rule), options))
     return made
