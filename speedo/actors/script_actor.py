@@ -24,6 +24,7 @@ from speedo.errors import EngineError, SpeedoError
 from speedo.leases.lease import LeaseRequest
 from speedo.master.slots import Assignment, ServerAddress
 from speedo.messages import RunsAt, SaveState, StateSaved
+from speedo.run.open_store import overlaps
 from speedo.run.script_job import FirstModel, ScriptJob
 from speedo.run.script_link import (
     VARIABLE,
@@ -105,6 +106,7 @@ class ScriptActor:
             hello.batch,
             layout.digest,
             near=True,
+            overlaps=overlaps(settings),
             model=FirstModel(hello.blobs, hello.batch),
         )
 

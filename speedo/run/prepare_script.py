@@ -52,6 +52,7 @@ def prepare_script(config: RunConfig, note: Callable[[str], None]) -> Prepared:
         seed=int(run[:7], 16) if config.seed is None else config.seed,
         timeout_s=config.timeout,
         redis_is_ours=config.redis is None,
+        overlap=config.overlap,
         serves=config.serves,
         compression=Compression(config.compress, config.compress_center),
         cores=CoreOptions(config.threads, config.bind),

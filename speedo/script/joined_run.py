@@ -19,10 +19,11 @@ import numpy as np
 from speedo.errors import ConfigError, MissingKeyError, PayloadError, StoreUnavailableError
 from speedo.leases.lease import Lease, LeaseRequest, NoLease
 from speedo.run.host_memory import host_centers
-from speedo.run.open_store import is_near, run_store, server_stores
+from speedo.run.open_store import is_near, overlaps, run_store, server_stores
 from speedo.run.script_link import VARIABLE, Hello, Start, address_in
 from speedo.script.alone import OwnBook
 from speedo.script.collectives import HostCollectives
+from speedo.script.publisher import Publisher
 from speedo.script.turns import TurnSource
 from speedo.transport.channel import refusal
 from speedo.vectors.npz import write_arrays
@@ -30,6 +31,7 @@ from speedo.vectors.transfer import put_history
 from speedo.vectors.vector import Blob, Vector
 from speedo.worker.array_weights import ArrayWeights
 from speedo.worker.driven_turn import DrivenWorker
+from speedo.worker.overlapping_driven_turn import OverlappingDrivenWorker
 from speedo.worker.share import Share
 from speedo.worker.weights import Weights
 
@@ -90,6 +92,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         self._start: Start | None = None
         self._turns: TurnSource | None = None
         self._worker: DrivenWorker | None = None
+        self._publisher: Publisher | None = None  # of results, where turns overlap
         self._own = OwnBook()
         self._collectives = HostCollectives("", 0, 1, 0.0)
         self._share = Share(self._lease, lambda: None, 0)
@@ -253,6 +256,8 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         worker = self._worker
         if worker is not None and worker.command is not None and worker.steps:
             self._end_turn()
+        if self._publisher is not None:
+            self._publisher.wait()
         version = self._turns.done()
         if version is None:
             print("speedo: the run is gone; these are this worker's own weights", file=sys.stderr)
@@ -283,7 +288,8 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         except EOFError:  # the run has ended before it began
             self.should_stop = True
             return
-        self._worker = DrivenWorker(
+        ahead = overlaps(settings)
+        self._worker = (OverlappingDrivenWorker if ahead else DrivenWorker)(
             settings.keyspace,
             place.worker,
             place.incarnation,
@@ -292,9 +298,13 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
             time.monotonic,
             settings.epoch,
             compression=settings.compression,
-            servers=server_stores(servers, settings),
+            outgoing=run_store(place.redis_url, settings) if ahead else None,
+            servers=server_stores(servers, settings, both_ways=ahead),
             host=host_centers(settings, replace(place, servers=servers), layout),
         )
+        if isinstance(self._worker, OverlappingDrivenWorker):
+            self._turns.read_ahead(self._worker.fetch_ahead)
+            self._publisher = Publisher(self._turns, self._share)
         present = layout.zeros()
         self._weights.read_weights(present)
         present -= self._first
@@ -312,6 +322,8 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
             return not self.should_stop
         assert self._turns is not None
         assert self._worker is not None
+        if self._publisher is not None:
+            self._publisher.give_back_what_is_lost()
         while self._worker.command is None and not self.should_stop:
             command = self._turns.next()
             if command is None:
@@ -331,6 +343,9 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         assert command is not None
         taken = self._taken()
         records = tuple((one.epoch, one.start, one.stop) for one in taken)
+        if isinstance(self._worker, OverlappingDrivenWorker):
+            assert self._publisher is not None
+            return self._publisher.publish(self._worker.end_later(records), command, taken)
         try:
             self._turns.answer(self._worker.end(records))
         except (MissingKeyError, PayloadError, StoreUnavailableError) as problem:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
 
 from speedo.errors import ConfigError
 from speedo.leases.lease import Lease, LeaseRequest, NoLease
@@ -12,6 +14,7 @@ from speedo.master.slots import ServerAddress
 from speedo.messages import Refused, SaveState, StateSaved, Train, Trained
 from speedo.run.script_link import Done, Failed, FromScript, Hello, RunOver, Serve, ToScript
 from speedo.transport.channel import WorkerChannel
+from speedo.vectors.exchange import PATIENCE_S
 
 
 class TurnSource:
@@ -22,6 +25,7 @@ class TurnSource:
         self._channel: WorkerChannel | None = None
         self._commands: Iterator[Train | SaveState] = iter(())
         self._final: int | None = None
+        self._reader: threading.Thread | None = None
 
     def begin(self, hello: Hello) -> tuple[ServerAddress, ...]:
         """Say what is trained, and open the channel; where the servers of the center are, if it has any.
@@ -60,6 +64,22 @@ class TurnSource:
             self._channel.answer(StateSaved(*who, problem="a script keeps its own state"))
         return None
 
+    def read_ahead(self, prepare: Callable[[Train], None]) -> None:
+        """From now on commands are taken in a thread, where `prepare` is called for each turn."""
+        commands, there = self._commands, SimpleQueue[Train | SaveState | None]()
+
+        def read() -> None:
+            with suppress(OSError):  # the script has left, and the channel is closed
+                for command in commands:
+                    if isinstance(command, Train):
+                        prepare(command)
+                    there.put(command)
+            there.put(None)
+
+        self._reader = threading.Thread(target=read, name="ahead", daemon=True)
+        self._reader.start()
+        self._commands = iter(there.get, None)
+
     def answer(self, message: Trained | Refused) -> None:
         """What came of the turn."""
         assert self._channel is not None
@@ -75,6 +95,8 @@ class TurnSource:
             while self._final is None:
                 message: ToScript = self._link.recv()
                 self._final = message.version if isinstance(message, RunOver) else None
+        if self._reader is not None:  # it may still fetch
+            self._reader.join(PATIENCE_S)
         return self._final
 
     def close(self) -> None:
