@@ -18,7 +18,7 @@ import numpy as np
 
 from speedo.errors import ConfigError, MissingKeyError, PayloadError, StoreUnavailableError
 from speedo.leases.lease import Lease, LeaseRequest, NoLease
-from speedo.run.host_memory import host_centers
+from speedo.run.host_memory import host_centers, too_little_memory
 from speedo.run.open_store import is_near, overlaps, run_store, server_stores
 from speedo.run.script_link import VARIABLE, Hello, Start, address_in
 from speedo.script.alone import OwnBook
@@ -278,6 +278,9 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         assert self._first is not None
         store = run_store(place.redis_url, settings)
         if place.worker == 0:
+            problem = too_little_memory(settings, layout.nbytes)
+            if problem and not place.redis_url:
+                raise ConfigError(f"{problem}: make room there, or install redis-server")
             put_history(store, settings.keyspace, 0, FIRST, self._first.tobytes())
         if not is_near(settings.near):
             raise ConfigError(
