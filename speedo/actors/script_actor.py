@@ -24,7 +24,7 @@ from speedo.errors import EngineError, SpeedoError
 from speedo.leases.lease import DealRequest, LeaseRequest
 from speedo.master.slots import Assignment, ServerAddress
 from speedo.messages import RunsAt, SaveState, StateSaved
-from speedo.run.open_store import this_machine
+from speedo.run.open_store import overlaps, this_machine
 from speedo.run.script_job import FirstModel, ScriptJob
 from speedo.run.script_link import (
     VARIABLE,
@@ -113,6 +113,7 @@ class ScriptActor:
             layout.digest,
             near=True,
             meets=f"{this_machine()}:{scratch.parent}" if hello.gradients else "",
+            overlaps=overlaps(settings),
             model=FirstModel(hello.blobs, hello.batch),
         )
 

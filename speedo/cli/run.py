@@ -24,7 +24,7 @@ OPTIONS = (
     *("staleness_scaling", "phases", "backup_workers", "max_advance", "catch_up", "window"),
     *("compress", "compress_center", "run_dir", "redis", "same_node"),
     *("threads", "bind", "stop_on_divergence", "max_seconds", "timeout", "join_timeout"),
-    *("min_workers", "restarts", "servers", "tensorboard", "metrics_port"),
+    *("min_workers", "restarts", "servers", "overlap", "tensorboard", "metrics_port"),
     *("checkpoint_interval", "take_over"),
 )
 # What a script decides itself, or cannot have.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -17,7 +16,7 @@ from speedo.run.open_store import this_machine
 from speedo.run.settings import RunSettings
 from speedo.storage import keys
 from speedo.storage.base import Store
-from speedo.storage.shared_memory.folder import SharedMemory
+from speedo.storage.shared_memory.folder import MEMORY, SharedMemory, free_in
 from speedo.storage.shared_memory.locks import SharedLocks
 from speedo.storage.shared_memory.store import SharedMemoryStore
 from speedo.vectors.host_centers import HostCenters, newest_of_each
@@ -43,8 +42,7 @@ def host_centers(settings: RunSettings, place: Assignment, layout: Layout) -> Ho
         return None
     here = this_machine()
     try:
-        status = os.statvfs(folder)
-        if status.f_bavail * status.f_frsize < ROOM * layout.nbytes:
+        if free_in(Path(folder)) < ROOM * layout.nbytes:
             print(f"{folder} has little room: workers fetch by themselves", file=sys.stderr)
             return None
     except OSError:
@@ -52,6 +50,17 @@ def host_centers(settings: RunSettings, place: Assignment, layout: Layout) -> Ho
     machines = [one.machine for one in place.servers] or [settings.near.machine]
     far = [machine != here for machine in machines]
     return HostCenters(partial(open_range, Path(folder)), far, saves=settings.serves)
+
+
+def too_little_memory(settings: RunSettings, needed: int) -> str:
+    """That so many bytes are not free in the memory that a run exchanges through; empty if they are, or it has none."""
+    near = settings.near
+    if not near.by_memory or settings.serves:
+        return ""
+    free = free_in(Path(near.folder))
+    if free >= needed:
+        return ""
+    return f"{MEMORY} has {free / 1e6:,.1f} MB free, but a run with this model takes up to {needed / 1e6:,.1f} MB"
 
 
 def open_range(folder: Path, start: int) -> tuple[SharedMemoryStore, SharedLocks]:

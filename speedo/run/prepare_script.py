@@ -91,6 +91,7 @@ def _settings(config: RunConfig, job: ScriptJob, run: str, seed: int) -> RunSett
         seed=seed,
         timeout_s=config.timeout,
         redis_is_ours=config.redis is None,
+        overlap=config.overlap,
         serves=config.serves,
         compression=Compression(config.compress, config.compress_center),
         cores=CoreOptions(config.threads, config.bind),

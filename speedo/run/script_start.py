@@ -21,6 +21,7 @@ from speedo.master.leases import Leases
 from speedo.master.reasons import too_few_joined
 from speedo.master.server_requests import Servers
 from speedo.run.build import build_training
+from speedo.run.host_memory import too_little_memory
 from speedo.run.run_parts import RunParts
 from speedo.run.script_job import FirstModel, ScriptJob
 from speedo.run.script_resume import FormerRun, give_states_back, state_bytes
@@ -29,6 +30,7 @@ from speedo.run.trained_model import ScriptModel
 from speedo.run.training import Training
 from speedo.run_dir.checkpoint_file import Checkpoint
 from speedo.storage.base import Store
+from speedo.storage.shared_memory.folder import room_for
 from speedo.vectors.transfer import take_history
 from speedo.vectors.vector import Vector
 
@@ -136,6 +138,7 @@ class ScriptStart:
         trained = ScriptModel(
             model.layout, first, None if resume is None else replace(resume, histories={})
         )
+        self._require_room(room_for(settings.workers, model.layout.nbytes))
         training = build_training(
             self._config,
             replace(self._parts, settings=settings),
@@ -148,6 +151,13 @@ class ScriptStart:
         )
         self._built(training)
         return training
+
+    def _require_room(self, needed: int) -> None:
+        problem = too_little_memory(self._parts.settings, needed)
+        if problem and not self._parts.settings.redis_url:
+            raise ClusterError(f"{problem}: make room there, or install redis-server")
+        if problem:
+            self._parts.board.notice(f"{problem}: vectors that find no room go through Redis")
 
     def _first_weights(self, model: FirstModel) -> Vector:
         if self._arrays is not None:

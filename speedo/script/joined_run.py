@@ -35,14 +35,15 @@ from speedo.monitor.callbacks import (
     WorkerJoined,
     WorkerLeft,
 )
-from speedo.run.host_memory import host_centers
-from speedo.run.open_store import is_near, run_store, server_stores
+from speedo.run.host_memory import host_centers, too_little_memory
+from speedo.run.open_store import is_near, overlaps, run_store, server_stores
 from speedo.run.script_link import VARIABLE, Hello, Start, address_in
 from speedo.script.alone import OwnBook
 from speedo.script.collectives import HostCollectives
 from speedo.script.events import ScriptEvents
 from speedo.script.gradients import GradientTurns, check_exchange, exchanges_gradients
 from speedo.script.kept_state import KeptState
+from speedo.script.publisher import Publisher
 from speedo.script.turns import TurnSource
 from speedo.transport.channel import refusal
 from speedo.vectors.npz import write_arrays
@@ -50,6 +51,7 @@ from speedo.vectors.transfer import put_history, take_history
 from speedo.vectors.vector import Blob, Vector
 from speedo.worker.array_weights import ArrayWeights
 from speedo.worker.driven_turn import DrivenWorker
+from speedo.worker.overlapping_driven_turn import OverlappingDrivenWorker
 from speedo.worker.share import Share
 from speedo.worker.weights import Weights
 
@@ -136,6 +138,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         self._start: Start | None = None
         self._turns: TurnSource | None = None
         self._worker: DrivenWorker | None = None
+        self._publisher: Publisher | None = None  # of results, where turns overlap
         self._own = OwnBook()
         self._collectives = HostCollectives("", 0, 1, 0.0)
         self._kept = KeptState(stepped)
@@ -344,6 +347,8 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         worker = self._worker
         if worker is not None and worker.command is not None and worker.steps:
             self._end_turn()
+        if self._publisher is not None:
+            self._publisher.close()
         version = self._turns.done(self._events.look)
         self._events.look()
         if version is None:
@@ -392,6 +397,9 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         assert self._first is not None
         store = run_store(place.redis_url, settings)
         if place.worker == 0:
+            problem = too_little_memory(settings, layout.nbytes)
+            if problem and not place.redis_url:
+                raise ConfigError(f"{problem}: make room there, or install redis-server")
             put_history(store, settings.keyspace, 0, FIRST, self._first.tobytes())
         if not is_near(settings.near):
             raise ConfigError(
@@ -402,7 +410,8 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         except EOFError:  # the run has ended before it began
             self.should_stop = True
             return
-        self._worker = DrivenWorker(
+        ahead = overlaps(settings)
+        self._worker = (OverlappingDrivenWorker if ahead else DrivenWorker)(
             settings.keyspace,
             place.worker,
             place.incarnation,
@@ -411,11 +420,15 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
             time.monotonic,
             settings.epoch,
             compression=settings.compression,
-            servers=server_stores(servers, settings),
+            outgoing=run_store(place.redis_url, settings) if ahead else None,
+            servers=server_stores(servers, settings, both_ways=ahead),
             host=host_centers(settings, replace(place, servers=servers), layout),
         )
         if self._gradients is not None:
             self._gradients.open(self._worker, Path(os.environ[VARIABLE]).parent)
+        if isinstance(self._worker, OverlappingDrivenWorker):
+            self._turns.read_ahead(self._worker.fetch_ahead)
+            self._publisher = Publisher(self._turns, self._share)
         present = layout.zeros()
         self._weights.read_weights(present)
         present -= self._first
@@ -433,6 +446,8 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
             return not self.should_stop
         assert self._turns is not None
         assert self._worker is not None
+        if self._publisher is not None:
+            self._publisher.give_back_what_is_lost()
         while self._worker.command is None and not self.should_stop:
             command = self._turns.next()
             if command is None:
@@ -455,6 +470,9 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         assert command is not None
         taken = self._taken()
         records = tuple((one.epoch, one.start, one.stop) for one in taken)
+        if isinstance(self._worker, OverlappingDrivenWorker):
+            assert self._publisher is not None
+            return self._publisher.publish(self._worker.end_later(records), command, taken)
         try:
             self._turns.answer(self._worker.end(records))
         except LOST as problem:
@@ -485,7 +503,10 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
             return self._own.lease(request)
         try:
             if self._gradients is None or request.waits:
-                return self._turns.lease(request)
+                answer = self._turns.lease(request)
+                # With turns in the background it leaves, instead of waiting for what others hold.
+                waits = answer is NoLease.WAIT and self._publisher is None
+                return answer if waits or isinstance(answer, Lease) else NoLease.OVER
             return self._gradients.lease(request, self._turns, self._share)
         except (EOFError, OSError):
             print("speedo: the run is gone", file=sys.stderr)
@@ -512,6 +533,9 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         Longer than a part of the timeout only if what is yielded is called now and then.
         """
         worker, turns = self._worker, self._turns
+        if self._publisher is not None:  # turns go on in the background
+            yield lambda: None
+            return
         if worker is not None and worker.command is not None and worker.steps:
             self._end_turn()
         if worker is None or turns is None or not self._has_turn():

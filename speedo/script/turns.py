@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
 from typing import Final
 
 from speedo.errors import ConfigError
@@ -22,6 +24,7 @@ from speedo.run.script_link import (
     ToScript,
 )
 from speedo.transport.channel import WorkerChannel
+from speedo.vectors.exchange import PATIENCE_S
 
 LOOK_S: Final = 0.2  # between two calls of what is done while the end of the run is waited for
 
@@ -41,6 +44,7 @@ class TurnSource:
         self._channel: WorkerChannel | None = None
         self._commands: Iterator[Train | SaveState] = iter(())
         self._final: int | None = None
+        self._reader: threading.Thread | None = None
 
     def begin(self, hello: Hello) -> tuple[ServerAddress, ...]:
         """Say what is trained, and open the channel; where the servers of the center are, if it has any.
@@ -84,6 +88,22 @@ class TurnSource:
             self._channel.answer(self._save(command))
         return None
 
+    def read_ahead(self, prepare: Callable[[Train], None]) -> None:
+        """From now on commands are taken in a thread, where `prepare` is called for each turn."""
+        commands, there = self._commands, SimpleQueue[Train | SaveState | None]()
+
+        def read() -> None:
+            with suppress(OSError):  # the script has left, and the channel is closed
+                for command in commands:
+                    if isinstance(command, Train):
+                        prepare(command)
+                    there.put(command)
+            there.put(None)
+
+        self._reader = threading.Thread(target=read, name="ahead", daemon=True)
+        self._reader.start()
+        self._commands = iter(there.get, None)
+
     def answer(self, message: Trained | Refused) -> None:
         """What came of the turn."""
         assert self._channel is not None
@@ -118,6 +138,8 @@ class TurnSource:
                     self._link.send(self._save(message))
             elif isinstance(message, RunOver):
                 self._final = message.version
+        if self._reader is not None:  # it may still fetch
+            self._reader.join(PATIENCE_S)
         return self._final
 
     def close(self) -> None:

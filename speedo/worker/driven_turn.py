@@ -56,22 +56,27 @@ class DrivenWorker(Participant):
 
     def end(self, records: Records = ()) -> Trained:
         """Publish what the turn has come to; `records` are those that it trained on."""
-        command = self.command
+        done, command = self._ended(records), self.command
         assert command is not None
-        assert self.steps > 0
         computed = self.clock()
-        leads = command.team is None or command.team.leader == self.worker
-        if leads:
+        if done.has_payload:
             payload = self._memory_for(command)
             self._take(command, payload)
             self._publish(command, payload)
         self.command = None
         reached("worker-pushed")
+        return replace(done, timings={**done.timings, "publish": self.clock() - computed})
+
+    def _ended(self, records: Records) -> Trained:
+        """The turn's result, which is not published yet."""
+        command = self.command
+        assert command is not None
+        assert self.steps > 0
         timings = {
             "fetch": self._fetched - self._began,
-            "compute": computed - self._fetched,
-            "publish": self.clock() - computed,
+            "compute": self.clock() - self._fetched,
         }
+        leads = command.team is None or command.team.leader == self.worker
         losses = self._losses
         loss = math.fsum(losses) / len(losses) if losses else math.nan
         done = Trained(self.worker, self.incarnation, command.ticket, loss, self._of_turn, timings)

@@ -16,12 +16,14 @@ from typing import Final
 
 import numpy as np
 
+from speedo.engines.base import Engine
 from speedo.errors import PayloadError
 from speedo.failpoints import reached
 from speedo.messages import Train, Trained
 from speedo.sgd_modes.rules import add_scaled
 from speedo.vectors.transfer import Seen
 from speedo.vectors.vector import Blob, Kind, Layout, Vector
+from speedo.worker.participant import Participant
 from speedo.worker.turn import Worker
 
 BUFFERS: Final = 2  # one turn is published, or added to the next one's center, while another is fetched or computed
@@ -92,19 +94,18 @@ class Computed:
 
 
 @dataclass
-class OverlappingWorker(Worker):
-    """A `Worker` in three stages: `fetch`, `compute`, `publish`. A failed one ends its turn, and the one after it."""
+class OverlappingParticipant(Participant):
+    """A participant that fetches and publishes apart from what it computes.
+
+    Each stage of the turns goes in their order. A failed one ends its turn, and the one after it.
+    """
 
     _kept: dict[int, TurnBuffer] = field(default_factory=dict, init=False)  # results, by ticket
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._buffers = TurnBuffers(self.engine.layout)
+        self._buffers = TurnBuffers(self.weights.layout)
         self._statistics = threading.Lock()  # of a payload; a codec sets them aside for a moment
-
-    def turn(self, command: Train) -> Trained:
-        """All three stages, one after the other."""
-        return self.publish(command, self.compute(command, self.fetch(command)))
 
     def fetch(self, command: Train) -> Fetched:
         """Get the turn's center out of the store, or find it there."""
@@ -119,37 +120,20 @@ class OverlappingWorker(Worker):
             raise
         return Fetched(buffer, seen, self.clock() - began)
 
-    def compute(self, command: Train, fetched: Fetched) -> Computed:
-        """Load the center, train, and leave the result in the turn's memory."""
-        began = self.clock()
-        buffer = fetched.buffer
-        try:
-            self._load(command, fetched)
-            loaded = self.clock()
-            reached("worker-fetched")
-            loss = self._train(command, buffer.vector)
-        except BaseException:
-            self._buffers.give_back(buffer)
-            raise
-        samples = command.steps * self.engine.samples_per_step
-        self.samples += samples
+    def _keep(self, command: Train, buffer: TurnBuffer) -> None:
+        """The result is in this memory: to be published, and to be added to the next turn's center."""
         self._buffers.share(buffer)
         self._kept[command.ticket] = buffer
-        timings = {"fetch": fetched.seconds + loaded - began, "compute": self.clock() - loaded}
-        return Computed(buffer, loss, samples, timings)
 
-    def publish(self, command: Train, computed: Computed) -> Trained:
-        """Put the result into the store."""
+    def _put(self, command: Train, buffer: TurnBuffer) -> float:
+        """Put the result in this memory into the store; the seconds that it took."""
         began = self.clock()
         try:
-            self._publish(command, computed.buffer.vector)
+            self._publish(command, buffer.vector)
         finally:
-            self._buffers.give_back(computed.buffer)
+            self._buffers.give_back(buffer)
         reached("worker-pushed")
-        timings = {**computed.timings, "publish": self.clock() - began}
-        return Trained(
-            self.worker, self.incarnation, command.ticket, computed.loss, computed.samples, timings
-        )
+        return self.clock() - began
 
     def _load(self, command: Train, fetched: Fetched) -> None:
         needed = 0
@@ -178,9 +162,12 @@ class OverlappingWorker(Worker):
             np.copyto(memory, center)
             center = memory
         if command.own.pending:
+            averages = [(place, memory[place].copy()) for place in self.weights.layout.averages]
             with self._statistics:
                 add_scaled(memory, self._kept[command.own.pending].vector, command.own.rate)
-        self.engine.load_weights(center)
+            for place, values in averages:  # of these a result has no change
+                memory[place] = values
+        self.weights.load_weights(center)
 
     def _catch_up(self, command: Train, fetched: Fetched, last: int) -> None:
         """The worker's half of a merge, for a result that it may have gone on from."""
@@ -190,6 +177,48 @@ class OverlappingWorker(Worker):
             raise PayloadError(f"its result of ticket {command.own.merged}, now merged, is gone")
         sent = None if command.own.merged == last else self._kept[command.own.merged].vector
         self._pull(center, command.moving_rate, sent)
+
+    def _encode(self, command: Train, payload: Vector) -> list[memoryview]:
+        if self.exchange.is_exact:
+            return super()._encode(command, payload)
+        with self._statistics:
+            return super()._encode(command, payload)
+
+
+@dataclass
+class OverlappingWorker(OverlappingParticipant, Worker):
+    """A `Worker` in three stages: `fetch`, `compute`, `publish`."""
+
+    weights: Engine
+
+    def turn(self, command: Train) -> Trained:
+        """All three stages, one after the other."""
+        return self.publish(command, self.compute(command, self.fetch(command)))
+
+    def compute(self, command: Train, fetched: Fetched) -> Computed:
+        """Load the center, train, and leave the result in the turn's memory."""
+        began = self.clock()
+        buffer = fetched.buffer
+        try:
+            self._load(command, fetched)
+            loaded = self.clock()
+            reached("worker-fetched")
+            loss = self._train(command, buffer.vector)
+        except BaseException:
+            self._buffers.give_back(buffer)
+            raise
+        samples = command.steps * self.engine.samples_per_step
+        self.samples += samples
+        self._keep(command, buffer)
+        timings = {"fetch": fetched.seconds + loaded - began, "compute": self.clock() - loaded}
+        return Computed(buffer, loss, samples, timings)
+
+    def publish(self, command: Train, computed: Computed) -> Trained:
+        """Put the result into the store."""
+        timings = {**computed.timings, "publish": self._put(command, computed.buffer)}
+        return Trained(
+            self.worker, self.incarnation, command.ticket, computed.loss, computed.samples, timings
+        )
 
     def _train(self, command: Train, memory: Vector) -> float:
         """Leaves the result in `memory`, which has the turn's start if that is needed."""
@@ -202,12 +231,6 @@ class OverlappingWorker(Worker):
 
         self.engine.change_weights(subtract)
         return loss
-
-    def _encode(self, command: Train, payload: Vector) -> list[memoryview]:
-        if self.exchange.is_exact:
-            return super()._encode(command, payload)
-        with self._statistics:
-            return super()._encode(command, payload)
 
 
 class TurnPipeline:

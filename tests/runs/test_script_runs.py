@@ -19,11 +19,12 @@ from speedo.master.lease_book import LeaseBook
 from speedo.master.leases import Leases
 from speedo.messages import Command, Event, Joined, Left, Train
 from speedo.monitor.console import plain_line
+from speedo.run.open_store import this_machine
 from speedo.run.run_parts import RunParts, run_parts
 from speedo.run.script_job import FirstModel, ScriptJob
 from speedo.run.script_resume import FormerRun
 from speedo.run.script_start import ScriptStart
-from speedo.run.settings import RunSettings
+from speedo.run.settings import Near, RunSettings
 from speedo.run.trained_model import ScriptModel
 from speedo.run.training import Training
 from speedo.run_dir.directory import create_run_dir
@@ -32,6 +33,7 @@ from speedo.vectors.transfer import put_history
 from speedo.vectors.vector import Blob, Layout, Vector
 from speedo.worker.turn import Worker
 from tests.runs.local import LocalCluster
+from tests.support.disks import small_disk
 from tests.support.every_mode import MODES, options_of
 
 BATCH, TURNS, SIZE = 4, 12, 8
@@ -62,13 +64,20 @@ class ScriptRun:
     """The parts of a run before its model is known."""
 
     def __init__(
-        self, run_dir: Path, workers: int = 3, former: FormerRun | None = None, **options: Any
+        self,
+        run_dir: Path,
+        workers: int = 3,
+        near: Near = Near(),  # noqa: B008
+        redis_url: str = "",
+        former: FormerRun | None = None,
+        **options: Any,
     ) -> None:
         self.config: RunConfig = make_config({"workers": workers, "split_batch": False, **options})
         job, store = ScriptJob(Path("/home/user/train.py"), ("--depth", "3")), MemoryStore()
         self.settings = RunSettings(
-            "here", "1", job, workers, (1,) * workers, seed=1, timeout_s=self.config.timeout
-        )
+            "here", "1", job, workers, (1,) * workers, seed=1, timeout_s=self.config.timeout,
+            near=near, redis_url=redis_url,
+        )  # fmt: skip
         self.cluster, resume = Scripts(), None if former is None else former.for_workers(workers)
         leases = Leases(LeaseBook(1) if former is None else former.book, print)
         self.parts: RunParts = run_parts(
@@ -192,6 +201,27 @@ def test_a_model_without_its_weights_is_refused_and_the_next_one_is_taken(tmp_pa
         run.start.take(0, model, nothing)
     run.first_weights()
     assert run.start.take(0, model, nothing) is not None
+
+
+@pytest.mark.parametrize("redis", ["", "redis://127.0.0.1"])
+def test_a_model_without_room_in_shared_memory_is_told_and_without_redis_refused(
+    tmp_path: Path, redis: str
+) -> None:
+    """It takes 3 vectors for each of 3 workers and 4 more, of 160 kB."""
+    disk, model = tmp_path / "disk", FirstModel((Blob("w", (40_000,)),), BATCH)
+    with small_disk(disk, "1M"):
+        near = Near(this_machine(), str(disk), by_memory=True)
+        run = ScriptRun(tmp_path / "run", near=near, redis_url=redis)
+        first = model.layout.zeros().tobytes()
+        put_history(run.parts.store, run.settings.keyspace, 0, 0, first)
+        told = "/dev/shm has 1.0 MB free, but a run with this model takes up to 2.1 MB: "
+        if redis:
+            assert run.start.take(0, model, nothing) is not None
+            way = "vectors that find no room go through Redis"
+            assert told + way in run.parts.status().notices
+        else:
+            with pytest.raises(ClusterError, match=f"{told}make room there, or install redis-s"):
+                run.start.take(0, model, nothing)
 
 
 def test_every_parameter_is_exported_by_its_name_and_shape(tmp_path: Path) -> None:

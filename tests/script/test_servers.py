@@ -1,4 +1,4 @@
-"""`speedo run --servers`: the center of a script is divided once worker 0 has brought its model."""
+"""`speedo run --servers` and `--overlap`: the center of a script is divided once worker 0 has brought its model."""
 
 from __future__ import annotations
 
@@ -82,11 +82,23 @@ def test_every_mode_trains_each_record_once_also_what_is_compressed(
     assert speedo.left() == []
 
 
-@pytest.mark.matrix
-def test_a_script_that_is_started_again_is_let_in_by_the_servers(
+def test_turns_that_overlap_train_each_record_once_and_all_are_merged(
     speedo: Commands, tmp_path: Path
 ) -> None:
-    process = run(speedo, "--mode", "async", str(SCRIPT), "16", "0.2")
+    words = ("--mode", "easgd", "--local-steps", "3", "--overlap", "all", str(SCRIPT), "16", "0.05")
+    lines, _ = ended(run(speedo, *words), tmp_path)
+    results = [line for line in lines if line["event"] == "result"]
+    # A worker's next turn is given out before its last one is merged.
+    assert max(Counter(one["staleness"] for one in results)) > 1
+    assert {line["decision"] for line in results} == {"merged"}
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("overlap", ["none", "all"])
+def test_a_script_that_is_started_again_is_let_in_by_the_servers(
+    speedo: Commands, tmp_path: Path, overlap: str
+) -> None:
+    process = run(speedo, "--mode", "async", "--overlap", overlap, str(SCRIPT), "16", "0.2")
     wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":6,', WAIT_S)
     asked = speedo.start("status", "--json")
     (told,) = json.loads(asked.communicate(timeout=WAIT_S)[0])["runs"]

@@ -28,8 +28,7 @@ class SharedMemory:
 
     def __enter__(self) -> SharedMemory:
         try:
-            status = os.statvfs(self._place)
-            if status.f_bavail * status.f_frsize < self._room_bytes:
+            if free_in(self._place) < self._room_bytes:
                 self.problem = (
                     f"{self._place} has less than {self._room_bytes / 1e6:.0f} MB to spare"
                 )
@@ -45,6 +44,12 @@ class SharedMemory:
     def __exit__(self, *_: object) -> None:
         if self._keeper is not None:
             self._keeper.communicate()  # the end of its input is its signal
+
+
+def free_in(folder: Path) -> int:
+    """Bytes that are free in the file system of this folder. Raises `OSError`."""
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
 
 
 def room_for(workers: int, model_bytes: int) -> int:
