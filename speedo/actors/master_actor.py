@@ -31,7 +31,7 @@ from speedo.master.lease_book import LeaseBook
 from speedo.master.leases import Leases
 from speedo.master.served_center import ServedCenter
 from speedo.master.slots import Assignment, ServerAddress
-from speedo.messages import StoreTrouble
+from speedo.messages import StoreTrouble, Tested
 from speedo.monitor.status import Status
 from speedo.run.build import build_training
 from speedo.run.caffe_snapshot import CaffeSnapshot, is_snapshot, read_snapshot
@@ -112,7 +112,8 @@ class MasterActor:
         if script:
             parts = run_parts(config, settings, run_dir, self._store, records)
             self._leases = Leases(LeaseBook(settings.seed), parts.board.notice)
-            self._start = ScriptStart(config, parts, self._cluster, self._leases)
+            self._tests = self._cluster.take_script()
+            self._start = ScriptStart(config, parts, self._cluster, self._leases, self._tests)
         else:
             resume = None if checkpoint is None else _read(checkpoint)
             model = CaffeModel(config, settings, resume, scratch)
@@ -276,6 +277,18 @@ class MasterActor:
     def lease(self, place: Assignment, request: LeaseRequest) -> Lease | NoLease:
         """Records that this worker's script may train next. Raises `ConfigError` for another data set."""
         return self._leases.lease(place.worker, place.incarnation, request)
+
+    def test_point(self, place: Assignment, number: int) -> bool:
+        """Whether this worker's script makes the test of this number."""
+        return self._tests.claim(place.worker, place.incarnation, number)
+
+    def version_to_test(self, place: Assignment) -> int | None:
+        """The version that it tests, which is kept until it has `tested` it; None if there is none."""
+        return self._tests.version(place.worker, place.incarnation, self._config.timeout)
+
+    def tested(self, place: Assignment, answer: Tested) -> None:
+        """What came of its test."""
+        self._tests.tested(place.worker, place.incarnation, answer)
 
     def ended(self, place: Assignment) -> None:
         """A worker's script has come to its end."""

@@ -22,7 +22,7 @@ from speedo.engines.native_failures import capture_stderr, describe_exit
 from speedo.errors import EngineError, SpeedoError
 from speedo.leases.lease import LeaseRequest
 from speedo.master.slots import Assignment
-from speedo.messages import RunsAt, SaveState, StateSaved
+from speedo.messages import RunsAt, SaveState, StateSaved, Tested
 from speedo.run.script_job import FirstModel, ScriptJob
 from speedo.run.script_link import (
     VARIABLE,
@@ -33,6 +33,8 @@ from speedo.run.script_link import (
     RunOver,
     Serve,
     Start,
+    TestPoint,
+    TestTurn,
     ToScript,
     address_in,
 )
@@ -190,8 +192,10 @@ class ScriptActor:
         match message:
             case Hello():
                 self._hello.put(message)
-            case LeaseRequest():
+            case LeaseRequest() | TestPoint():
                 threading.Thread(target=self._ask, args=(message,), daemon=True).start()
+            case Tested():
+                self._master.tested.remote(self._place, message)
             case Done():
                 import ray
 
@@ -199,12 +203,19 @@ class ScriptActor:
                 ray.get(self._master.ended.remote(self._place))
                 self._over.set()
 
-    def _ask(self, message: LeaseRequest) -> None:
+    def _ask(self, message: LeaseRequest | TestPoint) -> None:
         import ray
         from ray.exceptions import RayTaskError
 
+        master, place = self._master, self._place
         try:
-            self._tell(ray.get(self._master.lease.remote(self._place, message)))
+            if isinstance(message, LeaseRequest):
+                self._tell(ray.get(master.lease.remote(place, message)))
+            elif not message.pauses:
+                self._tell(TestTurn(ray.get(master.test_point.remote(place, message.number))))
+            else:
+                version = ray.get(master.version_to_test.remote(place))
+                self._tell(TestTurn(False) if version is None else TestTurn(True, version))
         except RayTaskError as error:
             cause = error.cause if isinstance(error.cause, SpeedoError) else error
             self._tell(Failed(first_line(cause)))

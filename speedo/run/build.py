@@ -21,6 +21,7 @@ from speedo.master.driver import Cluster, Driver, Limits
 from speedo.master.leases import Leases
 from speedo.master.observers import Observers
 from speedo.master.plan import Plan
+from speedo.master.script_tests import ScriptTests
 from speedo.master.served_center import ServedCenter
 from speedo.master.server_requests import Servers
 from speedo.master.stopping import Stopping, StopRules
@@ -55,10 +56,12 @@ def build_training(
     open_store: Callable[[], Store] | None = None,
     servers: Servers | None = None,
     leases: Leases | None = None,
+    tests: ScriptTests | None = None,
 ) -> Training:
     """`open_store` opens another connection, for the checkpoint thread; without it there are no checkpoints.
 
-    With `servers` these have the center, and the store only the workers' histories. `leases` are a script's.
+    With `servers` these have the center, and the store only the workers' histories. `leases` and
+    `tests` are a script's.
     """
     settings, run_dir, resume = parts.settings, parts.run_dir, model.resume
     fence, board = parts.fence, parts.board
@@ -149,7 +152,9 @@ def build_training(
         coordinator,
         center,
         cluster,
-        Observers(*(one for one in (board, log, exports, copies, leases) if one is not None)),
+        Observers(
+            *(one for one in (board, log, exports, copies, leases, tests) if one is not None)
+        ),
         time.monotonic,
         Limits(
             start_s=config.timeout,
@@ -157,7 +162,7 @@ def build_training(
             turn_s=config.timeout,
             test_s=TESTS_WAIT * config.timeout,
         ),
-        has_tester=spec.has_test,
+        has_tester=spec.has_test or tests is not None,
         snapshots=model.snapshots(run_dir, center, fence.require, server_history),
         checkpoints=keeper,
         diverged=saw_loss,

@@ -1,7 +1,7 @@
 """Between a worker's actor and the script that is its child: a unix socket in the worker's private folder.
 
-The script gets its place, says what it trains, and is told where its turns come from. Later it asks for records, and
-says when it has done its part.
+The script gets its place, says what it trains, and is told where its turns come from. Later it asks for records
+and tests, and says when it has done its part.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Final
 
 from speedo.leases.lease import Lease, LeaseRequest, NoLease
 from speedo.master.slots import Assignment
+from speedo.messages import Tested
 from speedo.run.settings import RunSettings
 from speedo.vectors.vector import Blob
 
@@ -57,6 +58,26 @@ class Serve:
 
 
 @dataclass(frozen=True, slots=True)
+class TestPoint:
+    """Of the script: it has come to its test of this number. Once it pauses for that, it asks again."""
+
+    __test__ = False  # pytest takes the name for a test's
+
+    number: int
+    pauses: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TestTurn:
+    """To the script: whether the test is its own, and, when it pauses, of which version."""
+
+    __test__ = False
+
+    own: bool
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """Of the script: it trains no more, though it may go on with other work."""
 
@@ -75,5 +96,5 @@ class Failed:
     problem: str
 
 
-FromScript = Hello | LeaseRequest | Done
-ToScript = Start | Serve | RunOver | Failed | Lease | NoLease
+FromScript = Hello | LeaseRequest | TestPoint | Tested | Done
+ToScript = Start | Serve | RunOver | Failed | Lease | NoLease | TestTurn

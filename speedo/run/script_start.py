@@ -13,6 +13,7 @@ from speedo.errors import ClusterError, MissingKeyError, PayloadError, TrainingS
 from speedo.master.driver import Cluster
 from speedo.master.leases import Leases
 from speedo.master.reasons import too_few_joined
+from speedo.master.script_tests import ScriptTests
 from speedo.run.build import build_training
 from speedo.run.run_parts import RunParts
 from speedo.run.script_job import FirstModel, ScriptJob
@@ -26,9 +27,15 @@ class ScriptStart:
     """Builds the training once; workers that come before the model wait. May be called from several threads."""
 
     def __init__(
-        self, config: RunConfig, parts: RunParts, cluster: Cluster, leases: Leases
+        self,
+        config: RunConfig,
+        parts: RunParts,
+        cluster: Cluster,
+        leases: Leases,
+        tests: ScriptTests,
     ) -> None:
         self._config, self._parts, self._cluster, self._leases = config, parts, cluster, leases
+        self._tests = tests
         self._training: Training | None = None
         self._waiting: dict[int, Callable[[], None]] = {}
         self._stopped = ""
@@ -81,7 +88,9 @@ class ScriptStart:
         settings = replace(self._parts.settings, spec=replace(job, batch=model.batch))
         parts = replace(self._parts, settings=settings)
         trained = ScriptModel(model.layout, self._first_weights(model))
-        return build_training(self._config, parts, trained, self._cluster, leases=self._leases)
+        return build_training(
+            self._config, parts, trained, self._cluster, leases=self._leases, tests=self._tests
+        )
 
     def _first_weights(self, model: FirstModel) -> Vector:
         try:

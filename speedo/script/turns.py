@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from speedo.errors import ConfigError
 from speedo.leases.lease import Lease, LeaseRequest, NoLease
-from speedo.messages import Pause, Refused, SaveState, StateSaved, Train, Trained
-from speedo.run.script_link import Done, Failed, FromScript, Hello, RunOver, Serve, ToScript
+from speedo.messages import Pause, Refused, SaveState, StateSaved, Tested, Train, Trained
+from speedo.run.script_link import (
+    Done,
+    Failed,
+    FromScript,
+    Hello,
+    RunOver,
+    Serve,
+    TestPoint,
+    TestTurn,
+    ToScript,
+)
 from speedo.transport.channel import WorkerChannel
 
 
@@ -60,10 +70,23 @@ class TurnSource:
         assert self._channel is not None
         self._channel.answer(message)
 
-    def pause(self, *, over: bool = False) -> None:
+    def pause(self, *, over: bool = False, tests: bool = False) -> None:
         """Give back the turn that was begun, and get no other until the pause is over."""
         assert self._channel is not None
-        self._channel.answer(Pause(*self._who, over))
+        self._channel.answer(Pause(*self._who, over, tests))
+
+    def version_to_test(self, number: int, *, pauses: bool) -> int | None:
+        """Whether this worker makes the test of this number: None if not. In the pause for it also the version."""
+        with suppress(EOFError, OSError):
+            answer = self._ask(TestPoint(number, pauses))
+            assert isinstance(answer, TestTurn)
+            return answer.version if answer.own else None
+        return None
+
+    def tested(self, version: int, metrics: Mapping[str, float], problem: str = "") -> None:
+        """What came of the test."""
+        with suppress(OSError):
+            self._link.send(Tested(version, metrics, problem))
 
     def done(self) -> int | None:
         """Say that nothing more is trained, and wait for the end of the run.

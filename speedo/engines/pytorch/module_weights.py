@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final, cast
 
 import numpy as np
@@ -77,6 +78,18 @@ class ModuleWeights:
         A step that PyTorch's `GradScaler` skips is none.
         """
         return self._given().register_step_post_hook(lambda *_: callback())
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """The module is in its `eval` mode and no gradient is kept; afterwards each part is in its own mode again."""
+        modes = [(part, part.training) for part in self._module.modules()]
+        self._module.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            for part, training in modes:
+                part.training = training
 
     def state(self) -> bytes:
         """The optimizer's state, for `load_state` of an equal optimizer."""
