@@ -63,11 +63,12 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A script gives back the turn that it has, and takes part in no other until one that is `over`."""
+    """A script gives back its turn, and takes part in no other until one that is `over`; it `tests` the center then."""
 
     worker: int
     incarnation: int
     over: bool = False
+    tests: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from speedo.master.lease_book import LeaseBook
 from speedo.master.leases import Leases
 from speedo.master.served_center import ServedCenter
 from speedo.master.slots import Assignment, ServerAddress
-from speedo.messages import StoreTrouble
+from speedo.messages import StoreTrouble, Tested
 from speedo.monitor.status import Status
 from speedo.run.build import build_training
 from speedo.run.caffe_snapshot import CaffeSnapshot, is_snapshot, read_snapshot
@@ -116,11 +116,13 @@ class MasterActor:
             parts = run_parts(config, settings, run_dir, self._store, records, resume)
             book = LeaseBook(settings.seed) if former is None else former.book
             self._leases = Leases(book, parts.board.notice)
+            self._tests = self._cluster.take_script()
             self._start = ScriptStart(
                 config,
                 parts,
                 self._cluster,
                 self._leases,
+                self._tests,
                 former,
                 open_store=lambda: impatient_store(settings),
                 servers=self._servers,
@@ -289,6 +291,18 @@ class MasterActor:
     def deal(self, place: Assignment, deal: DealRequest) -> Dealt:
         """Records that the team of this worker's script may train next. Raises as `lease`."""
         return self._leases.deal(place.worker, place.incarnation, deal)
+
+    def test_point(self, place: Assignment, number: int) -> bool:
+        """Whether this worker's script makes the test of this number."""
+        return self._tests.claim(place.worker, place.incarnation, number)
+
+    def version_to_test(self, place: Assignment) -> int | None:
+        """The version that it tests, which is kept until it has `tested` it; None if there is none."""
+        return self._tests.version(place.worker, place.incarnation, self._config.timeout)
+
+    def tested(self, place: Assignment, answer: Tested) -> None:
+        """What came of its test."""
+        self._tests.tested(place.worker, place.incarnation, answer)
 
     def ended(self, place: Assignment) -> None:
         """A worker's script has come to its end."""

@@ -19,6 +19,7 @@ from speedo.actors.tester_actor import VersionTests
 from speedo.actors.worker_actor import Ready
 from speedo.engines.evaluation import Share
 from speedo.master.fetch_pacing import Pace
+from speedo.master.script_tests import ScriptTests
 from speedo.messages import (
     Command,
     Evaluate,
@@ -86,6 +87,7 @@ class RayCluster:
         self._leaving: dict[int, Left] = {}  # by worker, until its results are there
         self.together: Callable[[], AbstractContextManager[None]] = nullcontext  # around several
         self.tests = VersionTests(new_tester, self._events.put, testers)
+        self.script_tests: ScriptTests | None = None
 
     # ------------------------------------------------------------ from anywhere
 
@@ -154,6 +156,11 @@ class RayCluster:
         for worker, incarnation in self.live():
             self._hang_up(worker, incarnation)
 
+    def take_script(self) -> ScriptTests:
+        """The run trains a script, which makes its tests itself."""
+        self.script_tests = ScriptTests(self._events.put)
+        return self.script_tests
+
     def stop(self, reason: str) -> None:
         self._events.put(StopAsked(reason))
 
@@ -161,7 +168,7 @@ class RayCluster:
 
     def send(self, command: Command) -> None:
         if isinstance(command, Evaluate):
-            self.tests.ask(command)
+            (self.script_tests or self.tests).ask(command)
         elif self._channels is not None and self._channels.send(command):
             return
         elif isinstance(command, Train):

@@ -23,7 +23,7 @@ from speedo.engines.native_failures import capture_stderr, describe_exit
 from speedo.errors import EngineError, SpeedoError
 from speedo.leases.lease import DealRequest, LeaseRequest
 from speedo.master.slots import Assignment, ServerAddress
-from speedo.messages import RunsAt, SaveState, StateSaved
+from speedo.messages import RunsAt, SaveState, StateSaved, Tested
 from speedo.run.open_store import overlaps, this_machine
 from speedo.run.script_job import FirstModel, ScriptJob
 from speedo.run.script_link import (
@@ -36,6 +36,8 @@ from speedo.run.script_link import (
     Serve,
     Start,
     StopRun,
+    TestPoint,
+    TestTurn,
     ToScript,
     address_in,
 )
@@ -219,8 +221,10 @@ class ScriptActor:
                 self._hello.put(message)
             case StateSaved():
                 self._saved.put(message)
-            case LeaseRequest() | DealRequest():
+            case LeaseRequest() | DealRequest() | TestPoint():
                 threading.Thread(target=self._ask, args=(message,), daemon=True).start()
+            case Tested():
+                self._master.tested.remote(self._place, message)
             case Done():
                 import ray
 
@@ -232,14 +236,21 @@ class ScriptActor:
 
                 ray.get(self._master.stop.remote(f"stopped by {cause}"))
 
-    def _ask(self, message: LeaseRequest | DealRequest) -> None:
+    def _ask(self, message: LeaseRequest | DealRequest | TestPoint) -> None:
         import ray
         from ray.exceptions import RayTaskError
 
+        master, place = self._master, self._place
         try:
-            master, deals = self._master, isinstance(message, DealRequest)
-            asked = (master.deal if deals else master.lease).remote(self._place, message)
-            self._tell(ray.get(asked))
+            if isinstance(message, LeaseRequest):
+                self._tell(ray.get(master.lease.remote(place, message)))
+            elif isinstance(message, DealRequest):
+                self._tell(ray.get(master.deal.remote(place, message)))
+            elif not message.pauses:
+                self._tell(TestTurn(ray.get(master.test_point.remote(place, message.number))))
+            else:
+                version = ray.get(master.version_to_test.remote(place))
+                self._tell(TestTurn(False) if version is None else TestTurn(True, version))
         except RayTaskError as error:
             cause = error.cause if isinstance(error.cause, SpeedoError) else error
             self._tell(Failed(first_line(cause)))

@@ -23,7 +23,17 @@ OPTIONS = (
     *("mode", "rule", "workers", "local_steps", "sync_when", "moving_rate", "delta_scale"),
     *("staleness_scaling", "phases", "backup_workers", "max_advance", "catch_up", "window"),
     *("compress", "compress_center", "run_dir", "redis", "same_node"),
-    *("threads", "bind", "stop_on_divergence", "max_seconds", "timeout", "join_timeout"),
+    *(
+        "threads",
+        "bind",
+        "stop_on_divergence",
+        "max_seconds",
+        "target",
+        "patience",
+        "best_by",
+        "timeout",
+        "join_timeout",
+    ),
     *("min_workers", "restarts", "servers", "overlap", "tensorboard", "metrics_port"),
     *("checkpoint_interval", "take_over"),
 )

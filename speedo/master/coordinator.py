@@ -124,8 +124,6 @@ class Coordinator(TurnBook):
                 self._on_tested(event, actions)
             case Elapsed() if not self.finished and (why := self.stopping.trained(event.seconds)):
                 self._finish(actions, complete=True, reason=why)
-            case _:
-                pass
         if not more:
             self._let_train(actions)
         if not self.finished:
@@ -167,6 +165,8 @@ class Coordinator(TurnBook):
         before, member.pauses = member.pauses, not event.over
         if member.pauses and not before:
             self._withdraw(event.worker, member, "it pauses", actions)
+        if event.tests and not self.finished:
+            self._evaluate(actions)
 
     def _withdraw(self, worker: int, member: Member, cause: str, actions: list[Action]) -> None:
         """To the strategy it has left. What it owes is not waited for."""

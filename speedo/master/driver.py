@@ -235,6 +235,8 @@ class Driver:
             self._on_tested(event)
         elif isinstance(event, Testing):
             self._wait_for_tests()
+        elif isinstance(event, Pause) and event.tests:
+            self._metrics.pop(self.center.version, None)  # a script may test it once more
         elif self.checkpoints is not None and isinstance(event, (StateSaved, Left)):
             self.checkpoints.saw(event)
         elif isinstance(event, Refused) and not event.blame:

@@ -17,6 +17,7 @@ from speedo.messages import (
     Joined,
     Left,
     Merge,
+    Pause,
     RunsAt,
     SetAside,
     Snapshotted,
@@ -248,6 +249,8 @@ class StatusBoard:
                 line = self._lines.setdefault(event.worker, _Line())
                 line.state, line.trouble = f"gone: {event.cause}", ""
                 line.runs_at = line.team = None
+            case Pause() if not event.over and event.worker in self._lines:
+                self._lines[event.worker].state = "testing" if event.tests else "waiting"
             case Trained():
                 self.results += 1
             case Testing():

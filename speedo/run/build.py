@@ -21,6 +21,7 @@ from speedo.master.driver import Cluster, Driver, Limits
 from speedo.master.leases import Leases
 from speedo.master.observers import Observers
 from speedo.master.plan import Plan
+from speedo.master.script_tests import ScriptTests
 from speedo.master.served_center import ServedCenter
 from speedo.master.server_requests import Servers
 from speedo.master.stopping import Stopping, StopRules
@@ -55,12 +56,13 @@ def build_training(
     open_store: Callable[[], Store] | None = None,
     servers: Servers | None = None,
     leases: Leases | None = None,
+    tests: ScriptTests | None = None,
     script_state: Callable[[], bytes] = lambda: b"",
 ) -> Training:
     """`open_store` opens another connection, for the checkpoint thread; without it there are no checkpoints.
 
-    With `servers` these have the center, and the store only the workers' histories. `leases` are a script's,
-    `script_state` is what a checkpoint has of it.
+    With `servers` these have the center, and the store only the workers' histories. `leases` and
+    `tests` are a script's, `script_state` is what a checkpoint has of it.
     """
     settings, run_dir, resume = parts.settings, parts.run_dir, model.resume
     fence, board = parts.fence, parts.board
@@ -155,7 +157,9 @@ def build_training(
         coordinator,
         center,
         cluster,
-        Observers(*(one for one in (board, log, exports, copies, leases) if one is not None)),
+        Observers(
+            *(one for one in (board, log, exports, copies, leases, tests) if one is not None)
+        ),
         time.monotonic,
         Limits(
             start_s=config.timeout,
@@ -163,7 +167,7 @@ def build_training(
             turn_s=config.timeout,
             test_s=TESTS_WAIT * config.timeout,
         ),
-        has_tester=spec.has_test,
+        has_tester=spec.has_test or tests is not None,
         snapshots=model.snapshots(run_dir, center, fence.require, server_history),
         checkpoints=keeper,
         diverged=saw_loss,

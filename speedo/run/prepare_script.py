@@ -32,11 +32,6 @@ def prepare_script(config: RunConfig, note: Callable[[str], None]) -> Prepared:
                 f"phase {number} ({phase.mode}): the script has its own optimizer, so lr, momentum, weight_decay and "
                 "batch are for it to change; leave them out of the phase"
             )
-        if phase.until:
-            problems.append(
-                f"phase {number} ({phase.mode}) ends by a test, and the run of a script has none; give its iterations, "
-                f"as in {phase.mode}:500"
-            )
     if not Path(path).is_file():
         problems.append(f"the script {path} is not a file; give the path of a Python script")
     if config.resume is not None and config.weights is not None:

@@ -1,7 +1,7 @@
 """Between a worker's actor and the script that is its child: a unix socket in the worker's private folder.
 
-The script gets its place, says what it trains, and is told where its turns come from. Later it asks for records, and
-says when it has done its part.
+The script gets its place, says what it trains, and is told where its turns come from. Later it asks for records
+and tests, and says when it has done its part.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 
 from speedo.leases.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
 from speedo.master.slots import Assignment, ServerAddress
-from speedo.messages import SaveState, StateSaved
+from speedo.messages import SaveState, StateSaved, Tested
 from speedo.run.script_job import ScriptJob
 from speedo.run.settings import RunSettings
 from speedo.vectors.vector import Blob
@@ -71,6 +71,26 @@ class Serve:
 
 
 @dataclass(frozen=True, slots=True)
+class TestPoint:
+    """Of the script: it has come to its test of this number. Once it pauses for that, it asks again."""
+
+    __test__ = False  # pytest takes the name for a test's
+
+    number: int
+    pauses: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TestTurn:
+    """To the script: whether the test is its own, and, when it pauses, of which version."""
+
+    __test__ = False
+
+    own: bool
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """Of the script: it trains no more. Until the run is over it waits, and saves its state when it is asked."""
 
@@ -96,5 +116,5 @@ class Failed:
     problem: str
 
 
-FromScript = Hello | LeaseRequest | DealRequest | Done | StateSaved | StopRun
-ToScript = Start | Serve | RunOver | Failed | Lease | NoLease | Dealt | SaveState
+FromScript = Hello | LeaseRequest | DealRequest | Done | StateSaved | StopRun | TestPoint | Tested
+ToScript = Start | Serve | RunOver | Failed | Lease | NoLease | Dealt | SaveState | TestTurn

@@ -19,6 +19,7 @@ from speedo.errors import (
 from speedo.master.driver import Cluster
 from speedo.master.leases import Leases
 from speedo.master.reasons import too_few_joined
+from speedo.master.script_tests import ScriptTests
 from speedo.master.server_requests import Servers
 from speedo.run.build import build_training
 from speedo.run.host_memory import too_little_memory
@@ -44,6 +45,7 @@ class ScriptStart:
         parts: RunParts,
         cluster: Cluster,
         leases: Leases,
+        tests: ScriptTests,
         former: FormerRun | None = None,
         open_store: Callable[[], Store] | None = None,
         servers: Servers | None = None,
@@ -63,6 +65,7 @@ class ScriptStart:
             self._resume = former.for_workers(config.workers)
             give_states_back(self._resume, parts.store, parts.settings.keyspace)
         self._arrays = first_arrays(config.weights)
+        self._tests = tests
         self._training: Training | None = None
         self._waiting: dict[int, Callable[[], None]] = {}
         self._stopped = ""
@@ -147,6 +150,7 @@ class ScriptStart:
             open_store=self._open_store,
             servers=self._servers,
             leases=self._leases,
+            tests=self._tests,
             script_state=lambda: state_bytes(model, self._leases.state()),
         )
         self._built(training)

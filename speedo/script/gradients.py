@@ -123,6 +123,11 @@ class GradientTurns:
         self._gradients.made += 1
 
     @property
+    def in_team(self) -> bool:
+        """Whether the present turn is one of a team."""
+        return self._in_team is not None
+
+    @property
     def _in_team(self) -> DrivenTeam | None:
         """The team, in a turn that is one of it."""
         return None if self._team is None or self._team.team is None else self._team

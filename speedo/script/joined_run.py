@@ -44,8 +44,9 @@ from speedo.script.events import ScriptEvents
 from speedo.script.gradients import GradientTurns, check_exchange, exchanges_gradients
 from speedo.script.kept_state import KeptState
 from speedo.script.publisher import Publisher
+from speedo.script.testing import Measure, in_words, measured, with_weights
 from speedo.script.turns import TurnSource
-from speedo.transport.channel import refusal
+from speedo.transport.channel import first_line, refusal
 from speedo.vectors.npz import write_arrays
 from speedo.vectors.transfer import put_history, take_history
 from speedo.vectors.vector import Blob, Vector
@@ -145,6 +146,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         self._share = Share(self._lease, self._wait, 0)
         self._epochs, self._steps, self._given = 0, 0, 0
         self._shares = False  # `share` was called
+        self._tested = 0  # calls of `test`
         self._asked: LeaseRequest | None = None
         self._loss: float | None = None
 
@@ -222,6 +224,45 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
     def report(self, loss: float) -> None:
         """Say the loss of the step that follows, for the log: with an optimizer, before its step."""
         self._loss = float(loss)
+
+    def test(self, measure: Measure) -> dict[str, float] | None:
+        """Test the center: one worker calls `measure` with its weights, a module in eval mode, without gradients.
+
+        `measure` returns numbers by their names, as `{"accuracy": 0.9}`; they are in the log, and returned. The first
+        worker that comes to its n-th call makes the n-th test, of the newest center, and has `--timeout` seconds for
+        it. The others get None at once, and go on. Raises `ConfigError` for what is no finite number.
+        """
+        number, self._tested = self._tested, self._tested + 1
+        if self._start is None:
+            metrics = measured(measure, self._stepped)
+            print(f"test at iteration {self.iteration}: {in_words(metrics)}", flush=True)
+            return metrics
+        if self._worker is None or self._turns is None:
+            raise ConfigError("run.test is called before the first run.share or run.step")
+        if self.should_stop or self._turns.version_to_test(number, pauses=False) is None:
+            return None
+        with self._paused(tests=True):
+            version = self._turns.version_to_test(number, pauses=True)
+            return None if version is None else self._test(version, measure)
+
+    def _test(self, version: int, measure: Measure) -> dict[str, float] | None:
+        assert self._worker is not None
+        assert self._turns is not None
+        metrics, problem = dict[str, float](), "its script has ended"
+        try:
+            center = self._weights.layout.zeros()
+            self._worker.exchange.fetch_center(version, center)
+            with with_weights(self._weights, center):
+                metrics, problem = measured(measure, self._stepped), ""
+        except (MissingKeyError, PayloadError, StoreUnavailableError) as error:
+            problem = first_line(error)
+            return None
+        except Exception as error:
+            problem = f"the script's test failed: {type(error).__name__}: {first_line(error)}"
+            raise
+        finally:
+            self._turns.tested(version, metrics, problem)
+        return metrics
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the present weights to an .npz file, an array for each name; worker 0 alone does."""
@@ -485,12 +526,16 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         assert self._worker is not None
         command = self._worker.command
         assert command is not None
+        self._drop_turn()
+        self._turns.answer(refusal(command, problem))
+
+    def _drop_turn(self) -> None:
+        assert self._worker is not None
         self._worker.command = None
         self._share.give_back(self._taken())
         self._given = self._share.given
         if self._gradients is not None:
             self._gradients.part()
-        self._turns.answer(refusal(command, problem))
 
     # ------------------------------------------------------------ records
 
@@ -527,7 +572,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
             self._share.give_back((answer,))
 
     @contextmanager
-    def _paused(self) -> Iterator[Callable[[], None]]:
+    def _paused(self, *, tests: bool = False) -> Iterator[Callable[[], None]]:
         """Publish what was trained, and let the others go on without this worker.
 
         Longer than a part of the timeout only if what is yielded is called now and then.
@@ -536,13 +581,14 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         if self._publisher is not None:  # turns go on in the background
             yield lambda: None
             return
-        if worker is not None and worker.command is not None and worker.steps:
+        in_team = self._gradients is not None and self._gradients.in_team
+        if worker is not None and worker.command is not None and worker.steps and not in_team:
             self._end_turn()
         if worker is None or turns is None or not self._has_turn():
             yield lambda: None
             return
-        worker.command = None  # it is given back
-        turns.pause()
+        self._drop_turn()
+        turns.pause(tests=tests)
         try:
             yield turns.pause
         finally:

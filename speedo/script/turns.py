@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
@@ -12,7 +12,7 @@ from typing import Final
 from speedo.errors import ConfigError
 from speedo.leases.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
 from speedo.master.slots import ServerAddress
-from speedo.messages import Pause, Refused, SaveState, StateSaved, Train, Trained
+from speedo.messages import Pause, Refused, SaveState, StateSaved, Tested, Train, Trained
 from speedo.run.script_link import (
     Done,
     Failed,
@@ -21,6 +21,8 @@ from speedo.run.script_link import (
     RunOver,
     Serve,
     StopRun,
+    TestPoint,
+    TestTurn,
     ToScript,
 )
 from speedo.transport.channel import WorkerChannel
@@ -109,10 +111,23 @@ class TurnSource:
         assert self._channel is not None
         self._channel.answer(message)
 
-    def pause(self, *, over: bool = False) -> None:
+    def pause(self, *, over: bool = False, tests: bool = False) -> None:
         """Give back the turn that was begun, and get no other until the pause is over."""
         assert self._channel is not None
-        self._channel.answer(Pause(*self._who, over))
+        self._channel.answer(Pause(*self._who, over, tests))
+
+    def version_to_test(self, number: int, *, pauses: bool) -> int | None:
+        """Whether this worker makes the test of this number: None if not. In the pause for it also the version."""
+        with suppress(EOFError, OSError):
+            answer = self._ask(TestPoint(number, pauses))
+            assert isinstance(answer, TestTurn)
+            return answer.version if answer.own else None
+        return None
+
+    def tested(self, version: int, metrics: Mapping[str, float], problem: str = "") -> None:
+        """What came of the test."""
+        with suppress(OSError):
+            self._link.send(Tested(version, metrics, problem))
 
     def stop(self, cause: str) -> None:
         """Have the run end; `cause` completes "stopped by"."""

@@ -293,6 +293,42 @@ def test_a_worker_cannot_report_what_it_does_not_hold() -> None:
     assert repr(book) == before
 
 
+def test_a_worker_that_waits_gets_what_comes_back() -> None:
+    book = book_with(0, 1)
+    assert book.lease(0, 1, ask(count=6)) == Lease(0, 0, 6)
+    assert book.lease(1, 1, ask(count=6)) == Lease(0, 6, 10)
+    book.trained(1, 1, 1, [Lease(0, 6, 10)])
+    book.merged(1)
+    assert book.lease(1, 1, ask(waits=True)) is NoLease.WAIT
+    assert not book.is_over
+    book.left(0, 1)
+    assert book.lease(1, 1, ask(count=6, waits=True)) == Lease(0, 0, 6)
+    book.trained(1, 1, 2, [Lease(0, 0, 6)])
+    assert book.lease(1, 1, ask(waits=True)) is NoLease.WAIT  # it may be dropped
+    book.merged(2)
+    assert book.is_over
+    assert book.lease(1, 1, ask(waits=True)) is NoLease.OVER
+
+
+def test_workers_that_wait_for_each_other_end() -> None:
+    """Each has records of which its script made no step, as when it steps after every second batch."""
+    book = book_with(0, 1)
+    book.lease(0, 1, ask(count=5))
+    book.lease(1, 1, ask(count=5))
+    assert book.lease(0, 1, ask()) is NoLease.WAIT  # the loop may still have it to train
+    assert book.lease(0, 1, ask(waits=True)) is NoLease.WAIT
+    assert book.lease(1, 1, ask(waits=True)) is NoLease.OVER
+    assert book.lease(0, 1, ask(waits=True)) is NoLease.OVER
+
+
+def test_where_the_number_of_epochs_is_unknown_the_book_is_never_over() -> None:
+    book = book_with(0)
+    book.lease(0, 1, ask(count=10, epochs=0))
+    book.trained(0, 1, 1, [Lease(0, 0, 10)])
+    book.merged(1)
+    assert not book.is_over
+
+
 def test_the_book_of_a_million_records_stays_small() -> None:
     book, million = book_with(0, 1, 2), ask(records=1_000_000, count=100)
     most, ticket = 0, 0

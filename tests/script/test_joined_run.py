@@ -24,6 +24,19 @@ def test_each_epoch_has_every_record_once() -> None:
     assert seen[0] != seen[1]
 
 
+def test_records_of_which_no_step_was_made_do_not_keep_the_loop_waiting() -> None:
+    """A script that steps after every second batch of five."""
+    w = np.zeros(2, np.float32)
+    given = 0
+    with speedo.join({"w": w}) as run:
+        for _ in run.epochs(1):
+            for number, _ in enumerate(run.share(np.arange(10), batch=2)):
+                given += 1
+                if number % 2:
+                    run.step()
+    assert given == 5
+
+
 def test_code_deep_in_a_script_finds_the_run() -> None:
     with pytest.raises(ConfigError, match="no run is joined here"):
         speedo.current()

@@ -149,10 +149,6 @@ def test_a_script_that_fails_after_the_training_is_told(speedo: Commands, tmp_pa
     [
         (["nothing.py"], "nothing.py is not a file; give the path of a Python script"),
         (["--mode", "hybrid", "--phase", "async:9,lr=0.1", str(SCRIPT)], "has its own optimizer"),
-        (
-            ["--mode", "hybrid", "--phase", "sync:accuracy>=0.5", "--phase", "async", str(SCRIPT)],
-            "phase 1 (sync) ends by a test, and the run of a script has none",
-        ),
         (["--workers", "0", str(SCRIPT)], "workers is 0: use 1 to"),
     ],
 )

@@ -105,6 +105,13 @@ def test_a_host_with_the_wheels_alone_is_ready(tmp_path: Path) -> None:
     )
     assert trained.returncode == 0, trained.stderr[-2000:]
     assert Path(trained.stdout.splitlines()[-1]).is_relative_to(host / "runs")
+    for example in ("logistic.py", "fashion_mnist.py"):
+        shutil.copy(ROOT / "examples" / example, host)
+    words = ("--workers", "2", "--mode", "easgd", "--local-steps", "10", "logistic.py")
+    scripts = run(speedo, "run", *words, folder=host)
+    assert scripts.returncode == 0, scripts.stderr[-2000:]
+    assert re.search(r"^accuracy 0\.[78]\d+$", scripts.stderr, re.MULTILINE), scripts.stderr
+    assert Path(scripts.stdout.splitlines()[-1]).name == "model.npz"
 
 
 @pytest.mark.caffe

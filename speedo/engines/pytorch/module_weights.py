@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, cast
 
 import numpy as np
@@ -92,6 +93,18 @@ class ModuleWeights:
     def gradients(self) -> ModuleGradients:
         """The gradients that the optimizer steps with."""
         return ModuleGradients(self._module, self._given(), self.layout)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """The module is in its `eval` mode and no gradient is kept; afterwards each part is in its own mode again."""
+        modes = [(part, part.training) for part in self._module.modules()]
+        self._module.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            for part, training in modes:
+                part.training = training
 
     def state(self) -> bytes:
         """The optimizer's state, for `load_state` of an equal optimizer."""

@@ -1,0 +1,40 @@
+"""Fits a line, and tests after each epoch what the run has come to; its argument says what goes wrong in the tests."""
+
+import os
+import sys
+import time
+
+import numpy as np
+
+import speedo
+
+fault = sys.argv[1] if len(sys.argv) > 1 else "none"
+random = np.random.default_rng(3)
+x = random.standard_normal((240, 3)).astype(np.float32)
+y = x @ np.array([1, -2, 3], np.float32)
+w = np.zeros(3, np.float32)
+
+
+def measure():
+    if fault == "dies" and run.rank == 1:
+        os.kill(os.getpid(), 9)
+    time.sleep(0.5)
+    return {"loss": float(((x @ w - y) ** 2).mean()), "first": w[0]}
+
+
+with speedo.join({"w": w}) as run:
+    for epoch in run.epochs(3):
+        for some, right in run.share((x, y), batch=8):
+            if fault == "dies":  # worker 1 comes to the first test first
+                time.sleep(0.05 if run.rank == 1 else 0.2)
+            error = some @ w - right
+            np.subtract(w, 0.05 * (some.T @ error) / len(error), out=w)
+            run.step(loss=float((error**2).mean()))
+            if fault == "dies" and run.rank == 1 and run.iteration > 10:
+                break
+        before = w.copy()
+        found = run.test(measure)
+        if found is not None:
+            print("measured", run.rank, epoch, round(found["loss"], 4), flush=True)
+        assert np.array_equal(w, before)
+print("stopped" if run.should_stop else "fitted", run.rank, flush=True)
