@@ -89,12 +89,15 @@ class RayCluster:
 
     def join(self, worker: int, incarnation: int, handle: Any, ready: Ready) -> None:
         """A worker that is ready, near to the master or not; one that was let go meanwhile stays out."""
-        if ready.near and self._channels is not None:
-            serving = handle.serve.remote(self._channels.folder, worker, incarnation).future()
+        channels = self._channels if ready.near else None
+        if channels is not None or ready.model is not None:  # a script's end is that of this call
+            folder = "" if channels is None else channels.folder
+            serving = handle.serve.remote(folder, worker, incarnation).future()
             serving.add_done_callback(
                 lambda done: self._aloud(self._served, worker, incarnation, done.exception())
             )
-            opened = self._channels.wait_for(worker, incarnation, gone=serving.done)
+        if channels is not None:
+            opened = channels.wait_for(worker, incarnation, gone=serving.done)
             if not opened and not serving.done():  # no turn would reach it
                 cause = f"its channel did not open within {CONNECT_S:.0f} s"
                 self.lost(worker, incarnation, cause)

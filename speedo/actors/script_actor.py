@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,7 +23,8 @@ from speedo.engines.native_failures import capture_stderr, describe_exit
 from speedo.errors import EngineError, SpeedoError
 from speedo.leases.lease import LeaseRequest
 from speedo.master.slots import Assignment
-from speedo.messages import RunsAt, SaveState, StateSaved
+from speedo.messages import Refused, RunsAt, SaveState, StateSaved, Train, Trained
+from speedo.run.open_store import is_near
 from speedo.run.script_job import FirstModel, ScriptJob
 from speedo.run.script_link import (
     VARIABLE,
@@ -45,7 +47,8 @@ from speedo.vectors.vector import Layout
 JOIN_S: Final = 0.2  # between two looks whether a script that has not joined yet still lives
 END_S: Final = 5.0  # for a script to end that has left the run
 LAST_LINE: Final = 4096  # bytes of a log in which the last line is looked for
-ROOM: Final = 5  # threads: start, serve, turn, and two who ask
+ROOM: Final = 6  # threads: start, serve, turn, save_state, and two who ask
+TOLD_S: Final = 5.0  # for `serve` to tell the master first how a script ended
 
 
 class ScriptActor:
@@ -58,6 +61,9 @@ class ScriptActor:
         self._ended = threading.Event()  # its process has ended
         self._done, self._status = False, 0
         self._hello: SimpleQueue[Hello | None] = SimpleQueue()
+        self._turns: SimpleQueue[Trained | Refused | None] = SimpleQueue()
+        self._states: SimpleQueue[StateSaved | None] = SimpleQueue()
+        self._final: int | None = None  # the version that the run came to
 
     def process(self) -> int:
         return os.getpid()
@@ -94,6 +100,8 @@ class ScriptActor:
             self._link = self._accepted(listener)
         threading.Thread(target=self._listen, daemon=True).start()
         self._tell(Start(settings.for_others(), place, settings.spec.in_rounds))
+        if self._final is not None:
+            self._tell(RunOver(self._final))
         hello = self._hello.get()
         if hello is None:
             raise EngineError(self._cause())
@@ -103,7 +111,7 @@ class ScriptActor:
             runs_at,
             hello.batch,
             layout.digest,
-            near=True,
+            near=is_near(settings.near),
             model=FirstModel(hello.blobs, hello.batch),
         )
 
@@ -119,20 +127,37 @@ class ScriptActor:
         )
 
     def serve(self, folder: str, worker: int, incarnation: int) -> None:
-        """Have the script take its turns from this channel; returns when it trains no more."""
+        """Have the script take its turns from this channel, or else of `turn`; returns when it trains no more."""
         self._tell(Serve(folder))
         self._over.wait()
         if not self._done:
             raise EngineError(self._cause())
 
+    def turn(self, command: Train) -> Trained | Refused:
+        """Have the script do a turn, where it has no channel."""
+        self._tell(command)
+        while (answer := self._turns.get()) is not None:
+            if answer.ticket == command.ticket:
+                return answer
+        self._turns.put(None)
+        if not self._done:
+            time.sleep(TOLD_S)
+        raise EngineError(self._cause())
+
     def save_state(self, command: SaveState) -> StateSaved:
-        """Scripts have no checkpoints yet."""
-        place = (command.worker, command.incarnation, command.version)
-        return StateSaved(*place, problem="a script keeps its own state")
+        """Have the script save its state, where it has no channel."""
+        self._tell(command)
+        while (answer := self._states.get()) is not None:
+            if answer.version == command.version:
+                return answer
+        self._states.put(None)
+        raise EngineError(self._cause())
 
     def over(self, version: int) -> None:
         """The run is over; this version of the center is what it came to."""
-        self._tell(RunOver(version))
+        self._final = version
+        if self._link is not None:
+            self._tell(RunOver(version))
 
     def wait(self) -> str:
         """Wait until the script's process has ended; why that was no good end, if so."""
@@ -177,7 +202,12 @@ class ScriptActor:
         self._hello.put(None)
         if not self._done:
             self._ended.wait()
+        self._no_more_turns()
+
+    def _no_more_turns(self) -> None:
         self._over.set()
+        self._turns.put(None)
+        self._states.put(None)
 
     def _heard(self, message: FromScript) -> None:
         match message:
@@ -185,12 +215,16 @@ class ScriptActor:
                 self._hello.put(message)
             case LeaseRequest():
                 threading.Thread(target=self._ask, args=(message,), daemon=True).start()
+            case Trained() | Refused():
+                self._turns.put(message)
+            case StateSaved():
+                self._states.put(message)
             case Done():
                 import ray
 
                 self._done = True
                 ray.get(self._master.ended.remote(self._place))
-                self._over.set()
+                self._no_more_turns()
 
     def _ask(self, message: LeaseRequest) -> None:
         import ray

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from speedo.cli.run_options import GroupedCommand, options_named, under
+from speedo.cli.run_options import GroupedCommand, options_named, ray_options, under
 from speedo.cli.train import run_with
 from speedo.config.run_config import RUN
 
@@ -33,7 +33,13 @@ FIXED = {
 }
 
 
-@click.command(cls=GroupedCommand, context_settings={"allow_interspersed_args": False})
+class ScriptCommand(GroupedCommand):
+    """Its words after the script are the script's, and the original had no such command."""
+
+    translate = staticmethod(lambda words: (list(words), []))
+
+
+@click.command(cls=ScriptCommand, context_settings={"allow_interspersed_args": False})
 @options_named(*OPTIONS)
 @under(
     RUN,
@@ -49,6 +55,7 @@ FIXED = {
     metavar="N",
     help="Of the order of records that are shuffled.  [default: another in each run]",
 )
+@ray_options
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1)
 def run(script: Path, arguments: tuple[str, ...], **options: Any) -> None:
@@ -60,13 +67,16 @@ def run(script: Path, arguments: tuple[str, ...], **options: Any) -> None:
     \b
     speedo run --workers 4 --mode easgd --local-steps 10 train.py --epochs 3
 
-    What worker 0 prints is shown here, and the output of each is in the run directory, in logs/.
+    What worker 0 prints is shown here, and the output of each is in the run directory, in logs/. With --ray the
+    workers are actors on the nodes of a Ray cluster, of which this machine is one: SCRIPT is then in a folder that
+    all of them share.
     The last line of the output is the path of the trained model, an .npz file of NumPy.
     """
 
     def launch(config: RunConfig, watch: Progress) -> RunResult:
         from speedo.actors import launch as launcher
 
-        return launcher.train(config, watch)
+        return (launcher.train if config.ray is None else launcher.train_on_ray)(config, watch)
 
-    run_with(launch, {**options, **FIXED, "script": (str(script.absolute()), *arguments)})
+    words = (str(script.absolute()), *arguments)
+    run_with(launch, {**options, **FIXED, "own": True, "script": words})

@@ -57,8 +57,13 @@ def train(**options: Any) -> None:
 def master(token_file: Path | None, **options: Any) -> None:
     """Wait for workers from other machines, train with them, test, export, stop.
 
-    On each node run `speedo worker --master ADDRESS` with the same token file (mode 0600).
+    On each node run `speedo worker --master ADDRESS` with the same token file (mode 0600). With --own there is no
+    SOLVER: each node brings a script, by `speedo worker --master ADDRESS -- python train.py`.
     """
+    if options["own"]:
+        from speedo.cli.own_scripts import options_of_own
+
+        options = options_of_own(options)
 
     def launch(config: RunConfig, watch: Progress) -> RunResult:
         from speedo.actors import launch as launcher
@@ -83,13 +88,13 @@ def run_with(launch: Callable[[RunConfig, Progress], RunResult], options: dict[s
 
         options["resume"] = fetch_run(uri, options.pop("run_dir"), complain)
     config = make_config(options, file=file)
-    if not config.script:
+    if not config.own:
         config = with_engine(config, lambda line: say(line, err=True))
     require_for(config)
     with Progress(ErrorConsole()) as watch, traceback_kept(lambda: watch.run_dir):
         result = launch(config, watch)
     accuracy = "no test net" if config.final_test else "not tested at the end"
-    if config.script:
+    if config.own:
         accuracy = "trained"
     if result.accuracy is not None:
         accuracy = f"test accuracy {result.accuracy:.4f}"

@@ -310,10 +310,12 @@ class RunConfig(_Run):
     placement: Annotated[Literal["spread", "pack"], Option(
         "spread: workers on as many nodes as there are; pack: on as few as have room.",
         source="nodes share neither caches nor memory", group=RAY)] = "spread"
+    own: Annotated[bool, Option(
+        "Train scripts of your own instead of a solver: each host brings its own, by `speedo worker ... -- COMMAND`.",
+        group=MASTER)] = False
+    # Of the user's own, with its arguments, where all hosts have the same one; given together with `own`.
+    script: tuple[str, ...] = ()
     # fmt: on
-    script: tuple[
-        str, ...
-    ] = ()  # of the user's own, which every worker runs instead of Caffe, and its arguments
 
     @property
     def splits_batch(self) -> bool:

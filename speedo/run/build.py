@@ -168,7 +168,7 @@ def build_training(
     values = config_for_people(config, spec.path, settings.seed)
     if isinstance(spec, ScriptJob):
         values["script"] = values.pop("solver")
-        values["arguments"] = [hide_secrets(one) for one in spec.arguments]
+        values["arguments"] = [hide_secrets(one) for one in spec.words[2:]]
     try:
         write_config(run_dir, values)
         now_ours(run_dir)

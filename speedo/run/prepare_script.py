@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from speedo.config.run_config import RunConfig
 from speedo.errors import ConfigError
@@ -18,10 +19,11 @@ from speedo.system.cores import CoreOptions
 from speedo.vectors.codecs import Compression
 from speedo.version import VERSION
 
+HOSTS_OWN: Final = "each host's own script"
+
 
 def prepare_script(config: RunConfig, note: Callable[[str], None]) -> Prepared:
     """Check the options and the script, and create the run directory. Raises `ConfigError`."""
-    path, *arguments = config.script
     problems = []
     for number, phase in enumerate(config.phases, 1):
         if phase.has_own_values:
@@ -34,13 +36,20 @@ def prepare_script(config: RunConfig, note: Callable[[str], None]) -> Prepared:
                 f"phase {number} ({phase.mode}) ends by a test, and the run of a script has none; give its iterations, "
                 f"as in {phase.mode}:500"
             )
-    if not Path(path).is_file():
-        problems.append(f"the script {path} is not a file; give the path of a Python script")
+    if config.script and not Path(config.script[0]).is_file():
+        problems.append(
+            f"the script {config.script[0]} is not a file; give the path of a Python script"
+        )
     if problems:
         raise ConfigError(problems)
     run = secrets.token_hex(6)
     in_rounds = has_rounds(config.mode, *(phase.mode for phase in config.phases))
-    job = ScriptJob(Path(path), tuple(arguments), os.getcwd(), in_rounds)
+    if config.script:
+        job = ScriptJob(
+            Path(config.script[0]), ("python", *config.script), os.getcwd(), in_rounds=in_rounds
+        )
+    else:
+        job = ScriptJob(Path(HOSTS_OWN), in_rounds=in_rounds)
     if config.max_iter is not None:
         job = replace(job, max_iter=config.max_iter)
     settings = RunSettings(

@@ -18,7 +18,7 @@ import numpy as np
 from speedo.errors import ConfigError, MissingKeyError, PayloadError, StoreUnavailableError
 from speedo.leases.lease import Lease, LeaseRequest, NoLease
 from speedo.run.host_memory import host_centers
-from speedo.run.open_store import is_near, run_store
+from speedo.run.open_store import run_store
 from speedo.run.script_link import VARIABLE, Hello, Start, address_in
 from speedo.script.alone import OwnBook
 from speedo.script.collectives import HostCollectives
@@ -273,10 +273,6 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         store = run_store(place.redis_url, settings)
         if place.worker == 0:
             put_history(store, settings.keyspace, 0, FIRST, self._first.tobytes())
-        if not is_near(settings.near):
-            raise ConfigError(
-                "a script trains on the machine of its master: start it with speedo run"
-            )
         try:
             self._turns.begin(Hello(layout.blobs, batch))
         except EOFError:  # the run has ended before it began
