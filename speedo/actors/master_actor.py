@@ -29,6 +29,7 @@ from speedo.leases.lease import Lease, LeaseRequest, NoLease
 from speedo.master.fetch_pacing import Pace
 from speedo.master.lease_book import LeaseBook
 from speedo.master.leases import Leases
+from speedo.master.meeting import Meeting
 from speedo.master.served_center import ServedCenter
 from speedo.master.slots import Assignment, ServerAddress
 from speedo.messages import StoreTrouble
@@ -130,6 +131,7 @@ class MasterActor:
                 self._servers.use(training.layout, training.center.solver)
                 self._cluster.expect = training.center.expect
                 self._cluster.together = self._servers.together
+        self._meeting = Meeting(settings.workers, self._cause_of)
         self._parts, self._roster, self._board = parts, parts.roster, parts.board
         self._host_manager = HostManager(
             self._cluster,
@@ -276,6 +278,14 @@ class MasterActor:
     def lease(self, place: Assignment, request: LeaseRequest) -> Lease | NoLease:
         """Records that this worker's script may train next. Raises `ConfigError` for another data set."""
         return self._leases.lease(place.worker, place.incarnation, request)
+
+    def meet(self, place: Assignment, where: str) -> tuple[str, ...]:
+        """See `Meeting.meet`."""
+        return self._meeting.meet(place.worker, place.incarnation, where)
+
+    def _cause_of(self, worker: int, incarnation: int) -> str | None:
+        gone = self._cluster.gone(worker, incarnation)
+        return None if gone is None else gone.cause
 
     def ended(self, place: Assignment) -> None:
         """A worker's script has come to its end."""

@@ -264,7 +264,8 @@ class RayCluster:
                     told = f"workers on other machines fetch one after another, {1000 * gap:.1f} ms apart"
                     print(told, file=sys.stderr, flush=True)
         elif isinstance(error, RayTaskError):
-            self._events.put(refusal(command, error.cause))
+            if self.gone(worker, incarnation) is None:  # else nobody waits for it
+                self._events.put(refusal(command, error.cause))
         else:
             self._lost_soon(worker, incarnation, death_cause(error))
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 from speedo.actors.ray_node.session import users_environment
 from speedo.actors.worker_actor import Ready
 from speedo.engines.native_failures import capture_stderr, describe_exit
-from speedo.errors import EngineError, SpeedoError
+from speedo.errors import EngineError, SpeedoError, TeamBrokenError
 from speedo.leases.lease import LeaseRequest
 from speedo.master.slots import Assignment
 from speedo.messages import Refused, RunsAt, SaveState, StateSaved, Train, Trained
@@ -32,6 +32,8 @@ from speedo.run.script_link import (
     Failed,
     FromScript,
     Hello,
+    Meet,
+    Met,
     RunOver,
     Serve,
     Start,
@@ -213,7 +215,7 @@ class ScriptActor:
         match message:
             case Hello():
                 self._hello.put(message)
-            case LeaseRequest():
+            case LeaseRequest() | Meet():
                 threading.Thread(target=self._ask, args=(message,), daemon=True).start()
             case Trained() | Refused():
                 self._turns.put(message)
@@ -226,13 +228,18 @@ class ScriptActor:
                 ray.get(self._master.ended.remote(self._place))
                 self._no_more_turns()
 
-    def _ask(self, message: LeaseRequest) -> None:
+    def _ask(self, message: LeaseRequest | Meet) -> None:
         import ray
         from ray.exceptions import RayTaskError
 
         try:
-            self._tell(ray.get(self._master.lease.remote(self._place, message)))
+            if isinstance(message, Meet):
+                self._tell(Met(ray.get(self._master.meet.remote(self._place, message.place))))
+            else:
+                self._tell(ray.get(self._master.lease.remote(self._place, message)))
         except RayTaskError as error:
+            if isinstance(error.cause, TeamBrokenError):
+                return self._tell(Met((), str(error.cause)))
             cause = error.cause if isinstance(error.cause, SpeedoError) else error
             self._tell(Failed(first_line(cause)))
 

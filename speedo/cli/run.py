@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,10 @@ FIXED = {
 class ScriptCommand(GroupedCommand):
     """Its words after the script are the script's, and the original had no such command."""
 
-    translate = staticmethod(lambda words: (list(words), []))
+    @staticmethod
+    def translate(words: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Nothing is translated."""
+        return list(words), []
 
 
 @click.command(cls=ScriptCommand, context_settings={"allow_interspersed_args": False})

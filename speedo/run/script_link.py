@@ -63,6 +63,21 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
+class Meet:
+    """Of the script: it is at its first collective, or waits in one. Workers of one `place` share memory."""
+
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """To the script: the places of all workers, once all have come; or whose end has `broken` their collectives."""
+
+    places: tuple[str, ...]
+    broken: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class RunOver:
     """To the script: the run is over, and this version of the center is what it came to."""
 
@@ -76,5 +91,5 @@ class Failed:
     problem: str
 
 
-FromScript = Hello | LeaseRequest | Done | Trained | Refused | StateSaved
-ToScript = Start | Serve | RunOver | Failed | Lease | NoLease | Train | SaveState
+FromScript = Hello | LeaseRequest | Meet | Done | Trained | Refused | StateSaved
+ToScript = Start | Serve | Met | RunOver | Failed | Lease | NoLease | Train | SaveState

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +22,8 @@ from speedo.run.host_memory import host_centers
 from speedo.run.open_store import run_store
 from speedo.run.script_link import VARIABLE, Hello, Start, address_in
 from speedo.script.alone import OwnBook
-from speedo.script.collectives import HostCollectives
+from speedo.script.collectives import Collectives
+from speedo.script.gathering import gather
 from speedo.script.turns import TurnSource
 from speedo.transport.channel import refusal
 from speedo.vectors.npz import write_arrays
@@ -90,7 +92,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         self._turns: TurnSource | None = None
         self._worker: DrivenWorker | None = None
         self._own = OwnBook()
-        self._collectives = HostCollectives("", 0, 1, 0.0)
+        self._collectives = Collectives()
         self._share = Share(self._lease, lambda: None, 0)
         self._epochs, self._steps, self._given = 0, 0, 0
         self._shares = False  # `share` was called
@@ -208,9 +210,8 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
                 ahead=not start.in_rounds,
             )
             self._turns = TurnSource(link, start.place.worker, start.place.incarnation)
-            self._collectives = HostCollectives(
-                start.settings.near.folder, self.rank, self.size, start.settings.timeout_s
-            )
+            if self.size > 1:
+                self._collectives = Collectives(partial(gather, start, self._turns))
             self._first = self._weights.layout.zeros()
             self._weights.read_weights(self._first)
         if self._stepped is not None:

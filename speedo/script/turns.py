@@ -10,10 +10,20 @@ from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
-from speedo.errors import ConfigError
+from speedo.errors import ConfigError, TeamBrokenError
 from speedo.leases.lease import Lease, LeaseRequest, NoLease
 from speedo.messages import Refused, SaveState, StateSaved, Train, Trained
-from speedo.run.script_link import Done, Failed, FromScript, Hello, RunOver, Serve, ToScript
+from speedo.run.script_link import (
+    Done,
+    Failed,
+    FromScript,
+    Hello,
+    Meet,
+    Met,
+    RunOver,
+    Serve,
+    ToScript,
+)
 from speedo.transport.channel import WorkerChannel
 
 
@@ -42,6 +52,17 @@ class TurnSource:
         answer = self._ask(request)
         assert isinstance(answer, Lease | NoLease)
         return answer
+
+    def meet(self, meet: Meet) -> tuple[str, ...]:
+        """The places of all workers, once all have come to a collective. Raises `TeamBrokenError`, `ConfigError`."""
+        try:
+            answer = self._ask(meet)
+        except (EOFError, OSError):
+            raise TeamBrokenError("the run is over") from None
+        assert isinstance(answer, Met)
+        if answer.broken:
+            raise TeamBrokenError(answer.broken)
+        return answer.places
 
     def _ask(self, question: FromScript) -> ToScript:
         self._link.send(question)

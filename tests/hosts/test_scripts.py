@@ -80,13 +80,29 @@ def test_scripts_on_two_hosts_train_each_record_once_and_all_have_the_model(
     assert "fitted 2" not in errors
 
 
+def test_collectives_are_of_all_workers_wherever_they_are(
+    speedo: Commands, hosts: list[Host], tmp_path: Path
+) -> None:
+    chief, other, third = hosts
+    first = speedo.start(*master(chief, "--workers", "4", "--mode", "async"), inside=chief.inside)
+    some = (
+        speedo.start(*worker(chief, 1, "collect.py"), inside=chief.inside),
+        speedo.start(*worker(chief, 2, "collect.py"), inside=other.inside),
+        speedo.start(*worker(chief, 1, "collect.py"), inside=third.inside),
+    )
+    errors = ended(first)
+    for process in some:
+        ended(process)
+    assert "collected [0, 1, 2, 3] [10.0, 10.0, 10.0] [3.0] [7.0]" in errors
+
+
 def kill_all_at(host: Host) -> None:
     for process in ip("netns", "pids", host.name).split():
         with suppress(ProcessLookupError):
             os.kill(int(process), signal.SIGKILL)
 
 
-def test_a_host_that_is_killed_loses_no_record_and_the_others_go_on(
+def test_a_host_that_is_killed_loses_no_record_and_one_more_joins_the_others(
     speedo: Commands, hosts: list[Host], tmp_path: Path
 ) -> None:
     chief, other, third = hosts
@@ -94,16 +110,20 @@ def test_a_host_that_is_killed_loses_no_record_and_the_others_go_on(
     stays = speedo.start(*worker(chief, 2, "fit.py", "none", "0.7"), inside=other.inside)
     speedo.start(*worker(chief, 2, "fit.py", "none", "0.7"), inside=third.inside)
     wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":3,', 90)
-    status = speedo.start("status", inside=chief.inside)
+    status = speedo.start("status", "--json", inside=chief.inside)
     out, _ = status.communicate(timeout=WAIT_S)
-    assert "4" in out, out
+    (found,) = json.loads(out)["runs"]
+    assert (found["address"], len(found["workers"])) == (f"{chief.address}:56126", 4)
     kill_all_at(third)
-    ended(first)
-    ended(stays)
+    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"event":"left"', 60)
+    comes = speedo.start(*worker(chief, 2, "fit.py", "none", "0.3"), inside=third.inside)
+    for process in (first, stays, comes):
+        ended(process)
     lines = lines_of(tmp_path)
     assert trained(lines) == EACH_ONCE
-    left = {line["worker"]: line["cause"] for line in lines if line["event"] == "left"}
-    assert sum(cause != "its script has ended" for cause in left.values()) == 2, left
+    causes = Counter(line["cause"] for line in lines if line["event"] == "left")
+    assert causes.pop("its script has ended") == 4
+    assert causes.total() == 2, causes
 
 
 def test_hosts_that_do_not_fit_the_master_are_told_why_and_it_goes_on(
@@ -115,11 +135,11 @@ def test_hosts_that_do_not_fit_the_master_are_told_why_and_it_goes_on(
     at = ("worker", "--master", chief.address, "--timeout", "300")
     bare = speedo.start(*at, inside=other.inside)
     missing = speedo.start(*at, "--", "no-such-program", "x", inside=other.inside)
-    assert ended(bare, 1).splitlines()[-1] == (
+    assert ended(bare, 2).splitlines()[-1] == (
         f"speedo: the master at {chief.address}:56126 was started with --own, so each host brings its script: "
         f"speedo worker --master {chief.address}:56126 -- python train.py"
     )
-    assert ended(missing, 1).splitlines()[-1] == (
+    assert ended(missing, 2).splitlines()[-1] == (
         "speedo: no-such-program is not a program on this host: give one of the PATH, as in -- python train.py"
     )
     fails = speedo.start(*worker(chief, 1, "fit.py", "early"), inside=other.inside)
