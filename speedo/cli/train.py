@@ -1,15 +1,14 @@
-"""`speedo train` and `speedo master`: run, and print what came out."""
+"""`speedo train`, and how every command that trains runs and prints what came out."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from speedo.cli.run_options import GroupedCommand, master_options, ray_options, run_options
+from speedo.cli.run_options import GroupedCommand, ray_options, run_options
 from speedo.cli.say import complain, say
 from speedo.cli.unforeseen import traceback_kept
 from speedo.config.formats import parse_phase
@@ -47,28 +46,6 @@ def train(**options: Any) -> None:
         from speedo.actors import launch as launcher
 
         return (launcher.train if config.ray is None else launcher.train_on_ray)(config, watch)
-
-    run_with(launch, options)
-
-
-@click.command(cls=GroupedCommand)
-@run_options
-@master_options
-def master(token_file: Path | None, **options: Any) -> None:
-    """Wait for workers from other machines, train with them, test, export, stop.
-
-    On each node run `speedo worker --master ADDRESS` with the same token file (mode 0600). With --own there is no
-    SOLVER: each node brings a script, by `speedo worker --master ADDRESS -- python train.py`.
-    """
-    if options["own"]:
-        from speedo.cli.own_scripts import options_of_own
-
-        options = options_of_own(options)
-
-    def launch(config: RunConfig, watch: Progress) -> RunResult:
-        from speedo.actors import launch as launcher
-
-        return launcher.serve_master(config, watch, token_file)
 
     run_with(launch, options)
 

@@ -313,8 +313,7 @@ class RunConfig(_Run):
     own: Annotated[bool, Option(
         "Train scripts of your own instead of a solver: each host brings its own, by `speedo worker ... -- COMMAND`.",
         group=MASTER)] = False
-    # Of the user's own, with its arguments, where all hosts have the same one; given together with `own`.
-    script: tuple[str, ...] = ()
+    script: tuple[str, ...] = ()  # the same for all hosts, with its arguments; given together with `own`
     # fmt: on
 
     @property

@@ -81,7 +81,7 @@ def test_every_option_of_a_run_can_stand_in_the_configuration_and_has_its_words(
             assert all(one.help for one in command.params if isinstance(one, click.Option))
             missing = fields - named
             ray = {"ray", "resources", "placement"}
-            assert missing - {"script"} == ({"host", "port"} if name == "train" else ray)
+            assert missing - {"script"} == ({"host", "port", "own"} if name == "train" else ray)
 
 
 def test_the_page_of_train_groups_its_options() -> None:
