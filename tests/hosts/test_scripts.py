@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.commands import Commands, wait_for_line
-from tests.support.network import Host, ip
+from tests.support.commands import Commands, commands, wait_for_line
+from tests.support.network import Host, ip, network
+from tests.support.ray_cluster import users_cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis]
 SCRIPTS = Path(__file__).parents[1] / "script" / "scripts"
@@ -149,3 +150,25 @@ def test_hosts_that_do_not_fit_the_master_are_told_why_and_it_goes_on(
     ended(first)
     ended(right)
     assert trained(lines_of(tmp_path)) == EACH_ONCE
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_scripts_train_on_the_nodes_of_a_ray_cluster(tmp_path: Path) -> None:
+    """One of them is on the node of its master."""
+    with network(3) as members, users_cluster(members, tmp_path) as cluster:
+        cluster.add(members[0], 1)
+        cluster.add(members[1], 2)
+        with commands(tmp_path) as speedo:
+            process = speedo.start(
+                *("run", "--ray", "auto", "--timeout", "300", "--workers", "3", "--mode", "async"),
+                *("--run-dir", "run", str(SCRIPTS / "fit.py"), "none", "0.1"),
+                inside=members[0].inside,
+                environment={**cluster.environment, "RAY_ADDRESS": cluster.address},
+            )
+            errors = ended(process)
+    lines = lines_of(tmp_path)
+    assert trained(lines) == EACH_ONCE
+    assert "3 workers on 2 nodes" in errors
+    model = np.load(tmp_path / "run" / "model.npz")["w"]
+    assert f"fitted 0 {model.round(3).tolist()}" in errors
