@@ -56,7 +56,7 @@ def train(config: RunConfig, watch: Watch) -> RunResult:
     """Train on this machine with `config.workers` workers. Raises `SpeedoError`."""
     with ExitStack() as stack:
         head = session.head(new_token(), config.host, None, watch.note)
-        prepared = (prepare_script if config.script else prepare)(config, watch.note)
+        prepared = (prepare_script if config.own else prepare)(config, watch.note)
         servers = _start(prepared, watch, stack, head, None)
         prepared, settings, scratch = servers.prepared, servers.settings, servers.scratch
         from speedo.actors.control_answers import under_control
@@ -81,7 +81,7 @@ def train(config: RunConfig, watch: Watch) -> RunResult:
             host.start(config.workers)
         tester = _start_tester(master, prepared)  # beside the first turns: nobody waits for it yet
         result = _follow(master, run, servers, watch, tester, host)
-        if config.script:
+        if config.own:
             with stop_signals() as stopped:
                 failures = host.let_scripts_end(result.version, stopped, servers.show_output)
             result = replace(result, script_failures=tuple(failures))
@@ -96,7 +96,8 @@ def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> Ru
     require_free_port(resolved(config.host), config.port)
     with ExitStack() as stack:
         head = session.head(token, config.host, config.port, watch.note)
-        servers = _start(prepare(config, watch.note), watch, stack, head, config.port)
+        made = (prepare_script if config.own else prepare)(config, watch.note)
+        servers = _start(made, watch, stack, head, config.port)
         prepared = servers.prepared
         from speedo.actors.control_answers import under_control
         from speedo.actors.fleet.fleet import Fleet
@@ -112,12 +113,14 @@ def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> Ru
         fleet.start(master, prepared)
         watch.note(
             f"waiting for {config.workers} workers, up to {config.timeout:.0f} s; "
-            + how_to_join(address, token_file)
+            + how_to_join(address, token_file, own=config.own)
         )
         try:
             tester = _start_tester(master, prepared)
             result = _follow(master, run, servers, watch, tester)
+            result = _with_scripts_ended(result, fleet, config)
         finally:
+            fleet.release_scripts()
             _let_go(master)
             fleet.leave("the run is over")
         return servers.kept_elsewhere(result)
@@ -132,7 +135,8 @@ def train_on_ray(config: RunConfig, watch: Watch) -> RunResult:
     with ExitStack() as stack:
         # Redis and the master are reached by the name that the cluster has for this node.
         here = stack.enter_context(connected(config.ray, watch.note))
-        prepared = prepare(config.model_copy(update={"host": here}), watch.note)
+        prepare_it = prepare_script if config.own else prepare
+        prepared = prepare_it(config.model_copy(update={"host": here}), watch.note)
         fleet = Fleet(prepared, watch.note)
         stack.callback(fleet.end)
         try:
@@ -153,6 +157,7 @@ def train_on_ray(config: RunConfig, watch: Watch) -> RunResult:
             tester = _start_tester(master, servers.prepared)
             died = "no node of the Ray cluster can train any more, the last"
             result = _follow(master, run, servers, watch, tester, fleet, died)
+            result = _with_scripts_ended(result, fleet, config)
         finally:
             fleet.leave("the run is over")
             _let_go(master)
@@ -204,7 +209,7 @@ def _start(
         if config.ray is None and (ignored := session.ignored_settings()):
             watch.note(ignored)
         with ExitStack() as node, ThreadPoolExecutor(1) as pool:
-            checking = pool.submit(check_nets, prepared, scratch) if not config.script else None
+            checking = pool.submit(check_nets, prepared, scratch) if not config.own else None
             redis_url, redis_ca, socket = "", "", ""
             if alone := goes_without_redis(config, port):
                 watch.note("redis-server is not installed: vectors go through shared memory alone")
@@ -246,9 +251,10 @@ def _start(
         stack.callback(copy.finish, 0.0)
     output = prepared.run_dir / LOGS / "worker-0.log"
     said = AppendedLines(output, length_of(output))  # a run that is resumed has some
+    shown = config.own and port is None and config.ray is None  # else its node's keeper tells
 
     def show_output() -> None:
-        for line in said.new() if config.script else ():
+        for line in said.new() if shown else ():
             watch.note(line)
 
     return Servers(prepared, settings, head, scratch, records, copy, show_output)
@@ -393,6 +399,15 @@ def _let_go(master: Any) -> None:
         ray.get(master.clean_store.remote(), timeout=ANSWER_S)
     except (RayError, StoreError):
         return  # master or store are gone, or another master has the run: there is nothing of ours to tidy
+
+
+def _with_scripts_ended(result: RunResult, fleet: Fleet, config: RunConfig) -> RunResult:
+    """The result once all scripts have ended, with what is to say of those that ended badly."""
+    if not config.own:
+        return result
+    with stop_signals() as stopped:
+        bad_ends = fleet.let_scripts_end(result.version, stopped)
+    return replace(result, problems=(*result.problems, *bad_ends))
 
 
 def _kill(actor: Any) -> None:

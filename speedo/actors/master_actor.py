@@ -29,9 +29,10 @@ from speedo.leases.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
 from speedo.master.fetch_pacing import Pace
 from speedo.master.lease_book import LeaseBook
 from speedo.master.leases import Leases
+from speedo.master.meeting import Meeting
 from speedo.master.served_center import ServedCenter
 from speedo.master.slots import Assignment, ServerAddress
-from speedo.messages import StoreTrouble, Tested
+from speedo.messages import Pause, StoreTrouble, Tested
 from speedo.monitor.status import Status
 from speedo.run.build import build_training
 from speedo.run.caffe_snapshot import CaffeSnapshot, is_snapshot, read_snapshot
@@ -141,6 +142,7 @@ class MasterActor:
                 servers=self._servers,
             )
             self._divide_center(training)
+        self._meeting = Meeting(settings.workers, self._cause_of)
         self._parts, self._roster, self._board = parts, parts.roster, parts.board
         self._host_manager = HostManager(
             self._cluster,
@@ -303,6 +305,18 @@ class MasterActor:
     def tested(self, place: Assignment, answer: Tested) -> None:
         """What came of its test."""
         self._tests.tested(place.worker, place.incarnation, answer)
+
+    def paused(self, pause: Pause) -> None:
+        """A worker's script on another machine pauses, or goes on."""
+        self._cluster.script_pauses(pause)
+
+    def meet(self, place: Assignment, where: str) -> tuple[str, ...]:
+        """See `Meeting.meet`."""
+        return self._meeting.meet(place.worker, place.incarnation, where)
+
+    def _cause_of(self, worker: int, incarnation: int) -> str | None:
+        gone = self._cluster.gone(worker, incarnation)
+        return None if gone is None else gone.cause
 
     def ended(self, place: Assignment) -> None:
         """A worker's script has come to its end."""

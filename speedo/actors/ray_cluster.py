@@ -26,6 +26,7 @@ from speedo.messages import (
     Event,
     Joined,
     Left,
+    Pause,
     Refused,
     SaveState,
     StateSaved,
@@ -93,12 +94,15 @@ class RayCluster:
 
     def join(self, worker: int, incarnation: int, handle: Any, ready: Ready) -> None:
         """A worker that is ready, near to the master or not; one that was let go meanwhile stays out."""
-        if ready.near and self._channels is not None:
-            serving = handle.serve.remote(self._channels.folder, worker, incarnation).future()
+        channels = self._channels if ready.near else None
+        if channels is not None or ready.model is not None:  # a script's end is that of this call
+            folder = "" if channels is None else channels.folder
+            serving = handle.serve.remote(folder, worker, incarnation).future()
             serving.add_done_callback(
                 lambda done: self._aloud(self._served, worker, incarnation, done.exception())
             )
-            opened = self._channels.wait_for(worker, incarnation, gone=serving.done)
+        if channels is not None:
+            opened = channels.wait_for(worker, incarnation, gone=serving.done)
             if not opened and not serving.done():  # no turn would reach it
                 cause = f"its channel did not open within {CONNECT_S:.0f} s"
                 self.lost(worker, incarnation, cause)
@@ -160,6 +164,10 @@ class RayCluster:
         """The run trains a script, which makes its tests itself."""
         self.script_tests = ScriptTests(self._events.put)
         return self.script_tests
+
+    def script_pauses(self, pause: Pause) -> None:
+        """What a script says that has no channel."""
+        self._events.put(pause)
 
     def stop(self, reason: str) -> None:
         self._events.put(StopAsked(reason))
@@ -284,7 +292,8 @@ class RayCluster:
                     told = f"workers on other machines fetch one after another, {1000 * gap:.1f} ms apart"
                     print(told, file=sys.stderr, flush=True)
         elif isinstance(error, RayTaskError):
-            self._events.put(refusal(command, error.cause))
+            if self.gone(worker, incarnation) is None:  # else nobody waits for it
+                self._events.put(refusal(command, error.cause))
         else:
             self._lost_soon(worker, incarnation, death_cause(error))
 

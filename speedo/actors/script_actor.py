@@ -20,11 +20,20 @@ from typing import Any, Final
 from speedo.actors.ray_node.session import users_environment
 from speedo.actors.worker_actor import Ready
 from speedo.engines.native_failures import capture_stderr, describe_exit
-from speedo.errors import EngineError, SpeedoError
+from speedo.errors import EngineError, SpeedoError, TeamBrokenError
 from speedo.leases.lease import DealRequest, LeaseRequest
 from speedo.master.slots import Assignment, ServerAddress
-from speedo.messages import RunsAt, SaveState, StateSaved, Tested
-from speedo.run.open_store import overlaps, this_machine
+from speedo.messages import (
+    Pause,
+    Refused,
+    RunsAt,
+    SaveState,
+    StateSaved,
+    Tested,
+    Train,
+    Trained,
+)
+from speedo.run.open_store import is_near, overlaps, this_machine
 from speedo.run.script_job import FirstModel, ScriptJob
 from speedo.run.script_link import (
     VARIABLE,
@@ -32,6 +41,8 @@ from speedo.run.script_link import (
     Failed,
     FromScript,
     Hello,
+    Meet,
+    Met,
     RunOver,
     Serve,
     Start,
@@ -45,13 +56,14 @@ from speedo.run.settings import RunSettings
 from speedo.run_dir.directory import LOCK
 from speedo.system import dies_with_parent
 from speedo.system.cores import UNBOUND, CoreShare, list_of
-from speedo.transport.channel import first_line
+from speedo.transport.channel import first_line, refusal
 from speedo.vectors.vector import Layout
 
 JOIN_S: Final = 0.2  # between two looks whether a script that has not joined yet still lives
 END_S: Final = 5.0  # for a script to end that has left the run
 LAST_LINE: Final = 4096  # bytes of a log in which the last line is looked for
-ROOM: Final = 5  # threads: start, serve, turn, and two who ask
+ROOM: Final = 6  # threads: start, serve, turn, save_state, and two who ask
+TOLD_S: Final = 5.0  # for `serve` to tell the master first how a script ended
 
 
 class ScriptActor:
@@ -65,7 +77,10 @@ class ScriptActor:
         self._done, self._status = False, 0
         self._knows_end = False  # it was told that the run is over
         self._hello: SimpleQueue[Hello | None] = SimpleQueue()
-        self._saved: SimpleQueue[StateSaved | None] = SimpleQueue()
+        self._turn: Train | None = None  # of a script without a channel
+        self._turns: SimpleQueue[Trained | Refused | None] = SimpleQueue()
+        self._states: SimpleQueue[StateSaved | None] = SimpleQueue()
+        self._final: int | None = None  # the version that the run came to
 
     def process(self) -> int:
         return os.getpid()
@@ -104,18 +119,20 @@ class ScriptActor:
         run_dir = log.parent.parent  # on another machine there are only logs
         here = str(run_dir) if (run_dir / LOCK).is_file() else ""
         self._tell(Start(settings.for_others(), place, settings.spec.in_rounds, here))
+        if self._final is not None:
+            self._tell(RunOver(self._final))
         hello = self._hello.get()
         if hello is None:
             raise EngineError(self._cause())
         runs_at = RunsAt(share.host, os.getpid(), share.threads, list_of(os.sched_getaffinity(0)))
-        layout = Layout(hello.blobs)
+        layout, near = Layout(hello.blobs), is_near(settings.near)
         return Ready(
             runs_at,
             hello.batch,
             layout.digest,
-            near=True,
+            near=near,
             meets=f"{this_machine()}:{scratch.parent}" if hello.gradients else "",
-            overlaps=overlaps(settings),
+            overlaps=near and overlaps(settings),
             model=FirstModel(hello.blobs, hello.batch),
         )
 
@@ -131,7 +148,7 @@ class ScriptActor:
         )
 
     def serve(self, folder: str, worker: int, incarnation: int) -> None:
-        """Have the script take its turns from this channel; returns when it trains no more."""
+        """Have the script take its turns from this channel, or else of `turn`; returns when it trains no more."""
         self._tell(Serve(folder, self._servers()))
         self._over.wait()
         if not self._done:
@@ -150,19 +167,33 @@ class ScriptActor:
             time.sleep(JOIN_S)
         return ()
 
-    def save_state(self, command: SaveState) -> StateSaved:
-        """Have a script that trains no more save its state; one that trains is asked by its channel."""
+    def turn(self, command: Train) -> Trained | Refused:
+        """Have the script do a turn, where it has no channel."""
+        self._turn = command
         self._tell(command)
-        answer = self._saved.get()
-        if answer is None:
-            place = (command.worker, command.incarnation, command.version)
-            return StateSaved(*place, problem="its script has ended")
-        return answer
+        while (answer := self._turns.get()) is not None:
+            if answer.ticket == command.ticket:
+                return answer
+        self._turns.put(None)
+        if not self._done:
+            time.sleep(TOLD_S)
+        raise EngineError(self._cause())
+
+    def save_state(self, command: SaveState) -> StateSaved:
+        """Have the script save its state, where it has no channel, or trains no more."""
+        self._tell(command)
+        while (answer := self._states.get()) is not None:
+            if answer.version == command.version:
+                return answer
+        self._states.put(None)
+        place = (command.worker, command.incarnation, command.version)
+        return StateSaved(*place, problem="its script has ended")
 
     def over(self, version: int) -> None:
         """The run is over; this version of the center is what it came to."""
-        self._knows_end = not self._ended.is_set()
-        self._tell(RunOver(version))
+        self._final, self._knows_end = version, not self._ended.is_set()
+        if self._link is not None:
+            self._tell(RunOver(version))
 
     def wait(self) -> str:
         """Wait until the script's process has ended; why, if what it did after the training failed.
@@ -210,33 +241,45 @@ class ScriptActor:
             while True:
                 self._heard(self._link.recv())
         self._hello.put(None)
-        self._saved.put(None)
+        self._states.put(None)
         if not self._done:
             self._ended.wait()
+        self._no_more_turns()
+
+    def _no_more_turns(self) -> None:
         self._over.set()
+        self._turns.put(None)
 
     def _heard(self, message: FromScript) -> None:
         match message:
             case Hello():
                 self._hello.put(message)
-            case StateSaved():
-                self._saved.put(message)
-            case LeaseRequest() | DealRequest() | TestPoint():
+            case LeaseRequest() | DealRequest() | TestPoint() | Meet():
                 threading.Thread(target=self._ask, args=(message,), daemon=True).start()
             case Tested():
                 self._master.tested.remote(self._place, message)
+            case Trained() | Refused():
+                self._turns.put(message)
+            case StateSaved():
+                self._states.put(message)
+            case Pause():
+                import ray
+
+                ray.get(self._master.paused.remote(message))
+                if not message.over and self._turn is not None:
+                    self._turns.put(refusal(self._turn, TeamBrokenError("its script pauses")))
             case Done():
                 import ray
 
                 self._done = True
                 ray.get(self._master.ended.remote(self._place))
-                self._over.set()
+                self._no_more_turns()
             case StopRun(cause):
                 import ray
 
                 ray.get(self._master.stop.remote(f"stopped by {cause}"))
 
-    def _ask(self, message: LeaseRequest | DealRequest | TestPoint) -> None:
+    def _ask(self, message: LeaseRequest | DealRequest | TestPoint | Meet) -> None:
         import ray
         from ray.exceptions import RayTaskError
 
@@ -246,12 +289,16 @@ class ScriptActor:
                 self._tell(ray.get(master.lease.remote(place, message)))
             elif isinstance(message, DealRequest):
                 self._tell(ray.get(master.deal.remote(place, message)))
+            elif isinstance(message, Meet):
+                self._tell(Met(ray.get(master.meet.remote(place, message.place))))
             elif not message.pauses:
                 self._tell(TestTurn(ray.get(master.test_point.remote(place, message.number))))
             else:
                 version = ray.get(master.version_to_test.remote(place))
                 self._tell(TestTurn(False) if version is None else TestTurn(True, version))
         except RayTaskError as error:
+            if isinstance(error.cause, TeamBrokenError):
+                return self._tell(Met((), str(error.cause)))
             cause = error.cause if isinstance(error.cause, SpeedoError) else error
             self._tell(Failed(first_line(cause)))
 

@@ -90,15 +90,16 @@ def _make(path: Path) -> None:
         part.unlink(missing_ok=True)
 
 
-def how_to_join(address: str, file: Path | None = None) -> str:
-    """What to do on another node to join the master at `address`; `file` as for `load_token`."""
+def how_to_join(address: str, file: Path | None = None, *, own: bool = False) -> str:
+    """What to do on another node to join the master at `address`, which trains scripts if `own`; `file` as above."""
+    script = " -- python train.py" if own else ""
     command = f"speedo worker --master {address}"
     if file is None and TOKEN_VARIABLE in os.environ:
-        return f"on each node, with {TOKEN_VARIABLE} set as here: {command}"
+        return f"on each node, with {TOKEN_VARIABLE} set as here: {command}{script}"
     path = file or token_file()
     if file is not None or os.environ.get(FILE_VARIABLE):
         command += f" --token-file {shlex.quote(str(path))}"
-    return f"on each node, once {path} is copied there (mode 0600): {command}"
+    return f"on each node, once {path} is copied there (mode 0600): {command}{script}"
 
 
 def _checked(value: str, place: str) -> str:

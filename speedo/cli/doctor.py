@@ -55,6 +55,11 @@ if TYPE_CHECKING:
 )
 @cores_options
 @options_named("cpu", "engine", "device")
+@click.option(
+    "--own",
+    is_flag=True,
+    help="Check for scripts (`speedo run`, `speedo master --own`), which need neither engine nor solver.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--facts", is_flag=True, hidden=True, help="Print the solver's facts first, as JSON.")
 @click.option("--facts-stdin", is_flag=True, hidden=True, help="Read them from standard input.")

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from speedo.cli.doctor import with_port
+from speedo.cli.own_scripts import checked_command
 from speedo.cli.run_options import (
     FILE,
     WorkerCommand,
@@ -55,6 +56,7 @@ timeout_option = click.option(
 @options_named("data_root")
 @token_option
 @logs_option
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND]")
 def worker(
     address: str,
     workers: int,
@@ -66,8 +68,17 @@ def worker(
     data_root: Path | None,
     token_file: Path | None,
     logs: Path | None,
+    command: tuple[str, ...],
 ) -> None:
-    """Join a master with one or more workers until its run ends."""
+    """Join a master with one or more workers until its run ends.
+
+    For a master that was started with --own each worker is a process of COMMAND, a script that calls speedo.join, in
+    this working directory. `python` is the Python that has SpeeDO here.
+
+    
+    speedo worker --master 10.0.0.5 --workers 4
+    speedo worker --master 10.0.0.5 --workers 4 -- python train.py --epochs 3
+    """
     from speedo.actors.join.worker_command import serve_worker
     from speedo.doctor import Request, require
     from speedo.monitor.console import ErrorConsole, Progress
@@ -75,6 +86,7 @@ def worker(
     checked = checked_threads(threads)
     bound = checked_cores(cores, workers)
     device = checked_device(device)
+    words = checked_command(command)
     request = Request(master=with_port(address), workers=workers, threads=checked)
     require(request)
     with Progress(ErrorConsole()) as watch:
@@ -90,6 +102,7 @@ def worker(
             cores=bound,
             device=device,
             logs=logs,
+            command=words,
         )
     say(f"the run is over at iteration {status.iteration}")
 

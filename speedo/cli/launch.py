@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import click
 
+from speedo.cli.own_scripts import options_of_own
 from speedo.cli.run_options import (
     FILE,
     GroupedCommand,
@@ -24,6 +25,7 @@ from speedo.errors import ConfigError
 from speedo.redaction import hide_secrets
 
 CLUSTER: Final = "Cluster"
+COMMAND: Final = "speedo.launch.command"
 _OWN: Final = {  # of the cluster, or with a place in the plan
     "workers": "the cluster says how many workers each host has: leave --workers out",
     "token_file": "a launch makes a token for its run: leave --token-file out",
@@ -32,7 +34,17 @@ _PLACED: Final = ("solver", "host", "port", "run_dir", "resume", "data_root", "w
 _EXAMINED: Final = ("redis", "run_dir", "cpu", "engine", "device", "threads", "bind")
 
 
-@click.command(cls=GroupedCommand)
+class LaunchCommand(GroupedCommand):
+    """What comes after `--` is the workers' command, however few arguments come before."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        """Keep those words in the context."""
+        at = args.index("--") if "--" in args else len(args)
+        context.meta[COMMAND] = tuple(args[at + 1 :])
+        return super().parse_args(context, args[:at])
+
+
+@click.command(cls=LaunchCommand, options_metavar="[OPTIONS]")
 @click.argument("cluster", required=False, type=click.Path(path_type=Path))
 @under(
     CLUSTER,
@@ -92,6 +104,10 @@ def launch(
     speedo launch cluster.yaml my/solver.prototxt --mode easgd
     speedo launch -H node1:2,node2:4 --virtualenv ~/speedo/.venv my/solver.prototxt
     speedo launch --hostfile hosts --master localhost --dry-run
+    speedo launch -H node1:2,node2:4 --mode easgd -- python train.py --epochs 3
+
+    After -- comes the command that each worker runs, a script that calls speedo.join, instead of a SOLVER; each host
+    has it in its working directory.
 
     Uses the ssh of this machine with your keys, known_hosts and ssh_config, and asks for no password. Each host is
     examined first as by `speedo doctor`. The logs of all hosts come to RUN_DIR/hosts/HOST. Ctrl-C stops the master,
@@ -126,12 +142,19 @@ def launch(
                 f"{cluster} and {solver}: with -H or --hostfile give only a solver, no CLUSTER"
             )
         cluster, solver = None, cluster
-    given = dict(options)
+    command: tuple[str, ...] = click.get_current_context().meta[COMMAND]
+    given = {**options, "own": options["own"] or bool(command)}
+    if given["own"]:
+        options_of_own({**given, "solver": solver})
     problems = [
         text for name, text in _OWN.items() if {**given, "token_file": token_file}[name] is not None
     ]
     if (cluster is not None) + (hosts is not None) + (hostfile is not None) != 1:
         problems.append("give a cluster file, or -H, or --hostfile, and only one of them")
+    if given["own"] and not command:
+        problems.append(
+            "--own without a script: give its command after --, as in -- python train.py"
+        )
     if problems:
         raise ConfigError(problems)
     found = _cluster(cluster, hosts, hostfile, access)
@@ -148,6 +171,7 @@ def launch(
         _text(given["resume"]),
         _text(given["data_root"]),
         tuple(_words({name: given[name] for name in _EXAMINED if name in given}, placed=())),
+        command,
         secrets,
     )
     if dry_run:
@@ -184,6 +208,8 @@ def _check_options(given: Mapping[str, Any], workers: int) -> None:
     if given["config_file"] is not None:
         return
     options = {name: value for name, value in given.items() if name != "config_file"}
+    if options["own"]:
+        options = options_of_own(options)
     options["phases"] = [parse_phase(text) for text in given["phases"]] or None
     make_config({**options, "workers": workers})
 

@@ -36,7 +36,7 @@ COMMANDS: Final = {
     "doctor": ("doctor.doctor", "Check this machine before a run, and say what to do."),
     "launch": ("launch.launch", "Train on many hosts, started over ssh."),
     "launch-host": ("launch.launch_host", ""),
-    "master": ("train.master", "Train with workers that join from other machines."),
+    "master": ("master.master", "Train with workers that join from other machines."),
     "plan": ("plan.plan", "Predict images/s for numbers of workers, modes and links."),
     "plot": ("report.plot", "Draw one or several RUNS: loss, accuracy, images/s and staleness, in one picture."),
     "report": ("report.report", "Make one page of figures of any runs."),

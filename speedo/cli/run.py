@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from speedo.cli.run_options import PATH, GroupedCommand, options_named, under
+from speedo.cli.run_options import PATH, GroupedCommand, options_named, ray_options, under
 from speedo.cli.train import run_with
 from speedo.config.former_run import former_script
 from speedo.config.run_config import RUN
@@ -45,7 +46,16 @@ FIXED = {
 }
 
 
-@click.command(cls=GroupedCommand, context_settings={"allow_interspersed_args": False})
+class ScriptCommand(GroupedCommand):
+    """Its words after the script are the script's, and the original had no such command."""
+
+    @staticmethod
+    def translate(words: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Nothing is translated."""
+        return list(words), []
+
+
+@click.command(cls=ScriptCommand, context_settings={"allow_interspersed_args": False})
 @options_named(*OPTIONS)
 @under(
     RUN,
@@ -76,6 +86,7 @@ FIXED = {
     help="Resume the run in this directory from its last checkpoint. Without SCRIPT its own is run with the same "
     "arguments in the same folder. A run at a URI is fetched first, into --run-dir or runs/NAME.",
 )
+@ray_options
 @click.argument("script", type=PATH, required=False)
 @click.argument("arguments", nargs=-1)
 def run(script: Path | None, arguments: tuple[str, ...], **options: Any) -> None:
@@ -87,16 +98,19 @@ def run(script: Path | None, arguments: tuple[str, ...], **options: Any) -> None
     \b
     speedo run --workers 4 --mode easgd --local-steps 10 train.py --epochs 3
 
-    What worker 0 prints is shown here, and the output of each is in the run directory, in logs/.
+    What worker 0 prints is shown here, and the output of each is in the run directory, in logs/. With --ray the
+    workers are actors on the nodes of a Ray cluster, of which this machine is one: SCRIPT is then in a folder that
+    all of them share.
     The last line of the output is the path of the trained model, an .npz file of NumPy.
     """
 
     def launch(config: RunConfig, watch: Progress) -> RunResult:
         from speedo.actors import launch as launcher
 
-        return launcher.train(config, watch)
+        return (launcher.train if config.ray is None else launcher.train_on_ray)(config, watch)
 
-    run_with(launch, {**options, **FIXED, **_script(script, arguments, options["resume"])})
+    script_of_run = _script(script, arguments, options["resume"])
+    run_with(launch, {**options, **FIXED, "own": True, **script_of_run})
 
 
 def _script(script: Path | None, arguments: tuple[str, ...], resume: Path | None) -> dict[str, Any]:

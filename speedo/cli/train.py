@@ -1,15 +1,14 @@
-"""`speedo train` and `speedo master`: run, and print what came out."""
+"""`speedo train`, and how every command that trains runs and prints what came out."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from speedo.cli.run_options import GroupedCommand, master_options, ray_options, run_options
+from speedo.cli.run_options import GroupedCommand, ray_options, run_options
 from speedo.cli.say import complain, say
 from speedo.cli.unforeseen import traceback_kept
 from speedo.config.formats import parse_phase
@@ -51,23 +50,6 @@ def train(**options: Any) -> None:
     run_with(launch, options)
 
 
-@click.command(cls=GroupedCommand)
-@run_options
-@master_options
-def master(token_file: Path | None, **options: Any) -> None:
-    """Wait for workers from other machines, train with them, test, export, stop.
-
-    On each node run `speedo worker --master ADDRESS` with the same token file (mode 0600).
-    """
-
-    def launch(config: RunConfig, watch: Progress) -> RunResult:
-        from speedo.actors import launch as launcher
-
-        return launcher.serve_master(config, watch, token_file)
-
-    run_with(launch, options)
-
-
 def run_with(launch: Callable[[RunConfig, Progress], RunResult], options: dict[str, Any]) -> None:
     """Make the configuration, run, and print what came out."""
     from speedo.doctor import require_for
@@ -83,13 +65,13 @@ def run_with(launch: Callable[[RunConfig, Progress], RunResult], options: dict[s
 
         options["resume"] = fetch_run(uri, options.pop("run_dir"), complain)
     config = make_config(options, file=file)
-    if not config.script:
+    if not config.own:
         config = with_engine(config, lambda line: say(line, err=True))
     require_for(config)
     with Progress(ErrorConsole()) as watch, traceback_kept(lambda: watch.run_dir):
         result = launch(config, watch)
     accuracy = "no test net" if config.final_test else "not tested at the end"
-    if config.script:
+    if config.own:
         accuracy = "trained"
     if result.accuracy is not None:
         accuracy = f"test accuracy {result.accuracy:.4f}"

@@ -76,8 +76,8 @@ def _problems_of_rule(options: ModeOptions, mode: Mode) -> list[str]:
                 f"{other} is {value}, but rule {name} does not use it; leave one of the two out"
             )
     for own, option in {**mode.own, **options_of(rule)}.items():
-        if own in options.own and option.option.bound:
-            found += option.option.bound(own, options.own[own])
+        if own in options.foreign and option.option.bound:
+            found += option.option.bound(own, options.foreign[own])
     return found
 
 

@@ -313,10 +313,12 @@ class RunConfig(_Run):
     placement: Annotated[Literal["spread", "pack"], Option(
         "spread: workers on as many nodes as there are; pack: on as few as have room.",
         source="nodes share neither caches nor memory", group=RAY)] = "spread"
+    own: Annotated[bool, Option(
+        "Train scripts of your own instead of a solver: each host brings its own, by `speedo worker ... -- COMMAND`.",
+        group=MASTER)] = False
+    script: tuple[str, ...] = ()  # the same for all hosts, with its arguments; given together with `own`
+    script_folder: str = ""  # in which it runs
     # fmt: on
-    # Of the user's own, which every worker runs instead of Caffe, with its arguments, and in which folder.
-    script: tuple[str, ...] = ()
-    script_folder: str = ""
 
     @property
     def splits_batch(self) -> bool:

@@ -18,7 +18,7 @@ class Request:
     """A node to examine: as the worker of the master at host:port, or alone or as a master's if `master` is None.
 
     `host` and `port` are where a master here would listen. `facts` are the master's (`speedo.doctor.facts`), for a node
-    that is examined before its master runs; empty if they are not known.
+    that is examined before its master runs; empty if they are not known. `own`: for scripts, without solver or engine.
     """
 
     solver: Path | None = None
@@ -36,6 +36,7 @@ class Request:
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     facts: dict[str, Any] | None = None
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,33 +22,32 @@ def examine(request: Request) -> list[Finding]:
     The master is asked while Caffe is tried, each in a child process: both take seconds.
     """
     with ThreadPoolExecutor(3) as pool:
-        trying = pool.submit(pycaffe)
-        trying_torch = pool.submit(torch)
+        trying = None if request.own else (pool.submit(pycaffe), pool.submit(torch))
         found_token, secret = token(request)
         asking = pool.submit(examine_master, request, secret)
         installed = [python(), ray(), redis(request)]
         room = [cores(request), *running_workers(), *temporary(request), *limits(request)]
-        caffe = trying.result()
         answers, facts = asking.result()
-        choice = choice_of(request, facts)
-        about_engines = engines(caffe, trying_torch.result(), choice.engine, choice.device)
-    findings = [
+        about_engines, about_solver, net = list[Finding](), list[Finding](), None
+        if trying is not None and "script" not in facts:  # scripts need no engine
+            choice = choice_of(request, facts)
+            caffe, about_torch = trying
+            about_engines = engines(
+                caffe.result(), about_torch.result(), choice.engine, choice.device
+            )
+            if about_engines[-1].level == "ok":  # it checks the layers, and builds the net
+                prepare_to_read(choice.engine)
+                about_solver, net = examine_solver(request, facts, choice)
+    return [
         *installed,
         *about_engines,
         *found_token,
         *answers,
         *free_ports(request),
         *own_redis(request),
-    ]
-    net = None
-    if about_engines[-1].level == "ok":  # it checks the layers, and builds the net
-        prepare_to_read(choice.engine)
-        about_solver, net = examine_solver(request, facts, choice)
-        findings += about_solver
-    return [
-        *findings,
+        *about_solver,
         *room,
-        *memory(request, net),
+        *(memory(request, net) if about_engines else ()),
         *exchange(request, net),
         *disk(request, net),
     ]

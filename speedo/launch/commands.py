@@ -38,6 +38,7 @@ class Plan:
     resume: str | None
     data_root: str | None
     doctor: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()  # of each worker, without a solver
     # Variables for the master's host. They go through the connection: everybody there may read a command line.
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     stamp: str = field(default_factory=lambda: datetime.now().strftime("%Y%m%d-%H%M%S"))
@@ -82,7 +83,8 @@ def worker_words(plan: Plan, name: str, address: str) -> list[str]:
     """`speedo worker` on this host."""
     entry = plan.cluster.trains(name)
     bound = [word for cores in entry.cores for word in ("--cores", cores)] if entry else []
-    return [WORKER, "--master", plan.address(address), *_host_words(plan, name), *bound]
+    script = ["--", *plan.command] if plan.command else []
+    return [WORKER, "--master", plan.address(address), *_host_words(plan, name), *bound, *script]
 
 
 def server_words(plan: Plan, address: str) -> list[str]:
@@ -92,10 +94,12 @@ def server_words(plan: Plan, address: str) -> list[str]:
 
 def doctor_words(plan: Plan, name: str, address: str) -> list[str]:
     """`speedo doctor` on this host: as the master's, which tells its solver, or as one that gets it."""
+    own = ["--own"] if plan.command else []
     if name != plan.cluster.leader:
         words = [DOCTOR, "--json", "--facts-stdin", "--master", plan.address(address)]
-        return [*words, *_host_words(plan, name)]
+        return [*words, *own, *_host_words(plan, name)]
     words = [DOCTOR, "--json", "--facts", *([plan.solver] if plan.solver else []), *plan.doctor]
+    words += own
     here = plan.cluster.trains(name)
     words += ["--workers", str(here.workers if here is not None else 1), "--host", address]
     words += ["--port", str(plan.port or DEFAULT_PORT)]

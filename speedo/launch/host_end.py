@@ -141,7 +141,8 @@ class _Command:
         words = list(values["argv"])
         if "log_option" in values:
             self._folder = make_private_folder("speedo-launch-")
-            words += [values["log_option"], str(self._folder / LOGS)]
+            at = words.index("--") if "--" in words else len(words)
+            words[at:at] = [values["log_option"], str(self._folder / LOGS)]
             self._collect.append(self._folder / LOGS)
         # The kernel's own way to end it if this process is killed; it is part of util-linux.
         with_us = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []

@@ -55,7 +55,8 @@ class Launcher:
         self._events: queue.Queue[Happened] = queue.Queue(WAITING)
         self._remotes: dict[str, Remote] = {}
         self._token = new_token()
-        self._facts: str | None = None
+        # The master's host tells those of a solver.
+        self._facts = '{"facts": {}}' if plan.command else None
         self._address = ""
         self._began = False  # whether the run has made its first iteration
         self._stopped: list[str] = []

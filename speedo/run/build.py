@@ -146,7 +146,7 @@ def build_training(
     exports, copies = make_exports(
         config, settings, run_dir, center, board, counters, time.monotonic
     )
-    payload, script = coordinator.strategy.rule.payload, bool(config.script)
+    payload, script = coordinator.strategy.rule.payload, config.own
     watch = DivergenceWatch(config.mode, config.workers, payload, script)
 
     def saw_loss(loss: float, samples: int) -> str | None:
@@ -181,8 +181,8 @@ def build_training(
     values = config_for_people(config, spec.path, settings.seed)
     if isinstance(spec, ScriptJob):
         values["script"] = values.pop("solver")
-        values["arguments"] = [hide_secrets(one) for one in spec.arguments]
         values["script_folder"] = spec.folder
+        values["arguments"] = [hide_secrets(one) for one in spec.words[2:]]
     try:
         write_config(run_dir, values)
         now_ours(run_dir)
@@ -198,9 +198,9 @@ def config_for_people(config: RunConfig, solver: Path, seed: int) -> dict[str, A
     """The options for `--config` that repeat this run in another directory, with `***` for secrets."""
     left_out = {"redis", "run_dir", "resume", "script", "script_folder", "code_from"}
     values = config.model_dump(mode="json", exclude_none=True, exclude=left_out)
-    values |= values.pop("own")
+    values |= values.pop("foreign")
     for phase in values["phases"]:
-        phase |= phase.pop("own")
+        phase |= phase.pop("foreign")
         phase.pop("code_from")
     values = {
         name: hide_secrets(uri_of(one) or one) if isinstance(one, str) else one

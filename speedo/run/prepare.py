@@ -174,7 +174,12 @@ def _with_momentum_correction(config: RunConfig, spec: SolverSpec) -> tuple[RunC
 
 def with_workers(prepared: Prepared, workers: int) -> Prepared:
     """The same run begun with so many workers; its mode stays that of all that are wanted."""
-    spec, config = prepared.spec, prepared.config
+    spec, config = prepared.settings.spec, prepared.config
+    if isinstance(spec, ScriptJob):
+        sizes = (1,) * workers
+        return replace(
+            prepared, settings=replace(prepared.settings, workers=workers, batch_sizes=sizes)
+        )
     check_solver(spec, workers=workers, split=config.splits_batch)
     begun = run_settings(config.model_copy(update={"workers": workers}), spec, prepared.run)
     return replace(prepared, settings=replace(begun, seed=prepared.settings.seed))

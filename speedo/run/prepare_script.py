@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from speedo.config.run_config import RunConfig
 from speedo.errors import ConfigError
@@ -21,10 +22,11 @@ from speedo.system.cores import CoreOptions
 from speedo.vectors.codecs import Compression
 from speedo.version import VERSION
 
+HOSTS_OWN: Final = "each host's own script"
+
 
 def prepare_script(config: RunConfig, note: Callable[[str], None]) -> Prepared:
     """Check the options and the script, and create the run directory. Raises `ConfigError`, `CheckpointError`."""
-    path, *arguments = config.script
     problems = []
     for number, phase in enumerate(config.phases, 1):
         if phase.has_own_values:
@@ -32,8 +34,10 @@ def prepare_script(config: RunConfig, note: Callable[[str], None]) -> Prepared:
                 f"phase {number} ({phase.mode}): the script has its own optimizer, so lr, momentum, weight_decay and "
                 "batch are for it to change; leave them out of the phase"
             )
-    if not Path(path).is_file():
-        problems.append(f"the script {path} is not a file; give the path of a Python script")
+    if config.script and not Path(config.script[0]).is_file():
+        problems.append(
+            f"the script {config.script[0]} is not a file; give the path of a Python script"
+        )
     if config.resume is not None and config.weights is not None:
         problems.append(
             "weights and resume are both given: the weights of a resumed run are in its checkpoint; leave one out"
@@ -42,8 +46,11 @@ def prepare_script(config: RunConfig, note: Callable[[str], None]) -> Prepared:
         raise ConfigError(problems)
     in_rounds = has_rounds(config.mode, *(phase.mode for phase in config.phases))
     without = _no_gradients(config)
-    folder = config.script_folder or os.getcwd()
-    job = ScriptJob(Path(path), tuple(arguments), folder, in_rounds, without)
+    if config.script:
+        path, folder = Path(config.script[0]), config.script_folder or os.getcwd()
+        job = ScriptJob(path, ("python", *config.script), folder, in_rounds, without)
+    else:
+        job = ScriptJob(Path(HOSTS_OWN), in_rounds=in_rounds, no_gradients=without)
     if config.max_iter is not None:
         job = replace(job, max_iter=config.max_iter)
     if config.resume is not None:
@@ -127,6 +134,8 @@ def _no_gradients(config: RunConfig) -> str:
     """Why the workers cannot exchange gradients before each step, to go on after "because"; empty if they can."""
     if config.mode != "sync":
         return f"the mode is {config.mode}: use --mode sync"
+    if not config.script or config.ray is not None:
+        return "its workers may be on several hosts: use speedo run on one"
     if config.local_steps != 1 or config.sync_when is not None:
         return "workers make several local steps: leave out --local-steps and --sync-when"
     if not config.teams:

@@ -16,13 +16,14 @@ NO_LIMIT: Final = LARGEST_INT32  # iterations of a script, which itself ends the
 
 @dataclass(frozen=True, slots=True)
 class ScriptJob:
-    """A script that every worker runs with `arguments`, beside what a run reads of a `SolverSpec`.
+    """A command that every worker runs in `folder`, beside what a run reads of a `SolverSpec`.
 
-    `batch` are the records of one step: 1 until worker 0 has brought its model.
+    `words` are the command; without them each host brings its own. `path` is its name for people. `batch` are the
+    records of one step: 1 until worker 0 has brought its model.
     """
 
     path: Path
-    arguments: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
     folder: str = ""  # the working directory
     in_rounds: bool = False  # whether the mode merges the steps of all workers at once
     no_gradients: str = (
@@ -39,8 +40,9 @@ class ScriptJob:
 
     @property
     def command(self) -> list[str]:
-        """What starts it."""
-        return [sys.executable, str(self.path), *self.arguments]
+        """What starts it on this host. The Python that has SpeeDO here is meant by `python`."""
+        first, *others = self.words
+        return [sys.executable if first in ("python", "python3") else first, *others]
 
     @property
     def batch_size(self) -> int:

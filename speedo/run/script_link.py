@@ -1,7 +1,7 @@
 """Between a worker's actor and the script that is its child: a unix socket in the worker's private folder.
 
-The script gets its place, says what it trains, and is told where its turns come from. Later it asks for records
-and tests, and says when it has done its part.
+The script gets its place, says what it trains, and is told where its turns come from: on the master's machine from a
+channel, elsewhere by this link. Later it asks for records and tests, and says when it has done its part.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 
 from speedo.leases.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
 from speedo.master.slots import Assignment, ServerAddress
-from speedo.messages import SaveState, StateSaved, Tested
+from speedo.messages import Pause, Refused, SaveState, StateSaved, Tested, Train, Trained
 from speedo.run.script_job import ScriptJob
 from speedo.run.settings import RunSettings
 from speedo.vectors.vector import Blob
@@ -64,7 +64,10 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """To the script: its turns come from the channel in this folder; `servers` have the center, if there are any."""
+    """To the script: its turns come from the channel in this folder; without one, by this link.
+
+    `servers` have the center, if there are any.
+    """
 
     folder: str
     servers: tuple[ServerAddress, ...] = ()
@@ -103,6 +106,21 @@ class StopRun:
 
 
 @dataclass(frozen=True, slots=True)
+class Meet:
+    """Of the script: it is at its first collective, or waits in one. Workers of one `place` share memory."""
+
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """To the script: the places of all workers, once all have come; or whose end has `broken` their collectives."""
+
+    places: tuple[str, ...]
+    broken: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class RunOver:
     """To the script: the run is over, and this version of the center is what it came to."""
 
@@ -116,5 +134,20 @@ class Failed:
     problem: str
 
 
-FromScript = Hello | LeaseRequest | DealRequest | Done | StateSaved | StopRun | TestPoint | Tested
-ToScript = Start | Serve | RunOver | Failed | Lease | NoLease | Dealt | SaveState | TestTurn
+FromScript = (
+    Hello
+    | LeaseRequest
+    | DealRequest
+    | TestPoint
+    | Tested
+    | Meet
+    | Trained
+    | Refused
+    | Pause
+    | StateSaved
+    | StopRun
+    | Done
+)
+ToScript = (
+    Start | Serve | Lease | NoLease | Dealt | TestTurn | Met | Train | SaveState | RunOver | Failed
+)

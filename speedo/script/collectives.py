@@ -1,50 +1,52 @@
-"""`run.all_reduce` and the like: over NumPy arrays and PyTorch's tensors of all workers of a run on one host."""
+"""`run.all_reduce` and the like: over NumPy arrays and PyTorch's tensors of all workers of a run."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from speedo.errors import ConfigError
 from speedo.transport.collective import Collective
+from speedo.transport.spread_collective import SpreadCollective
 
-FOLDER: Final = "collective"  # in the run's memory on this host
 
-
-class HostCollectives:
+class Collectives:
     """The collectives of one worker; all workers make the same calls in the same order."""
 
-    def __init__(self, folder: str, rank: int, size: int, patience_s: float) -> None:
-        """`folder` is private to the run and in memory; a run of one worker needs none."""
-        self._folder, self._place, self._patience_s = folder, (rank, size), patience_s
-        self._alone = size == 1
-        self._collective: Collective | None = None
+    def __init__(self, gather: Callable[[], Collective | SpreadCollective] | None = None) -> None:
+        """`gather` returns once all workers have called it; a run of one worker has none."""
+        self._gather = gather
+        self._collective: Collective | SpreadCollective | None = None
 
     def barrier(self) -> None:
         """See `JoinedRun.barrier`."""
-        if not self._alone:
-            self._joined().barrier()
+        if self._gather is not None:
+            self._joined(self._gather).barrier()
 
     def all_reduce(self, x: Any, op: str) -> Any:
         """See `JoinedRun.all_reduce`."""
         array, host = _on_host(x)
-        if not self._alone:
-            self._joined().all_reduce(array, op)
+        if self._gather is not None:
+            self._joined(self._gather).all_reduce(array, op)
         return _given_back(x, array, host)
 
     def broadcast(self, x: Any, root: int) -> Any:
         """See `JoinedRun.broadcast`."""
         array, host = _on_host(x)
-        if not self._alone:
-            self._joined().broadcast(array, root)
+        if self._gather is not None:
+            self._joined(self._gather).broadcast(array, root)
         return _given_back(x, array, host)
 
     def all_gather(self, x: Any) -> Any:
         """See `JoinedRun.all_gather`."""
         array, host = _on_host(x)
-        found = array[None].copy() if self._alone else self._joined().all_gather(array)
+        found = (
+            array[None].copy()
+            if self._gather is None
+            else self._joined(self._gather).all_gather(array)
+        )
         return found if host is None else x.detach().new_tensor(found)
 
     def close(self) -> None:
@@ -52,16 +54,11 @@ class HostCollectives:
         if self._collective is not None:
             self._collective.close()
 
-    def _joined(self) -> Collective:
+    def _joined(
+        self, gather: Callable[[], Collective | SpreadCollective]
+    ) -> Collective | SpreadCollective:
         if self._collective is None:
-            if not self._folder:
-                raise ConfigError(
-                    "collectives need memory that the workers of a host share, and there is none here: leave out "
-                    "--same-node redis, or make room in /dev/shm"
-                )
-            folder = Path(self._folder, FOLDER)
-            folder.mkdir(mode=0o700, exist_ok=True)
-            self._collective = Collective(folder, *self._place, patience_s=self._patience_s)
+            self._collective = gather()
         return self._collective
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
@@ -36,11 +37,12 @@ from speedo.monitor.callbacks import (
     WorkerLeft,
 )
 from speedo.run.host_memory import host_centers, too_little_memory
-from speedo.run.open_store import is_near, overlaps, run_store, server_stores
+from speedo.run.open_store import overlaps, run_store, server_stores
 from speedo.run.script_link import VARIABLE, Hello, Start, address_in
 from speedo.script.alone import OwnBook
-from speedo.script.collectives import HostCollectives
+from speedo.script.collectives import Collectives
 from speedo.script.events import ScriptEvents
+from speedo.script.gathering import gather
 from speedo.script.gradients import GradientTurns, check_exchange, exchanges_gradients
 from speedo.script.kept_state import KeptState
 from speedo.script.publisher import Publisher
@@ -141,7 +143,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         self._worker: DrivenWorker | None = None
         self._publisher: Publisher | None = None  # of results, where turns overlap
         self._own = OwnBook()
-        self._collectives = HostCollectives("", 0, 1, 0.0)
+        self._collectives = Collectives()
         self._kept = KeptState(stepped)
         self._share = Share(self._lease, self._wait, 0)
         self._epochs, self._steps, self._given = 0, 0, 0
@@ -335,9 +337,8 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
                 link, start.place.worker, start.place.incarnation, self._save_state
             )
             self._events.join(start, self._turns)
-            self._collectives = HostCollectives(
-                start.settings.near.folder, self.rank, self.size, start.settings.timeout_s
-            )
+            if self.size > 1:
+                self._collectives = Collectives(partial(gather, start, self._turns))
             self._first = self._weights.layout.zeros()
             self._weights.read_weights(self._first)
             if exchanges_gradients(self._exchange, self._stepped, start):
@@ -442,16 +443,12 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
             if problem and not place.redis_url:
                 raise ConfigError(f"{problem}: make room there, or install redis-server")
             put_history(store, settings.keyspace, 0, FIRST, self._first.tobytes())
-        if not is_near(settings.near):
-            raise ConfigError(
-                "a script trains on the machine of its master: start it with speedo run"
-            )
         try:
             servers = self._turns.begin(Hello(layout.blobs, batch, self._gradients is not None))
         except EOFError:  # the run has ended before it began
             self.should_stop = True
             return
-        ahead = overlaps(settings)
+        ahead = overlaps(settings) and self._turns.has_channel
         self._worker = (OverlappingDrivenWorker if ahead else DrivenWorker)(
             settings.keyspace,
             place.worker,

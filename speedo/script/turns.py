@@ -1,15 +1,19 @@
-"""Where the turns of a script come from: the master's channel. What else it asks goes to its actor, by the link."""
+"""Where the turns of a script come from: the master's channel or, on another machine, the link to its actor.
+
+What else it asks goes to its actor, by the link.
+"""
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Final
 
-from speedo.errors import ConfigError
+from speedo.errors import ConfigError, TeamBrokenError
 from speedo.leases.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
 from speedo.master.slots import ServerAddress
 from speedo.messages import Pause, Refused, SaveState, StateSaved, Tested, Train, Trained
@@ -18,6 +22,8 @@ from speedo.run.script_link import (
     Failed,
     FromScript,
     Hello,
+    Meet,
+    Met,
     RunOver,
     Serve,
     StopRun,
@@ -47,6 +53,7 @@ class TurnSource:
         self._commands: Iterator[Train | SaveState] = iter(())
         self._final: int | None = None
         self._reader: threading.Thread | None = None
+        self._early = deque[Train | SaveState]()  # came by the link before the answer to a question
 
     def begin(self, hello: Hello) -> tuple[ServerAddress, ...]:
         """Say what is trained, and open the channel; where the servers of the center are, if it has any.
@@ -55,6 +62,9 @@ class TurnSource:
         """
         answer = self._ask(hello)
         assert isinstance(answer, Serve)
+        if not answer.folder:
+            self._commands = self._by_link()
+            return answer.servers
         self._channel = WorkerChannel(answer.folder, *self._who)
         self._commands = self._channel.commands()
         return answer.servers
@@ -71,9 +81,23 @@ class TurnSource:
         assert isinstance(answer, Dealt)
         return answer
 
+    def meet(self, meet: Meet) -> tuple[str, ...]:
+        """The places of all workers, once all have come to a collective. Raises `TeamBrokenError`, `ConfigError`."""
+        try:
+            answer = self._ask(meet)
+        except (EOFError, OSError):
+            raise TeamBrokenError("the run is over") from None
+        assert isinstance(answer, Met)
+        if answer.broken:
+            raise TeamBrokenError(answer.broken)
+        return answer.places
+
     def _ask(self, question: FromScript) -> ToScript:
         self._link.send(question)
         answer: ToScript = self._link.recv()
+        while isinstance(answer, Train | SaveState):
+            self._early.append(answer)
+            answer = self._link.recv()
         if isinstance(answer, Failed):
             raise ConfigError(answer.problem)
         if isinstance(answer, RunOver):
@@ -81,13 +105,21 @@ class TurnSource:
             raise EOFError
         return answer
 
+    def _by_link(self) -> Iterator[Train | SaveState]:
+        with suppress(EOFError, OSError):
+            while True:
+                command = self._early.popleft() if self._early else self._link.recv()
+                if isinstance(command, RunOver):
+                    self._final = command.version
+                    return
+                yield command
+
     def next(self) -> Train | None:
         """The next turn; None once the run is over."""
-        assert self._channel is not None
         for command in self._commands:
             if isinstance(command, Train):
                 return command
-            self._channel.answer(self._save(command))
+            self.answer(self._save(command))
         return None
 
     def read_ahead(self, prepare: Callable[[Train], None]) -> None:
@@ -106,15 +138,22 @@ class TurnSource:
         self._reader.start()
         self._commands = iter(there.get, None)
 
-    def answer(self, message: Trained | Refused) -> None:
-        """What came of the turn."""
-        assert self._channel is not None
-        self._channel.answer(message)
+    def answer(self, message: Trained | Refused | StateSaved | Pause) -> None:
+        """What came of the turn, or of the order to save the state."""
+        if self._channel is not None:
+            self._channel.answer(message)
+            return
+        with suppress(OSError):  # the end of the commands comes next
+            self._link.send(message)
+
+    @property
+    def has_channel(self) -> bool:
+        """Whether turns come from a channel; else by the link, by which questions are answered, too."""
+        return self._channel is not None
 
     def pause(self, *, over: bool = False, tests: bool = False) -> None:
         """Give back the turn that was begun, and get no other until the pause is over."""
-        assert self._channel is not None
-        self._channel.answer(Pause(*self._who, over, tests))
+        self.answer(Pause(*self._who, over, tests))
 
     def version_to_test(self, number: int, *, pauses: bool) -> int | None:
         """Whether this worker makes the test of this number: None if not. In the pause for it also the version."""

@@ -45,7 +45,7 @@ class ModeOptions(BaseModel):
     staleness_scaling: bool | None = None
     # fmt: on
 
-    own: dict[str, Any] = {}  # options that a mode or rule outside the package declares
+    foreign: dict[str, Any] = {}  # options that a mode or rule outside the package declares
     code_from: str = ""  # the folder in which its module is looked for
 
     def __setstate__(self, state: dict[Any, Any]) -> None:

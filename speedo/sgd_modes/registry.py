@@ -116,7 +116,7 @@ def rule_of(options: ModeOptions) -> type[MergeRule] | None:
 
 
 def with_code(given: Mapping[str, Any], folder: str, known: Collection[str]) -> dict[str, Any]:
-    """The options of a run or a phase, where those that a mode or rule outside the package declares are in `own`.
+    """The options of a run or a phase, where those that a mode or rule outside the package declares are in `foreign`.
 
     `folder` is where its module may be, `known` are the options of the run itself. Raises `ConfigError`.
     """
@@ -134,7 +134,7 @@ def with_code(given: Mapping[str, Any], folder: str, known: Collection[str]) -> 
         raise ConfigError(
             f"{rule or mode} declares the option {taken[0]}, which a run has already; give it another name"
         )
-    own = dict(options.pop("own", {}))
+    own = dict(options.pop("foreign", {}))
     for name, one in declared_own.items():
         if name in options:
             own[name] = options.pop(name)
@@ -146,7 +146,7 @@ def with_code(given: Mapping[str, Any], folder: str, known: Collection[str]) -> 
                 raise ConfigError(
                     f"{name} is {said(own[name])}; use a value of type {kind}"
                 ) from None
-    return {**options, "own": own, "code_from": folder}
+    return {**options, "foreign": own, "code_from": folder}
 
 
 def with_own_options(model: type[Options]) -> type[Options]:
@@ -192,7 +192,7 @@ def own_options(options: ModeOptions) -> dict[str, Any]:
 
 
 def _values(own: Mapping[str, OwnOption], options: ModeOptions) -> dict[str, Any]:
-    given = {name: options.own.get(name, getattr(options, name, None)) for name in own}
+    given = {name: options.foreign.get(name, getattr(options, name, None)) for name in own}
     return {name: own[name].default if value is None else value for name, value in given.items()}
 
 

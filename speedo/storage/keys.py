@@ -83,6 +83,16 @@ def states(run: str, worker: int) -> str:
     return f"speedo:{run}:state:{worker}:"
 
 
+def collective(run: str, worker: int, call: int) -> str:
+    """What a worker brings, for its host, to one of the run's collective calls."""
+    return f"speedo:{run}:collective:{worker}:{call}"
+
+
+def collectives(run: str, worker: int | None = None) -> str:
+    """The prefix of what one worker brings, or all do, to collective calls."""
+    return f"speedo:{run}:collective:" + ("" if worker is None else f"{worker}:")
+
+
 def probe(run: str) -> str:
     """The key that the master writes to check that the store accepts writes."""
     return f"speedo:{run}:probe"

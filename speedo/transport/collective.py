@@ -12,10 +12,10 @@ all have filled k, so drained k - 3.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, NoReturn, Self
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -33,6 +33,9 @@ WHOLE: Final = 1 << 16  # bytes; up to here each member combines all, which save
 SLOTS: Final = 3
 LINE: Final = 64  # bytes of a cache line
 DTYPES: Final = ("float32", "float64", "float16", "int32", "int64")
+SAME_CALLS: Final = (
+    "all workers must make the same calls in the same order, with arrays of the same shape and type"
+)
 OPERATIONS: Final[dict[str, np.ufunc]] = {"sum": np.add, "mean": np.add, "max": np.maximum}
 
 
@@ -44,14 +47,24 @@ class Collective:
     member if they call different things; after an error the collective is of no more use.
     """
 
-    def __init__(self, folder: Path, rank: int, size: int, *, patience_s: float) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        size: int,
+        *,
+        patience_s: float,
+        names: Sequence[int] = (),
+    ) -> None:
+        """`names` are what errors call the workers of these ranks, if not by their ranks."""
         if not 0 <= rank < size:
             raise ConfigError(f"rank is {rank}: use 0 to {size - 1}, with {size} workers")
         self.rank, self.size = rank, size
         self._share_bytes = CHUNK // size + 2 * LINE
         self._share_bytes -= self._share_bytes % LINE
         nbytes = SLOTS * (CHUNK + self._share_bytes) if size > 1 else 0
-        self._memory = MemberMemory(folder, rank, size, nbytes, patience_s)
+        self._names = names or range(size)
+        self._memory = MemberMemory(folder, rank, size, nbytes, patience_s, self._names)
         self._calls = self._chunks = 0
         self._broken = ""
         self._buffers: dict[str, tuple[list[list[Array]], list[list[Array]]]] = {}
@@ -82,11 +95,7 @@ class Collective:
 
         Sums are in the type of the array, in the order of the ranks; `mean` divides that sum.
         """
-        dtype = _checked(array)
-        if op not in OPERATIONS:
-            raise ConfigError(f"op is {op!r}: use one of {', '.join(OPERATIONS)}")
-        if op == "mean" and dtype.kind == "i":
-            raise ConfigError(f"the mean of {dtype} values: use a float type, or sum")
+        dtype = require_collective(array, op)
         source, result, target = _flat_pair(array, out)
         combine, size, rank, count = OPERATIONS[op], self.size, self.rank, source.size
         if size == 1 and result is not source:
@@ -141,7 +150,7 @@ class Collective:
 
     def all_gather(self, array: Array, out: Array | None = None) -> Array:
         """All members' arrays, by rank: of shape `(size, *array.shape)`, in `out` or else new."""
-        dtype = _checked(array)
+        dtype = require_collective(array)
         whole = np.empty((self.size, *array.shape), dtype) if out is None else out
         _require_like(whole, (self.size, *array.shape), dtype)
         source = np.ascontiguousarray(array).reshape(-1)
@@ -168,7 +177,7 @@ class Collective:
 
     def broadcast(self, array: Array, root: int = 0) -> Array:
         """Fill `array` with that of member `root`."""
-        dtype = _checked(array)
+        dtype = require_collective(array)
         if not 0 <= root < self.size:
             raise ConfigError(f"root is {root}: use 0 to {self.size - 1}")
         source, result, target = _flat_pair(array, None)
@@ -244,7 +253,10 @@ class Collective:
         if calls.count(calls[0]) == self.size:
             return
         other = next(rank for rank, call in enumerate(calls) if call != calls[0])
-        _differ(other, calls[other].decode(), calls[0].decode())
+        raise ConfigError(
+            f"worker {self._names[other]} calls {calls[other].decode()}, worker {self._names[0]} calls "
+            f"{calls[0].decode()}: {SAME_CALLS}"
+        )
 
     def _break(self, why: str) -> None:
         self._broken = self._broken or why
@@ -288,19 +300,17 @@ def _nothing(chunk: int, slot: int) -> None:
     """No data."""
 
 
-def _differ(rank: int, call: str, first: str) -> NoReturn:
-    raise ConfigError(
-        f"worker {rank} calls {call}, worker 0 calls {first}: all workers must make the same calls in the same order, "
-        "with arrays of the same shape and type"
-    )
-
-
-def _checked(array: object) -> np.dtype[Any]:
+def require_collective(array: object, op: str = "sum") -> np.dtype[Any]:
+    """The type of the values of an array that a collective takes. Raises `ConfigError` for any other, or `op`."""
+    if op not in OPERATIONS:
+        raise ConfigError(f"op is {op!r}: use one of {', '.join(OPERATIONS)}")
     if not isinstance(array, np.ndarray) or array.dtype.name not in DTYPES:
         kind = getattr(array, "dtype", type(array).__name__)
         raise ConfigError(f"a collective of {kind}: use a NumPy array of {', '.join(DTYPES)}")
     if not array.dtype.isnative:
         raise ConfigError(f"a collective of {array.dtype.str}: use the byte order of this machine")
+    if op == "mean" and array.dtype.kind == "i":
+        raise ConfigError(f"the mean of {array.dtype} values: use a float type, or sum")
     return np.dtype(array.dtype)
 
 

@@ -45,7 +45,17 @@ class MemberMemory:
     Returns once all members are there. Raises `TeamBrokenError`, and `ConfigError` for what cannot work.
     """
 
-    def __init__(self, folder: Path, rank: int, size: int, nbytes: int, patience_s: float) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        size: int,
+        nbytes: int,
+        patience_s: float,
+        names: Sequence[int],
+    ) -> None:
+        """`names` are what errors call the members, by rank."""
+        self._names = names
         self._rank, self._size, self._patience_s = rank, size, patience_s
         self._bytes = BUFFERS_AT + nbytes
         self._others = [other for other in range(size) if other != rank]
@@ -112,7 +122,9 @@ class MemberMemory:
     def _map(self, other: int, name: str, deadline: float) -> None:
         while not self._is_mapped(other, name):
             if time.monotonic() > deadline:
-                raise TeamBrokenError(f"worker {other} does not come within {self._patience_s:g} s")
+                raise TeamBrokenError(
+                    f"worker {self._names[other]} does not come within {self._patience_s:g} s"
+                )
             time.sleep(MOST_PAUSE_S)
 
     def _is_mapped(self, other: int, name: str) -> bool:
@@ -132,13 +144,14 @@ class MemberMemory:
             return False  # left by a member that was killed earlier
         except OSError as error:
             raise ConfigError(
-                f"the process of worker {other} cannot be watched: {error.strerror}; "
+                f"the process of worker {self._names[other]} cannot be watched: {error.strerror}; "
                 "allow pidfd_open(2), Linux 5.3 or later"
             ) from None
         self._processes[other] = process
         if counters[SIZE] != self._size or len(memory) != self._bytes:
             raise ConfigError(
-                f"worker {other} is one of {counters[SIZE]} workers, worker {self._rank} one of {self._size}: "
+                f"worker {self._names[other]} is one of {counters[SIZE]} workers, worker "
+                f"{self._names[self._rank]} one of {self._size}: "
                 "start all with the same number of workers, and the same version of speedo"
             )
         self.counters[other], self.maps[other] = counters, memory
@@ -169,12 +182,18 @@ class MemberMemory:
         left = {other for other in self._others if counters[other][LEFT]}
         awaited = {other for other in self._others if counters[other][counter] < value}
         if awaited & ended:
-            raise TeamBrokenError(f"the process of worker {min(awaited & ended)} has ended")
+            raise TeamBrokenError(
+                f"the process of worker {self._names[min(awaited & ended)]} has ended"
+            )
         if awaited & left:
-            raise TeamBrokenError(f"worker {min(awaited & left)} has left the collective")
+            raise TeamBrokenError(
+                f"worker {self._names[min(awaited & left)]} has left the collective"
+            )
         if awaited and late:
             last = min(awaited, key=lambda other: counters[other][CALLS : COMBINED + 1].tolist())
-            raise TeamBrokenError(f"worker {last} does not come within {self._patience_s:g} s")
+            raise TeamBrokenError(
+                f"worker {self._names[last]} does not come within {self._patience_s:g} s"
+            )
 
 
 def views(maps: Sequence[mmap.mmap], offset: int, nbytes: int) -> list[memoryview]:

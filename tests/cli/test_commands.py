@@ -82,7 +82,7 @@ def test_every_option_of_a_run_can_stand_in_the_configuration_and_has_its_words(
             missing = fields - named
             ray = {"ray", "resources", "placement"}
             assert missing - {"script", "script_folder"} == (
-                {"host", "port"} if name == "train" else ray
+                {"host", "port", "own"} if name == "train" else ray
             )
 
 

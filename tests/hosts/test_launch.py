@@ -249,3 +249,22 @@ def test_a_host_with_other_data_is_named_in_time_with_both_counts(
 def led_by(first: SshHost, second: SshHost) -> dict[str, object]:
     workers = [first.address, {"host": second.address, "ssh_port": second.port}]
     return {"master": first.address, "virtualenv": str(VENV), "workers": workers}
+
+
+def test_a_command_after_two_dashes_is_what_every_worker_runs(hosts: Site, tmp_path: Path) -> None:
+    """No host needs a solver; `python` is the one that has SpeeDO there."""
+    script = Path(__file__).parents[1] / "script" / "scripts" / "fit.py"
+    words = ("--mode", "async", "--", "python", str(script), "none", "0.02")
+    process = hosts.launch([*as_words(hosts, tmp_path), *words], tmp_path)
+    out, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0, errors
+    assert "model.npz" in out
+    assert "fitted 0 " in errors
+    logs = list(the_folder(tmp_path).glob("*/worker/logs/stay-1/worker-*.log"))
+    ranks = {
+        line.split()[1]
+        for log in logs
+        for line in log.read_text().splitlines()
+        if line.startswith("fitted")
+    }
+    assert len(ranks) == len(logs) > 1

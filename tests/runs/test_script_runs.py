@@ -73,7 +73,7 @@ class ScriptRun:
         **options: Any,
     ) -> None:
         self.config: RunConfig = make_config({"workers": workers, "split_batch": False, **options})
-        job, store = ScriptJob(Path("/home/user/train.py"), ("--depth", "3")), MemoryStore()
+        job, store = ScriptJob(Path("/home/user/train.py")), MemoryStore()
         self.settings = RunSettings(
             "here", "1", job, workers, (1,) * workers, seed=1, timeout_s=self.config.timeout,
             near=near, redis_url=redis_url,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -124,6 +124,29 @@ class Fleet:
                 self._master.want.remote(workers)
         return f"{workers} workers wanted, wherever the cluster has room"
 
+    def let_scripts_end(self, version: int, stopped: Collection[str]) -> list[str]:
+        """As `WorkerHost.let_scripts_end`, of all nodes. A node that is lost meanwhile is not waited for."""
+        with self._lock:
+            keepers = [one for one in self._keepers.values() if one.seats is not None]
+        asked = {keeper.handle.let_scripts_end.remote(version): keeper for keeper in keepers}
+        before, problems = len(stopped), list[str]()
+        while asked and len(stopped) == before:
+            done, _ = ray.wait(list(asked), timeout=LOOK_S)
+            for one in done:
+                keeper = asked.pop(one)
+                with suppress(RayError):
+                    end: News = ray.get(one)
+                    problems += [f"{keeper.name}: {text}" for text in end.notes]
+                    for text in end.output:
+                        self._note(text)
+        return problems
+
+    def release_scripts(self) -> None:
+        """Wait no longer for scripts, on any node."""
+        with self._lock:
+            for keeper in self._keepers.values():
+                keeper.handle.release_scripts.remote()
+
     def leave(self, cause: str) -> None:
         """End all workers, and bring home the logs of far nodes."""
         self._stopping.set()
@@ -207,6 +230,8 @@ class Fleet:
             if isinstance(answer, News):
                 for text in answer.notes:
                     self._note(f"{keeper.name}: {text}")
+                for text in answer.output:
+                    self._note(text)
                 if answer.last_died is not None:
                     self._refuse(node, f"every worker there died, the last: {answer.last_died}")
 
@@ -290,7 +315,7 @@ class Fleet:
             threads=KEEPER_THREADS,
             scheduling_strategy=here,
         )
-        config, spec = self._prepared.config, self._prepared.spec
+        config, spec = self._prepared.config, self._prepared.settings.spec
         asked = handle.examine.remote(
             VERSION,
             spec,

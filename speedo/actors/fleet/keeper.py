@@ -32,10 +32,12 @@ from speedo.run.host_memory import with_host_memory
 from speedo.run.open_store import this_machine
 from speedo.run.remote_inputs import fetch_sources, located
 from speedo.run.scratch import scratch_folder
+from speedo.run.script_job import ScriptJob
 from speedo.run.settings import RunSettings
 from speedo.run_dir.directory import LOGS
 from speedo.solver import SolverSpec, check_solver
 from speedo.solver.data_layers import count_records
+from speedo.system.appended import AppendedLines
 from speedo.version import VERSION
 
 ANSWER_S: Final = 60.0
@@ -47,9 +49,13 @@ LOG_BYTES: Final = 200_000  # of each log of a far node that the command brings 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What a keeper has to say: lines for people, and why its node has no worker left and will not have one."""
+    """What a keeper has to say: lines for people, and why its node has no worker left and will not have one.
+
+    `output` is what worker 0 has printed there, if it is a script.
+    """
 
     notes: tuple[str, ...] = ()
+    output: tuple[str, ...] = ()
     last_died: str | None = None
 
 
@@ -73,11 +79,15 @@ class NodeKeeper:
         self._stack = ExitStack()
         self._leaving = threading.Lock()
         self._left = False
+        # Of scripts alone: set once none of them is waited for any more.
+        self._scripts_end: threading.Event | None = None
+        self._output: AppendedLines | None = None
+        self._printing = threading.Lock()
 
     def examine(
         self,
         version: str,
-        spec: SolverSpec,
+        spec: SolverSpec | ScriptJob,
         workers: int,
         split: bool,
         records: int | None,
@@ -91,6 +101,11 @@ class NodeKeeper:
                     f"SpeeDO differs: the master has {version}, this node {VERSION}: install the same version on "
                     "every node"
                 )
+            if self._link is not None and self._link.offer.count:
+                spec = self._link.offer.work(spec)
+            if isinstance(spec, ScriptJob):
+                self._require_script(spec)
+                return
             if self._link is not None:
                 choice = self._link.offer.engine(choice)
             prepare_process(choice)
@@ -104,6 +119,13 @@ class NodeKeeper:
             check_solver(own, workers=workers, split=split)
             check_records(self._name, count_records(own), records, share)
 
+    def _require_script(self, job: ScriptJob) -> None:
+        """A cluster of the user's has the script on every node; a host's own command fails with its own words."""
+        if self._link is None and not job.path.is_file():
+            raise ClusterError(
+                f"the script {job.path} is not on this node: put it into a folder that all nodes share"
+            )
+
     def begin(self, master: Any, needs: Resources, seats: tuple[Seat, ...]) -> None:
         """Start a worker in each of these places, or those that this host offers.
 
@@ -114,11 +136,11 @@ class NodeKeeper:
             settings: RunSettings = ray.get(master.settings.remote(self._name), timeout=ANSWER_S)
             offer = None if self._link is None else self._link.offer
             if offer is not None:
-                settings = replace(
-                    settings,
-                    cores=offer.core_options(settings.cores),
-                    engine=offer.engine(settings.engine),
-                )
+                settings = replace(settings, cores=offer.core_options(settings.cores))
+                if isinstance(settings.spec, ScriptJob):
+                    settings = replace(settings, spec=offer.work(settings.spec))
+                else:
+                    settings = replace(settings, engine=offer.engine(settings.engine))
                 if not offer.count and not settings.serves:
                     raise ClusterError(
                         f"the master at {offer.address} has its center by itself: start it with --servers, or "
@@ -127,6 +149,9 @@ class NodeKeeper:
             settings = self._stack.enter_context(with_host_memory(settings))
             scratch = self._stack.enter_context(scratch_folder())
             logs = self._logs(settings, scratch)
+            if isinstance(settings.spec, ScriptJob):
+                self._scripts_end = threading.Event()
+                self._output = AppendedLines(logs / "worker-0.log")
             self._seats = dict(enumerate(seats))
             self._host = WorkerHost(
                 master,
@@ -166,7 +191,8 @@ class NodeKeeper:
                 return  # the master is gone: the command sees it, too
             link.tell(status)
             last_died = None if self._host is None else self._host.last_died
-            if status.over:
+            waits = self._scripts_end is not None and not self._scripts_end.is_set()
+            if status.over and not waits:
                 link.tell(Over(status))  # first of all: leaving may take longer than the master
                 self.leave("the run is over")
             elif link.stop is not None:
@@ -214,7 +240,22 @@ class NodeKeeper:
     def news(self) -> News:
         """What there is to say since the last time."""
         notes, self._notes[:] = tuple(self._notes), []
-        return News(notes, None if self._host is None else self._host.last_died)
+        return News(notes, self._printed(), None if self._host is None else self._host.last_died)
+
+    def let_scripts_end(self, version: int) -> News:
+        """See `WorkerHost.let_scripts_end`; the notes are its sentences."""
+        host = self._host
+        bad_ends = [] if host is None else host.let_scripts_end(version, (), lambda: None)
+        return News(tuple(bad_ends), self._printed())
+
+    def _printed(self) -> tuple[str, ...]:
+        with self._printing:
+            return () if self._output is None else tuple(self._output.new())
+
+    def release_scripts(self) -> None:
+        """Wait no longer for them: this node may leave."""
+        if self._scripts_end is not None:
+            self._scripts_end.set()
 
     def leave(self, cause: str) -> dict[str, bytes]:
         """End workers and servers, remove their files, and tell the master; returns the ends of logs by their names."""

@@ -20,6 +20,8 @@ from speedo.engines.make import EngineChoice
 from speedo.errors import ConfigError, SpeedoError
 from speedo.monitor.status import Status
 from speedo.run.engine_choice import require_engine
+from speedo.run.script_job import ScriptJob
+from speedo.solver import SolverSpec
 from speedo.system.cores import Bind, Core, CoreOptions
 
 FOLDER: Final = "SPEEDO_HOST_FOLDER"
@@ -32,7 +34,8 @@ class Offer:
     """What `speedo worker` offers; 0 workers only serve. `logs` takes the output of its workers.
 
     Without `threads`, `bind` and `device` those of the master are used. `block` is the first of the ports that are held
-    for this host; 0 where any may be taken.
+    for this host; 0 where any may be taken. `command` is what each worker runs, in `folder`, where the master has no
+    solver.
     """
 
     address: str
@@ -44,6 +47,28 @@ class Offer:
     cores: tuple[tuple[Core, ...], ...] = ()
     device: str | None = None
     block: int = 0
+    command: tuple[str, ...] = ()
+    folder: str = ""
+
+    def work(self, masters: SolverSpec | ScriptJob) -> SolverSpec | ScriptJob:
+        """What the workers of this host train. Raises `ConfigError` if its command does not fit the master."""
+        if isinstance(masters, SolverSpec):
+            if self.command:
+                raise ConfigError(
+                    f"the master at {self.address} trains the solver {masters.path.name}, so a worker there runs no "
+                    f"command: leave out `-- {self.command[0]} ...`, or start the master with --own"
+                )
+            return masters
+        if not self.command:
+            raise ConfigError(
+                f"the master at {self.address} was started with --own, so each host brings its script: speedo worker "
+                f"--master {self.address} -- python train.py"
+            )
+        if self.device is not None:
+            raise ConfigError(
+                f"the device is {self.device}, but a script itself decides where it computes: leave --device out"
+            )
+        return replace(masters, words=self.command, folder=self.folder)
 
     def core_options(self, masters: CoreOptions) -> CoreOptions:
         """The master's, as far as this host has none of its own."""

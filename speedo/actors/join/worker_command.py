@@ -36,7 +36,7 @@ from speedo.remote.uris import uri_of
 from speedo.run_dir.directory import make_own_folders
 from speedo.system.cores import Bind, Core
 from speedo.system.private_folders import make_private_folder
-from speedo.system.workplace import check_names
+from speedo.system.workplace import check_names, working_folder
 
 LOOK_S: Final = 0.2
 HOST_LOG: Final = "host.log"  # what Ray's command said
@@ -75,12 +75,14 @@ def serve_worker(
     cores: tuple[tuple[Core, ...], ...] = (),
     device: str | None = None,
     logs: Path | None = None,
+    command: tuple[str, ...] = (),
 ) -> Status:
     """Join the master at `address` with `count` workers and take part until the run ends. Raises `SpeedoError`.
 
     With a count of 0 this host only serves a range of the center. `threads`, `bind`, `cores` (of each worker) and
     `device` replace the master's for this host's workers. If the master is lost, waits up to `timeout_s` seconds for
-    it, each time, and joins again. `logs` is a folder that keeps the logs; without it they go with a run that ended
+    it, each time, and joins again. `command` is the script that each worker runs, here, for a master without a solver.
+    `logs` is a folder that keeps the logs; without it they go with a run that ended
     well.
     """
     if ignored := session.ignored_settings():
@@ -91,7 +93,11 @@ def serve_worker(
     root = data_root or default_data_root()
     if uri_of(root) is None:
         root = root.absolute()
-    offer = Offer(address, count, logs, root, threads, bind, cores, device)
+    offer = Offer(
+        *(address, count, logs, root, threads, bind, cores, device),
+        command=command,
+        folder=str(working_folder()) if command else "",
+    )
     stays = crashes = 0
     while True:
         try:

@@ -51,13 +51,15 @@ def secret(password: str) -> str:
 
 
 def worker_rules(keyspace: str, worker: int) -> tuple[str, ...]:
-    """A worker's rights: read centers; read, write and delete its own payloads and states."""
+    """A worker's rights: read centers and what others bring to collectives; read, write and delete its own."""
     return (
         "-@all",
         *_CALL,
         *_READ,
         *_WRITE,
         f"%R~{keys.pattern(keys.centers(keyspace))}",
+        f"%R~{keys.pattern(keys.collectives(keyspace))}",
+        f"~{keys.pattern(keys.collectives(keyspace, worker))}",
         f"~{keys.pattern(keys.payloads(keyspace, worker))}",
         f"~{keys.pattern(keys.states(keyspace, worker))}",
     )

@@ -1,0 +1,40 @@
+"""What `speedo master --own` and `speedo launch ... -- COMMAND` have in common: a run of scripts on several hosts."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from typing import Any, Final
+
+from speedo.cli.run import FIXED, OPTIONS
+from speedo.config.option_table import rows
+from speedo.config.run_config import MASTER
+from speedo.errors import ConfigError
+
+_ALSO: Final = {"max_iter", "seed", "config_file"}
+
+
+def options_of_own(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a run of scripts. Raises `ConfigError` for those that are of a solver's run alone."""
+    table = {row.name: row for row in rows()}
+    known = {*OPTIONS, *_ALSO, *(name for name, row in table.items() if row.group == MASTER)}
+    given = {name for name, value in options.items() if value not in (None, False, ())}
+    if foreign := sorted(given - known):
+        flags = ", ".join(_flag(name, table[name].flags) for name in foreign)
+        raise ConfigError(
+            f"{flags}: with --own there is no solver, and what it would set is for the script to decide; leave it out"
+        )
+    return {**{name: options[name] for name in options if name in known}, **FIXED, "own": True}
+
+
+def checked_command(command: Sequence[str]) -> tuple[str, ...]:
+    """What a command line has after `--`. Raises `ConfigError` for a program that is not there."""
+    if command and command[0] not in ("python", "python3") and shutil.which(command[0]) is None:
+        raise ConfigError(
+            f"{command[0]} is not a program on this host: give one of the PATH, as in -- python train.py"
+        )
+    return tuple(command)
+
+
+def _flag(name: str, flags: str) -> str:
+    return "SOLVER" if name == "solver" else flags.partition("/")[0].split()[0].rstrip(",")
