@@ -29,7 +29,7 @@ from speedo.sgd_modes.rules import (
     RuleClass,
     ServerGradient,
 )
-from speedo.sgd_modes.turn_length import AdaptiveLength, LengthState, turn_length
+from speedo.sgd_modes.turn_length import AdaptiveLength, LengthState, most_steps, turn_length
 from speedo.vectors.vector import Vector
 
 Update = Callable[[Vector, Vector, int], None]
@@ -186,15 +186,19 @@ def make_strategy(
     adjust: Adjust | None = None,
     batch_size: int | None = None,
     turns: LengthState | None = None,
+    own_optimizers: bool = False,
 ) -> Strategy:
     """The strategy of this configuration. `batch` is the samples of one iteration, for hybrid phases.
 
     `update` applies a raw gradient to the center; only `server_gradient` needs it, and `adjust` gives it the solver
     values of a phase. `batch_size` is the run's, of which that of a phase is a multiple. `samples` is what a resumed
     run had merged, and `place` the index of its phase and the samples merged in it: its phases continue from there.
-    `turns` is what its adaptive length of turns was decided by: `AdaptiveLength.state`.
+    `turns` is what its adaptive length of turns was decided by: `AdaptiveLength.state`. With `own_optimizers`, those of
+    users' scripts, momentum is neither known nor corrected.
     """
-    strategy = _strategy(config, batch, update, samples, place, adjust, batch_size or batch)
+    strategy = _strategy(
+        config, batch, update, samples, place, adjust, batch_size or batch, own_optimizers
+    )
     length = strategy.local_steps
     if isinstance(length, AdaptiveLength) and turns is not None:
         length.state = turns
@@ -209,10 +213,13 @@ def _strategy(
     place: tuple[int, int] | None,
     adjust: Adjust | None,
     batch_size: int,
+    own_optimizers: bool,
 ) -> Strategy:
     if config.mode != HYBRID:
-        return _plain(config, update)
-    phases = [_phase(one, batch, batch_size, update, adjust) for one in config.phases]
+        return _plain(config, update, own_optimizers)
+    phases = [
+        _phase(one, batch, batch_size, update, adjust, own_optimizers) for one in config.phases
+    ]
     if place is None or place[0] >= len(phases):
         place = _place_after(samples, phases)
     return Hybrid(phases, index=place[0], merged=place[1])
@@ -224,6 +231,7 @@ def _phase(
     batch_size: int,
     update: Update | None,
     adjust: Adjust | None,
+    own_optimizers: bool,
 ) -> Phase:
     batches = 1 if options.batch is None else max(1, options.batch // batch_size)
     tuning = Tuning(options.lr, options.momentum, options.weight_decay, batches)
@@ -235,7 +243,7 @@ def _phase(
         update(gradient, center, iteration)
 
     return Phase(
-        lambda: _plain(options, None if update is None else tuned),
+        lambda: _plain(options, None if update is None else tuned, own_optimizers),
         (options.iterations or 0) * batch,
         None if options.until is None else parse_condition(options.until),
         tuning,
@@ -257,10 +265,10 @@ def _place_after(samples: int, phases: Sequence[Phase]) -> tuple[int, int]:
     return index, merged
 
 
-def _plain(options: ModeOptions, update: Update | None) -> Strategy:
+def _plain(options: ModeOptions, update: Update | None, own_optimizers: bool) -> Strategy:
     mode = PLAIN[options.mode]
     return mode.schedule(
-        rule=_rule(options, update),
+        rule=_rule(options, update, own_optimizers),
         local_steps=turn_length(options.local_steps, options.sync_when),
         name=mode.name,
         **own_options(options),
@@ -274,7 +282,7 @@ def _rule_class(options: ModeOptions) -> RuleClass:
     return chosen[0] if chosen else usual
 
 
-def _rule(options: ModeOptions, update: Update | None) -> MergeRule:
+def _rule(options: ModeOptions, update: Update | None, own_optimizers: bool) -> MergeRule:
     rule = _rule_class(options)
     if rule is ServerGradient:
         if update is None:
@@ -283,5 +291,7 @@ def _rule(options: ModeOptions, update: Update | None) -> MergeRule:
     if rule is AddDelta:
         by_staleness = bool(options.staleness_scaling)
         whole = inf if by_staleness else 4.0 if options.momentum_correction else 2.0
+        if own_optimizers and not by_staleness and most_steps(options.local_steps) > 1:
+            whole = min(whole, 1.0)
         return AddDelta(options.delta_scale, whole, by_staleness)
     return rule(getattr(options, rule.option))

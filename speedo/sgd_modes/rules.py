@@ -163,6 +163,8 @@ class AddDelta:
     `scale` None means min(1, whole / n) for n live workers. Each worker keeps its own momentum, which sees every n-th
     step of the center, so it acts n times as long as that of one solver. With momentum 0.9 two workers whose deltas
     are added whole converge, and four diverge at the rate that one bears. With momentum correction four converge.
+    `whole` is 1 for scripts that make several local steps: their optimizers are not corrected, and their momentum has
+    come to its full length at the end of a turn.
 
     `by_staleness`: also divided by the result's staleness tau, if that is above 1 (Zhang, Gupta, Lian, Liu,
     Staleness-aware Async-SGD for Distributed Deep Learning, IJCAI 2016, section 3: alpha / tau).
@@ -171,7 +173,8 @@ class AddDelta:
     payload: ClassVar[Kind] = Kind.DELTA
     option: ClassVar[str] = "delta_scale"
     usual: ClassVar[str] = (
-        "min(1, 4 / workers); without momentum correction min(1, 2 / workers); with staleness scaling 1"
+        "min(1, 4 / workers); without momentum correction min(1, 2 / workers); with staleness scaling 1; "
+        "of a script's several local steps 1 / workers"
     )
     source: ClassVar[str] = "measured: modes.md, momentum and the scale of deltas"
     scale: float | None = None
