@@ -129,14 +129,16 @@ class GradientTurns:
     def lease(self, request: LeaseRequest, turns: TurnSource, share: Share) -> Lease | NoLease:
         """The next records of this worker; until there are some it takes part in the others' steps."""
         while not (self._rows and self._rows[0] is not None):
-            if share.reads_ahead:
-                return NoLease.WAIT  # the loop trains those first
             if not self._has_turn():
                 return NoLease.OVER
             team = self._in_team
             if team is None or request.skipped:
-                self._rows.clear()  # in which there is nothing to train
-                return turns.lease(request)
+                self._rows = deque(row for row in self._rows if row is not None)
+                if not self._rows:
+                    return turns.lease(request)
+                continue
+            if share.reads_ahead:
+                return NoLease.WAIT  # the loop trains those first
             try:
                 found = self._come_for_none(team, request, turns, share)
             except ConfigError:

@@ -218,6 +218,12 @@ class DrivenTeam:
 
         Raises `NotFiniteError` in the member whose gradient is not finite, then `TeamBrokenError` in the others.
         """
+        began = self._worker.clock()
+        follows = self._come(what, samples, epoch)
+        self._worker.with_team += self._worker.clock() - began
+        return follows
+
+    def _come(self, what: Comes, samples: int, epoch: int) -> bool:
         space, rank, optimizer = self._space, self._rank, self._optimizer
         assert space is not None
         assert self._team is not None
