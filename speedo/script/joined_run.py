@@ -235,7 +235,12 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
             self._weights.read_weights(self._first)
             if exchanges_gradients(self._exchange, self._stepped, start):
                 self._gradients = GradientTurns(
-                    self._stepped, self._has_turn, self._end_turn, self._lose_turn
+                    self._stepped,
+                    self._has_turn,
+                    self._end_turn,
+                    self._lose_turn,
+                    self._turns,
+                    self._share,
                 )
                 self._hooks.append(self._stepped.before_step(self._before_step))
         if self._stepped is not None:
@@ -397,7 +402,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
             return self._own.lease(request)
         try:
             if self._gradients is not None:
-                answer = self._gradients.lease(request, self._turns, self._share)
+                answer = self._gradients.lease(request)
                 if answer is NoLease.WAIT and self._share.reads_ahead:
                     return answer
             else:
