@@ -80,9 +80,10 @@ class GradientTurns:
         self._worker, self._team = worker, DrivenTeam(worker, gathering, self._gradients)
 
     def close(self) -> None:
-        """Meet nobody any more."""
-        if self._team is not None:
-            self._team.close()
+        """Meet nobody any more. May be called twice."""
+        team, self._team = self._team, None
+        if team is not None:
+            team.close()
 
     def begin(self, command: Train) -> None:
         """Begin a turn, of the team or alone."""

@@ -284,6 +284,8 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         worker = self._worker
         if worker is not None and worker.command is not None and worker.steps:
             self._end_turn()
+        if self._gradients is not None:
+            self._gradients.close()  # others may wait for this worker
         version = self._turns.done()
         if version is None:
             print("speedo: the run is gone; these are this worker's own weights", file=sys.stderr)
