@@ -20,11 +20,10 @@ from speedo.worker.driven_turn import DrivenWorker
 from speedo.worker.share import Share
 
 EXCHANGES: Final = ("gradients", "deltas")
-AGAIN_S: Final = (
-    0.02  # before records are asked for again, which the master does not know to be trained yet
-)
+# Before records are asked for again, of which the master does not know yet that they are trained, and how often.
+AGAIN_S: Final = 0.02
 MOST_TIMES: Final = 50
-FEW_ROWS: Final = 8
+FEW_ROWS: Final = 8  # that a loader's processes have before them, when more are dealt
 
 
 def check_exchange(exchange: str | None, *, has_optimizer: bool) -> None:
@@ -50,7 +49,8 @@ def exchanges_gradients(exchange: str | None, stepped: Any, start: Start) -> boo
 class GradientTurns:
     """What a joined run does in its turns where gradients are exchanged.
 
-    `has_turn` waits for a turn, `end_turn` ends it, `lose_turn` gives it up; all are those of the joined run.
+    `stepped` has the optimizer. `has_turn` waits for a turn, `end_turn` ends it, `lose_turn` gives it up; all are those
+    of the joined run, as are `turns` and `share`.
     """
 
     def __init__(
