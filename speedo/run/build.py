@@ -244,6 +244,7 @@ def _coordinator(
             adjust=adjust,
             batch_size=spec.batch_size,
             turns=None if turns is None else astuple(turns),
+            own_optimizers=isinstance(spec, ScriptJob),
         ),
         plan,
         version=resume.counters.version if resume else 0,

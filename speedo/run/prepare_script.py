@@ -139,7 +139,7 @@ def _no_gradients(config: RunConfig) -> str:
     if config.local_steps != 1 or config.sync_when is not None:
         return "workers make several local steps: leave out --local-steps and --sync-when"
     if not config.teams:
-        return "a round does not wait for all workers: leave out --backup-workers and --team off"
+        return "a round does not wait for all workers: leave out --backup-workers"
     if config.delta_scale is not None:
         return "--delta-scale is for deltas: leave it out"
     if config.compress != "none" or config.compress_center != "none":

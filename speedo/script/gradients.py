@@ -20,10 +20,10 @@ from speedo.worker.driven_turn import DrivenWorker
 from speedo.worker.share import Share
 
 EXCHANGES: Final = ("gradients", "deltas")
-AGAIN_S: Final = (
-    0.02  # before records are asked for again, which the master does not know to be trained yet
-)
+# Before records are asked for again, of which the master does not know yet that they are trained, and how often.
+AGAIN_S: Final = 0.02
 MOST_TIMES: Final = 50
+FEW_ROWS: Final = 8  # that a loader's processes have before them, when more are dealt
 
 
 def check_exchange(exchange: str | None, *, has_optimizer: bool) -> None:
@@ -49,7 +49,8 @@ def exchanges_gradients(exchange: str | None, stepped: Any, start: Start) -> boo
 class GradientTurns:
     """What a joined run does in its turns where gradients are exchanged.
 
-    `has_turn` waits for a turn, `end_turn` ends it, `lose_turn` gives it up; all are those of the joined run.
+    `stepped` has the optimizer. `has_turn` waits for a turn, `end_turn` ends it, `lose_turn` gives it up; all are those
+    of the joined run, as are `turns` and `share`.
     """
 
     def __init__(
@@ -58,8 +59,13 @@ class GradientTurns:
         has_turn: Callable[[], bool],
         end_turn: Callable[[], None],
         lose_turn: Callable[[SpeedoError], None],
+        turns: TurnSource,
+        share: Share,
     ) -> None:
         self._gradients = stepped.gradients()
+        self._turns, self._share = turns, share
+        self._request: LeaseRequest | None = None  # the last one
+        self._is_short = False  # the last deal was
         self._has_turn, self._end_turn, self._lose_turn = has_turn, end_turn, lose_turn
         self._worker: DrivenWorker | None = None
         self._team: DrivenTeam | None = None
@@ -77,9 +83,10 @@ class GradientTurns:
         self._worker, self._team = worker, DrivenTeam(worker, gathering, self._gradients)
 
     def close(self) -> None:
-        """Meet nobody any more."""
-        if self._team is not None:
-            self._team.close()
+        """Meet nobody any more. May be called twice."""
+        team, self._team = self._team, None
+        if team is not None:
+            team.close()
 
     def begin(self, command: Train) -> None:
         """Begin a turn, of the team or alone."""
@@ -111,7 +118,10 @@ class GradientTurns:
         if not self._has_turn() or self._in_team is None:
             return
         try:
-            self._in_team.come(Comes.STEP, samples)
+            epoch = 0 if self._request is None else self._request.epoch
+            self._in_team.come(Comes.STEP, samples, epoch, wants_deal=self._wants_deal())
+            if self._in_team.deal_follows:
+                self._take_deal(self._in_team)
         except SpeedoError as problem:
             if isinstance(problem, ConfigError):
                 raise
@@ -134,20 +144,23 @@ class GradientTurns:
 
     # ------------------------------------------------------------ records
 
-    def lease(self, request: LeaseRequest, turns: TurnSource, share: Share) -> Lease | NoLease:
+    def lease(self, request: LeaseRequest) -> Lease | NoLease:
         """The next records of this worker; until there are some it takes part in the others' steps."""
+        self._request, self.trains_first = request, False
         while not (self._rows and self._rows[0] is not None):
-            self.trains_first = share.reads_ahead
-            if self.trains_first:
-                return NoLease.WAIT
             if not self._has_turn():
                 return NoLease.OVER
             team = self._in_team
             if team is None or request.skipped:
-                self._rows.clear()  # in which there is nothing to train
-                return turns.lease(request)
+                self._rows = deque(row for row in self._rows if row is not None)
+                if not self._rows:
+                    return self._turns.lease(request)
+                continue
+            if self._share.reads_ahead:
+                self.trains_first = True
+                return NoLease.WAIT
             try:
-                found = self._come_for_none(team, request, turns, share)
+                found = self._come_for_none(team, request)
             except ConfigError:
                 raise
             except SpeedoError as problem:
@@ -159,13 +172,13 @@ class GradientTurns:
         assert row is not None
         return row
 
-    def _come_for_none(
-        self, team: DrivenTeam, request: LeaseRequest, turns: TurnSource, share: Share
-    ) -> NoLease | None:
+    def _come_for_none(self, team: DrivenTeam, request: LeaseRequest) -> NoLease | None:
         """Come without a gradient. Records that are dealt are in the rows then; an answer if there are none."""
         is_idle = bool(self._rows)
         with self._gradients.set_aside():
             if team.come(Comes.IDLE if is_idle else Comes.ASK, epoch=request.epoch):
+                if team.deal_follows:
+                    self._take_deal(team)
                 self.idle = True
                 try:
                     self._gradients.step()
@@ -177,26 +190,16 @@ class GradientTurns:
         if is_idle:
             self._rows.popleft()
             return None
-        if not team.all_ask():
+        if not team.deal_follows:
             return None
-        members = tuple(one[:2] for one in team.members)
-        # Who joins has nothing to train as long as the others have rows: so they have few.
-        most = MOST_DEALT if share.has_loaders else min(MOST_DEALT, team.rounds)
-        asked = replace(request, count=share.batch)
-
-        def deal(epoch: int) -> Dealt:
-            one = replace(asked, epoch=epoch)
-            return turns.deal(DealRequest(one, members, most, share.drop_last))
-
-        rows, short = team.dealt(deal)
-        self._rows.extend(rows)
+        rows, short = self._take_deal(team)
         if rows:
             self._times = 0
             return None
         assert self._worker is not None
         if (
             self._worker.steps
-        ):  # what they trained must be merged before it is known that no record comes back
+        ):  # whether a record comes back is known once what they trained is merged
             self._end_turn()
             return None
         self._times += 1
@@ -205,3 +208,24 @@ class GradientTurns:
             return None
         self._times = 0
         return NoLease.OVER
+
+    def _wants_deal(self) -> bool:
+        """Whether the processes of a loader would have to wait for records soon, and then to begin anew."""
+        return self._share.has_loaders and not self._is_short and len(self._rows) < FEW_ROWS
+
+    def _take_deal(self, team: DrivenTeam) -> tuple[list[Row], NoLease | None]:
+        rows, short = team.dealt(self._deal)
+        self._rows.extend(rows)
+        self._is_short = short is not None
+        return rows, short
+
+    def _deal(self, epoch: int) -> Dealt:
+        """What the leader asks of the master for all."""
+        team, share, request = self._in_team, self._share, self._request
+        assert team is not None
+        assert request is not None
+        # Who joins has nothing to train as long as the others have rows: so they have few.
+        most = MOST_DEALT if share.has_loaders else min(MOST_DEALT, team.rounds)
+        asked = replace(request, count=share.batch, epoch=epoch)
+        members = tuple(one[:2] for one in team.members)
+        return self._turns.deal(DealRequest(asked, members, most, share.drop_last))

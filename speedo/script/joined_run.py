@@ -343,7 +343,12 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
             self._weights.read_weights(self._first)
             if exchanges_gradients(self._exchange, self._stepped, start):
                 self._gradients = GradientTurns(
-                    self._stepped, self._has_turn, self._end_turn, self._lose_turn
+                    self._stepped,
+                    self._has_turn,
+                    self._end_turn,
+                    self._lose_turn,
+                    self._turns,
+                    self._share,
                 )
                 self._hooks.append(self._stepped.before_step(self._before_step))
             if start.settings.epoch > 0:  # of a master that has resumed the run
@@ -391,6 +396,8 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
             self._end_turn()
         if self._publisher is not None:
             self._publisher.close()
+        if self._gradients is not None:
+            self._gradients.close()  # others may wait for this worker
         version = self._turns.done(self._events.look)
         self._events.look()
         if version is None:
@@ -549,7 +556,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
                 # With turns in the background it leaves, instead of waiting for what others hold.
                 waits = answer is NoLease.WAIT and self._publisher is None
                 return answer if waits or isinstance(answer, Lease) else NoLease.OVER
-            return self._gradients.lease(request, self._turns, self._share)
+            return self._gradients.lease(request)
         except (EOFError, OSError):
             print("speedo: the run is gone", file=sys.stderr)
             self.should_stop = True

@@ -43,7 +43,7 @@ from speedo.sgd_modes.rules import (
     MergeRule,
     ServerGradient,
 )
-from speedo.sgd_modes.turn_length import AdaptiveLength, LengthState, turn_length
+from speedo.sgd_modes.turn_length import AdaptiveLength, LengthState, most_steps, turn_length
 from speedo.vectors.vector import Kind, Vector
 
 Update = Callable[[Vector, Vector, int], None]
@@ -293,15 +293,19 @@ def make_strategy(
     adjust: Adjust | None = None,
     batch_size: int | None = None,
     turns: LengthState | None = None,
+    own_optimizers: bool = False,
 ) -> Strategy:
     """The strategy of this configuration. `batch` is the samples of one iteration, for hybrid phases.
 
     `update` applies a raw gradient to the center; only `server_gradient` needs it, and `adjust` gives it the solver
     values of a phase. `batch_size` is the run's, of which that of a phase is a multiple. `samples` is what a resumed
     run had merged, and `place` the index of its phase and the samples merged in it: its phases continue from there.
-    `turns` is what its adaptive length of turns was decided by: `AdaptiveLength.state`.
+    `turns` is what its adaptive length of turns was decided by: `AdaptiveLength.state`. With `own_optimizers`, those of
+    users' scripts, momentum is neither known nor corrected.
     """
-    strategy = _strategy(config, batch, update, samples, place, adjust, batch_size or batch)
+    strategy = _strategy(
+        config, batch, update, samples, place, adjust, batch_size or batch, own_optimizers
+    )
     length = strategy.local_steps
     if isinstance(length, AdaptiveLength) and turns is not None:
         length.state = turns
@@ -316,10 +320,13 @@ def _strategy(
     place: tuple[int, int] | None,
     adjust: Adjust | None,
     batch_size: int,
+    own_optimizers: bool,
 ) -> Strategy:
     if config.mode != HYBRID:
-        return plain_strategy(config, update)
-    phases = [_phase(one, batch, batch_size, update, adjust) for one in config.phases]
+        return plain_strategy(config, update, own_optimizers=own_optimizers)
+    phases = [
+        _phase(one, batch, batch_size, update, adjust, own_optimizers) for one in config.phases
+    ]
     if place is None or place[0] >= len(phases):
         place = _place_after(samples, phases)
     return Hybrid(phases, index=place[0], merged=place[1])
@@ -331,6 +338,7 @@ def _phase(
     batch_size: int,
     update: Update | None,
     adjust: Adjust | None,
+    own_optimizers: bool,
 ) -> Phase:
     batches = 1 if options.batch is None else max(1, options.batch // batch_size)
     tuning = Tuning(options.lr, options.momentum, options.weight_decay, batches)
@@ -342,7 +350,9 @@ def _phase(
         update(gradient, center, iteration)
 
     return Phase(
-        lambda: plain_strategy(options, None if update is None else tuned),
+        lambda: plain_strategy(
+            options, None if update is None else tuned, own_optimizers=own_optimizers
+        ),
         (options.iterations or 0) * batch,
         None if options.until is None else parse_condition(options.until),
         tuning,
@@ -364,13 +374,15 @@ def _place_after(samples: int, phases: Sequence[Phase]) -> tuple[int, int]:
     return index, merged
 
 
-def plain_strategy(options: ModeOptions, update: Update | None) -> Strategy:
-    """The strategy of a mode that is not hybrid."""
+def plain_strategy(
+    options: ModeOptions, update: Update | None, *, own_optimizers: bool = False
+) -> Strategy:
+    """The strategy of a mode that is not hybrid; see `make_strategy`."""
     mode = mode_named(options.mode)
     assert mode is not None
     named = {} if is_outside(mode.schedule) else {"name": mode.name}
     return mode.schedule(
-        rule=_rule(options, update),
+        rule=_rule(options, update, own_optimizers),
         local_steps=turn_length(options.local_steps, options.sync_when),
         **named,
         **own_options(options),
@@ -388,7 +400,7 @@ def rule_class(options: ModeOptions) -> type[MergeRule]:
     return chosen[0] if chosen else usual
 
 
-def _rule(options: ModeOptions, update: Update | None) -> MergeRule:
+def _rule(options: ModeOptions, update: Update | None, own_optimizers: bool) -> MergeRule:
     rule: Any = rule_class(options)
     made: MergeRule
     if rule is ServerGradient:
@@ -397,6 +409,8 @@ def _rule(options: ModeOptions, update: Update | None) -> MergeRule:
         made = rule(update)
     elif issubclass(rule, AddDelta):
         whole = 4.0 if options.momentum_correction else 2.0
+        if own_optimizers and most_steps(options.local_steps) > 1:
+            whole = 1.0
         made = rule(whole=whole, **_values(options_of(rule), options))
     else:
         made = rule(**_values(options_of(rule), options))

@@ -63,7 +63,7 @@ class Optimizer(Protocol):
 
 
 # What each member says, a row for each; in int64.
-_COMES, _SAMPLES, _BAD, _EPOCH, _MADE = range(5)
+_COMES, _SAMPLES, _BAD, _EPOCH, _DEALS, _MADE = range(6)
 _SAID: Final = 8  # a cache line
 _LENGTH, _SHORT, _ROUNDS = range(3)  # of the deal
 _NUMBERS: Final = 3  # of a lease
@@ -127,6 +127,9 @@ class DrivenTeam:
         self._team: Team | None = None
         self._space: TeamSpace | None = None
         self._meetings = 0
+        self._epoch = 0
+        self.all_ask = False  # all came to the last meeting to ask for records
+        self.deal_follows = False  # the leader will deal records after the last meeting
 
     @property
     def team(self) -> Team | None:
@@ -211,13 +214,21 @@ class DrivenTeam:
 
     # ------------------------------------------------------------ meetings within a turn
 
-    def come(self, what: Comes, samples: int = 0, epoch: int = 0) -> bool:
+    def come(
+        self, what: Comes, samples: int = 0, epoch: int = 0, *, wants_deal: bool = False
+    ) -> bool:
         """Come for a step with the gradients of so many records, or for none, in this epoch of the script's loop.
 
-        Whether a step follows, with the mean of all in the gradients.
+        Whether a step follows, with the mean of all in the gradients. If the leader `wants_deal`, one follows.
 
         Raises `NotFiniteError` in the member whose gradient is not finite, then `TeamBrokenError` in the others.
         """
+        began = self._worker.clock()
+        follows = self._come(what, samples, epoch, wants_deal=wants_deal)
+        self._worker.with_team += self._worker.clock() - began
+        return follows
+
+    def _come(self, what: Comes, samples: int, epoch: int, *, wants_deal: bool) -> bool:
         space, rank, optimizer = self._space, self._rank, self._optimizer
         assert space is not None
         assert self._team is not None
@@ -228,8 +239,12 @@ class DrivenTeam:
         if what is Comes.STEP:
             optimizer.take_gradients(own, present[rank])
             is_bad = not _is_finite(own)
-        said[rank, : _EPOCH + 1] = what, samples, is_bad, epoch
+        said[rank, : _DEALS + 1] = what, samples, is_bad, epoch, wants_deal
         self._meet()
+        # Who has come to the next meeting but one writes to the same place.
+        self._epoch = int(said[:, _EPOCH].max())
+        self.all_ask = bool((said[:, _COMES] == Comes.ASK).all())
+        self.deal_follows = self.all_ask or bool(said[0, _DEALS])
         comes = said[:, _COMES] == Comes.STEP
         if not comes.any():
             return False
@@ -250,11 +265,6 @@ class DrivenTeam:
         optimizer.set_gradients(space.mean, some)
         return True
 
-    def all_ask(self) -> bool:
-        """Whether all came to the last meeting to ask for records."""
-        assert self._space is not None
-        return bool((self._space.said[(self._meetings - 1) % 2, :, _COMES] == Comes.ASK).all())
-
     @property
     def rounds(self) -> int:
         """How many are left of the turn."""
@@ -265,7 +275,7 @@ class DrivenTeam:
 
         The leader calls `deal(epoch)` for all, with the latest epoch of their loops.
 
-        To be called by all, once `all_ask`.
+        To be called by all if the `deal_follows`.
         """
         space, rank = self._space, self._rank
         assert space is not None
@@ -273,8 +283,7 @@ class DrivenTeam:
         members = len(self._team.members)
         table = space.deal[_ROUNDS:].reshape(MOST_DEALT, members, _NUMBERS)
         if rank == 0:
-            epoch = int(space.said[(self._meetings - 1) % 2, :, _EPOCH].max())
-            answer = deal(epoch)
+            answer = deal(self._epoch)
             table[:] = 0
             for number, leases in enumerate(answer.rounds):
                 for member, lease in enumerate(leases):

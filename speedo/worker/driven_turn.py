@@ -21,7 +21,8 @@ class DrivenWorker(Participant):
 
     command: Train | None = field(default=None, init=False)
     iteration: int = field(default=0, init=False)  # of the next step
-    steps: int = field(default=0, init=False)  # of the present turn, as the next two are
+    steps: int = field(default=0, init=False)  # of the present turn, as the next three are
+    with_team: float = field(default=0.0, init=False)  # seconds
     _of_turn: int = field(default=0, init=False)
     _losses: list[float] = field(default_factory=list, init=False)
     _from: Vector | None = field(default=None, init=False)
@@ -31,7 +32,7 @@ class DrivenWorker(Participant):
     def begin(self, command: Train, load: Callable[[Train], None] | None = None) -> None:
         """Get the center of this turn, and go on from it; `load` does that for a member of a team."""
         self._began = self.clock()
-        self.command, self.steps, self._of_turn = None, 0, 0
+        self.command, self.steps, self._of_turn, self.with_team = None, 0, 0, 0.0
         self._losses.clear()
         (load or self._fetch)(command)
         self._from = self._start(command)
@@ -74,8 +75,10 @@ class DrivenWorker(Participant):
         assert self.steps > 0
         timings = {
             "fetch": self._fetched - self._began,
-            "compute": self.clock() - self._fetched,
+            "compute": self.clock() - self._fetched - self.with_team,
         }
+        if command.team is not None:
+            timings["team"] = self.with_team
         leads = command.team is None or command.team.leader == self.worker
         losses = self._losses
         loss = math.fsum(losses) / len(losses) if losses else math.nan

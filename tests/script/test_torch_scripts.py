@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from tests.script.test_run_command import WAIT_S, lines_of, run, trained
@@ -57,28 +58,45 @@ def test_workers_that_average_gradients_make_the_model_of_one_process(
 
 
 @pytest.mark.parametrize(
-    "exchange", ["gradients", pytest.param("deltas", marks=pytest.mark.matrix)]
+    ("exchange", "killed"),
+    [
+        ("gradients", (0,)),
+        pytest.param("gradients", (1, 0), marks=pytest.mark.matrix),
+        pytest.param("deltas", (0, 1), marks=pytest.mark.matrix),
+    ],
 )
 def test_records_of_a_torch_script_that_is_killed_are_trained_by_others(
-    speedo: Commands, tmp_path: Path, exchange: str
+    speedo: Commands, tmp_path: Path, exchange: str, killed: tuple[int, ...]
 ) -> None:
-    """The leader of the team, then another one: both are started again, and no record is trained twice or not."""
-    words = ("--workers", "3", str(SCRIPT), "4", "adam", exchange, "0.15")
+    """Worker 0 leads the team. Who is killed is started again, and no record is trained twice or not."""
+    words = ("--workers", "3", str(SCRIPT), "5", "adam", exchange, "0.15")
     process = speedo.start("run", "--run-dir", "run", *words)
-    log, killed, deadline = tmp_path / "run" / "metrics.jsonl", 0, time.monotonic() + WAIT_S
-    while killed < 2 and time.monotonic() < deadline:
+    log, to_kill, deadline = (
+        tmp_path / "run" / "metrics.jsonl",
+        list(killed),
+        time.monotonic() + WAIT_S,
+    )
+    while to_kill and time.monotonic() < deadline:
         time.sleep(0.3)
         events = [line["event"] for line in lines_of(tmp_path)] if log.exists() else []
-        if events.count("joined") == 3 + killed and events[-1] == "result":
-            there = [one for one in speedo.left() if one.cmdline()[1:2] == [str(SCRIPT)]]
-            there[killed].kill()
-            killed += 1
+        if events.count("joined") == 3 + len(killed) - len(to_kill) and events[-1] == "result":
+            script_of(speedo, to_kill.pop(0)).kill()
     _, errors = process.communicate(timeout=WAIT_S)
-    assert (process.returncode, killed) == (0, 2), errors
+    assert (process.returncode, to_kill) == (0, []), errors
     lines = lines_of(tmp_path)
     each_once = {(epoch, position): 1 for epoch in range(2) for position in range(RECORDS)}
     assert trained(lines) == Counter(each_once)
     causes = [line["cause"] for line in lines if line["event"] == "left"]
-    assert sum("killed by SIGKILL" in cause for cause in causes) == 2, causes
-    rounds = max(line["steps"] for line in lines if line.get("decision") == "merged")
-    assert (rounds > 1) == (exchange == "gradients")
+    assert sum("killed by SIGKILL" in cause for cause in causes) == len(killed), causes
+    steps = max(line["steps"] for line in lines if line.get("decision") == "merged")
+    assert (steps > 1) == (exchange == "gradients")
+
+
+def script_of(speedo: Commands, worker: int) -> psutil.Process:
+    """The process of this worker's script."""
+    return next(
+        one
+        for one in speedo.left()
+        if one.cmdline()[1:2] == [str(SCRIPT)]
+        and f"worker-{worker}." in one.environ()["SPEEDO_WORKER"]
+    )

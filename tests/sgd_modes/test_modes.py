@@ -396,3 +396,24 @@ def test_where_the_update_is_not_linear_rounds_of_single_steps_send_gradients() 
     hybrid = with_whole_gradient(make_config({"mode": "hybrid", "phases": phases}))
     assert hybrid.server_gradient is None
     assert [phase.server_gradient for phase in hybrid.phases] == [None, True]
+
+
+@pytest.mark.parametrize("mode", ["async", "partial", "weed-out"])
+@pytest.mark.parametrize(
+    ("options", "rate"),
+    [
+        ({}, 0.5),
+        ({"local_steps": 10}, 0.25),
+        ({"local_steps": 10, "delta_scale": 0.7}, 0.7),
+        ({"local_steps": 10, "staleness_scaling": True}, 1.0),
+    ],
+)
+def test_deltas_of_a_scripts_several_steps_are_averaged(
+    mode: str, options: dict[str, object], rate: float
+) -> None:
+    """Its optimizer has a momentum that is not corrected: four workers' deltas would go too far."""
+    config = make_config({"mode": mode, **options})
+    assert make_strategy(config, 10, own_optimizers=True).rule.rate(4) == rate
+    phases = [{"mode": mode, "iterations": 5, **options}]
+    hybrid = make_config({"mode": "hybrid", "phases": phases})
+    assert make_strategy(hybrid, 10, own_optimizers=True).rule.rate(4) == rate

@@ -176,7 +176,7 @@ def test_the_leader_deals_the_records_of_all(tmp_path: Path) -> None:
     def ask(worker: int) -> tuple[list[Lease | None], NoLease | None]:
         team = members.teams[worker]
         assert not team.come(Comes.ASK, epoch=3 * worker)
-        assert team.all_ask()
+        assert team.all_ask
         return team.dealt(deal)
 
     assert members.all(ask) == [
@@ -192,7 +192,7 @@ def test_if_nobody_steps_and_not_all_ask_each_comes_again(tmp_path: Path) -> Non
 
     def come(worker: int) -> tuple[bool, bool]:
         team = members.teams[worker]
-        return team.come(Comes.IDLE if worker else Comes.ASK), team.all_ask()
+        return team.come(Comes.IDLE if worker else Comes.ASK), team.all_ask
 
     assert members.all(come) == [(False, False)] * 2
 

@@ -34,6 +34,8 @@ class AddDelta(MergeRule):
     `delta_scale` None means min(1, whole / n) for n live workers. Each worker keeps its own momentum, which sees every
     n-th step of the center, so it acts n times as long as that of one solver. With momentum 0.9 two workers whose
     deltas are added whole converge, and four diverge at the rate that one bears. With momentum correction four do.
+    `whole` is 1 for scripts that make several local steps: their optimizers are not corrected, and their momentum has
+    come to its full length at the end of a turn.
 
     `staleness_scaling`: `whole` is without bound, and the scale is divided by the result's staleness tau, if that is
     above 1 (Zhang, Gupta, Lian, Liu, Staleness-aware Async-SGD for Distributed Deep Learning, IJCAI 2016, section 3:
@@ -47,7 +49,8 @@ class AddDelta(MergeRule):
     paper: ClassVar[str] = "Dean et al."
     year: ClassVar[int] = 2012
     usual: ClassVar[str] = (
-        "min(1, 4 / workers); without momentum correction min(1, 2 / workers); with staleness scaling 1"
+        "min(1, 4 / workers); without momentum correction min(1, 2 / workers); with staleness scaling 1; "
+        "of a script's several local steps 1 / workers"
     )
     source: ClassVar[str] = "measured: modes.md, momentum and the scale of deltas"
     delta_scale: Annotated[float | None, DELTA_SCALE] = None
