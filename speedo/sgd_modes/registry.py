@@ -28,10 +28,12 @@ from speedo.sgd_modes.foreign import (
     RULE_ENTRIES,
     as_mode,
     as_rule,
+    folders_of,
     installed,
     is_foreign,
     look_in,
     mode_at,
+    place_of,
     rule_at,
 )
 from speedo.sgd_modes.hybrid import Hybrid
@@ -115,6 +117,34 @@ def rule_of(options: ModeOptions) -> type[MergeRule] | None:
 # ---------------------------------------------------------------- options
 
 
+def as_names(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a call in which mode or rule are a class, or an object: its place, and its own options.
+
+    An option that the call gives, too, is the call's. Raises `ConfigError` for a class that cannot be imported by name.
+    """
+    found = dict(given)
+    mode = found.get("mode")
+    inner = getattr(mode, "rule", None)
+    if isinstance(inner, MergeRule):  # of a strategy that has been made
+        found.setdefault("rule", inner)
+        if isinstance(steps := getattr(mode, "local_steps", 1), int) and steps != 1:
+            found.setdefault("local_steps", steps)
+    names: dict[str, dict[Any, str]] = {
+        "mode": {mode.schedule: name for name, mode in PLAIN.items()},
+        "rule": {rule: name for name, rule in RULES.items()},
+    }
+    for word, known in names.items():
+        if (thing := found.get(word)) is None or isinstance(thing, str):
+            continue
+        made_of: Any = thing if isinstance(thing, type) else type(thing)
+        found[word] = known.get(made_of) or place_of(made_of)
+        if thing is not made_of:
+            for name, own in options_of(made_of).items():
+                if (value := getattr(thing, name, own.default)) != own.default:
+                    found.setdefault(name, value)
+    return found
+
+
 def with_code(given: Mapping[str, Any], folder: str, known: Collection[str]) -> dict[str, Any]:
     """The options of a run or a phase, where those that a mode or rule outside the package declares are in `own`.
 
@@ -146,7 +176,11 @@ def with_code(given: Mapping[str, Any], folder: str, known: Collection[str]) -> 
                 raise ConfigError(
                     f"{name} is {said(own[name])}; use a value of type {kind}"
                 ) from None
-    return {**options, "own": own, "code_from": folder}
+    return {
+        **options,
+        "own": own,
+        "code_from": folders_of(*(str(one) for one in (mode, rule) if is_foreign(one))),
+    }
 
 
 def with_own_options(model: type[Options]) -> type[Options]:
