@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from speedo.launch.from_python import Cluster
     from speedo.run.result import RunResult
     from speedo.script.joined_run import current, join
+    from speedo.sgd_modes.base import Strategy
+    from speedo.sgd_modes.rules import MergeRule
 
 __version__ = VERSION
 __all__ = ["Cluster", "__version__", "current", "join", "train"]
@@ -34,13 +36,15 @@ def __getattr__(name: str) -> Any:
 def train(
     solver: str | PathLike[str] | None = None,
     *,
-    mode: str = "sync",
+    mode: str | Strategy | type[Strategy] = "sync",
+    rule: str | MergeRule | type[MergeRule] | None = None,
     workers: int = 2,
     **options: Any,
 ) -> RunResult:
     """Train on this machine and return the result; `solver` None is the bundled LeNet on Fashion-MNIST.
 
-    `options` are those of `speedo train`, with underscores: `max_iter`, `moving_rate`, `run_dir`, ... .
+    `mode` and `rule` are names, or a class or an object of your own, whose class is in a module. `options` are those of
+    `speedo train`, with underscores: `max_iter`, `moving_rate`, `run_dir`, ... .
     Raises `SpeedoError` with what is wrong and what to change.
     """
     from speedo.actors.train_process import train_apart
@@ -49,7 +53,7 @@ def train(
     from speedo.remote.uris import uri_of
     from speedo.run.remote_inputs import fetch_run
 
-    given = {"mode": mode, "workers": workers, **options}
+    given = {"mode": mode, "rule": rule, "workers": workers, **options}
     if solver is not None:
         given["solver"] = Path(solver)
     if (uri := uri_of(given.get("resume"))) is not None:

@@ -17,8 +17,8 @@ from speedo.config.option_checks import check_device
 from speedo.config.option_table import Row, rows
 from speedo.config.run_config import MASTER, MERGING, RAY, RUN, SOLVER, THREADS, RunConfig
 from speedo.errors import ConfigError
+from speedo.sgd_modes.base import options_of
 from speedo.sgd_modes.foreign import is_foreign, look_in, mode_at, rule_at
-from speedo.sgd_modes.registry import options_of_rule
 from speedo.system.cores import USUAL, Core, CoreOptions, cores_in, this_machine
 
 Function = Callable[..., Any]
@@ -119,7 +119,7 @@ def _own_options(words: Sequence[str]) -> list[click.Parameter]:
     """The options of the mode and the rule that are named by their places among these words; raises `ConfigError`."""
     look_in(os.getcwd())
     made = {}
-    for flag, value in zip(words, [*words[1:], ""], strict=True):
+    for flag, value in zip(words, [*words, ""][1:], strict=True):
         name, equals, text = flag.partition("=")
         place = text if equals else value
         if (
@@ -128,7 +128,7 @@ def _own_options(words: Sequence[str]) -> list[click.Parameter]:
             or not is_foreign(place)
         ):
             continue
-        own = mode_at(place).own if name == "--mode" else options_of_rule(rule_at(place))
+        own = mode_at(place).own if name == "--mode" else options_of(rule_at(place))
         for option, one in own.items():
             declared = replace(one.option, group=f"Of {place}")
             made[option] = Row(option, one.kind, one.default, declared, ())

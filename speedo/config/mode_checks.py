@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from speedo.bounds import declared, digits
-from speedo.sgd_modes.base import Mode
+from speedo.sgd_modes.base import Mode, options_of
 from speedo.sgd_modes.options import ModeOptions
 from speedo.sgd_modes.registry import (
     PLAIN,
     given_options,
     mode_named,
-    options_of_rule,
     rule_class,
     rule_of,
     rules_with,
@@ -33,7 +32,7 @@ def problems(options: ModeOptions, workers: int) -> list[str]:
         told = digits(value) if type(value) is int else value
         option = declared(type(options).model_fields[name].metadata)
         theirs = rules_with(name)
-        if mode.takes(name) or name in options_of_rule(rule_class(options)):
+        if mode.takes(name) or name in options_of(rule_class(options)):
             found += option.bound(name, value) if option.bound else []
             if option.below_workers and 0 < workers <= value:
                 found.append(
@@ -70,13 +69,13 @@ def _problems_of_rule(options: ModeOptions, mode: Mode) -> list[str]:
             why = f"merges {rule.payload.name.lower()}, which only workers of those modes send"
         where = f"use --mode {_listed(fitting)}" if fitting else "a rule of your own merges deltas"
         found.append(f"rule {name} does not go with mode {mode.name}: it {why}; {where}")
-    sets = {rule.option, "staleness_scaling" if issubclass(rule, AddDelta) else ""}
-    for other in ("delta_scale", "moving_rate", "server_gradient", "staleness_scaling"):
-        if (value := getattr(options, other)) is not None and other not in sets:
+    theirs = {option for one in mode.rules for option in (*options_of(one), one.option) if option}
+    for other in sorted(theirs - options_of(rule).keys()):
+        if (value := getattr(options, other)) is not None:
             found.append(
                 f"{other} is {value}, but rule {name} does not use it; leave one of the two out"
             )
-    for own, option in {**mode.own, **options_of_rule(rule)}.items():
+    for own, option in {**mode.own, **options_of(rule)}.items():
         if own in options.own and option.option.bound:
             found += option.option.bound(own, options.own[own])
     return found

@@ -9,7 +9,8 @@ from typing import Any, Final, Literal, get_args, get_origin
 
 from speedo.bounds import Option, Seconds, declared
 from speedo.config.run_config import MERGING, RunConfig
-from speedo.sgd_modes.registry import PLAIN, RULES, options_of_rule, rules_with, takers
+from speedo.sgd_modes.base import options_of
+from speedo.sgd_modes.registry import PLAIN, RULES, rules_with, takers
 
 FIRST: Final = ("mode", "workers")
 _METAVARS: Final = {int: "N", float: "F", Path: "PATH", str: "TEXT"}
@@ -89,15 +90,15 @@ class Row:
     def usual_in(self, mode: str) -> str:
         """The default in this mode, in words."""
         own, rule = PLAIN[mode].own.get(self.name), PLAIN[mode].rules[0]
-        own = next((options_of_rule(RULES[one])[self.name] for one in rules_with(self.name)), own)
+        own = next((options_of(RULES[one])[self.name] for one in rules_with(self.name)), own)
         if self.option.usual or own or self.default is not None:
             return self.option.usual or self._said(own.default if own else self.default)
-        return rule.usual if rule.option == self.name else "not set"
+        return rule.usual if self.name in options_of(rule) else "not set"
 
     def source_in(self, mode: str) -> str:
         """Where the default in this mode comes from; empty for an option that is not set there."""
         rule = PLAIN[mode].rules[0]
-        return self.option.source or (rule.source if rule.option == self.name else "")
+        return self.option.source or (rule.source if self.name in options_of(rule) else "")
 
     def _said(self, value: Any) -> str:
         if value is None or value == () or value is False:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Protocol, get_args, get_type_hints
 
 from speedo.bounds import Option
@@ -60,6 +60,7 @@ class OwnOption:
     option: Option
 
 
+@cache
 def options_of(maker: Callable[..., object]) -> dict[str, OwnOption]:
     """The arguments of a schedule or a rule that are annotated with an `Option`, by name."""
     arguments = inspect.signature(maker).parameters
@@ -112,10 +113,9 @@ class Mode:
     def takes(self, option: str) -> bool:
         """Whether this mode uses the option."""
         chosen = {"local_steps", "rule", *(rule.option for rule in self.rules)}
+        chosen |= {option for rule in self.rules for option in options_of(rule)}
         if not self.rounds:  # whose workers are waited for, so that none ends its turn earlier
             chosen.add("sync_when")
-        if AddDelta in self.rules:
-            chosen.add("staleness_scaling")
         if AddDelta in self.rules or Elastic in self.rules:
             chosen.add("momentum_correction")
         return option in chosen or option in self.own

@@ -7,10 +7,12 @@ An installed package names them in its entry points `speedo.modes` and `speedo.r
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import sys
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any, Final
 
 from speedo.errors import ConfigError
@@ -28,10 +30,24 @@ def is_foreign(name: object) -> bool:
     return isinstance(name, str) and ":" in name
 
 
-def look_in(folder: str) -> None:
-    """Let modules of this folder be found, after all others: no file there takes the place of an installed module."""
-    if folder and folder not in sys.path:
-        sys.path.append(folder)
+def look_in(folders: str) -> None:
+    """Let modules of these folders be found, after all others: no file there takes the place of an installed module.
+
+    Between folders is what is between them in PYTHONPATH.
+    """
+    sys.path += [one for one in folders.split(os.pathsep) if one and one not in sys.path]
+
+
+def folders_of(*places: str) -> str:
+    """The folders in which the modules of these classes, which are imported, were found; as `look_in` takes them."""
+    found = dict[str, None]()
+    for place in places:
+        name = place.partition(":")[0]
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is not None:
+            path = Path(file).absolute()
+            found[str(path.parents[name.count(".") + (path.stem == "__init__")])] = None
+    return os.pathsep.join(found)
 
 
 @cache
@@ -44,6 +60,16 @@ def mode_at(place: str) -> Mode:
 def rule_at(place: str) -> type[MergeRule]:
     """The rule at `package.module:Class`. Raises `ConfigError`."""
     return as_rule(place, _found(place))
+
+
+def place_of(made: type) -> str:
+    """Where a class is, as `package.module:Class`. Raises `ConfigError` for one that other processes cannot import."""
+    if made.__module__ == "__main__" or "<locals>" in made.__qualname__:
+        raise ConfigError(
+            f"class {made.__qualname__} is of the program itself, and other processes of the run cannot import it; put "
+            "it into a module, a file of its own, on its upper level"
+        )
+    return f"{made.__module__}:{made.__qualname__}"
 
 
 def installed(group: str) -> dict[str, EntryPoint]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from speedo.bounds import Interval, Option, said
+from speedo.bounds import Option, said
 from speedo.sgd_modes.foreign import look_in
 from speedo.sgd_modes.turn_length import Steps, as_steps, check_sync_when, most_steps
 
@@ -15,7 +15,8 @@ from speedo.sgd_modes.turn_length import Steps, as_steps, check_sync_when, most_
 class ModeOptions(BaseModel):
     """A mode with its options: of a run, or of a phase of mode hybrid. None means the default of the mode.
 
-    `speedo.sgd_modes.registry` knows which mode uses which option, and checks them.
+    `speedo.sgd_modes.registry` knows which mode uses which option. What is only named here is declared by a rule, and
+    is looked at by others, too.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -30,12 +31,8 @@ class ModeOptions(BaseModel):
     sync_when: Annotated[str | None, Option(
         "A worker sends after the first local step at which what it gathered since its last send has an L2 norm above "
         "X, and after --local-steps at the latest.", check_sync_when, metavar="norm>X")] = None
-    moving_rate: Annotated[float | None, Option(
-        "Alpha of elastic averaging.",
-        Interval("(0, 1)", "the pull must lie between 0 and 1, both excluded; 0.9 divided by the number of workers "
-                 "is the usual choice"), metavar="A")] = None
-    delta_scale: Annotated[float | None, Option(
-        "Factor on every merged delta.", Interval("(0, 10]", "use a factor above 0, usually at most 1"))] = None
+    moving_rate: float | None = None
+    delta_scale: float | None = None
     server_gradient: Annotated[bool | None, Option(
         "Workers send raw gradients; the master, or each server for its range, applies the solver's update.",
         usual="in sync with one local step, for solvers other than SGD and Nesterov, and with clip_gradients",
@@ -45,13 +42,11 @@ class ModeOptions(BaseModel):
         "this is EAMSGD.",
         usual="for solver type SGD with momentum and several workers, if deltas are added",
         source="measured: modes.md, momentum and the scale of deltas")] = None
-    staleness_scaling: Annotated[bool | None, Option(
-        "Divide each delta by its staleness: the older the weights that it is of, the less it moves the center.",
-        usual="the same factor for every delta", source="measured: modes.md, measured with real workers")] = None
+    staleness_scaling: bool | None = None
     # fmt: on
 
     own: dict[str, Any] = {}  # options that a mode or rule outside the package declares
-    code_from: str = ""  # the folder in which its module is looked for
+    code_from: str = ""  # where its module is looked for, besides
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
         """In another process its modules are found as in the first."""

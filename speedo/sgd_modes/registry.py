@@ -10,8 +10,6 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
-from math import inf
 from types import ModuleType
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -30,10 +28,12 @@ from speedo.sgd_modes.foreign import (
     RULE_ENTRIES,
     as_mode,
     as_rule,
+    folders_of,
     installed,
     is_foreign,
     look_in,
     mode_at,
+    place_of,
     rule_at,
 )
 from speedo.sgd_modes.hybrid import Hybrid
@@ -117,6 +117,34 @@ def rule_of(options: ModeOptions) -> type[MergeRule] | None:
 # ---------------------------------------------------------------- options
 
 
+def as_names(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a call in which mode or rule are a class, or an object: its place, and its own options.
+
+    An option that the call gives, too, is the call's. Raises `ConfigError` for a class that cannot be imported by name.
+    """
+    found = dict(given)
+    mode = found.get("mode")
+    inner = getattr(mode, "rule", None)
+    if isinstance(inner, MergeRule):  # of a strategy that has been made
+        found.setdefault("rule", inner)
+        if isinstance(steps := getattr(mode, "local_steps", 1), int) and steps != 1:
+            found.setdefault("local_steps", steps)
+    names: dict[str, dict[Any, str]] = {
+        "mode": {mode.schedule: name for name, mode in PLAIN.items()},
+        "rule": {rule: name for name, rule in RULES.items()},
+    }
+    for word, known in names.items():
+        if (thing := found.get(word)) is None or isinstance(thing, str):
+            continue
+        made_of: Any = thing if isinstance(thing, type) else type(thing)
+        found[word] = known.get(made_of) or place_of(made_of)
+        if thing is not made_of:
+            for name, own in options_of(made_of).items():
+                if (value := getattr(thing, name, own.default)) != own.default:
+                    found.setdefault(name, value)
+    return found
+
+
 def with_code(given: Mapping[str, Any], folder: str, known: Collection[str]) -> dict[str, Any]:
     """The options of a run or a phase, where those that a mode or rule outside the package declares are in `own`.
 
@@ -128,7 +156,7 @@ def with_code(given: Mapping[str, Any], folder: str, known: Collection[str]) -> 
     if is_foreign(mode := options.get("mode")):
         declared_own |= mode_at(mode).own
     if is_foreign(rule := options.get("rule")):
-        declared_own |= options_of_rule(rule_at(rule))
+        declared_own |= options_of(rule_at(rule))
     if not (is_foreign(mode) or is_foreign(rule)):
         return options
     taken = [name for name in declared_own if name in known]
@@ -148,7 +176,11 @@ def with_code(given: Mapping[str, Any], folder: str, known: Collection[str]) -> 
                 raise ConfigError(
                     f"{name} is {said(own[name])}; use a value of type {kind}"
                 ) from None
-    return {**options, "own": own, "code_from": folder}
+    return {
+        **options,
+        "own": own,
+        "code_from": folders_of(*(str(one) for one in (mode, rule) if is_foreign(one))),
+    }
 
 
 def with_own_options(model: type[Options]) -> type[Options]:
@@ -158,7 +190,7 @@ def with_own_options(model: type[Options]) -> type[Options]:
         for name, own in mode.own.items():
             fields.setdefault(name, (Annotated[own.kind | None, own.option], None))
     for rule in RULES.values():
-        for name, own in options_of_rule(rule).items():
+        for name, own in options_of(rule).items():
             fields.setdefault(name, (Annotated[own.kind | None, own.option], None))
     fields["rule"] = (Annotated[one_of(tuple(RULES)) | None, RULE], None)
     return create_model(model.__name__, __base__=model, **fields)
@@ -198,15 +230,11 @@ def _values(own: Mapping[str, OwnOption], options: ModeOptions) -> dict[str, Any
     return {name: own[name].default if value is None else value for name, value in given.items()}
 
 
-@cache
-def options_of_rule(rule: type[MergeRule]) -> dict[str, OwnOption]:
-    """The options that this rule declares, by name."""
-    return options_of(rule)
-
-
 def rules_with(option: str) -> tuple[str, ...]:
-    """The rules that declare this option."""
-    return tuple(name for name, rule in RULES.items() if option in options_of_rule(rule))
+    """The rules that declare this option, if no mode has one of them unless `--rule` names it."""
+    found = {name: rule for name, rule in RULES.items() if option in options_of(rule)}
+    of_modes = {rule for mode in PLAIN.values() for rule in mode.rules}
+    return () if of_modes & {*found.values()} else tuple(found)
 
 
 def takers(option: str) -> tuple[str, ...]:
@@ -401,12 +429,8 @@ def _rule(options: ModeOptions, update: Update | None) -> MergeRule:
             raise ValueError("server_gradient needs the master's update")
         made = rule(update)
     elif issubclass(rule, AddDelta):
-        by_staleness = bool(options.staleness_scaling)
-        whole = inf if by_staleness else 4.0 if options.momentum_correction else 2.0
-        own = _values(options_of_rule(rule), options)
-        made = rule(options.delta_scale, whole, by_staleness, **own)
-    elif rule.option:
-        made = rule(getattr(options, rule.option))
+        whole = 4.0 if options.momentum_correction else 2.0
+        made = rule(whole=whole, **_values(options_of(rule), options))
     else:
-        made = rule(**_values(options_of_rule(rule), options))
+        made = rule(**_values(options_of(rule), options))
     return made

@@ -44,9 +44,9 @@ def test_add_delta_scales_by_two_over_n_from_three_workers_on() -> None:
 
 
 def test_with_staleness_scaling_a_delta_is_divided_by_its_staleness_if_that_is_above_one() -> None:
-    scaled = AddDelta(whole=math.inf, by_staleness=True)
+    scaled = AddDelta(whole=math.inf, staleness_scaling=True)
     assert [scaled.rate(4, staleness) for staleness in (0, 1, 2, 4)] == [1.0, 1.0, 0.5, 0.25]
-    assert AddDelta(0.6, by_staleness=True).rate(4, 3) == pytest.approx(0.2)
+    assert AddDelta(0.6, staleness_scaling=True).rate(4, 3) == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize("size", SIZES)

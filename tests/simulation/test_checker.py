@@ -213,7 +213,9 @@ BREAKS: dict[str, tuple[str, str, Break]] = {
     "staleness changes nothing": (
         "weed-out",
         "wrong rate",
-        replace(AddDelta, "by_staleness", property(lambda self: False, lambda self, new: None)),
+        replace(
+            AddDelta, "staleness_scaling", property(lambda self: False, lambda self, new: None)
+        ),
     ),
     "a part is left out": (
         "sync",

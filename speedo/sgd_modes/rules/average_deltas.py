@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from speedo.sgd_modes.rules.add_delta import DELTA_SCALE
 from speedo.sgd_modes.rules.arithmetic import add_mean
 from speedo.sgd_modes.rules.base import Contribution, MergeRule
 from speedo.sgd_modes.rules.state import NO_STATE, State
@@ -26,13 +27,12 @@ class AverageDeltas(MergeRule):
     keeps_finite: ClassVar[bool] = True
     paper: ClassVar[str] = "Zinkevich et al."
     year: ClassVar[int] = 2010
-    option: ClassVar[str] = "delta_scale"
     usual: ClassVar[str] = "1"
     source: ClassVar[str] = "the mean is the step of one solver"
-    scale: float | None = None
+    delta_scale: Annotated[float | None, DELTA_SCALE] = None
 
     def rate(self, workers: int, staleness: int = 0) -> float:
-        return self.scale if self.scale is not None else 1.0
+        return self.delta_scale if self.delta_scale is not None else 1.0
 
     def merge(
         self,

@@ -46,8 +46,9 @@ class MergeRule(ABC):
     only their mean, weighted by samples, so the workers of a host may sum before. `keeps_finite`: from finite vectors
     of a usual norm it makes a finite center; that of another rule is looked at after each merge.
 
-    `option` is a general option that sets the rule, `usual` its default as text and `source` where that comes from.
-    Arguments that are annotated with an `Option` are the rule's own options. `paper` and `year` say where it is from.
+    Arguments that are annotated with an `Option` are the rule's options; `usual` is the default of one that is None as
+    text, and `source` where that comes from. `option` is the one that chooses the rule in modes whose usual rule is
+    another. `paper` and `year` say where it is from.
     """
 
     name: ClassVar[str] = ""

@@ -7,21 +7,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
+from speedo.bounds import Interval, Option
 from speedo.sgd_modes.rules.arithmetic import blocks, scratch_blocks
 from speedo.sgd_modes.rules.base import Contribution, MergeRule
 from speedo.sgd_modes.rules.state import NO_STATE, State
 from speedo.vectors.vector import Kind, Vector
+
+MOVING_RATE = Option(
+    "Alpha of elastic averaging.",
+    Interval(
+        "(0, 1)",
+        "the pull must lie between 0 and 1, both excluded; 0.9 divided by the number of workers is the usual choice",
+    ),
+    metavar="A",
+)
 
 
 @dataclass(frozen=True)
 class Elastic(MergeRule):
     """Elastic averaging (Zhang, Choromanska, LeCun 2015, eq. 5 and 6): the center's half.
 
-    d = alpha (x_w - center); center += d. The worker's half, x_w -= d, is `pull_towards`. `alpha` None
+    d = alpha (x_w - center); center += d. The worker's half, x_w -= d, is `pull_towards`. `moving_rate` is alpha; None
     means the paper's 0.9 / n for n live workers.
     """
 
@@ -35,10 +45,10 @@ class Elastic(MergeRule):
     option: ClassVar[str] = "moving_rate"
     usual: ClassVar[str] = "0.9 / workers"
     source: ClassVar[str] = "Zhang, Choromanska, LeCun 2015"
-    alpha: float | None = None
+    moving_rate: Annotated[float | None, MOVING_RATE] = None
 
     def rate(self, workers: int, staleness: int = 0) -> float:
-        return self.alpha if self.alpha is not None else 0.9 / max(workers, 1)
+        return self.moving_rate if self.moving_rate is not None else 0.9 / max(workers, 1)
 
     def merge(
         self,
