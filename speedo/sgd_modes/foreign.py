@@ -10,17 +10,20 @@ import importlib
 import os
 import re
 import sys
+from collections.abc import Callable, Collection
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from speedo.errors import ConfigError
-from speedo.sgd_modes.base import Mode
+from speedo.sgd_modes.base import Mode, options_of
 from speedo.sgd_modes.rules import AddDelta, AverageDeltas, MergeRule
 
 MODE_ENTRIES: Final = "speedo.modes"
 RULE_ENTRIES: Final = "speedo.rules"
+BROKEN: Final[dict[str, str]] = {}  # why, by the name of the entry point
+Thing = TypeVar("Thing", Mode, type[MergeRule])
 _FORM: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _STRATEGY: Final = ("on_join", "on_result", "on_leave")
 
@@ -72,9 +75,26 @@ def place_of(made: type) -> str:
     return f"{made.__module__}:{made.__qualname__}"
 
 
-def installed(group: str) -> dict[str, EntryPoint]:
-    """The entry points of installed packages, by their names."""
-    return {entry.name: entry for entry in entry_points(group=group)}
+def installed(
+    group: str, made: Callable[[str, Any], Thing], taken: Collection[str]
+) -> dict[str, Thing]:
+    """What installed packages have under their entry points, by name; what cannot be used is in `BROKEN`.
+
+    `made` makes a mode or a rule of it; `taken` are the names of ours.
+    """
+    found: dict[str, Thing] = {}
+    for entry in entry_points(group=group):
+        try:
+            if entry.name in (*taken, *found):
+                raise ConfigError("there is another one of this name")
+            thing = made(entry.name, entry.load())
+            options_of(getattr(thing, "schedule", thing))  # they can be read
+            found[entry.name] = thing
+        except Exception as error:  # of a package that a run need not use
+            BROKEN[entry.name] = (
+                f"{entry.name} of the installed {entry.value} cannot be used: {error}"
+            )
+    return found
 
 
 def as_mode(name: str, found: Any) -> Mode:

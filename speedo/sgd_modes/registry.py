@@ -24,6 +24,7 @@ from speedo.sgd_modes import rules as rule_files
 from speedo.sgd_modes.base import Mode, OwnOption, Strategy, options_of
 from speedo.sgd_modes.conditions import parse_condition
 from speedo.sgd_modes.foreign import (
+    BROKEN,
     MODE_ENTRIES,
     RULE_ENTRIES,
     as_mode,
@@ -54,6 +55,9 @@ Options = TypeVar("Options", bound=ModeOptions)
 Run = TypeVar("Run", bound=RunOptions)
 
 
+HYBRID: Final = "hybrid"  # phases of the others
+
+
 def _find(package: ModuleType, word: str) -> Iterator[Any]:
     """What the files of a package declare under this name."""
     for module in pkgutil.iter_modules(package.__path__):
@@ -64,17 +68,17 @@ def _find(package: ModuleType, word: str) -> Iterator[Any]:
 
 
 def _modes() -> Iterator[Mode]:
-    yield from _find(sgd_modes, "MODE")
-    for name, entry in installed(MODE_ENTRIES).items():
-        yield replace(as_mode(name, entry.load()), name=name)
+    ours = {mode.name: mode for mode in _find(sgd_modes, "MODE")}
+    yield from ours.values()
+    for name, mode in installed(MODE_ENTRIES, as_mode, (*ours, HYBRID)).items():
+        yield replace(mode, name=name)
 
 
 def _rules() -> Iterator[tuple[str, type[MergeRule]]]:
-    yield from ((rule.name, rule) for rule in _find(rule_files, "RULE"))
-    yield from ((name, as_rule(name, one.load())) for name, one in installed(RULE_ENTRIES).items())
+    ours = {rule.name: rule for rule in _find(rule_files, "RULE")}
+    yield from {**ours, **installed(RULE_ENTRIES, as_rule, ours)}.items()
 
 
-HYBRID: Final = "hybrid"  # phases of the others
 PLAIN: Final = {
     mode.name: mode for mode in sorted(_modes(), key=lambda mode: (mode.year, mode.name))
 }
@@ -88,6 +92,8 @@ def one_of(names: Sequence[str]) -> Any:
     def check(value: Any) -> Any:
         if value is None or value in names or is_foreign(value):
             return value
+        if value in BROKEN:
+            raise ConfigError(BROKEN[value])
         *others, last = map(repr, names)
         expected = f"{', '.join(others)} or {last}"
         raise PydanticCustomError("literal_error", "another name", {"expected": expected})

@@ -26,6 +26,7 @@ REPOSITORY = Path(__file__).parents[2]
 def train(
     solver: Path, place: Path, rule: str, until: int, servers: int, former: Checkpoint | None = None
 ) -> tuple[Checkpoint, Vector]:
+    sys.modules.pop("saboteur", None)  # a layer must come from this solver's folder
     _, _, center = train_here(
         solver,
         MemoryStore(),
@@ -52,13 +53,15 @@ def test_the_state_of_a_rule_is_in_the_checkpoint_for_master_and_servers(
     state = State.unpack(kept.rule_state, center.size)
     assert state.numbers == {"merges": 6.0}
     assert np.abs(state.vectors["momentum"]).max() > 0
+    again = latest(tmp_path / "first" / CHECKPOINTS)[1]  # a run goes on in its center's memory
+    bare = Checkpoint(
+        kept.counters, kept.center.copy(), workers=kept.workers, histories=kept.histories
+    )
     _, here = train(problem, tmp_path / "here", rule, 12, first, kept)
-    resumed, there = train(problem, tmp_path / "there", rule, 12, then, kept)
+    resumed, there = train(problem, tmp_path / "there", rule, 12, then, again)
     assert here.tobytes() == there.tobytes()
     assert State.unpack(resumed.rule_state, center.size).numbers == {"merges": 12.0}
-    _, without = train(
-        problem, tmp_path / "without", rule, 12, then, Checkpoint(kept.counters, kept.center)
-    )
+    _, without = train(problem, tmp_path / "without", rule, 12, then, bare)
     assert np.abs(without - there).max() > 1e-4
 
 

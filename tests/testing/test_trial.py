@@ -117,14 +117,28 @@ def test_an_installed_package_has_its_modes_and_rules_in_the_help(
     facts.mkdir()
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
     (facts / "entry_points.txt").write_text(
-        f"[speedo.modes]\nevery-other = {outside}:EveryOther\n\n[speedo.rules]\nheavy = {outside}:Heavy\n"
+        f"[speedo.modes]\nevery-other = {outside}:EveryOther\n\n"
+        f"[speedo.rules]\nheavy = {outside}:Heavy\nlost = {outside}:Lost\nelastic = {outside}:Added\n"
     )
     told = speedo("train", "--help", folder=tmp_path, path=tmp_path)
     text = " ".join(told.stdout.split())
     assert "every-other|" in text.replace("| ", "|")
     assert "every-other: merge each N-th result." in text
     assert "rule heavy: momentum of the rounds." in text
+    lost = speedo("train", "--rule", "lost", folder=tmp_path, path=tmp_path)
+    assert lost.returncode == 2
+    assert f"lost of the installed {outside}:Lost cannot be used" in lost.stderr
     wrong = speedo("train", "--mode", "sync", "--heavy", "0.3", folder=tmp_path, path=tmp_path)
     assert (
         "heavy is 0.3, but only rule heavy uses it; give --rule, or leave heavy out" in wrong.stderr
     )
+
+
+def test_the_rule_in_the_docs_is_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (REPOSITORY / "docs" / "modes.md").read_text(encoding="utf-8")
+    begin = text.index("# mine.py")
+    (tmp_path / "mine_of_the_docs.py").write_text(text[begin : text.index("```", begin)])
+    monkeypatch.chdir(tmp_path)
+    config = make_config({"mode": "sync", "rule": "mine_of_the_docs:HeavyBall", "heavy": 0.7})
+    assert config.teams
+    require_sound(config)
