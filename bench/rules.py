@@ -1,6 +1,6 @@
 """Merge rules and sparse payloads, LeNet on Fashion-MNIST: what a rule gains at equal staleness, or local steps.
 
-    python -m bench.rules [--images 96000] [--seeds 3] [--processes 2] [--only async ...]
+    python -m bench.rules [--images 48000] [--seeds 3] [--processes 2] [--only async ...]
 
 Four workers of the real coordinator, center and rules in the simulated cluster, so that they take turns exactly: in
 `async` each result has a staleness of 3, on any machine. A run that is done is kept in `--out`, and not done again.
@@ -187,7 +187,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m bench.rules", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--images", type=whole, default=96_000, metavar="N", help="of all workers")
+    parser.add_argument("--images", type=whole, default=48_000, metavar="N", help="of all workers")
     parser.add_argument("--seeds", type=whole, default=3, metavar="N")
     parser.add_argument("--processes", type=whole, default=2, metavar="N", help="runs at a time")
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="ways whose names have this")

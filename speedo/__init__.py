@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     )
     from speedo.run.result import RunResult
     from speedo.script.joined_run import current, join
+    from speedo.sgd_modes.base import Strategy
+    from speedo.sgd_modes.rules import MergeRule
 
 __version__ = VERSION
 __all__ = [
@@ -59,7 +61,8 @@ def __getattr__(name: str) -> Any:
 def train(
     solver: str | PathLike[str] | None = None,
     *,
-    mode: str = "sync",
+    mode: str | Strategy | type[Strategy] = "sync",
+    rule: str | MergeRule | type[MergeRule] | None = None,
     workers: int = 2,
     on_result: Callable[[ResultMerged], object] | None = None,
     on_test: Callable[[ModelTested], object] | None = None,
@@ -70,7 +73,8 @@ def train(
 ) -> RunResult:
     """Train on this machine and return the result; `solver` None is the bundled LeNet on Fashion-MNIST.
 
-    `options` are those of `speedo train`, with underscores: `max_iter`, `moving_rate`, `run_dir`, ... . The functions
+    `mode` and `rule` are names, or a class or an object of your own, whose class is in a module. `options` are those of
+    `speedo train`, with underscores: `max_iter`, `moving_rate`, `run_dir`, ... . The functions
     `on_...` are called in this thread while the run goes on, soon after what they tell of. What one raises ends the
     run, which exports its model, and is raised here then. Raises `SpeedoError` with what is wrong and what to change.
     """
@@ -82,7 +86,7 @@ def train(
     from speedo.run.remote_inputs import fetch_run
 
     callbacks = Callbacks(on_result, on_test, on_join, on_leave, on_checkpoint)
-    given = {"mode": mode, "workers": workers, **options}
+    given = {"mode": mode, "rule": rule, "workers": workers, **options}
     if solver is not None:
         given["solver"] = Path(solver)
     if (uri := uri_of(given.get("resume"))) is not None:

@@ -18,7 +18,7 @@ from speedo.config.option_table import Row, rows
 from speedo.config.run_config import MASTER, MERGING, RAY, RUN, SOLVER, THREADS, RunConfig
 from speedo.errors import ConfigError
 from speedo.sgd_modes.base import options_of
-from speedo.sgd_modes.foreign import is_foreign, look_in, mode_at, rule_at
+from speedo.sgd_modes.foreign import BROKEN, is_foreign, look_in, mode_at, rule_at
 from speedo.system.cores import USUAL, Core, CoreOptions, cores_in, this_machine
 
 Function = Callable[..., Any]
@@ -41,7 +41,7 @@ class NameOrPlace(click.Choice[str]):
     """One of these names, or the place of a class, as in `package.module:Class`."""
 
     def convert(self, value: Any, *rest: Any) -> Any:
-        return value if is_foreign(value) else super().convert(value, *rest)
+        return value if is_foreign(value) or value in BROKEN else super().convert(value, *rest)
 
 
 class RunCommand(click.Command):
@@ -119,7 +119,7 @@ def _own_options(words: Sequence[str]) -> list[click.Parameter]:
     """The options of the mode and the rule that are named by their places among these words; raises `ConfigError`."""
     look_in(os.getcwd())
     made = {}
-    for flag, value in zip(words, [*words[1:], ""], strict=True):
+    for flag, value in zip(words, [*words, ""][1:], strict=True):
         name, equals, text = flag.partition("=")
         place = text if equals else value
         if (

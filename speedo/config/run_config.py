@@ -57,6 +57,7 @@ from speedo.sgd_modes.options import PhaseOptions, RunOptions
 from speedo.sgd_modes.registry import (
     MODES,
     PLAIN,
+    as_names,
     has_rounds,
     is_elastic,
     may_overlap,
@@ -410,7 +411,7 @@ def make_config(
 
     Raises `ConfigError` with every problem found.
     """
-    given = {name: value for name, value in options.items() if value is not None}
+    given = as_names({name: value for name, value in options.items() if value is not None})
     file, read = options_in(file, given)
     read = {name: value for name, value in read.items() if name not in RETIRED}
     if given.get("engine", read.get("engine")) != read.get("engine"):  # those were the other's

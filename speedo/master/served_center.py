@@ -359,7 +359,8 @@ class ServedCenter:
             raise
         self._replaced += 1
         self.outages += 1
-        load = Load(self.version, tuple(self._published))
+        to_delete = (version for request, _ in self._cleared for version in request.versions)
+        load = Load(self.version, (*self._published, *self._old, *to_delete))  # for merges to come
         loaded = self.servers.ask_one(index, load)
         oldest = self.version - sum(one.request.count for one in self._ordered)
         if (loaded is None or (isinstance(loaded, int) and loaded < oldest)) and self._copied(

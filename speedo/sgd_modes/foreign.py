@@ -7,18 +7,23 @@ An installed package names them in its entry points `speedo.modes` and `speedo.r
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import sys
+from collections.abc import Callable, Collection
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Final
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 from speedo.errors import ConfigError
-from speedo.sgd_modes.base import Mode
+from speedo.sgd_modes.base import Mode, options_of
 from speedo.sgd_modes.rules import AddDelta, AverageDeltas, MergeRule
 
 MODE_ENTRIES: Final = "speedo.modes"
 RULE_ENTRIES: Final = "speedo.rules"
+BROKEN: Final[dict[str, str]] = {}  # why, by the name of the entry point
+Thing = TypeVar("Thing", Mode, type[MergeRule])
 _FORM: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _STRATEGY: Final = ("on_join", "on_result", "on_leave")
 
@@ -28,10 +33,24 @@ def is_foreign(name: object) -> bool:
     return isinstance(name, str) and ":" in name
 
 
-def look_in(folder: str) -> None:
-    """Let modules of this folder be found, after all others: no file there takes the place of an installed module."""
-    if folder and folder not in sys.path:
-        sys.path.append(folder)
+def look_in(folders: str) -> None:
+    """Let modules of these folders be found, after all others: no file there takes the place of an installed module.
+
+    Between folders is what is between them in PYTHONPATH.
+    """
+    sys.path += [one for one in folders.split(os.pathsep) if one and one not in sys.path]
+
+
+def folders_of(*places: str) -> str:
+    """The folders in which the modules of these classes, which are imported, were found; as `look_in` takes them."""
+    found = dict[str, None]()
+    for place in places:
+        name = place.partition(":")[0]
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is not None:
+            path = Path(file).absolute()
+            found[str(path.parents[name.count(".") + (path.stem == "__init__")])] = None
+    return os.pathsep.join(found)
 
 
 @cache
@@ -46,9 +65,36 @@ def rule_at(place: str) -> type[MergeRule]:
     return as_rule(place, _found(place))
 
 
-def installed(group: str) -> dict[str, EntryPoint]:
-    """The entry points of installed packages, by their names."""
-    return {entry.name: entry for entry in entry_points(group=group)}
+def place_of(made: type) -> str:
+    """Where a class is, as `package.module:Class`. Raises `ConfigError` for one that other processes cannot import."""
+    if made.__module__ == "__main__" or "<locals>" in made.__qualname__:
+        raise ConfigError(
+            f"class {made.__qualname__} is of the program itself, and other processes of the run cannot import it; put "
+            "it into a module, a file of its own, on its upper level"
+        )
+    return f"{made.__module__}:{made.__qualname__}"
+
+
+def installed(
+    group: str, made: Callable[[str, Any], Thing], taken: Collection[str]
+) -> dict[str, Thing]:
+    """What installed packages have under their entry points, by name; what cannot be used is in `BROKEN`.
+
+    `made` makes a mode or a rule of it; `taken` are the names of ours.
+    """
+    found: dict[str, Thing] = {}
+    for entry in entry_points(group=group):
+        try:
+            if entry.name in (*taken, *found):
+                raise ConfigError("there is another one of this name")
+            thing = made(entry.name, entry.load())
+            options_of(getattr(thing, "schedule", thing))  # they can be read
+            found[entry.name] = thing
+        except Exception as error:  # of a package that a run need not use
+            BROKEN[entry.name] = (
+                f"{entry.name} of the installed {entry.value} cannot be used: {error}"
+            )
+    return found
 
 
 def as_mode(name: str, found: Any) -> Mode:

@@ -46,7 +46,7 @@ class ModeOptions(BaseModel):
     # fmt: on
 
     foreign: dict[str, Any] = {}  # options that a mode or rule outside the package declares
-    code_from: str = ""  # the folder in which its module is looked for
+    code_from: str = ""  # where its module is looked for, besides
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
         """In another process its modules are found as in the first."""

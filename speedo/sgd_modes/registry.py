@@ -24,14 +24,17 @@ from speedo.sgd_modes import rules as rule_files
 from speedo.sgd_modes.base import Mode, OwnOption, Strategy, options_of
 from speedo.sgd_modes.conditions import parse_condition
 from speedo.sgd_modes.foreign import (
+    BROKEN,
     MODE_ENTRIES,
     RULE_ENTRIES,
     as_mode,
     as_rule,
+    folders_of,
     installed,
     is_foreign,
     look_in,
     mode_at,
+    place_of,
     rule_at,
 )
 from speedo.sgd_modes.hybrid import Hybrid
@@ -52,6 +55,9 @@ Options = TypeVar("Options", bound=ModeOptions)
 Run = TypeVar("Run", bound=RunOptions)
 
 
+HYBRID: Final = "hybrid"  # phases of the others
+
+
 def _find(package: ModuleType, word: str) -> Iterator[Any]:
     """What the files of a package declare under this name."""
     for module in pkgutil.iter_modules(package.__path__):
@@ -62,17 +68,17 @@ def _find(package: ModuleType, word: str) -> Iterator[Any]:
 
 
 def _modes() -> Iterator[Mode]:
-    yield from _find(sgd_modes, "MODE")
-    for name, entry in installed(MODE_ENTRIES).items():
-        yield replace(as_mode(name, entry.load()), name=name)
+    ours = {mode.name: mode for mode in _find(sgd_modes, "MODE")}
+    yield from ours.values()
+    for name, mode in installed(MODE_ENTRIES, as_mode, (*ours, HYBRID)).items():
+        yield replace(mode, name=name)
 
 
 def _rules() -> Iterator[tuple[str, type[MergeRule]]]:
-    yield from ((rule.name, rule) for rule in _find(rule_files, "RULE"))
-    yield from ((name, as_rule(name, one.load())) for name, one in installed(RULE_ENTRIES).items())
+    ours = {rule.name: rule for rule in _find(rule_files, "RULE")}
+    yield from {**ours, **installed(RULE_ENTRIES, as_rule, ours)}.items()
 
 
-HYBRID: Final = "hybrid"  # phases of the others
 PLAIN: Final = {
     mode.name: mode for mode in sorted(_modes(), key=lambda mode: (mode.year, mode.name))
 }
@@ -86,6 +92,8 @@ def one_of(names: Sequence[str]) -> Any:
     def check(value: Any) -> Any:
         if value is None or value in names or is_foreign(value):
             return value
+        if value in BROKEN:
+            raise ConfigError(BROKEN[value])
         *others, last = map(repr, names)
         expected = f"{', '.join(others)} or {last}"
         raise PydanticCustomError("literal_error", "another name", {"expected": expected})
@@ -113,6 +121,34 @@ def rule_of(options: ModeOptions) -> type[MergeRule] | None:
 
 
 # ---------------------------------------------------------------- options
+
+
+def as_names(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a call in which mode or rule are a class, or an object: its place, and its own options.
+
+    An option that the call gives, too, is the call's. Raises `ConfigError` for a class that cannot be imported by name.
+    """
+    found = dict(given)
+    mode = found.get("mode")
+    inner = getattr(mode, "rule", None)
+    if isinstance(inner, MergeRule):  # of a strategy that has been made
+        found.setdefault("rule", inner)
+        if isinstance(steps := getattr(mode, "local_steps", 1), int) and steps != 1:
+            found.setdefault("local_steps", steps)
+    names: dict[str, dict[Any, str]] = {
+        "mode": {mode.schedule: name for name, mode in PLAIN.items()},
+        "rule": {rule: name for name, rule in RULES.items()},
+    }
+    for word, known in names.items():
+        if (thing := found.get(word)) is None or isinstance(thing, str):
+            continue
+        made_of: Any = thing if isinstance(thing, type) else type(thing)
+        found[word] = known.get(made_of) or place_of(made_of)
+        if thing is not made_of:
+            for name, own in options_of(made_of).items():
+                if (value := getattr(thing, name, own.default)) != own.default:
+                    found.setdefault(name, value)
+    return found
 
 
 def with_code(given: Mapping[str, Any], folder: str, known: Collection[str]) -> dict[str, Any]:
@@ -146,7 +182,11 @@ def with_code(given: Mapping[str, Any], folder: str, known: Collection[str]) -> 
                 raise ConfigError(
                     f"{name} is {said(own[name])}; use a value of type {kind}"
                 ) from None
-    return {**options, "foreign": own, "code_from": folder}
+    return {
+        **options,
+        "foreign": own,
+        "code_from": folders_of(*(str(one) for one in (mode, rule) if is_foreign(one))),
+    }
 
 
 def with_own_options(model: type[Options]) -> type[Options]:
@@ -197,11 +237,10 @@ def _values(own: Mapping[str, OwnOption], options: ModeOptions) -> dict[str, Any
 
 
 def rules_with(option: str) -> tuple[str, ...]:
-    """The rules that `--rule` must name for a run to have this option; none if a mode has it by itself."""
+    """The rules that declare this option, if no mode has one of them unless `--rule` names it."""
+    found = {name: rule for name, rule in RULES.items() if option in options_of(rule)}
     of_modes = {rule for mode in PLAIN.values() for rule in mode.rules}
-    if any(option in options_of(rule) for rule in of_modes):
-        return ()
-    return tuple(name for name, rule in RULES.items() if option in options_of(rule))
+    return () if of_modes & {*found.values()} else tuple(found)
 
 
 def takers(option: str) -> tuple[str, ...]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
@@ -313,7 +311,7 @@ def test_hybrid_lets_a_worker_that_joins_at_the_switch_in_with_the_new_phase() -
         (
             {"mode": "weed-out", "staleness_scaling": True},
             WeedOut,
-            AddDelta(whole=math.inf, staleness_scaling=True),
+            AddDelta(staleness_scaling=True),
         ),
         ({"mode": "partial", "moving_rate": 0.2}, Partial, Elastic(0.2)),
         ({"mode": "weed-out", "moving_rate": 0.2}, WeedOut, Elastic(0.2)),

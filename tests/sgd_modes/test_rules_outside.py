@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,98 +14,7 @@ from speedo.master.plan import Plan
 from speedo.sgd_modes.registry import make_strategy
 from speedo.simulation.simulator import Simulation, simulate
 from speedo.simulation.world import World
-
-RULES = '''
-"""Rules for a test, as a user writes them."""
-
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
-import numpy as np
-
-from speedo.bounds import Interval, Option
-from speedo.sgd_modes.rules import Contribution, MergeRule, State, mean_into
-
-
-@dataclass(frozen=True)
-class Added(MergeRule):
-    """As add-delta."""
-
-    rounds: ClassVar = False
-    by_ranges: ClassVar = True
-
-    def rate(self, workers, staleness=0):
-        return min(1.0, 2.0 / max(workers, 1))
-
-    def merge(self, center, contributions, rate, iteration, state):
-        for one in contributions:
-            center += np.float32(rate) * one.vector if rate != 1 else one.vector
-
-
-@dataclass(frozen=True)
-class Heavy(MergeRule):
-    """The mean of a round, with momentum."""
-
-    rounds: ClassVar = True
-    by_ranges: ClassVar = True
-    by_mean: ClassVar = True
-    vectors: ClassVar = ("momentum",)
-    numbers: ClassVar = ("merges",)
-    heavy: Annotated[float, Option("Momentum of the rounds.", Interval("[0, 1)", "use less than 1"))] = 0.5
-
-    def merge(self, center, contributions, rate, iteration, state):
-        mean = np.empty_like(center)
-        mean_into(mean, contributions)
-        momentum = state.vectors["momentum"]
-        momentum *= np.float32(self.heavy)
-        momentum += mean
-        center += momentum
-        state.numbers["merges"] += 1
-
-
-@dataclass(frozen=True)
-class Backwards(MergeRule):
-    """Adds what is left of the way from where its worker began."""
-
-    rounds: ClassVar = False
-    by_ranges: ClassVar = True
-    wants_begun: ClassVar = True
-
-    def merge(self, center, contributions, rate, iteration, state):
-        (one,) = contributions
-        assert one.staleness >= 0 and one.loss == one.loss
-        center += one.vector + np.float32(0.25) * (one.begun - center)
-
-
-@dataclass(frozen=True)
-class Normed(MergeRule):
-    """Needs the whole vector."""
-
-    rounds: ClassVar = None
-
-    def merge(self, center, contributions, rate, iteration, state):
-        center += contributions[0].vector / (1 + np.linalg.norm(center))
-
-
-@dataclass(frozen=True)
-class Explodes(MergeRule):
-    rounds: ClassVar = False
-
-    def merge(self, center, contributions, rate, iteration, state):
-        center /= 0 if iteration > 3 else 1
-'''
-
-
-@pytest.fixture
-def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The name of the module of RULES, which is in the folder of the command alone."""
-    name = f"outside_{tmp_path.name.replace('-', '_')}"
-    (tmp_path / f"{name}.py").write_text(RULES)
-    monkeypatch.chdir(tmp_path)
-    path = [*sys.path]
-    yield name
-    sys.path[:] = path
+from tests.support.outside import outside as outside
 
 
 def trained(

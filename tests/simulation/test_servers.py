@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -24,10 +24,13 @@ from speedo.messages import Drop, Merge, Refused, Trained
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.base import Strategy
 from speedo.sgd_modes.rules import (
+    NO_STATE,
     AddDelta,
     AverageDeltas,
+    Contribution,
     Elastic,
     ServerGradient,
+    State,
     by_servers,
 )
 from speedo.sgd_modes.synchronous import Synchronous
@@ -37,9 +40,53 @@ from speedo.solver.lr_policies import LrPolicy
 from speedo.storage.memory_store import MemoryStore
 from speedo.vectors.codecs import Compression
 from speedo.vectors.transfer import put_range_history
-from speedo.vectors.vector import Blob, Layout
+from speedo.vectors.vector import Blob, Layout, Vector
 from tests.support import schedules
 from tests.support.seen import Seen
+
+
+@dataclass(frozen=True)
+class Heavy(AverageDeltas):
+    """A rule with a state."""
+
+    by_ranges: ClassVar[bool] = True
+    vectors: ClassVar[tuple[str, ...]] = ("momentum",)
+    numbers: ClassVar[tuple[str, ...]] = ("merges",)
+
+    def merge(
+        self,
+        center: Vector,
+        contributions: Sequence[Contribution],
+        rate: float,
+        iteration: int,
+        state: State = NO_STATE,
+    ) -> None:
+        momentum = state.vectors["momentum"]
+        momentum *= np.float32(0.5)
+        super().merge(momentum, contributions, rate, iteration)
+        center += momentum
+        state.numbers["merges"] += 1
+
+
+@dataclass(frozen=True)
+class Delayed(AddDelta):
+    """A rule that looks at the weights that the worker began from."""
+
+    by_ranges: ClassVar[bool] = True
+    wants_begun: ClassVar[bool] = True
+
+    def merge(
+        self,
+        center: Vector,
+        contributions: Sequence[Contribution],
+        rate: float,
+        iteration: int,
+        state: State = NO_STATE,
+    ) -> None:
+        (one,) = contributions
+        assert one.begun is not None
+        center += np.float32(rate) * one.vector + np.float32(0.1) * (one.begun - center)
+
 
 MODES: dict[str, Callable[[], Strategy]] = {
     "add": lambda: Asynchronous(AddDelta(), 1),
@@ -47,6 +94,8 @@ MODES: dict[str, Callable[[], Strategy]] = {
     "elastic": lambda: Asynchronous(Elastic(0.3), 2),
     "adam": lambda: Synchronous(ServerGradient(by_servers), 1),
     "clipped": lambda: Asynchronous(ServerGradient(by_servers), 1),
+    "heavy": lambda: Synchronous(Heavy(), 1),
+    "delayed": lambda: Asynchronous(Delayed(), 1),
 }
 SOLVERS = {
     "adam": SolverFields("Adam", momentum=0.9, weight_decay=0.01, clip_gradients=1.5),
@@ -236,6 +285,7 @@ def test_servers_that_die_with_their_stores_intact_change_no_bit(mode: str, seed
     assert servers.deaths > 0
     assert found.outcome.complete, found.outcome.reason
     assert found.center.vector.tobytes() == sound.center.vector.tobytes()
+    assert found.center.state.pack() == sound.center.state.pack()
 
 
 @pytest.mark.parametrize("hosts", [None, lambda worker: f"host {worker % 2}"])
@@ -264,7 +314,7 @@ def test_runs_with_faults_of_workers_and_servers_end_with_every_result_on_record
     assert merged + dropped == told
 
 
-@pytest.mark.parametrize("mode", ["add", "adam"])
+@pytest.mark.parametrize("mode", ["add", "adam", "heavy", "delayed"])
 def test_the_stores_of_servers_are_left_tidy(mode: str) -> None:
     found, _, servers = unreliable(mode, 5, workers=3)
     assert servers.deaths > 0
@@ -276,6 +326,9 @@ def test_the_stores_of_servers_are_left_tidy(mode: str) -> None:
         histories = [key for key in left if ":history:" in key]
         last = [f"speedo:simulated:history:{found.center.version}"]
         assert histories == (last if mode == "adam" else [])
+        states = [key for key in left if ":rule-state:" in key]
+        kept = [f"speedo:simulated:rule-state:{found.center.version}"]
+        assert states == (kept if mode == "heavy" else [])
         payloads = [key for key in left if ":payload:" in key]
         assert (
             len(payloads) <= 3 + servers.deaths

@@ -159,7 +159,7 @@ def _options(mode: str, chance: random.Random, workers: int) -> dict[str, Any]:
 def _compression(options: dict[str, Any], chance: random.Random) -> Compression:
     how = ["none", "none", "bfloat16", "int8"]
     if all(kind_of(part) != "WEIGHTS" for part in options.get("phases") or [options]):
-        how += ["topk:0.25", "topk:0.5"]
+        how += ["topk:0.25", "sparse:0.5"]
     return Compression(chance.choice(how), chance.choice(("none", "none", "bfloat16")))
 
 

@@ -1,7 +1,7 @@
 """Delay compensation: each delta is corrected for how far the center has moved since its worker began.
 
-Zheng et al., Asynchronous Stochastic Gradient Descent with Delay Compensation, ICML 2017: DC-ASGD-a, section 6 and
-algorithm 2. g(center) is about g(begun) + H (center - begun), and lambda g * g stands for the diagonal of H.
+Zheng et al., Asynchronous Stochastic Gradient Descent with Delay Compensation, ICML 2017: DC-ASGD-a.
+The gradient g(center) is about g(begun) + H (center - begun), and lambda g * g stands for the diagonal of H.
 """
 
 from __future__ import annotations

@@ -2,14 +2,14 @@
 
 Wang, Tantia, Ballas, Rabbat, SlowMo: Improving Communication-Efficient Distributed SGD with Slow Momentum, ICLR 2020,
 algorithm 1: without Nesterov's form, and with a learning rate of the local steps that does not change.
-Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models, 2023, algorithm 1 and section 3.2:
+Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models, 2023, algorithm 1:
 Nesterov's form, rate 0.7, momentum 0.9, some hundred local steps in a round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -59,20 +59,20 @@ class OuterMomentum(MergeRule):
         iteration: int,
         state: State = NO_STATE,
     ) -> None:
-        momentum, mean = state.vectors["momentum"], np.empty_like(center)
-        mean_into(mean, contributions)
         factor, scale = np.float32(self.outer_momentum), np.float32(rate)
-        with scratch_blocks(1) as (scratch,):
+        with scratch_blocks(2) as taken:
             for block in blocks(center.size):
-                kept, step = momentum[block], scratch[: block.stop - block.start]
-                kept *= factor
-                kept += mean[block]
+                mean, step = (scratch[: block.stop - block.start] for scratch in taken)
+                mean_into(mean, [replace(one, vector=one.vector[block]) for one in contributions])
+                momentum = state.vectors["momentum"][block]
+                momentum *= factor
+                momentum += mean
                 if self.nesterov:
-                    np.multiply(kept, factor, out=step)
-                    step += mean[block]
+                    np.multiply(momentum, factor, out=step)
+                    step += mean
                     step *= scale
                 else:
-                    np.multiply(kept, scale, out=step)
+                    np.multiply(momentum, scale, out=step)
                 center[block] += step
 
 
