@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -46,9 +46,9 @@ from speedo.script.gathering import gather
 from speedo.script.gradients import GradientTurns, check_exchange, exchanges_gradients
 from speedo.script.kept_state import KeptState
 from speedo.script.publisher import Publisher
-from speedo.script.testing import Measure, in_words, measured, with_weights
+from speedo.script.testing import Measure, center_tested, in_words, measured
 from speedo.script.turns import TurnSource
-from speedo.transport.channel import first_line, refusal
+from speedo.transport.channel import refusal
 from speedo.vectors.npz import write_arrays
 from speedo.vectors.transfer import put_history, take_history
 from speedo.vectors.vector import Blob, Vector
@@ -245,26 +245,9 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
             return None
         with self._paused(tests=True):
             version = self._turns.version_to_test(number, pauses=True)
-            return None if version is None else self._test(version, measure)
-
-    def _test(self, version: int, measure: Measure) -> dict[str, float] | None:
-        assert self._worker is not None
-        assert self._turns is not None
-        metrics, problem = dict[str, float](), "its script has ended"
-        try:
-            center = self._weights.layout.zeros()
-            self._worker.exchange.fetch_center(version, center)
-            with with_weights(self._weights, center):
-                metrics, problem = measured(measure, self._stepped), ""
-        except (MissingKeyError, PayloadError, StoreUnavailableError) as error:
-            problem = first_line(error)
-            return None
-        except Exception as error:
-            problem = f"the script's test failed: {type(error).__name__}: {first_line(error)}"
-            raise
-        finally:
-            self._turns.tested(version, metrics, problem)
-        return metrics
+            if version is None:
+                return None
+            return center_tested(self._worker, self._turns, version, measure, self._stepped)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the present weights to an .npz file, an array for each name; worker 0 alone does."""
@@ -288,19 +271,23 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         All workers make the same collective calls in the same order. Raises `TeamBrokenError` if one of them ends or
         does not come within `--timeout`, `ConfigError` in all if they call different things.
         """
-        return self._collectives.all_reduce(x, op)
+        with self._between_turns():
+            return self._collectives.all_reduce(x, op)
 
     def broadcast(self, x: Any, root: int = 0) -> Any:
         """Worker `root`'s `x` in everybody's, in place."""
-        return self._collectives.broadcast(x, root)
+        with self._between_turns():
+            return self._collectives.broadcast(x, root)
 
     def all_gather(self, x: Any) -> Any:
         """All workers' `x`, one after another by rank, as an array or tensor with one dimension more."""
-        return self._collectives.all_gather(x)
+        with self._between_turns():
+            return self._collectives.all_gather(x)
 
     def barrier(self) -> None:
         """Return once all workers are here."""
-        self._collectives.barrier()
+        with self._between_turns():
+            self._collectives.barrier()
 
     # ------------------------------------------------------------ the context
 
@@ -574,6 +561,13 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
                 say_again()
         if isinstance(answer, Lease):
             self._share.give_back((answer,))
+
+    def _between_turns(self) -> AbstractContextManager[object]:
+        """In a collective: the others may need a round more to come to it, which must not wait for this worker."""
+        worker, in_team = self._worker, self._gradients is not None and self._gradients.in_team
+        begun = worker is not None and worker.command is not None and not worker.steps
+        waits = begun and not in_team  # the members of a team come together
+        return self._paused() if waits else nullcontext()
 
     @contextmanager
     def _paused(self, *, tests: bool = False) -> Iterator[Callable[[], None]]:

@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from speedo.errors import ConfigError
+from speedo.errors import ConfigError, MissingKeyError, PayloadError, StoreUnavailableError
 from speedo.foreign_text import clean_text
+from speedo.script.turns import TurnSource
+from speedo.transport.channel import first_line
 from speedo.vectors.vector import Vector
+from speedo.worker.driven_turn import DrivenWorker
 from speedo.worker.weights import Weights
 
 Measure = Callable[[], Mapping[str, float]]
@@ -36,8 +39,29 @@ def measured(measure: Measure, module: Any) -> dict[str, float]:
     return metrics
 
 
+def center_tested(
+    worker: DrivenWorker, turns: TurnSource, version: int, measure: Measure, module: Any
+) -> dict[str, float] | None:
+    """Measure with the weights of this version of the center, and tell the master; None if the center is not there."""
+    metrics, problem = dict[str, float](), "its script has ended"
+    try:
+        center = worker.weights.layout.zeros()
+        worker.exchange.fetch_center(version, center)
+        with _with_weights(worker.weights, center):
+            metrics, problem = measured(measure, module), ""
+    except (MissingKeyError, PayloadError, StoreUnavailableError) as error:
+        problem = first_line(error)
+        return None
+    except Exception as error:
+        problem = f"the script's test failed: {type(error).__name__}: {first_line(error)}"
+        raise
+    finally:
+        turns.tested(version, metrics, problem)
+    return metrics
+
+
 @contextmanager
-def with_weights(weights: Weights, center: Vector) -> Iterator[None]:
+def _with_weights(weights: Weights, center: Vector) -> Iterator[None]:
     """The model has these weights; afterwards its own again."""
     own = weights.layout.zeros()
     weights.read_weights(own)

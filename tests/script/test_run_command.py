@@ -163,11 +163,13 @@ def test_what_a_script_cannot_have_is_refused_before_anything_is_made(
 
 def test_collectives_meet_all_workers_of_the_run(speedo: Commands, tmp_path: Path) -> None:
     script = SCRIPT.with_name("collect.py")
-    status, _, errors = run(speedo, "--workers", "3", "--mode", "async", str(script))
+    status, _, errors = run(speedo, "--workers", "3", "--mode", "sync", str(script))
     assert status == 0, errors
     for rank in range(3):
         said = (tmp_path / "run" / "logs" / f"worker-{rank}.log").read_text()
-        assert "collected [0, 1, 2] [6.0, 6.0, 6.0] [2.0] [7.0]" in said
+        assert "collected [0, 1, 2] [6.0, 6.0, 6.0] [2.0] [7.0] [3.]" in said
+    causes = [line["cause"] for line in lines_of(tmp_path) if line["event"] == "left"]
+    assert causes == ["its script has ended"] * 3  # nobody was overdue
 
 
 def test_a_script_alone_is_a_run_of_one_worker() -> None:
