@@ -28,7 +28,7 @@ class AppendedLines:
         try:
             with self._path.open("rb") as file:
                 file.seek(self._read)
-                data = file.read(MOST_BYTES)
+                data = file.read(MOST_BYTES) + file.readline()  # its last line whole
         except OSError:
             return []
         self._read += len(data)
