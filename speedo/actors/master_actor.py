@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from speedo.actors.range_copies import Bring
 from speedo.actors.ray_cluster import RayCluster
 from speedo.actors.ray_node.spawn import spawn
 from speedo.actors.ray_servers import RayServers
+from speedo.actors.script_questions import Question, ScriptQuestions
 from speedo.actors.server_orders import ServerOrder
 from speedo.actors.tester_actor import TesterActor
 from speedo.actors.worker_actor import Ready
@@ -25,21 +26,22 @@ from speedo.actors.worker_process import started
 from speedo.config.run_config import RunConfig
 from speedo.engines.evaluation import Share
 from speedo.errors import ClusterError, StoreError
-from speedo.leases.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
 from speedo.master.fetch_pacing import Pace
 from speedo.master.lease_book import LeaseBook
 from speedo.master.leases import Leases
 from speedo.master.meeting import Meeting
 from speedo.master.served_center import ServedCenter
 from speedo.master.slots import Assignment, ServerAddress
-from speedo.messages import Pause, StoreTrouble, Tested
+from speedo.messages import StoreTrouble
 from speedo.monitor.status import Status
 from speedo.run.build import build_training
 from speedo.run.caffe_snapshot import CaffeSnapshot, is_snapshot, read_snapshot
 from speedo.run.open_store import impatient_store, run_store
 from speedo.run.result import RunResult
+from speedo.run.run_facts import run_facts
 from speedo.run.run_parts import run_parts
 from speedo.run.script_job import ScriptJob
+from speedo.run.script_link import ToScript
 from speedo.run.script_resume import read_former_run
 from speedo.run.script_start import ScriptStart
 from speedo.run.settings import RunSettings
@@ -116,14 +118,17 @@ class MasterActor:
             resume = None if former is None else former.for_workers(settings.workers)
             parts = run_parts(config, settings, run_dir, self._store, records, resume)
             book = LeaseBook(settings.seed) if former is None else former.book
-            self._leases = Leases(book, parts.board.notice)
-            self._tests = self._cluster.take_script()
+            leases, tests = Leases(book, parts.board.notice), self._cluster.take_script()
+            meeting = Meeting(settings.workers, self._cause_of)
+            self._questions = ScriptQuestions(
+                leases, tests, meeting, self._cluster.script_pauses, config.timeout
+            )
             self._start = ScriptStart(
                 config,
                 parts,
                 self._cluster,
-                self._leases,
-                self._tests,
+                leases,
+                tests,
                 former,
                 open_store=lambda: impatient_store(settings),
                 servers=self._servers,
@@ -142,7 +147,6 @@ class MasterActor:
                 servers=self._servers,
             )
             self._divide_center(training)
-        self._meeting = Meeting(settings.workers, self._cause_of)
         self._parts, self._roster, self._board = parts, parts.roster, parts.board
         self._host_manager = HostManager(
             self._cluster,
@@ -163,31 +167,8 @@ class MasterActor:
 
     def facts(self) -> dict[str, Any]:
         """The run and its net as built here, and the time, for hosts that compare theirs before they join."""
-        config, settings = self._config, self._settings
         layout = Layout(()) if self._training is None else self._training.layout
-        spec, trained = settings.spec, dict[str, Any]()
-        if isinstance(spec, ScriptJob):
-            trained["script"] = str(spec.path)
-        else:
-            trained = {
-                "solver": spec.text,
-                "folder": str(spec.folder),
-                "net_files": spec.net_files,
-            }
-        return {
-            "speedo": settings.version,
-            "run": settings.run,
-            "mode": config.mode,
-            "workers": config.workers,
-            "batch_sizes": settings.batch_sizes[:1],
-            "records": None if config.data_share == "own" else self._records,
-            **trained,
-            "engine": asdict(settings.engine),
-            "parameters": layout.size,
-            "bytes": layout.nbytes,
-            "layout": layout.digest,
-            "clock": time.time(),
-        }
+        return run_facts(self._config, self._settings, layout, self._records)
 
     def start_tester(self) -> None:
         """Returns once all testers run; tests that are due meanwhile wait. Raises `EngineError`, `StoreError`."""
@@ -286,33 +267,9 @@ class MasterActor:
             f"worker {worker} has a net that differs from the master's: run the same SpeeDO and Caffe on every node"
         )
 
-    def lease(self, place: Assignment, request: LeaseRequest) -> Lease | NoLease:
-        """Records that this worker's script may train next. Raises `ConfigError` for another data set."""
-        return self._leases.lease(place.worker, place.incarnation, request)
-
-    def deal(self, place: Assignment, deal: DealRequest) -> Dealt:
-        """Records that the team of this worker's script may train next. Raises as `lease`."""
-        return self._leases.deal(place.worker, place.incarnation, deal)
-
-    def test_point(self, place: Assignment, number: int) -> bool:
-        """Whether this worker's script makes the test of this number."""
-        return self._tests.claim(place.worker, place.incarnation, number)
-
-    def version_to_test(self, place: Assignment) -> int | None:
-        """The version that it tests, which is kept until it has `tested` it; None if there is none."""
-        return self._tests.version(place.worker, place.incarnation, self._config.timeout)
-
-    def tested(self, place: Assignment, answer: Tested) -> None:
-        """What came of its test."""
-        self._tests.tested(place.worker, place.incarnation, answer)
-
-    def paused(self, pause: Pause) -> None:
-        """A worker's script on another machine pauses, or goes on."""
-        self._cluster.script_pauses(pause)
-
-    def meet(self, place: Assignment, where: str) -> tuple[str, ...]:
-        """See `Meeting.meet`."""
-        return self._meeting.meet(place.worker, place.incarnation, where)
+    def ask(self, place: Assignment, question: Question) -> ToScript | None:
+        """See `ScriptQuestions.answer`."""
+        return self._questions.answer(place, question)
 
     def _cause_of(self, worker: int, incarnation: int) -> str | None:
         gone = self._cluster.gone(worker, incarnation)

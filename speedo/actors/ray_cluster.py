@@ -26,7 +26,6 @@ from speedo.messages import (
     Event,
     Joined,
     Left,
-    Pause,
     Refused,
     SaveState,
     StateSaved,
@@ -165,7 +164,7 @@ class RayCluster:
         self.script_tests = ScriptTests(self._events.put)
         return self.script_tests
 
-    def script_pauses(self, pause: Pause) -> None:
+    def script_pauses(self, pause: Event) -> None:
         """What a script says that has no channel."""
         self._events.put(pause)
 

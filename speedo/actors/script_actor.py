@@ -18,9 +18,10 @@ from queue import SimpleQueue
 from typing import Any, Final
 
 from speedo.actors.ray_node.session import users_environment
+from speedo.actors.script_questions import Question
 from speedo.actors.worker_actor import Ready
 from speedo.engines.native_failures import capture_stderr, describe_exit
-from speedo.errors import EngineError, SpeedoError, TeamBrokenError
+from speedo.errors import EngineError, TeamBrokenError
 from speedo.leases.lease import DealRequest, LeaseRequest
 from speedo.master.slots import Assignment, ServerAddress
 from speedo.messages import (
@@ -42,13 +43,11 @@ from speedo.run.script_link import (
     FromScript,
     Hello,
     Meet,
-    Met,
     RunOver,
     Serve,
     Start,
     StopRun,
     TestPoint,
-    TestTurn,
     ToScript,
     address_in,
 )
@@ -257,7 +256,7 @@ class ScriptActor:
             case LeaseRequest() | DealRequest() | TestPoint() | Meet():
                 threading.Thread(target=self._ask, args=(message,), daemon=True).start()
             case Tested():
-                self._master.tested.remote(self._place, message)
+                self._master.ask.remote(self._place, message)
             case Trained() | Refused():
                 self._turns.put(message)
             case StateSaved():
@@ -265,7 +264,7 @@ class ScriptActor:
             case Pause():
                 import ray
 
-                ray.get(self._master.paused.remote(message))
+                ray.get(self._master.ask.remote(self._place, message))
                 if not message.over and self._turn is not None:
                     self._turns.put(refusal(self._turn, TeamBrokenError("its script pauses")))
             case Done():
@@ -279,28 +278,16 @@ class ScriptActor:
 
                 ray.get(self._master.stop.remote(f"stopped by {cause}"))
 
-    def _ask(self, message: LeaseRequest | DealRequest | TestPoint | Meet) -> None:
+    def _ask(self, question: Question) -> None:
         import ray
         from ray.exceptions import RayTaskError
 
-        master, place = self._master, self._place
         try:
-            if isinstance(message, LeaseRequest):
-                self._tell(ray.get(master.lease.remote(place, message)))
-            elif isinstance(message, DealRequest):
-                self._tell(ray.get(master.deal.remote(place, message)))
-            elif isinstance(message, Meet):
-                self._tell(Met(ray.get(master.meet.remote(place, message.place))))
-            elif not message.pauses:
-                self._tell(TestTurn(ray.get(master.test_point.remote(place, message.number))))
-            else:
-                version = ray.get(master.version_to_test.remote(place))
-                self._tell(TestTurn(False) if version is None else TestTurn(True, version))
+            answer = ray.get(self._master.ask.remote(self._place, question))
         except RayTaskError as error:
-            if isinstance(error.cause, TeamBrokenError):
-                return self._tell(Met((), str(error.cause)))
-            cause = error.cause if isinstance(error.cause, SpeedoError) else error
-            self._tell(Failed(first_line(cause)))
+            answer = Failed(first_line(error))
+        if answer is not None:
+            self._tell(answer)
 
     def _tell(self, message: ToScript | Any) -> None:
         assert self._link is not None

@@ -18,8 +18,9 @@ class OwnBook:
         self._book.joined(*_ONLY)
 
     def lease(self, request: LeaseRequest) -> Lease | NoLease:
-        """See `LeaseBook.lease`."""
-        return self._book.lease(*_ONLY, request)
+        """See `LeaseBook.lease`; there is nobody to wait for."""
+        answer = self._book.lease(*_ONLY, request)
+        return NoLease.OVER if answer is NoLease.WAIT else answer
 
     def trained(self, ranges: Iterable[Lease]) -> None:
         """These were trained for good."""

@@ -5,29 +5,17 @@ from __future__ import annotations
 import math
 import os
 import socket
-import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-import numpy as np
-
 from speedo.errors import (
     ConfigError,
-    MissingKeyError,
-    PayloadError,
-    SpeedoError,
-    StoreUnavailableError,
-    TeamBrokenError,
 )
-from speedo.leases.lease import Lease, LeaseRequest, NoLease
-from speedo.messages import SaveState, StateSaved
 from speedo.monitor.callbacks import (
     Callbacks,
     CheckpointWritten,
@@ -36,31 +24,20 @@ from speedo.monitor.callbacks import (
     WorkerJoined,
     WorkerLeft,
 )
-from speedo.run.host_memory import host_centers, too_little_memory
-from speedo.run.open_store import overlaps, run_store, server_stores
-from speedo.run.script_link import VARIABLE, Hello, Start, address_in
+from speedo.run.script_link import VARIABLE, Start, address_in
 from speedo.script.alone import OwnBook
 from speedo.script.collectives import Collectives
 from speedo.script.events import ScriptEvents
 from speedo.script.gathering import gather
-from speedo.script.gradients import GradientTurns, check_exchange, exchanges_gradients
+from speedo.script.gradients import check_exchange
 from speedo.script.kept_state import KeptState
-from speedo.script.publisher import Publisher
-from speedo.script.testing import Measure, center_tested, in_words, measured
-from speedo.script.turns import TurnSource
-from speedo.transport.channel import refusal
+from speedo.script.script_turns import ScriptTurns
+from speedo.script.testing import Measure, in_words, measured
 from speedo.vectors.npz import write_arrays
-from speedo.vectors.transfer import put_history, take_history
-from speedo.vectors.vector import Blob, Vector
 from speedo.worker.array_weights import ArrayWeights
-from speedo.worker.driven_turn import DrivenWorker
-from speedo.worker.overlapping_driven_turn import OverlappingDrivenWorker
 from speedo.worker.share import Share
 from speedo.worker.weights import Weights
 
-LOOK_S: Final = 0.2  # between two looks whether records came back
-LOST: Final = (MissingKeyError, PayloadError, StoreUnavailableError, TeamBrokenError)
-FIRST: Final = 0  # the version of the first weights in the store
 _NO_MORE: Final = object()
 _now: JoinedRun | None = None
 
@@ -132,32 +109,32 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         exchange: str | None = None,
     ) -> None:
         """`stepped.on_step(callback)` tells of an optimizer's steps; None where the script calls `step` itself."""
-        self.rank, self.size, self.should_stop = 0, 1, False
+        self.rank, self.size = 0, 1
         self._weights, self._stepped, self._events = weights, stepped, events
         self._exchange = exchange
-        self._gradients: GradientTurns | None = None
         self._hooks: list[Any] = []
-        self._first: Vector | None = None  # the weights at the beginning, until the master has them
-        self._start: Start | None = None
-        self._turns: TurnSource | None = None
-        self._worker: DrivenWorker | None = None
-        self._publisher: Publisher | None = None  # of results, where turns overlap
+        self._turns: ScriptTurns | None = None  # none where the script runs by itself
         self._own = OwnBook()
         self._collectives = Collectives()
         self._kept = KeptState(stepped)
-        self._share = Share(self._lease, self._wait, 0)
-        self._epochs, self._steps, self._given = 0, 0, 0
+        self._share = Share(self._own.lease, lambda: None, 0)
+        self._epochs, self._steps, self._first_epoch = 0, 0, 0
         self._shares = False  # `share` was called
         self._tested = 0  # calls of `test`
-        self._asked: LeaseRequest | None = None
         self._loss: float | None = None
 
     # ------------------------------------------------------------ the script's side
 
     @property
+    def should_stop(self) -> bool:
+        """Whether the run is over."""
+        return self._turns is not None and self._turns.over
+
+    @property
     def iteration(self) -> int:
         """Steps of all workers so far, as the run counts them."""
-        return self._steps if self._worker is None else self._worker.iteration
+        worker = None if self._turns is None else self._turns.worker
+        return self._steps if worker is None else worker.iteration
 
     def epochs(self, count: int) -> Iterator[int]:
         """The numbers of so many epochs; of a run that is resumed those that are not trained to their end.
@@ -166,8 +143,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         """
         if count < 1:
             raise ConfigError(f"run.epochs({count}): a run has at least 1 epoch")
-        self._epochs = count
-        first = 0 if self._start is None else self._start.job.first_epoch
+        self._epochs, first = count, self._first_epoch
         self._share.epoch = max(self._share.epoch, first)
         if first >= count:
             self._shares = True  # a loop that does not begin is no mistake
@@ -186,12 +162,15 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         arrays of equal length: `batch` of its records are an item, without it each by itself, in the order of their
         numbers or in another one for each epoch (`shuffle`). Raises `ConfigError` for what has no numbered records.
         """
-        items = self._share.batches(data, batch, shuffle, epochs=self._epochs)
+        items, turns = self._share.batches(data, batch, shuffle, epochs=self._epochs), self._turns
         self._shares = True
-        self._say_hello(self._share.batch)
+        if turns is None:
+            yield from items
+            return
+        turns.hello(self._share.batch)
         # Records are leased within a turn: so those of a round follow each other, as in a batch of one process.
-        while self._has_turn() and (item := next(items, _NO_MORE)) is not _NO_MORE:
-            if self._has_turn():  # after a wait it is a new one
+        while turns.has_turn() and (item := next(items, _NO_MORE)) is not _NO_MORE:
+            if turns.has_turn():  # after a wait it is a new one
                 yield item
 
     def step(self, loss: float | None = None, samples: int | None = None) -> None:
@@ -199,10 +178,11 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
 
         With an optimizer it is not called: its steps are noticed. `loss` is the mean loss of the step.
         """
-        gradients = self._gradients
+        turns = self._turns
+        gradients = None if turns is None else turns.gradients
         if gradients is not None and gradients.lost:
             return
-        given, self._given = self._share.given - self._given, self._share.given
+        given, self._share.given = self._share.given, 0
         if gradients is not None:
             gradients.after_step()
             samples = 0 if gradients.idle else samples
@@ -210,17 +190,12 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         loss = self._loss if loss is None else float(loss)
         self._loss = None
         self._steps += 1
-        if self._start is None:
-            self._own.trained(self._taken())
-        else:
-            self._say_hello(samples)
-            if not self._has_turn():
-                return
-            assert self._worker is not None
-            if self._worker.stepped(samples, loss):
-                self._end_turn()
-                if not self._shares:  # the next step may follow at once
-                    self._has_turn()
+        if turns is None:
+            self._own.trained(self._share.taken()[0])
+        elif not turns.stepped(samples, loss):
+            return
+        elif not self._shares:  # the next step may follow at once
+            turns.has_turn()
         self._events.stepped(self._steps, math.nan if loss is None else loss, samples)
 
     def report(self, loss: float) -> None:
@@ -235,19 +210,11 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         it. The others get None at once, and go on. Raises `ConfigError` for what is no finite number.
         """
         number, self._tested = self._tested, self._tested + 1
-        if self._start is None:
-            metrics = measured(measure, self._stepped)
-            print(f"test at iteration {self.iteration}: {in_words(metrics)}", flush=True)
-            return metrics
-        if self._worker is None or self._turns is None:
-            raise ConfigError("run.test is called before the first run.share or run.step")
-        if self.should_stop or self._turns.version_to_test(number, pauses=False) is None:
-            return None
-        with self._paused(tests=True):
-            version = self._turns.version_to_test(number, pauses=True)
-            if version is None:
-                return None
-            return center_tested(self._worker, self._turns, version, measure, self._stepped)
+        if self._turns is not None:
+            return self._turns.test(number, measure)
+        metrics = measured(measure, self._stepped)
+        print(f"test at iteration {self.iteration}: {in_words(metrics)}", flush=True)
+        return metrics
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the present weights to an .npz file, an array for each name; worker 0 alone does."""
@@ -271,23 +238,26 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         All workers make the same collective calls in the same order. Raises `TeamBrokenError` if one of them ends or
         does not come within `--timeout`, `ConfigError` in all if they call different things.
         """
-        with self._between_turns():
+        with self._between():
             return self._collectives.all_reduce(x, op)
 
     def broadcast(self, x: Any, root: int = 0) -> Any:
         """Worker `root`'s `x` in everybody's, in place."""
-        with self._between_turns():
+        with self._between():
             return self._collectives.broadcast(x, root)
 
     def all_gather(self, x: Any) -> Any:
         """All workers' `x`, one after another by rank, as an array or tensor with one dimension more."""
-        with self._between_turns():
+        with self._between():
             return self._collectives.all_gather(x)
 
     def barrier(self) -> None:
         """Return once all workers are here."""
-        with self._between_turns():
+        with self._between():
             self._collectives.barrier()
+
+    def _between(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._turns is None else self._turns.between()
 
     # ------------------------------------------------------------ the context
 
@@ -297,53 +267,39 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
             raise ConfigError(
                 "speedo.join is called inside another: a script has one run at a time"
             )
-        folder = os.environ.get(VARIABLE)
-        if folder:
-            made = socket.socket(socket.AF_UNIX)
-            try:
-                with address_in(folder) as address:
-                    made.connect(address)
-            except OSError:
-                made.close()
-                raise ConfigError(
-                    "speedo.join is called once more: this script's part of the run is over; train in one "
-                    "`with speedo.join(...)`"
-                ) from None
-            link = Connection(made.detach())
-            start: Start = link.recv()
-            self._start = start
-            self.rank, self.size = start.place.worker, start.settings.workers
-            self._share = Share(
-                self._lease,
-                self._wait,
-                start.settings.seed,
-                workers=self.size,
-                ahead=not start.in_rounds,
-            )
-            self._turns = TurnSource(
-                link, start.place.worker, start.place.incarnation, self._save_state
-            )
-            self._events.join(start, self._turns)
-            if self.size > 1:
-                self._collectives = Collectives(partial(gather, start, self._turns))
-            self._first = self._weights.layout.zeros()
-            self._weights.read_weights(self._first)
-            if exchanges_gradients(self._exchange, self._stepped, start):
-                self._gradients = GradientTurns(
-                    self._stepped,
-                    self._has_turn,
-                    self._end_turn,
-                    self._lose_turn,
-                    self._turns,
-                    self._share,
-                )
-                self._hooks.append(self._stepped.before_step(self._before_step))
-            if start.settings.epoch > 0:  # of a master that has resumed the run
-                self._go_on(start)
+        if folder := os.environ.get(VARIABLE):
+            self._enter_run(folder)
         if self._stepped is not None:
             self._hooks.append(self._stepped.on_step(self.step))
         _now = self
         return self
+
+    def _enter_run(self, folder: str) -> None:
+        made = socket.socket(socket.AF_UNIX)
+        try:
+            with address_in(folder) as address:
+                made.connect(address)
+        except OSError:
+            made.close()
+            raise ConfigError(
+                "speedo.join is called once more: this script's part of the run is over; train in one "
+                "`with speedo.join(...)`"
+            ) from None
+        link = Connection(made.detach())
+        start: Start = link.recv()
+        self.rank, self.size = start.place.worker, start.settings.workers
+        self._first_epoch = start.job.first_epoch
+        self._turns = turns = ScriptTurns(
+            start, link, self._weights, self._stepped, self._exchange, self._kept
+        )
+        self._share = turns.share
+        self._events.join(start, turns.source)
+        if self.size > 1:
+            self._collectives = Collectives(partial(gather, start, turns.source))
+        if turns.gradients is not None:
+            self._hooks.append(self._stepped.before_step(turns.before_step))
+        if start.settings.epoch > 0:  # of a master that has resumed the run
+            turns.go_on()
 
     def __exit__(
         self,
@@ -361,233 +317,11 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
             return
         try:
             if error is None:
-                self._end()
+                if self._turns.worker is None and not self._shares:
+                    raise ConfigError(
+                        "the script left `with speedo.join(...)` without a step: train inside of it, with run.step() "
+                        "or steps of the optimizer"
+                    )
+                self._turns.done(self._events.look)
         finally:
-            if self._gradients is not None:
-                self._gradients.close()
             self._turns.close()
-            if self._worker is not None:
-                self._worker.close()
-
-    def _end(self) -> None:
-        """Publish what is left of the turn, wait for the end of the run, and take over what it came to."""
-        assert self._turns is not None
-        if self._worker is None and not self._shares:
-            raise ConfigError(
-                "the script left `with speedo.join(...)` without a step: train inside of it, with run.step() or steps "
-                "of the optimizer"
-            )
-        self._say_hello(1)  # there were no records left for it
-        worker = self._worker
-        if worker is not None and worker.command is not None and worker.steps:
-            self._end_turn()
-        if self._publisher is not None:
-            self._publisher.close()
-        if self._gradients is not None:
-            self._gradients.close()  # others may wait for this worker
-        version = self._turns.done(self._events.look)
-        self._events.look()
-        if version is None:
-            print("speedo: the run is gone; these are this worker's own weights", file=sys.stderr)
-        if version is None or worker is None:
-            return
-        center = self._weights.layout.zeros()
-        worker.exchange.fetch_center(version, center)
-        self._weights.load_weights(center)
-
-    # ------------------------------------------------------------ checkpoints
-
-    def _go_on(self, start: Start) -> None:
-        """Get what the run has come to by now, before the script makes a step: weights, and this worker's own state."""
-        place = start.place
-        self._say_hello(start.job.batch)
-        if self._worker is not None and place.history is not None:
-            keyspace = start.settings.keyspace
-            self._kept.restore(
-                take_history(self._worker.store, keyspace, place.worker, place.history)
-            )
-        self._has_turn()
-
-    def _save_state(self, command: SaveState) -> StateSaved:
-        """Put this worker's state into the store, for a checkpoint."""
-        assert self._start is not None
-        assert self._worker is not None
-        place, keyspace = self._start.place, self._start.settings.keyspace
-        return self._kept.put(command, place, self._worker.store, keyspace, self._worker.samples)
-
-    # ------------------------------------------------------------ turns
-
-    def _before_step(self, closure: bool) -> None:
-        """The optimizer will make a step."""
-        assert self._gradients is not None
-        given = self._share.given - self._given or 1
-        self._say_hello(given)
-        self._gradients.before_step(given, closure=closure)
-
-    def _say_hello(self, batch: int) -> None:
-        """Tell the master what is trained, once it is known; the steps before are kept."""
-        if self._start is None or self._worker is not None or self.should_stop:
-            return
-        settings, place, layout = self._start.settings, self._start.place, self._weights.layout
-        assert self._turns is not None
-        assert self._first is not None
-        store = run_store(place.redis_url, settings)
-        if place.worker == 0:
-            problem = too_little_memory(settings, layout.nbytes)
-            if problem and not place.redis_url:
-                raise ConfigError(f"{problem}: make room there, or install redis-server")
-            put_history(store, settings.keyspace, 0, FIRST, self._first.tobytes())
-        try:
-            servers = self._turns.begin(Hello(layout.blobs, batch, self._gradients is not None))
-        except EOFError:  # the run has ended before it began
-            self.should_stop = True
-            return
-        ahead = overlaps(settings) and self._turns.has_channel
-        self._worker = (OverlappingDrivenWorker if ahead else DrivenWorker)(
-            settings.keyspace,
-            place.worker,
-            place.incarnation,
-            self._weights,
-            store,
-            time.monotonic,
-            settings.epoch,
-            compression=settings.compression,
-            outgoing=run_store(place.redis_url, settings) if ahead else None,
-            servers=server_stores(servers, settings, both_ways=ahead),
-            host=host_centers(settings, replace(place, servers=servers), layout),
-        )
-        if self._gradients is not None:
-            self._gradients.open(self._worker, Path(os.environ[VARIABLE]).parent)
-        if isinstance(self._worker, OverlappingDrivenWorker):
-            self._turns.read_ahead(self._worker.fetch_ahead)
-            self._publisher = Publisher(self._turns, self._share)
-        present = layout.zeros()
-        self._weights.read_weights(present)
-        present -= self._first
-        self._first = None
-        if np.any(present) and self._has_turn():
-
-            def add(blob: Blob, part: slice, weights: Vector) -> None:
-                weights += present[part]
-
-            self._weights.change_weights(add)
-
-    def _has_turn(self) -> bool:
-        """Whether a turn goes on, or begins now: the next is waited for. False once the run is over."""
-        if self._start is None or self.should_stop:
-            return not self.should_stop
-        assert self._turns is not None
-        assert self._worker is not None
-        if self._publisher is not None:
-            self._publisher.give_back_what_is_lost()
-        while self._worker.command is None and not self.should_stop:
-            command = self._turns.next()
-            if command is None:
-                self.should_stop = True
-                break
-            try:
-                begin = self._worker.begin if self._gradients is None else self._gradients.begin
-                begin(command)
-                self._share.steps = command.steps
-            except LOST as problem:
-                if self._gradients is not None:
-                    self._gradients.part()
-                self._turns.answer(refusal(command, problem))
-        return not self.should_stop
-
-    def _end_turn(self) -> None:
-        assert self._turns is not None
-        assert self._worker is not None
-        command = self._worker.command
-        assert command is not None
-        taken = self._taken()
-        records = tuple((one.epoch, one.start, one.stop) for one in taken)
-        if isinstance(self._worker, OverlappingDrivenWorker):
-            assert self._publisher is not None
-            return self._publisher.publish(self._worker.end_later(records), command, taken)
-        try:
-            self._turns.answer(self._worker.end(records))
-        except LOST as problem:
-            self._share.give_back(taken)
-            self._lose_turn(problem)
-
-    def _lose_turn(self, problem: SpeedoError) -> None:
-        """Nothing comes of the turn: what it trained is trained once more."""
-        assert self._turns is not None
-        assert self._worker is not None
-        command = self._worker.command
-        assert command is not None
-        self._drop_turn()
-        self._turns.answer(refusal(command, problem))
-
-    def _drop_turn(self) -> None:
-        assert self._worker is not None
-        self._worker.command = None
-        self._share.give_back(self._taken())
-        self._given = self._share.given
-        if self._gradients is not None:
-            self._gradients.part()
-
-    # ------------------------------------------------------------ records
-
-    def _taken(self) -> tuple[Lease, ...]:
-        return self._share.taken()[0]
-
-    def _lease(self, request: LeaseRequest) -> Lease | NoLease:
-        self._asked = request
-        if self._turns is None:
-            return self._own.lease(request)
-        try:
-            if self._gradients is None or request.waits:
-                answer = self._turns.lease(request)
-                # With turns in the background it leaves, instead of waiting for what others hold.
-                waits = answer is NoLease.WAIT and self._publisher is None
-                return answer if waits or isinstance(answer, Lease) else NoLease.OVER
-            return self._gradients.lease(request)
-        except (EOFError, OSError):
-            print("speedo: the run is gone", file=sys.stderr)
-            self.should_stop = True
-            return NoLease.OVER
-
-    def _wait(self) -> None:
-        """Nothing is left but what others hold: it comes back if one of them dies."""
-        if self._gradients is not None and self._gradients.trains_first:
-            return
-        with self._paused() as say_again:
-            assert self._asked is not None
-            request = replace(self._asked, skipped=(), waits=True)
-            while (answer := self._lease(request)) is NoLease.WAIT:
-                time.sleep(LOOK_S)
-                say_again()
-        if isinstance(answer, Lease):
-            self._share.give_back((answer,))
-
-    def _between_turns(self) -> AbstractContextManager[object]:
-        """In a collective: the others may need a round more to come to it, which must not wait for this worker."""
-        worker, in_team = self._worker, self._gradients is not None and self._gradients.in_team
-        begun = worker is not None and worker.command is not None and not worker.steps
-        waits = begun and not in_team  # the members of a team come together
-        return self._paused() if waits else nullcontext()
-
-    @contextmanager
-    def _paused(self, *, tests: bool = False) -> Iterator[Callable[[], None]]:
-        """Publish what was trained, and let the others go on without this worker.
-
-        Longer than a part of the timeout only if what is yielded is called now and then.
-        """
-        worker, turns = self._worker, self._turns
-        if self._publisher is not None:  # turns go on in the background
-            yield lambda: None
-            return
-        in_team = self._gradients is not None and self._gradients.in_team
-        if worker is not None and worker.command is not None and worker.steps and not in_team:
-            self._end_turn()
-        if worker is None or turns is None or not self._has_turn():
-            yield lambda: None
-            return
-        self._drop_turn()
-        turns.pause(tests=tests)
-        try:
-            yield turns.pause
-        finally:
-            turns.pause(over=True)

@@ -36,7 +36,7 @@ class Share:
         self.steps = steps
         self.workers, self._ahead = workers, ahead
         self.epoch = 0  # of the loop that comes next
-        self.given = 0  # records that the loop was given so far
+        self.given = 0  # records that the loop was given since the last step
         self._over = False  # the present loop has nothing to come
         self._kept: list[Lease] = []  # leased and not yet in a batch
         self._taken: list[Lease] = []  # given to the loop since the last turn
