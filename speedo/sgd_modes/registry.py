@@ -92,7 +92,7 @@ def one_of(names: Sequence[str]) -> Any:
     def check(value: Any) -> Any:
         if value is None or value in names or is_foreign(value):
             return value
-        if value in BROKEN:
+        if isinstance(value, str) and value in BROKEN:
             raise ConfigError(BROKEN[value])
         *others, last = map(repr, names)
         expected = f"{', '.join(others)} or {last}"
@@ -143,6 +143,8 @@ def as_names(given: Mapping[str, Any]) -> dict[str, Any]:
         if (thing := found.get(word)) is None or isinstance(thing, str):
             continue
         made_of: Any = thing if isinstance(thing, type) else type(thing)
+        if not (issubclass(made_of, MergeRule) or hasattr(made_of, "on_result")):
+            continue  # a mistake, which the check of its type tells
         found[word] = known.get(made_of) or place_of(made_of)
         if thing is not made_of:
             for name, own in options_of(made_of).items():
@@ -157,6 +159,9 @@ def with_code(given: Mapping[str, Any], folder: str, known: Collection[str]) -> 
     `folder` is where its module may be, `known` are the options of the run itself. Raises `ConfigError`.
     """
     options = dict(given)
+    options.pop("code_from", None)  # no file says where code is
+    if isinstance(former := options.pop("own", {}), Mapping):
+        options = {**former, **options}
     look_in(folder)
     declared_own: dict[str, OwnOption] = {}
     if is_foreign(mode := options.get("mode")):
@@ -170,7 +175,7 @@ def with_code(given: Mapping[str, Any], folder: str, known: Collection[str]) -> 
         raise ConfigError(
             f"{rule or mode} declares the option {taken[0]}, which a run has already; give it another name"
         )
-    own = dict(options.pop("own", {}))
+    own = dict[str, Any]()
     for name, one in declared_own.items():
         if name in options:
             own[name] = options.pop(name)
