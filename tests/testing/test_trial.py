@@ -46,6 +46,11 @@ def test_what_is_an_object_is_the_place_of_its_class_with_its_options(
     assert make_config({"mode": "partial", "rule": Elastic}).rule == "elastic"
 
 
+def test_the_options_of_a_users_mode_are_checked(outside: str) -> None:
+    with pytest.raises(ConfigError, match="every is 99: use 1 to 9"):
+        make_config({"mode": f"{outside}:EveryOther", "every": 99})
+
+
 class Own(AddDelta):
     """Of a test's own module."""
 
