@@ -257,7 +257,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         if worker is not None and worker.command is not None and worker.steps:
             self._end_turn()
         if self._publisher is not None:
-            self._publisher.wait()
+            self._publisher.close()
         version = self._turns.done()
         if version is None:
             print("speedo: the run is gone; these are this worker's own weights", file=sys.stderr)
