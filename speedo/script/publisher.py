@@ -27,7 +27,7 @@ class Publisher:
         self, publish: Callable[[], Trained], command: Train, records: tuple[Lease, ...]
     ) -> None:
         """Have the thread publish and answer what came of this turn, once it has done so with the one before."""
-        self._finish_last()
+        self.finish()
         self._last = self._thread.submit(self._answer, publish, command, records)
 
     def _answer(
@@ -47,13 +47,13 @@ class Publisher:
         except Empty:
             return
 
-    def close(self) -> None:
-        """Wait until all is answered."""
-        self._thread.shutdown()
-        self._finish_last()
-
-    def _finish_last(self) -> None:
-        """Raises what went wrong, if it is no passing trouble of the store."""
+    def finish(self) -> None:
+        """Wait until all is answered. Raises what went wrong, if it is no passing trouble of the store."""
         if self._last is not None:
             self._last.result()
         self.give_back_what_is_lost()
+
+    def close(self) -> None:
+        """Finish, and end the thread."""
+        self._thread.shutdown()
+        self.finish()

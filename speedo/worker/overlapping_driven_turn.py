@@ -48,6 +48,9 @@ class OverlappingDrivenWorker(OverlappingParticipant, DrivenWorker):
         return self.end_later(records)()
 
     def _fetch(self, command: Train) -> None:
+        if self._buffer is not None:  # of a turn that was begun, and given up
+            self._buffers.give_back(self._buffer)
+            self._buffer = None
         fetched = self._ahead.pop(command.ticket, None) or self.fetch(command)
         if isinstance(fetched, Exception):
             raise fetched

@@ -119,7 +119,7 @@ def test_what_is_published_later_is_what_the_turn_came_to() -> None:
     assert payload(worker, Kind.DELTA)[1].tolist() == (now - np.float32(0.5)).tolist()  # type: ignore[arg-type]
 
 
-def test_turns_that_cannot_begin_keep_no_memory() -> None:
+def test_turns_that_do_not_end_keep_no_memory() -> None:
     """With a buffer less each time, the third would wait for ever."""
     worker = make_overlapping()
     for ticket in range(1, 30, 3):
@@ -131,4 +131,5 @@ def test_turns_that_cannot_begin_keep_no_memory() -> None:
         worker.fetch_ahead(late)
         with pytest.raises(PayloadError, match=f"ticket {ticket}, had no result"):
             worker.begin(late)
+        worker.begin(replace(command(), ticket=ticket + 1))
         worker.turn(replace(command(), ticket=ticket + 2))
