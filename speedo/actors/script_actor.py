@@ -131,6 +131,7 @@ class ScriptActor:
         self._tell(command)
         answer = self._saved.get()
         if answer is None:
+            self._saved.put(None)  # for who asks next
             place = (command.worker, command.incarnation, command.version)
             return StateSaved(*place, problem="its script has ended")
         return answer
