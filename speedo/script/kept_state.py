@@ -23,6 +23,7 @@ class KeptState:
         self._stepped = stepped
         self._objects: dict[str, Any] = {}
         self._former: dict[str, bytes] = {}  # of the checkpoint, until its object is named
+        self._rates: Any = None  # of the optimizer in the checkpoint
 
     def keep(self, name: str, thing: Any) -> None:
         """Keep the object in checkpoints. Of a run that is resumed it gets its state back at once.
@@ -49,10 +50,10 @@ class KeptState:
     def save(self) -> bytes:
         """What `restore` takes. Raises `ConfigError` for a value that cannot be saved."""
         kept = {name: _pack_object(name, thing) for name, thing in self._objects.items()}
-        # What the script has not named yet, or does not any more, stays as it was.
         module = None
         if self._stepped is not None:
             module = {"optimizer": self._stepped.state(), "counters": self._stepped.counters()}
+        # What the script has not named yet, or does not any more, stays as it was.
         return pack({"module": module, "kept": {**self._former, **kept}})
 
     def put(
@@ -80,6 +81,7 @@ class KeptState:
             if module and self._stepped is not None:
                 self._stepped.load_state(module["optimizer"])
                 self._stepped.load_counters(module["counters"])
+                self._rates = self._stepped.rates()
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise PayloadError(
                 f"the worker's state in the checkpoint is damaged: {error}"
@@ -99,6 +101,8 @@ class KeptState:
                 f"the state of {name!r} in the checkpoint is damaged: {error}"
             ) from None
         self._objects[name].load_state_dict(state)
+        if self._rates is not None:  # a scheduler that was made since then has set its first ones
+            self._stepped.set_rates(self._rates)
 
 
 def _pack_object(name: str, thing: Any) -> bytes:

@@ -123,5 +123,17 @@ def test_the_optimizer_goes_on_and_another_one_is_refused() -> None:
     assert torch.equal(
         other.state[net[0].weight]["exp_avg_sq"], adam.state[net[0].weight]["exp_avg_sq"]
     )
+    adam.param_groups[0]["lr"] = 0.25
+    rate = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: 1 / (step + 1))
+    adam.step()
+    rate.step()
+    kept.keep("rate", rate)
+    third = torch.optim.Adam(net.parameters(), lr=9.0)
+    fresh = kept_of(third)
+    fresh.restore(kept.save())
+    made = torch.optim.lr_scheduler.LambdaLR(third, lambda step: 1 / (step + 1))
+    assert third.param_groups[0]["lr"] == 0.25, "a scheduler sets its first rate when it is made"
+    fresh.keep("rate", made)
+    assert (third.param_groups[0]["lr"], made.last_epoch) == (0.125, 1)
     with pytest.raises(EngineError, match="cannot be loaded into this SGD"):
         kept_of(torch.optim.SGD(net.parameters())).restore(data)

@@ -18,7 +18,7 @@ from speedo.run_dir.checkpoint_file import checkpoints_in
 from tests.script.test_run_command import RECORDS, WAIT_S, lines_of, trained
 from tests.support.commands import KEEPERS, Commands, wait_for_line
 
-pytestmark = [pytest.mark.ray, pytest.mark.redis]
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.timeout(900)]
 SCRIPT = Path(__file__).parent / "scripts" / "go_on.py"
 OFTEN = ("--checkpoint-interval", "0.5")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any, Final, cast
 
 import numpy as np
@@ -113,6 +114,19 @@ class ModuleWeights:
     def load_state(self, state: bytes) -> None:
         """Take over `state()`; raises `EngineError` if it is damaged or not of such an optimizer."""
         read_state(state, self._given())
+
+    def rates(self) -> list[dict[str, Any]]:
+        """Learning rate, momentum and the like of the optimizer's groups, for `set_rates`."""
+        groups = self._given().param_groups
+        return [
+            {name: deepcopy(one) for name, one in group.items() if name != "params"}
+            for group in groups
+        ]
+
+    def set_rates(self, rates: list[dict[str, Any]]) -> None:
+        """Set those of `rates()`."""
+        for group, values in zip(self._given().param_groups, rates, strict=False):
+            group.update(deepcopy(values))
 
     def counters(self) -> bytes:
         """The buffers that do not travel, for `load_counters`."""
