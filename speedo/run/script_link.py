@@ -66,6 +66,13 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
+class Raised:
+    """Of the script: it leaves its part of the run by this exception, and has not ended yet."""
+
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunOver:
     """To the script: the run is over, and this version of the center is what it came to."""
 
@@ -79,5 +86,5 @@ class Failed:
     problem: str
 
 
-FromScript = Hello | LeaseRequest | DealRequest | Done
+FromScript = Hello | LeaseRequest | DealRequest | Raised | Done
 ToScript = Start | Serve | RunOver | Failed | Lease | NoLease | Dealt

@@ -233,7 +233,12 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
             )
             self._first = self._weights.layout.zeros()
             self._weights.read_weights(self._first)
-            if exchanges_gradients(self._exchange, self._stepped, start):
+            try:
+                by_gradients = exchanges_gradients(self._exchange, self._stepped, start)
+            except ConfigError as error:
+                self._turns.raised(error)
+                raise
+            if by_gradients:
                 self._gradients = GradientTurns(
                     self._stepped,
                     self._has_turn,
@@ -265,10 +270,13 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         try:
             if error is None:
                 self._end()
+            else:
+                self._turns.raised(error)
         finally:
             if self._gradients is not None:
                 self._gradients.close()
-            self._turns.close()
+            if error is None:  # else the channel ends with the process, whose end is the cause
+                self._turns.close()
             if self._worker is not None:
                 self._worker.close()
 

@@ -9,8 +9,8 @@ from multiprocessing.connection import Connection
 from speedo.errors import ConfigError
 from speedo.leases.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
 from speedo.messages import Refused, SaveState, StateSaved, Train, Trained
-from speedo.run.script_link import Done, Failed, FromScript, Hello, RunOver, Serve, ToScript
-from speedo.transport.channel import WorkerChannel
+from speedo.run.script_link import Done, Failed, FromScript, Hello, Raised, RunOver, Serve, ToScript
+from speedo.transport.channel import WorkerChannel, first_line
 
 
 class TurnSource:
@@ -77,6 +77,11 @@ class TurnSource:
                 message: ToScript = self._link.recv()
                 self._final = message.version if isinstance(message, RunOver) else None
         return self._final
+
+    def raised(self, error: BaseException) -> None:
+        """Say that the script leaves by this exception: its process may take a while to end."""
+        with suppress(OSError):
+            self._link.send(Raised(f"{type(error).__name__}: {first_line(error)}"))
 
     def close(self) -> None:
         """Take no more turns."""
