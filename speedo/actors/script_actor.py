@@ -43,6 +43,7 @@ from speedo.run.script_link import (
     FromScript,
     Hello,
     Meet,
+    Raised,
     RunOver,
     Serve,
     Start,
@@ -60,6 +61,7 @@ from speedo.vectors.vector import Layout
 
 JOIN_S: Final = 0.2  # between two looks whether a script that has not joined yet still lives
 END_S: Final = 5.0  # for a script to end that has left the run
+RAISED_S: Final = 0.5  # the same, if it is known why; so long it has to write that into its log
 LAST_LINE: Final = 4096  # bytes of a log in which the last line is looked for
 ROOM: Final = 6  # threads: start, serve, turn, save_state, and two who ask
 TOLD_S: Final = 5.0  # for `serve` to tell the master first how a script ended
@@ -73,7 +75,7 @@ class ScriptActor:
         self._sending = threading.Lock()
         self._over = threading.Event()  # the script has ended, or trains no more
         self._ended = threading.Event()  # its process has ended
-        self._done, self._status = False, 0
+        self._done, self._status, self._problem = False, 0, ""
         self._knows_end = False  # it was told that the run is over
         self._hello: SimpleQueue[Hello | None] = SimpleQueue()
         self._turn: Train | None = None  # of a script without a channel
@@ -224,7 +226,9 @@ class ScriptActor:
 
     def _cause(self) -> str:
         """Why the script ended, with its last words."""
-        if not self._ended.wait(END_S):
+        if not self._ended.wait(RAISED_S if self._problem else END_S):
+            if self._problem:
+                return f"its script raised {self._problem}"
             return "its script left its part of the run, and goes on"
         text = f"its script {describe_exit(self._status)}"
         words = _last_line(self._log)
@@ -267,6 +271,11 @@ class ScriptActor:
                 ray.get(self._master.ask.remote(self._place, message))
                 if not message.over and self._turn is not None:
                     self._turns.put(refusal(self._turn, TeamBrokenError("its script pauses")))
+            case Raised():
+                self._problem = message.problem
+                self._ended.wait(RAISED_S)
+                self._hello.put(None)
+                self._over.set()
             case Done():
                 import ray
 

@@ -121,6 +121,13 @@ class Met:
 
 
 @dataclass(frozen=True, slots=True)
+class Raised:
+    """Of the script: it leaves its part of the run by this exception, and has not ended yet."""
+
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunOver:
     """To the script: the run is over, and this version of the center is what it came to."""
 
@@ -146,6 +153,7 @@ FromScript = (
     | Pause
     | StateSaved
     | StopRun
+    | Raised
     | Done
 )
 ToScript = (

@@ -197,9 +197,7 @@ class GradientTurns:
             self._times = 0
             return None
         assert self._worker is not None
-        if (
-            self._worker.steps
-        ):  # whether a record comes back is known once what they trained is merged
+        if self._worker.steps:  # no record comes back once what they trained is merged
             self._end_turn()
             return None
         self._times += 1
@@ -228,4 +226,7 @@ class GradientTurns:
         most = MOST_DEALT if share.has_loaders else min(MOST_DEALT, team.rounds)
         asked = replace(request, count=share.batch, epoch=epoch)
         members = tuple(one[:2] for one in team.members)
-        return self._turns.deal(DealRequest(asked, members, most, share.drop_last))
+        try:
+            return self._turns.deal(DealRequest(asked, members, most, share.drop_last))
+        except (EOFError, OSError):  # the run is gone, as the end of the turn will show
+            return Dealt((), NoLease.OVER)

@@ -324,4 +324,4 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
                     )
                 self._turns.done(self._events.look)
         finally:
-            self._turns.close()
+            self._turns.close(error)

@@ -80,7 +80,12 @@ class ScriptTurns:
         self._first: Vector | None = weights.layout.zeros()
         weights.read_weights(self._first)
         self.gradients: GradientTurns | None = None
-        if exchanges_gradients(exchange, stepped, start):
+        try:
+            by_gradients = exchanges_gradients(exchange, stepped, start)
+        except ConfigError as error:
+            self.source.raised(error)
+            raise
+        if by_gradients:
             self.gradients = GradientTurns(
                 stepped, self.has_turn, self.end, self._lose, self.source, self.share
             )
@@ -164,11 +169,14 @@ class ScriptTurns:
         worker.exchange.fetch_center(version, center)
         self._weights.load_weights(center)
 
-    def close(self) -> None:
-        """Take no more turns."""
+    def close(self, error: BaseException | None) -> None:
+        """Take no more turns; `error` is what the script raised in its part of the run."""
+        if error is not None:
+            self.source.raised(error)
         if self.gradients is not None:
             self.gradients.close()
-        self.source.close()
+        if error is None:  # else the channel ends with the process, whose end is the cause
+            self.source.close()
         if self.worker is not None:
             self.worker.close()
 

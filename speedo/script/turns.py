@@ -24,6 +24,7 @@ from speedo.run.script_link import (
     Hello,
     Meet,
     Met,
+    Raised,
     RunOver,
     Serve,
     StopRun,
@@ -31,7 +32,7 @@ from speedo.run.script_link import (
     TestTurn,
     ToScript,
 )
-from speedo.transport.channel import WorkerChannel
+from speedo.transport.channel import WorkerChannel, first_line
 from speedo.vectors.exchange import PATIENCE_S
 
 LOOK_S: Final = 0.2  # between two calls of what is done while the end of the run is waited for
@@ -195,6 +196,11 @@ class TurnSource:
         if self._reader is not None:  # it may still fetch
             self._reader.join(PATIENCE_S)
         return self._final
+
+    def raised(self, error: BaseException) -> None:
+        """Say that the script leaves by this exception: its process may take a while to end."""
+        with suppress(OSError):
+            self._link.send(Raised(f"{type(error).__name__}: {first_line(error)}"))
 
     def close(self) -> None:
         """Take no more turns."""

@@ -98,5 +98,5 @@ def script_of(speedo: Commands, worker: int) -> psutil.Process:
         one
         for one in speedo.left()
         if one.cmdline()[1:2] == [str(SCRIPT)]
-        and f"worker-{worker}." in one.environ()["SPEEDO_WORKER"]
+        and f"worker-0.{worker}." in one.environ()["SPEEDO_WORKER"]
     )
