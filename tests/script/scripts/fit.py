@@ -24,6 +24,10 @@ if fault == "early":
     raise ValueError("the file of settings is not there")
 if fault == "never-joins":
     sys.exit()
+if fault == "foreign":
+    from torch import nn, optim
+
+    speedo.join(nn.Linear(4, 1), optim.SGD(nn.Linear(3, 2).parameters(), lr=0.1))
 if fault == "no-length":
     x, y = (zip(x, y, strict=True), None)
 
