@@ -16,7 +16,7 @@ def probabilities(x):
     return scores / scores.sum(axis=1, keepdims=True)
 
 
-def step(x, y, rate=0.1):
+def step(x, y, rate=0.05):
     """One step of SGD, in place; returns the loss."""
     p = probabilities(x)
     loss = -np.log(p[np.arange(len(y)), y] + 1e-9).mean()

@@ -140,3 +140,23 @@ def test_a_script_that_is_killed_when_all_is_trained_ends_the_run_well(
     assert trained(lines) == EACH_ONCE
     finish = next(line for line in lines if line["event"] == "finish")
     assert finish["reason"] == "every record of every epoch is trained"
+
+
+def test_the_end_does_not_wait_for_a_script_that_has_not_joined(
+    speedo: Commands, tmp_path: Path
+) -> None:
+    """A third worker is wanted, and its script loads for longer than the run takes."""
+    process = speedo.start(
+        *("run", "--run-dir", "run", "--workers", "2", "--mode", "async"),
+        *(str(SCRIPT), "loads", "0.3"),
+    )
+    deadline = time.monotonic() + WAIT_S
+    while not merged(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    speedo.start("scale", "3")
+    while len(scripts(speedo)) < 3 and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert process.poll() is None
+    _, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0, errors
+    assert trained(lines_of(tmp_path)) == EACH_ONCE

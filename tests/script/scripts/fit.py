@@ -22,8 +22,14 @@ w = np.zeros(
 )
 if fault == "early":
     raise ValueError("the file of settings is not there")
+if fault == "loads" and ".2." in os.path.basename(os.environ["SPEEDO_WORKER"]):
+    time.sleep(1000)
 if fault == "never-joins":
     sys.exit()
+if fault == "foreign":
+    from torch import nn, optim
+
+    speedo.join(nn.Linear(4, 1), optim.SGD(nn.Linear(3, 2).parameters(), lr=0.1))
 if fault == "no-length":
     x, y = (zip(x, y, strict=True), None)
 
