@@ -32,7 +32,7 @@ from speedo.master.leases import Leases
 from speedo.master.meeting import Meeting
 from speedo.master.served_center import ServedCenter
 from speedo.master.slots import Assignment, ServerAddress
-from speedo.messages import StoreTrouble
+from speedo.messages import Event, StoreTrouble
 from speedo.monitor.status import Status
 from speedo.run.build import build_training
 from speedo.run.caffe_snapshot import CaffeSnapshot, is_snapshot, read_snapshot
@@ -278,6 +278,10 @@ class MasterActor:
     def lease(self, place: Assignment, request: LeaseRequest) -> Lease | NoLease:
         """Records that this worker's script may train next. Raises `ConfigError` for another data set."""
         return self._leases.lease(place.worker, place.incarnation, request)
+
+    def answered(self, message: Event) -> None:
+        """A far worker's answer to a command that was passed on to its script."""
+        self._cluster.answered(message)
 
     def meet(self, place: Assignment, where: str) -> tuple[str, ...]:
         """See `Meeting.meet`."""

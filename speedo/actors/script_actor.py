@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,7 +22,7 @@ from speedo.engines.native_failures import capture_stderr, describe_exit
 from speedo.errors import EngineError, SpeedoError, TeamBrokenError
 from speedo.leases.lease import LeaseRequest
 from speedo.master.slots import Assignment
-from speedo.messages import Refused, RunsAt, SaveState, StateSaved, Train, Trained
+from speedo.messages import RunsAt, SaveState, Train
 from speedo.run.open_store import is_near
 from speedo.run.script_job import FirstModel, ScriptJob
 from speedo.run.script_link import (
@@ -43,14 +42,15 @@ from speedo.run.script_link import (
 from speedo.run.settings import RunSettings
 from speedo.system import dies_with_parent
 from speedo.system.cores import UNBOUND, CoreShare, list_of
+from speedo.system.private_folders import make_private_folder
 from speedo.transport.channel import first_line
+from speedo.transport.channel_relay import ChannelRelay
 from speedo.vectors.vector import Layout
 
 JOIN_S: Final = 0.2  # between two looks whether a script that has not joined yet still lives
 END_S: Final = 5.0  # for a script to end that has left the run
 LAST_LINE: Final = 4096  # bytes of a log in which the last line is looked for
 ROOM: Final = 6  # threads: start, serve, turn, save_state, and two who ask
-TOLD_S: Final = 5.0  # for `serve` to tell the master first how a script ended
 
 
 class ScriptActor:
@@ -63,8 +63,7 @@ class ScriptActor:
         self._ended = threading.Event()  # its process has ended
         self._done, self._status = False, 0
         self._hello: SimpleQueue[Hello | None] = SimpleQueue()
-        self._turns: SimpleQueue[Trained | Refused | None] = SimpleQueue()
-        self._states: SimpleQueue[StateSaved | None] = SimpleQueue()
+        self._relay: ChannelRelay | None = None  # far from the master
         self._final: int | None = None  # the version that the run came to
 
     def process(self) -> int:
@@ -86,6 +85,7 @@ class ScriptActor:
         share.bind()
         scratch.mkdir(exist_ok=True, mode=0o700)
         self._job, self._log, self._place, self._master = settings.spec, log, place, master
+        self._memory = settings.host_memory
         listener = socket.socket(socket.AF_UNIX)
         with listener:
             with address_in(scratch) as address:
@@ -107,13 +107,15 @@ class ScriptActor:
         hello = self._hello.get()
         if hello is None:
             raise EngineError(self._cause())
+        if not (near := is_near(settings.near)):  # turns may come before `serve`
+            self._relay = ChannelRelay(self._private_folder(), self._answered)
         runs_at = RunsAt(share.host, os.getpid(), share.threads, list_of(os.sched_getaffinity(0)))
         layout = Layout(hello.blobs)
         return Ready(
             runs_at,
             hello.batch,
             layout.digest,
-            near=is_near(settings.near),
+            near=near,
             model=FirstModel(hello.blobs, hello.batch),
         )
 
@@ -129,37 +131,48 @@ class ScriptActor:
         )
 
     def serve(self, folder: str, worker: int, incarnation: int) -> None:
-        """Have the script take its turns from this channel, or else of `turn`; returns when it trains no more."""
-        self._tell(Serve(folder))
+        """Have the script take its turns from this channel; returns when it trains no more.
+
+        Without one they are those of `turn`, and the master is told what comes of them.
+        """
+        self._tell(Serve(folder if self._relay is None else str(self._relay.folder)))
         self._over.wait()
         if not self._done:
             raise EngineError(self._cause())
 
-    def turn(self, command: Train) -> Trained | Refused:
-        """Have the script do a turn, where it has no channel."""
-        self._tell(command)
-        while (answer := self._turns.get()) is not None:
-            if answer.ticket == command.ticket:
-                return answer
-        self._turns.put(None)
-        if not self._done:
-            time.sleep(TOLD_S)
-        raise EngineError(self._cause())
+    def turn(self, command: Train) -> None:
+        """Pass it on, where the master has no channel."""
+        if self._relay is not None:
+            self._relay.send(command)
 
-    def save_state(self, command: SaveState) -> StateSaved:
-        """Have the script save its state, where it has no channel."""
-        self._tell(command)
-        while (answer := self._states.get()) is not None:
-            if answer.version == command.version:
-                return answer
-        self._states.put(None)
-        raise EngineError(self._cause())
+    def save_state(self, command: SaveState) -> None:
+        """As `turn`."""
+        if self._relay is not None:
+            self._relay.send(command)
+
+    def _answered(self, message: Any) -> None:
+        import ray
+        from ray.exceptions import RayError
+
+        with suppress(RayError):  # the master is gone: others notice
+            ray.get(self._master.answered.remote(message))  # one after another, in their order
+
+    def _private_folder(self) -> Path:
+        """One with a short name, for a socket."""
+        place, memory = self._place, self._memory
+        if not memory:
+            return make_private_folder("speedo-turns-")
+        folder = Path(memory, f"turns-{place.worker}.{place.incarnation}")
+        folder.mkdir(mode=0o700)
+        return folder
 
     def over(self, version: int) -> None:
         """The run is over; this version of the center is what it came to."""
         self._final = version
         if self._link is not None:
             self._tell(RunOver(version))
+        if self._relay is not None:
+            self._relay.close()
 
     def wait(self) -> str:
         """Wait until the script's process has ended; why that was no good end, if so."""
@@ -204,12 +217,7 @@ class ScriptActor:
         self._hello.put(None)
         if not self._done:
             self._ended.wait()
-        self._no_more_turns()
-
-    def _no_more_turns(self) -> None:
         self._over.set()
-        self._turns.put(None)
-        self._states.put(None)
 
     def _heard(self, message: FromScript) -> None:
         match message:
@@ -217,16 +225,12 @@ class ScriptActor:
                 self._hello.put(message)
             case LeaseRequest() | Meet():
                 threading.Thread(target=self._ask, args=(message,), daemon=True).start()
-            case Trained() | Refused():
-                self._turns.put(message)
-            case StateSaved():
-                self._states.put(message)
             case Done():
                 import ray
 
                 self._done = True
                 ray.get(self._master.ended.remote(self._place))
-                self._no_more_turns()
+                self._over.set()
 
     def _ask(self, message: LeaseRequest | Meet) -> None:
         import ray

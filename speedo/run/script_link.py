@@ -1,7 +1,7 @@
 """Between a worker's actor and the script that is its child: a unix socket in the worker's private folder.
 
-The script gets its place, says what it trains, and is told where its turns come from: on the master's machine from a
-channel, elsewhere by this link. Later it asks for records, and says when it has done its part.
+The script gets its place, says what it trains, and is told where its turns come from. Later it asks for records, and
+says when it has done its part.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Final
 
 from speedo.leases.lease import Lease, LeaseRequest, NoLease
 from speedo.master.slots import Assignment
-from speedo.messages import Refused, SaveState, StateSaved, Train, Trained
 from speedo.run.settings import RunSettings
 from speedo.vectors.vector import Blob
 
@@ -52,7 +51,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """To the script: its turns come from the channel in this folder; without one, by this link."""
+    """To the script: its turns come from the channel in this folder."""
 
     folder: str
 
@@ -91,5 +90,5 @@ class Failed:
     problem: str
 
 
-FromScript = Hello | LeaseRequest | Meet | Done | Trained | Refused | StateSaved
-ToScript = Start | Serve | Met | RunOver | Failed | Lease | NoLease | Train | SaveState
+FromScript = Hello | LeaseRequest | Meet | Done
+ToScript = Start | Serve | Met | RunOver | Failed | Lease | NoLease

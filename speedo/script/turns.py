@@ -1,11 +1,7 @@
-"""Where the turns of a script come from: the master's channel or, on another machine, the link to its actor.
-
-What else it asks goes to its actor, by the link.
-"""
+"""Where the turns of a script come from: the master's channel. What else it asks goes to its actor, by the link."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -35,15 +31,11 @@ class TurnSource:
         self._channel: WorkerChannel | None = None
         self._commands: Iterator[Train | SaveState] = iter(())
         self._final: int | None = None
-        self._early = deque[Train | SaveState]()  # came by the link before the answer to a question
 
     def begin(self, hello: Hello) -> None:
         """Say what is trained, and open the channel. Raises `EOFError` if the run is over."""
         answer = self._ask(hello)
         assert isinstance(answer, Serve)
-        if not answer.folder:
-            self._commands = self._by_link()
-            return
         self._channel = WorkerChannel(answer.folder, *self._who)
         self._commands = self._channel.commands()
 
@@ -67,9 +59,6 @@ class TurnSource:
     def _ask(self, question: FromScript) -> ToScript:
         self._link.send(question)
         answer: ToScript = self._link.recv()
-        while isinstance(answer, Train | SaveState):
-            self._early.append(answer)
-            answer = self._link.recv()
         if isinstance(answer, Failed):
             raise ConfigError(answer.problem)
         if isinstance(answer, RunOver):
@@ -77,31 +66,20 @@ class TurnSource:
             raise EOFError
         return answer
 
-    def _by_link(self) -> Iterator[Train | SaveState]:
-        with suppress(EOFError, OSError):
-            while True:
-                command = self._early.popleft() if self._early else self._link.recv()
-                if isinstance(command, RunOver):
-                    self._final = command.version
-                    return
-                yield command
-
     def next(self) -> Train | None:
         """The next turn; None once the run is over."""
+        assert self._channel is not None
         for command in self._commands:
             if isinstance(command, Train):
                 return command
             who = command.worker, command.incarnation, command.version
-            self.answer(StateSaved(*who, problem="a script keeps its own state"))
+            self._channel.answer(StateSaved(*who, problem="a script keeps its own state"))
         return None
 
-    def answer(self, message: Trained | Refused | StateSaved) -> None:
-        """What came of the turn, or of the order to save the state."""
-        if self._channel is not None:
-            self._channel.answer(message)
-            return
-        with suppress(OSError):  # the end of the commands comes next
-            self._link.send(message)
+    def answer(self, message: Trained | Refused) -> None:
+        """What came of the turn."""
+        assert self._channel is not None
+        self._channel.answer(message)
 
     def done(self) -> int | None:
         """Say that nothing more is trained, and wait for the end of the run.
