@@ -32,7 +32,7 @@ from speedo.master.leases import Leases
 from speedo.master.meeting import Meeting
 from speedo.master.served_center import ServedCenter
 from speedo.master.slots import Assignment, ServerAddress
-from speedo.messages import StoreTrouble
+from speedo.messages import Event, StoreTrouble
 from speedo.monitor.status import Status
 from speedo.run.build import build_training
 from speedo.run.caffe_snapshot import CaffeSnapshot, is_snapshot, read_snapshot
@@ -120,9 +120,7 @@ class MasterActor:
             book = LeaseBook(settings.seed) if former is None else former.book
             leases, tests = Leases(book, parts.board.notice), self._cluster.take_script()
             meeting = Meeting(settings.workers, self._cause_of)
-            self._questions = ScriptQuestions(
-                leases, tests, meeting, self._cluster.script_pauses, config.timeout
-            )
+            self._questions = ScriptQuestions(leases, tests, meeting, config.timeout)
             self._start = ScriptStart(
                 config,
                 parts,
@@ -270,6 +268,10 @@ class MasterActor:
     def ask(self, place: Assignment, question: Question) -> ToScript | None:
         """See `ScriptQuestions.answer`."""
         return self._questions.answer(place, question)
+
+    def answered(self, message: Event) -> None:
+        """A far worker's answer to a command that was passed on to its script."""
+        self._cluster.answered(message)
 
     def _cause_of(self, worker: int, incarnation: int) -> str | None:
         gone = self._cluster.gone(worker, incarnation)

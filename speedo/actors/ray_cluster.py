@@ -80,6 +80,7 @@ class RayCluster:
         self._gone: dict[tuple[int, int], Gone] = {}
         self._lock = threading.Lock()
         self._pace = pace
+        self._begun: dict[int, tuple[int, float]] = {}  # ticket and time of a far worker's turn
         self._on_left = on_left
         # Told of each result before the driver is, with what to call once the driver may know.
         self.expect: Callable[[Trained, Callable[[], None]], None] | None = None
@@ -154,6 +155,14 @@ class RayCluster:
             self._events.put(Left(worker, incarnation, cause))
         return handle
 
+    def answered(self, message: Event) -> None:
+        """What a script says that has no channel."""
+        self._events.put(message)
+        if isinstance(message, Trained):
+            ticket, start = self._begun.pop(message.worker, (0, 0.0))
+            if ticket == message.ticket:
+                self._fetched(start, message)
+
     def hang_up(self) -> None:
         """Send nobody a command any more."""
         for worker, incarnation in self.live():
@@ -163,10 +172,6 @@ class RayCluster:
         """The run trains a script, which makes its tests itself."""
         self.script_tests = ScriptTests(self._events.put)
         return self.script_tests
-
-    def script_pauses(self, pause: Event) -> None:
-        """What a script says that has no channel."""
-        self._events.put(pause)
 
     def stop(self, reason: str) -> None:
         self._events.put(StopAsked(reason))
@@ -244,6 +249,7 @@ class RayCluster:
     def _train(self, command: Train, start: float) -> None:
         handle = self._handles.get((command.worker, command.incarnation))
         if handle is not None:  # otherwise its end is on its way to the driver
+            self._begun[command.worker] = (command.ticket, start)
             reference = handle.turn.remote(command)
             reference.future().add_done_callback(
                 lambda done: self._aloud(self._turn_done, command, start, done)
@@ -279,22 +285,29 @@ class RayCluster:
         error = done.exception()
         if error is None:
             trained = done.result()
+            if trained is None:  # passed on to a script, which answers by itself
+                return
             if not isinstance(trained, Trained | Refused):
                 return self.lost(worker, incarnation, f"it answered a turn by {trained!r:.100}")
             self._events.put(trained)
-            if self._pace is not None and isinstance(trained, Trained):
-                with self._lock:
-                    before = self._pace.gap
-                    self._pace.fetched(start, trained.timings["fetch"])
-                    gap = self._pace.gap
-                if gap and not before:  # into the master's log
-                    told = f"workers on other machines fetch one after another, {1000 * gap:.1f} ms apart"
-                    print(told, file=sys.stderr, flush=True)
+            if isinstance(trained, Trained):
+                self._fetched(start, trained)
         elif isinstance(error, RayTaskError):
-            if self.gone(worker, incarnation) is None:  # else nobody waits for it
-                self._events.put(refusal(command, error.cause))
+            self._events.put(refusal(command, error.cause))
         else:
             self._lost_soon(worker, incarnation, death_cause(error))
+
+    def _fetched(self, start: float, trained: Trained) -> None:
+        """A far worker's fetch began then."""
+        if self._pace is None:
+            return
+        with self._lock:
+            before = self._pace.gap
+            self._pace.fetched(start, trained.timings["fetch"])
+            gap = self._pace.gap
+        if gap and not before:  # into the master's log
+            told = f"workers on other machines fetch one after another, {1000 * gap:.1f} ms apart"
+            print(told, file=sys.stderr, flush=True)
 
     def _ask_for_state(self, command: SaveState) -> None:
         worker, incarnation, version = command.worker, command.incarnation, command.version
@@ -308,7 +321,8 @@ class RayCluster:
         def done(answer: Any) -> None:
             error = answer.exception()
             if error is None:
-                self._events.put(answer.result())
+                if (saved := answer.result()) is not None:
+                    self._events.put(saved)
             else:
                 cause = error.cause if isinstance(error, RayTaskError) else error
                 problem = first_line(cause)

@@ -21,19 +21,10 @@ from speedo.actors.ray_node.session import users_environment
 from speedo.actors.script_questions import Question
 from speedo.actors.worker_actor import Ready
 from speedo.engines.native_failures import capture_stderr, describe_exit
-from speedo.errors import EngineError, TeamBrokenError
+from speedo.errors import EngineError
 from speedo.leases.lease import DealRequest, LeaseRequest
 from speedo.master.slots import Assignment, ServerAddress
-from speedo.messages import (
-    Pause,
-    Refused,
-    RunsAt,
-    SaveState,
-    StateSaved,
-    Tested,
-    Train,
-    Trained,
-)
+from speedo.messages import RunsAt, SaveState, StateSaved, Tested, Train
 from speedo.run.open_store import is_near, overlaps, this_machine
 from speedo.run.script_job import FirstModel, ScriptJob
 from speedo.run.script_link import (
@@ -56,7 +47,9 @@ from speedo.run.settings import RunSettings
 from speedo.run_dir.directory import LOCK
 from speedo.system import dies_with_parent
 from speedo.system.cores import UNBOUND, CoreShare, list_of
-from speedo.transport.channel import first_line, refusal
+from speedo.system.private_folders import make_private_folder
+from speedo.transport.channel import first_line
+from speedo.transport.channel_relay import ChannelRelay
 from speedo.vectors.vector import Layout
 
 JOIN_S: Final = 0.2  # between two looks whether a script that has not joined yet still lives
@@ -64,7 +57,6 @@ END_S: Final = 5.0  # for a script to end that has left the run
 RAISED_S: Final = 0.5  # the same, if it is known why; so long it has to write that into its log
 LAST_LINE: Final = 4096  # bytes of a log in which the last line is looked for
 ROOM: Final = 6  # threads: start, serve, turn, save_state, and two who ask
-TOLD_S: Final = 5.0  # for `serve` to tell the master first how a script ended
 
 
 class ScriptActor:
@@ -78,9 +70,8 @@ class ScriptActor:
         self._done, self._status, self._problem = False, 0, ""
         self._knows_end = False  # it was told that the run is over
         self._hello: SimpleQueue[Hello | None] = SimpleQueue()
-        self._turn: Train | None = None  # of a script without a channel
-        self._turns: SimpleQueue[Trained | Refused | None] = SimpleQueue()
-        self._states: SimpleQueue[StateSaved | None] = SimpleQueue()
+        self._saved: SimpleQueue[StateSaved | None] = SimpleQueue()
+        self._relay: ChannelRelay | None = None  # far from the master
         self._final: int | None = None  # the version that the run came to
 
     def process(self) -> int:
@@ -102,6 +93,7 @@ class ScriptActor:
         share.bind()
         scratch.mkdir(exist_ok=True, mode=0o700)
         self._job, self._log, self._place, self._master = settings.spec, log, place, master
+        self._memory = settings.host_memory
         listener = socket.socket(socket.AF_UNIX)
         with listener:
             with address_in(scratch) as address:
@@ -125,15 +117,17 @@ class ScriptActor:
         hello = self._hello.get()
         if hello is None:
             raise EngineError(self._cause())
+        if not (near := is_near(settings.near)):  # turns may come before `serve`
+            self._relay = ChannelRelay(self._private_folder(), self._answered)
         runs_at = RunsAt(share.host, os.getpid(), share.threads, list_of(os.sched_getaffinity(0)))
-        layout, near = Layout(hello.blobs), is_near(settings.near)
+        layout = Layout(hello.blobs)
         return Ready(
             runs_at,
             hello.batch,
             layout.digest,
             near=near,
             meets=f"{this_machine()}:{scratch.parent}" if hello.gradients else "",
-            overlaps=near and overlaps(settings),
+            overlaps=overlaps(settings),
             model=FirstModel(hello.blobs, hello.batch),
         )
 
@@ -149,8 +143,12 @@ class ScriptActor:
         )
 
     def serve(self, folder: str, worker: int, incarnation: int) -> None:
-        """Have the script take its turns from this channel, or else of `turn`; returns when it trains no more."""
-        self._tell(Serve(folder, self._servers()))
+        """Have the script take its turns from this channel; returns when it trains no more.
+
+        Without one they are those of `turn`, and the master is told what comes of them.
+        """
+        where = folder if self._relay is None else str(self._relay.folder)
+        self._tell(Serve(where, self._servers()))
         self._over.wait()
         if not self._done:
             raise EngineError(self._cause())
@@ -168,33 +166,47 @@ class ScriptActor:
             time.sleep(JOIN_S)
         return ()
 
-    def turn(self, command: Train) -> Trained | Refused:
-        """Have the script do a turn, where it has no channel."""
-        self._turn = command
-        self._tell(command)
-        while (answer := self._turns.get()) is not None:
-            if answer.ticket == command.ticket:
-                return answer
-        self._turns.put(None)
-        if not self._done:
-            time.sleep(TOLD_S)
-        raise EngineError(self._cause())
+    def turn(self, command: Train) -> None:
+        """Pass it on, where the master has no channel."""
+        if self._relay is not None:
+            self._relay.send(command)
 
-    def save_state(self, command: SaveState) -> StateSaved:
-        """Have the script save its state, where it has no channel, or trains no more."""
+    def save_state(self, command: SaveState) -> StateSaved | None:
+        """Have a script that trains no more save its state; one that trains is asked, and answers, by its channel."""
+        if self._relay is not None and not self._done:
+            self._relay.send(command)
+            return None
         self._tell(command)
-        while (answer := self._states.get()) is not None:
-            if answer.version == command.version:
-                return answer
-        self._states.put(None)
-        place = (command.worker, command.incarnation, command.version)
-        return StateSaved(*place, problem="its script has ended")
+        answer = self._saved.get()
+        if answer is None:
+            self._saved.put(None)  # for who asks next
+            place = (command.worker, command.incarnation, command.version)
+            return StateSaved(*place, problem="its script has ended")
+        return answer
+
+    def _answered(self, message: Any) -> None:
+        import ray
+        from ray.exceptions import RayError
+
+        with suppress(RayError):  # the master is gone: others notice
+            ray.get(self._master.answered.remote(message))  # one after another, in their order
+
+    def _private_folder(self) -> Path:
+        """One with a short name, for a socket."""
+        place, memory = self._place, self._memory
+        if not memory:
+            return make_private_folder("speedo-turns-")
+        folder = Path(memory, f"turns-{place.worker}.{place.incarnation}")
+        folder.mkdir(mode=0o700)
+        return folder
 
     def over(self, version: int) -> None:
         """The run is over; this version of the center is what it came to."""
         self._final, self._knows_end = version, not self._ended.is_set()
         if self._link is not None:
             self._tell(RunOver(version))
+        if self._relay is not None:
+            self._relay.close()
 
     def wait(self) -> str:
         """Wait until the script's process has ended; why, if what it did after the training failed.
@@ -244,14 +256,10 @@ class ScriptActor:
             while True:
                 self._heard(self._link.recv())
         self._hello.put(None)
-        self._states.put(None)
+        self._saved.put(None)
         if not self._done:
             self._ended.wait()
-        self._no_more_turns()
-
-    def _no_more_turns(self) -> None:
         self._over.set()
-        self._turns.put(None)
 
     def _heard(self, message: FromScript) -> None:
         match message:
@@ -261,16 +269,8 @@ class ScriptActor:
                 threading.Thread(target=self._ask, args=(message,), daemon=True).start()
             case Tested():
                 self._master.ask.remote(self._place, message)
-            case Trained() | Refused():
-                self._turns.put(message)
             case StateSaved():
-                self._states.put(message)
-            case Pause():
-                import ray
-
-                ray.get(self._master.ask.remote(self._place, message))
-                if not message.over and self._turn is not None:
-                    self._turns.put(refusal(self._turn, TeamBrokenError("its script pauses")))
+                self._saved.put(message)
             case Raised():
                 self._problem = message.problem
                 self._ended.wait(RAISED_S)
@@ -281,7 +281,7 @@ class ScriptActor:
 
                 self._done = True
                 ray.get(self._master.ended.remote(self._place))
-                self._no_more_turns()
+                self._over.set()
             case StopRun(cause):
                 import ray
 

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from speedo.errors import SpeedoError, TeamBrokenError
 from speedo.leases.lease import DealRequest, LeaseRequest
 from speedo.master.leases import Leases
 from speedo.master.meeting import Meeting
 from speedo.master.script_tests import ScriptTests
 from speedo.master.slots import Assignment
-from speedo.messages import Event, Pause, Tested
+from speedo.messages import Tested
 from speedo.run.script_link import Failed, Meet, Met, TestPoint, TestTurn, ToScript
 from speedo.transport.channel import first_line
 
-Question = LeaseRequest | DealRequest | TestPoint | Tested | Meet | Pause
+Question = LeaseRequest | DealRequest | TestPoint | Tested | Meet
 
 
 class ScriptQuestions:
     """Asked from any thread of the master."""
 
     def __init__(
-        self,
-        leases: Leases,
-        tests: ScriptTests,
-        meeting: Meeting,
-        put: Callable[[Event], None],
-        timeout_s: float,
+        self, leases: Leases, tests: ScriptTests, meeting: Meeting, timeout_s: float
     ) -> None:
-        """`put` takes events for the driver."""
         self._leases, self._tests, self._meeting = leases, tests, meeting
-        self._put, self._timeout_s = put, timeout_s
+        self._timeout_s = timeout_s
 
     def answer(self, place: Assignment, question: Question) -> ToScript | None:
         """The answer for the script of this worker; None for what needs none."""
@@ -50,8 +42,6 @@ class ScriptQuestions:
                     return Met(self._meeting.meet(*who, where))
                 case Tested():
                     self._tests.tested(*who, question)
-                case Pause():  # of a script on another machine
-                    self._put(question)
         except TeamBrokenError as error:
             return Met((), str(error))
         except SpeedoError as error:

@@ -1,7 +1,7 @@
 """Between a worker's actor and the script that is its child: a unix socket in the worker's private folder.
 
-The script gets its place, says what it trains, and is told where its turns come from: on the master's machine from a
-channel, elsewhere by this link. Later it asks for records and tests, and says when it has done its part.
+The script gets its place, says what it trains, and is told where its turns come from. Later it asks for records and
+tests, and says when it has done its part.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 
 from speedo.leases.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
 from speedo.master.slots import Assignment, ServerAddress
-from speedo.messages import Pause, Refused, SaveState, StateSaved, Tested, Train, Trained
+from speedo.messages import SaveState, StateSaved, Tested
 from speedo.run.script_job import ScriptJob
 from speedo.run.settings import RunSettings
 from speedo.vectors.vector import Blob
@@ -64,10 +64,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """To the script: its turns come from the channel in this folder; without one, by this link.
-
-    `servers` have the center, if there are any.
-    """
+    """To the script: its turns come from the channel in this folder; `servers` have the center, if there are any."""
 
     folder: str
     servers: tuple[ServerAddress, ...] = ()
@@ -148,14 +145,9 @@ FromScript = (
     | TestPoint
     | Tested
     | Meet
-    | Trained
-    | Refused
-    | Pause
     | StateSaved
     | StopRun
     | Raised
     | Done
 )
-ToScript = (
-    Start | Serve | Lease | NoLease | Dealt | TestTurn | Met | Train | SaveState | RunOver | Failed
-)
+ToScript = Start | Serve | Lease | NoLease | Dealt | TestTurn | Met | SaveState | RunOver | Failed

@@ -109,7 +109,7 @@ class ScriptTurns:
         except EOFError:  # the run has ended before it began
             self.over = True
             return
-        ahead = overlaps(settings) and self.source.has_channel
+        ahead = overlaps(settings)
         self.worker = (OverlappingDrivenWorker if ahead else DrivenWorker)(
             settings.keyspace,
             place.worker,

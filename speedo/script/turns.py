@@ -6,7 +6,6 @@ What else it asks goes to its actor, by the link.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -54,7 +53,6 @@ class TurnSource:
         self._commands: Iterator[Train | SaveState] = iter(())
         self._final: int | None = None
         self._reader: threading.Thread | None = None
-        self._early = deque[Train | SaveState]()  # came by the link before the answer to a question
 
     def begin(self, hello: Hello) -> tuple[ServerAddress, ...]:
         """Say what is trained, and open the channel; where the servers of the center are, if it has any.
@@ -63,9 +61,6 @@ class TurnSource:
         """
         answer = self._ask(hello)
         assert isinstance(answer, Serve)
-        if not answer.folder:
-            self._commands = self._by_link()
-            return answer.servers
         self._channel = WorkerChannel(answer.folder, *self._who)
         self._commands = self._channel.commands()
         return answer.servers
@@ -96,24 +91,12 @@ class TurnSource:
     def _ask(self, question: FromScript) -> ToScript:
         self._link.send(question)
         answer: ToScript = self._link.recv()
-        while isinstance(answer, Train | SaveState):
-            self._early.append(answer)
-            answer = self._link.recv()
         if isinstance(answer, Failed):
             raise ConfigError(answer.problem)
         if isinstance(answer, RunOver):
             self._final = answer.version
             raise EOFError
         return answer
-
-    def _by_link(self) -> Iterator[Train | SaveState]:
-        with suppress(EOFError, OSError):
-            while True:
-                command = self._early.popleft() if self._early else self._link.recv()
-                if isinstance(command, RunOver):
-                    self._final = command.version
-                    return
-                yield command
 
     def next(self) -> Train | None:
         """The next turn; None once the run is over."""
@@ -141,16 +124,8 @@ class TurnSource:
 
     def answer(self, message: Trained | Refused | StateSaved | Pause) -> None:
         """What came of the turn, or of the order to save the state."""
-        if self._channel is not None:
-            self._channel.answer(message)
-            return
-        with suppress(OSError):  # the end of the commands comes next
-            self._link.send(message)
-
-    @property
-    def has_channel(self) -> bool:
-        """Whether turns come from a channel; else by the link, by which questions are answered, too."""
-        return self._channel is not None
+        assert self._channel is not None
+        self._channel.answer(message)
 
     def pause(self, *, over: bool = False, tests: bool = False) -> None:
         """Give back the turn that was begun, and get no other until the pause is over."""
