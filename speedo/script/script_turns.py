@@ -286,15 +286,14 @@ class ScriptTurns:
         Longer than a part of the timeout only if what is yielded is called now and then.
         """
         worker = self.worker
-        if self._publisher is not None:  # turns go on in the background
-            yield lambda: None
-            return
         if worker is not None and worker.command is not None and worker.steps and not self._in_team:
             self.end()
         if worker is None or not self.has_turn():
             yield lambda: None
             return
         self._drop()
+        if self._publisher is not None:
+            self._publisher.finish()  # results come before the pause
         self.source.pause(tests=tests)
         try:
             yield self.source.pause
@@ -304,8 +303,12 @@ class ScriptTurns:
     def _save_state(self, command: SaveState) -> StateSaved:
         """Put this worker's state into the store, for a checkpoint."""
         assert self.worker is not None
-        place, keyspace = self._start.place, self._start.settings.keyspace
-        return self._kept.put(command, place, self.worker.store, keyspace, self.worker.samples)
+        place, settings = self._start.place, self._start.settings
+        store = run_store(place.redis_url, settings)  # the worker's may just fetch the next center
+        try:
+            return self._kept.put(command, place, store, settings.keyspace, self.worker.samples)
+        finally:
+            store.close()
 
     # ------------------------------------------------------------ records
 
@@ -313,10 +316,7 @@ class ScriptTurns:
         self._asked = request
         try:
             if self.gradients is None or request.waits:
-                answer = self.source.lease(request)
-                # With turns in the background it leaves, instead of waiting for what others hold.
-                waits = answer is NoLease.WAIT and self._publisher is None
-                return answer if waits or isinstance(answer, Lease) else NoLease.OVER
+                return self.source.lease(request)
             return self.gradients.lease(request)
         except (EOFError, OSError):
             print("speedo: the run is gone", file=sys.stderr)
