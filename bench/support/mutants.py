@@ -24,7 +24,7 @@ BINARY = {
 # File, line and change of mutants that behave like the original, with the reason.
 EQUIVALENT: Mapping[tuple[str, str, str], str] = {
     (
-        "speedo/master/center.py",
+        "speedo/master/norm_gate.py",
         "if norm <= LARGEST_RATIO * min(known):",
         "`norm <= LARGEST_RATIO * min(known)` with Lt",
     ): "a short cut: the median, which is asked next, is not below the least",

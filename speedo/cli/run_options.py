@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -53,12 +53,14 @@ class RunCommand(click.Command):
         words, notes = self.translate(args)
         for note in notes:
             say(f"speedo: {note}", err=True)
-        context.meta[OWN] = _own_options(words)
+        first = self.make_parser(context)
+        first.ignore_unknown_options = True  # they may be those of a class that an option names
+        context.meta[OWN] = _own_options(first.parse_args([*words])[0])
         return super().parse_args(context, words)
 
     def get_params(self, context: click.Context) -> list[click.Parameter]:
         """Also the options of a mode and a rule of the user's."""
-        return [*context.meta.get(OWN, ()), *super().get_params(context)]
+        return [*super().get_params(context), *context.meta.get(OWN, ())]
 
 
 class WorkerCommand(RunCommand):
@@ -115,23 +117,16 @@ def _option(row: Row) -> Decorate:
     return under(row.group, row.flags, row.name, **extra)
 
 
-def _own_options(words: Sequence[str]) -> list[click.Parameter]:
-    """The options of the mode and the rule that are named by their places among these words; raises `ConfigError`."""
+def _own_options(given: Mapping[str, Any]) -> list[click.Parameter]:
+    """The options of the mode and the rule that are given by their places; raises `ConfigError`."""
     look_in(os.getcwd())
     made = {}
-    for flag, value in zip(words, [*words, ""][1:], strict=True):
-        name, equals, text = flag.partition("=")
-        place = text if equals else value
-        if (
-            name.removeprefix("--") not in OPEN
-            or not name.startswith("--")
-            or not is_foreign(place)
-        ):
-            continue
-        own = mode_at(place).own if name == "--mode" else options_of(rule_at(place))
-        for option, one in own.items():
-            declared = replace(one.option, group=f"Of {place}")
-            made[option] = Row(option, one.kind, one.default, declared, ())
+    for word in OPEN:
+        if is_foreign(place := given.get(word)):
+            own = mode_at(place).own if word == "mode" else options_of(rule_at(place))
+            for name, one in own.items():
+                declared = replace(one.option, group=f"Of {place}")
+                made[name] = Row(name, one.kind, one.default, declared, ())
     holder = _all([_option(row) for row in made.values()])(lambda: None)
     return list(reversed(getattr(holder, "__click_params__", [])))
 

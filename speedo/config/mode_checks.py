@@ -28,6 +28,9 @@ def problems(options: ModeOptions, workers: int) -> list[str]:
     if mode is None:
         return []
     found = _problems_of_rule(options, mode)
+    for name, own in {**mode.own, **options_of(rule_class(options))}.items():
+        if name in options.own and own.option.bound:  # of a class of the user's
+            found += own.option.bound(name, options.own[name])
     for name, value in given_options(options).items():
         told = digits(value) if type(value) is int else value
         option = declared(type(options).model_fields[name].metadata)
@@ -65,19 +68,18 @@ def _problems_of_rule(options: ModeOptions, mode: Mode) -> list[str]:
     if not mode.fits(rule):
         fitting = [one.name for one in PLAIN.values() if one.fits(rule)]
         why = "merges the results of a round" if rule.rounds else "merges each result as it comes"
-        if rule.payload is not Kind.DELTA:
+        if not any(one.payload is Kind.DELTA for one in mode.rules):
+            why = "merges deltas, and workers of this mode send weights"
+        elif rule.payload is not Kind.DELTA:
             why = f"merges {rule.payload.name.lower()}, which only workers of those modes send"
         where = f"use --mode {_listed(fitting)}" if fitting else "a rule of your own merges deltas"
         found.append(f"rule {name} does not go with mode {mode.name}: it {why}; {where}")
     theirs = {option for one in mode.rules for option in (*options_of(one), one.option) if option}
     for other in sorted(theirs - options_of(rule).keys()):
-        if (value := getattr(options, other)) is not None:
+        if (value := getattr(options, other)) not in (None, False):
             found.append(
                 f"{other} is {value}, but rule {name} does not use it; leave one of the two out"
             )
-    for own, option in {**mode.own, **options_of(rule)}.items():
-        if own in options.own and option.option.bound:
-            found += option.option.bound(own, options.own[own])
     return found
 
 

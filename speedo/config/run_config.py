@@ -50,6 +50,7 @@ from speedo.config.option_checks import (
     names_in,
 )
 from speedo.config.stopping_checks import problems_of_stopping
+from speedo.config.users_classes import as_names, with_code
 from speedo.engines.make import EngineName, Precision
 from speedo.errors import ConfigError
 from speedo.sgd_modes.conditions import check_best_by, check_condition
@@ -57,14 +58,12 @@ from speedo.sgd_modes.options import PhaseOptions, RunOptions
 from speedo.sgd_modes.registry import (
     MODES,
     PLAIN,
-    as_names,
     has_rounds,
     is_elastic,
     may_overlap,
     one_of,
     takers,
     waits_for_all,
-    with_code,
     with_own_options,
 )
 from speedo.system.cores import AUTO, Bind

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import BeforeValidator, TypeAdapter, ValidationError, create_model
+from pydantic import BeforeValidator, create_model
 from pydantic_core import PydanticCustomError
 
 from speedo import sgd_modes
-from speedo.bounds import Option, declared, said
+from speedo.bounds import Option, declared
 from speedo.errors import ConfigError
 from speedo.messages import Tuning
 from speedo.sgd_modes import rules as rule_files
@@ -29,12 +29,9 @@ from speedo.sgd_modes.foreign import (
     RULE_ENTRIES,
     as_mode,
     as_rule,
-    folders_of,
     installed,
     is_foreign,
-    look_in,
     mode_at,
-    place_of,
     rule_at,
 )
 from speedo.sgd_modes.hybrid import Hybrid
@@ -92,7 +89,7 @@ def one_of(names: Sequence[str]) -> Any:
     def check(value: Any) -> Any:
         if value is None or value in names or is_foreign(value):
             return value
-        if value in BROKEN:
+        if isinstance(value, str) and value in BROKEN:
             raise ConfigError(BROKEN[value])
         *others, last = map(repr, names)
         expected = f"{', '.join(others)} or {last}"
@@ -121,72 +118,6 @@ def rule_of(options: ModeOptions) -> type[MergeRule] | None:
 
 
 # ---------------------------------------------------------------- options
-
-
-def as_names(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a call in which mode or rule are a class, or an object: its place, and its own options.
-
-    An option that the call gives, too, is the call's. Raises `ConfigError` for a class that cannot be imported by name.
-    """
-    found = dict(given)
-    mode = found.get("mode")
-    inner = getattr(mode, "rule", None)
-    if isinstance(inner, MergeRule):  # of a strategy that has been made
-        found.setdefault("rule", inner)
-        if isinstance(steps := getattr(mode, "local_steps", 1), int) and steps != 1:
-            found.setdefault("local_steps", steps)
-    names: dict[str, dict[Any, str]] = {
-        "mode": {mode.schedule: name for name, mode in PLAIN.items()},
-        "rule": {rule: name for name, rule in RULES.items()},
-    }
-    for word, known in names.items():
-        if (thing := found.get(word)) is None or isinstance(thing, str):
-            continue
-        made_of: Any = thing if isinstance(thing, type) else type(thing)
-        found[word] = known.get(made_of) or place_of(made_of)
-        if thing is not made_of:
-            for name, own in options_of(made_of).items():
-                if (value := getattr(thing, name, own.default)) != own.default:
-                    found.setdefault(name, value)
-    return found
-
-
-def with_code(given: Mapping[str, Any], folder: str, known: Collection[str]) -> dict[str, Any]:
-    """The options of a run or a phase, where those that a mode or rule outside the package declares are in `own`.
-
-    `folder` is where its module may be, `known` are the options of the run itself. Raises `ConfigError`.
-    """
-    options = dict(given)
-    look_in(folder)
-    declared_own: dict[str, OwnOption] = {}
-    if is_foreign(mode := options.get("mode")):
-        declared_own |= mode_at(mode).own
-    if is_foreign(rule := options.get("rule")):
-        declared_own |= options_of(rule_at(rule))
-    if not (is_foreign(mode) or is_foreign(rule)):
-        return options
-    taken = [name for name in declared_own if name in known]
-    if taken:
-        raise ConfigError(
-            f"{rule or mode} declares the option {taken[0]}, which a run has already; give it another name"
-        )
-    own = dict(options.pop("own", {}))
-    for name, one in declared_own.items():
-        if name in options:
-            own[name] = options.pop(name)
-        if name in own:
-            try:
-                own[name] = TypeAdapter(one.kind).validate_python(own[name])
-            except ValidationError:
-                kind = getattr(one.kind, "__name__", str(one.kind))
-                raise ConfigError(
-                    f"{name} is {said(own[name])}; use a value of type {kind}"
-                ) from None
-    return {
-        **options,
-        "own": own,
-        "code_from": folders_of(*(str(one) for one in (mode, rule) if is_foreign(one))),
-    }
 
 
 def with_own_options(model: type[Options]) -> type[Options]:
@@ -273,7 +204,7 @@ def has_rounds(*modes: str) -> bool:
 def waits_for_all(options: ModeOptions) -> bool:
     """Whether each round waits for all workers, whose results are averaged: they may be summed on the way."""
     mode = mode_named(options.mode)
-    if mode is None or not mode.rounds:
+    if mode is None or not mode.rounds or is_outside(mode.schedule):
         return False
     return not any(own_options(options).values())
 

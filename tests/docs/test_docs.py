@@ -100,6 +100,10 @@ def test_a_command_in_a_block_parses_and_passes_the_checks_of_the_configuration(
     page: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    if "mine:" in line:  # the rule of the page, in a file
+        text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+        begin = text.index("# mine.py")
+        (tmp_path / "mine.py").write_text(text[begin : text.index("```", begin)])
     command, words = leaf(shlex.split(line))
     for name in words:
         if name.endswith(".txt"):

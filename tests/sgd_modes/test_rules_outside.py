@@ -112,6 +112,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             "leave it out with rule Added"
         ),
     ),
+    "weights": (
+        {"mode": "easgd", "rule": "Normed"},
+        (
+            "rule M:Normed does not go with mode easgd: it merges deltas, and workers of this mode send weights; use "
+            "--mode sync, async, partial or weed-out"
+        ),
+    ),
     "no such class": ({"mode": "async", "rule": "Nobody"}, "M:Nobody: M has no Nobody"),
 }
 

@@ -92,6 +92,7 @@ class Explodes(MergeRule):
 MODES = '''
 """Modes for a test, as a user writes them."""
 
+import time
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -142,6 +143,12 @@ class Twice(EveryOther):
         who, before = (result.worker,), self.last
         self.last = result.worker
         return Decision(merge=who if before in (-1, *who) else (before, *who), train=who)
+
+
+@dataclass
+class Sleeps(EveryOther):
+    def on_result(self, result):
+        time.sleep(20)
 
 
 @dataclass

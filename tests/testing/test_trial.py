@@ -16,6 +16,7 @@ from speedo.master.plan import Plan
 from speedo.sgd_modes.registry import make_strategy
 from speedo.sgd_modes.rules import AddDelta, Elastic
 from speedo.simulation.simulator import simulate
+from speedo.testing import trial
 from speedo.testing.trial import require_sound
 from tests.support.outside import outside as outside
 
@@ -45,6 +46,11 @@ def test_what_is_an_object_is_the_place_of_its_class_with_its_options(
     assert make_config({"mode": "partial", "rule": Elastic}).rule == "elastic"
 
 
+def test_the_options_of_a_users_mode_are_checked(outside: str) -> None:
+    with pytest.raises(ConfigError, match="every is 99: use 1 to 9"):
+        make_config({"mode": f"{outside}:EveryOther", "every": 99})
+
+
 class Own(AddDelta):
     """Of a test's own module."""
 
@@ -72,6 +78,14 @@ def test_a_broken_mode_is_refused_with_its_schedule(outside: str, name: str, wor
     assert words in first
     assert f"mode {outside}:{name} cannot be used: in the simulator, schedule 0" in first
     assert schedule[0].strip() == "workers 0, 1 join: train 0, 1"
+
+
+def test_a_mode_that_does_not_come_back_from_a_decision_is_refused(
+    outside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "PATIENCE_S", 0.5)
+    with pytest.raises(ConfigError, match="the trial of it has not ended after"):
+        require_sound(make_config({"mode": f"{outside}:Sleeps"}))
 
 
 def test_a_rule_that_breaks_a_promise_is_refused(outside: str) -> None:

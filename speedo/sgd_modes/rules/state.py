@@ -80,7 +80,7 @@ class State:
 
     @classmethod
     def of_parts(cls, parts: Sequence[State]) -> State:
-        """The whole of the states of all ranges, in their order; a range that has lost its own begins at 0 again."""
+        """The whole of the states of all ranges, in their order; none if a range has lost its own."""
         first = parts[0]
         if any(
             one.rule != first.rule or one.vectors.keys() != first.vectors.keys() for one in parts
