@@ -80,11 +80,9 @@ AS_SYNC = "as sync (DiLoCo)"
 SPARSE = "not below outer momentum (SparseLoCo)"
 
 WAYS = (
-    Way("one worker, rate 0.05", _async(), workers=1, lr=0.05, momentum=0.0),
-    Way("async, rate 0.05", _async(), STALE, lr=0.05, momentum=0.0),
-    Way("delay-compensated, rate 0.05", _async(**COMPENSATED), NEAR_ONE, lr=0.05, momentum=0.0),
-    Way("async, rate 0.1", _async(), STALE, lr=0.1, momentum=0.0),
-    Way("delay-compensated, rate 0.1", _async(**COMPENSATED), NEAR_ONE, lr=0.1, momentum=0.0),
+    Way("one worker", _async(), workers=1, lr=0.05, momentum=0.0),
+    Way("async", _async(), STALE, lr=0.05, momentum=0.0),
+    Way("delay-compensated", _async(**COMPENSATED), NEAR_ONE, lr=0.05, momentum=0.0),
     Way("sync", _sync(1)),
     Way("50 steps, averaged", _sync(50), AVERAGED),
     Way("50 steps, outer momentum", _sync(50, **OUTER), AS_SYNC),

@@ -29,6 +29,6 @@ def test_a_run_trains_counts_its_bytes_and_ends_where_it_diverges() -> None:
     assert found.accuracy > 0.4
     assert found.megabytes == pytest.approx(2 * 4 * 5_829e-6)
     assert train(way, 1, 3200) == found
-    lost = train(replace(ways["delay-compensated, rate 0.1"], lr=50.0), 1, 800)
+    lost = train(replace(ways["delay-compensated"], lr=50.0), 1, 800)
     assert lost.accuracy is None
     assert isnan(lost.loss)

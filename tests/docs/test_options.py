@@ -32,7 +32,8 @@ def test_the_table_in_the_docs_is_current(
     text = file.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
-    now = f"{before}{BEGIN}\n{table()}\n{END}{after}".replace("\n\n\n", "\n\n")
+    written = f"\n{table()}\n".replace("\n\n\n", "\n\n")
+    now = f"{before}{BEGIN}{written}{END}{after}"
     if request.config.getoption("--rewrite-tables"):
         file.write_text(now, encoding="utf-8")
     else:
