@@ -23,7 +23,7 @@ OPTIONS = {
     "hybrid": ("--mode", "hybrid", "--phase", "sync:200", "--phase", "easgd,local_steps=10"),
 }
 OFTEN = ("logistic", "easgd", 2)  # in the default suite
-LEAST = {"logistic": 0.75, "convolutional": 0.75}
+LEAST = {"logistic": 0.75, "convolutional": 0.72}
 
 
 def runs() -> Iterator[object]:
@@ -37,7 +37,7 @@ def runs() -> Iterator[object]:
 
 @pytest.mark.ray
 @pytest.mark.redis
-@pytest.mark.parametrize(("script", "mode", "workers"), runs())
+@pytest.mark.parametrize(("script", "mode", "workers"), list(runs()))
 def test_an_example_trains(speedo: Commands, script: str, mode: str, workers: int) -> None:
     words = ("--workers", str(workers), *OPTIONS[mode], str(EXAMPLES / f"{script}.py"))
     status, _, errors = run(speedo, *words)
