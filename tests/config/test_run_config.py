@@ -158,7 +158,8 @@ def test_nothing_given_is_a_synchronous_run_of_two_workers() -> None:
         ({"timeout": 0}, "timeout is 0.0: use a number of seconds above 0"),
         ({"join_timeout": -1}, "join_timeout is -1.0: use a number of seconds above 0"),
         ({"weights": "no/such.caffemodel"},
-         "weights names no/such.caffemodel, which is not a file; give a .caffemodel"),
+         ("weights names no/such.caffemodel, which is not a file; give a .caffemodel, or for a script an .npz of a run "
+         "or a state dict of PyTorch's (.pt)")),
         ({"python_layers": "layers.scale,a-b"},
          ("python_layers names 'a-b', which is not a module; use names as in layers.scale,others")),
         ({"workers": "many"}, "workers is 'many'; use a whole number"),
