@@ -24,6 +24,7 @@ class ChannelRelay:
     def __init__(self, folder: Path, heard: Callable[[Any], None]) -> None:
         self.folder, self._heard = folder, heard
         self._channel: socket.socket | None = None
+        self._closed = False
         self._there = threading.Event()
         self._sending = threading.Lock()
         self._listener = socket.socket(socket.AF_UNIX)
@@ -38,20 +39,27 @@ class ChannelRelay:
                 self._channel.sendall(pack(command))
 
     def close(self) -> None:
-        """Send no more commands; the present one is still answered."""
-        self._listener.close()
-        if self._channel is not None:
+        """Send no more commands, also to a worker that connects later; the present one is still answered."""
+        with self._sending:
+            self._closed = True
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        if self._closed and self._channel is not None:
             with suppress(OSError):
                 self._channel.shutdown(socket.SHUT_WR)
 
     def _serve(self) -> None:
         with suppress(OSError, ValueError, TypeError):  # it ended, or is no worker: its actor tells
-            channel, _ = self._listener.accept()
+            with self._listener:
+                channel, _ = self._listener.accept()
             with channel, channel.makefile("rb") as lines:
                 channel.settimeout(CONNECT_S)
                 lines.readline(MOST_GREETING)
                 channel.settimeout(None)
-                self._channel = channel
+                with self._sending:
+                    self._channel = channel
+                    self._hang_up()
                 self._there.set()
                 for line in lines:
                     self._heard(unpack(line))

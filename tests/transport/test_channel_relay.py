@@ -45,3 +45,10 @@ def test_a_command_to_a_worker_that_is_gone_is_lost_quietly() -> None:
     for ticket in range(2, 5):
         relay.send(train(ticket))
     relay.close()
+
+
+def test_a_worker_that_connects_after_the_end_gets_no_command() -> None:
+    relay = ChannelRelay(Path(short_folder("relay-")), print)
+    relay.close()
+    with WorkerChannel(str(relay.folder), 3, 2) as channel:
+        assert list(channel.commands()) == []

@@ -81,6 +81,7 @@ class NodeKeeper:
         self._left = False
         # Of scripts alone: set once none of them is waited for any more.
         self._scripts_end: threading.Event | None = None
+        self._ending = False
         self._output: AppendedLines | None = None
         self._printing = threading.Lock()
 
@@ -170,7 +171,11 @@ class NodeKeeper:
                     master, settings, self._name, logs, address, port, self._note
                 )
                 self._serving.start()
-            self._host.start(offer.count if offer else len(seats))
+            try:
+                self._host.start(offer.count if offer else len(seats))
+            except SpeedoError:
+                if not self._ending:
+                    raise  # else its scripts came too late, and were let go
             if self._link is not None:
                 self._joined(self._link)
 
@@ -244,7 +249,7 @@ class NodeKeeper:
 
     def let_scripts_end(self, version: int) -> News:
         """See `WorkerHost.let_scripts_end`; the notes are its sentences."""
-        host = self._host
+        self._ending, host = True, self._host
         bad_ends = [] if host is None else host.let_scripts_end(version, (), lambda: None)
         return News(tuple(bad_ends), self._printed())
 
