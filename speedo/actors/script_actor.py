@@ -127,7 +127,7 @@ class ScriptActor:
             layout.digest,
             near=near,
             meets=f"{this_machine()}:{scratch.parent}" if hello.gradients else "",
-            overlaps=overlaps(settings),
+            overlaps=near and overlaps(settings),
             model=FirstModel(hello.blobs, hello.batch),
         )
 

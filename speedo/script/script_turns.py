@@ -25,7 +25,7 @@ from speedo.errors import (
 from speedo.leases.lease import Lease, LeaseRequest, NoLease
 from speedo.messages import SaveState, StateSaved
 from speedo.run.host_memory import host_centers, too_little_memory
-from speedo.run.open_store import overlaps, run_store, server_stores
+from speedo.run.open_store import is_near, overlaps, run_store, server_stores
 from speedo.run.script_link import VARIABLE, Hello, Start
 from speedo.script.gradients import GradientTurns, exchanges_gradients
 from speedo.script.kept_state import KeptState
@@ -109,7 +109,8 @@ class ScriptTurns:
         except EOFError:  # the run has ended before it began
             self.over = True
             return
-        ahead = overlaps(settings)
+        # A relay may swap two turns that are under way at once.
+        ahead = overlaps(settings) and is_near(settings.near)
         self.worker = (OverlappingDrivenWorker if ahead else DrivenWorker)(
             settings.keyspace,
             place.worker,
