@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from speedo.config.option_table import Row, rows
 from speedo.config.run_config import MASTER, MERGING, RAY, RUN, SOLVER, THREADS, RunConfig
 from speedo.errors import ConfigError
 from speedo.sgd_modes.base import options_of
-from speedo.sgd_modes.foreign import BROKEN, is_foreign, look_in, mode_at, rule_at
+from speedo.sgd_modes.foreign import BROKEN, is_foreign, look_here, mode_at, rule_at
 from speedo.system.cores import USUAL, Core, CoreOptions, cores_in, this_machine
 
 Function = Callable[..., Any]
@@ -119,7 +118,7 @@ def _option(row: Row) -> Decorate:
 
 def _own_options(given: Mapping[str, Any]) -> list[click.Parameter]:
     """The options of the mode and the rule that are given by their places; raises `ConfigError`."""
-    look_in(os.getcwd())
+    look_here()
     made = {}
     for word in OPEN:
         if is_foreign(place := given.get(word)):

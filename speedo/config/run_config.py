@@ -54,6 +54,7 @@ from speedo.config.users_classes import as_names, with_code
 from speedo.engines.make import EngineName, Precision
 from speedo.errors import ConfigError
 from speedo.sgd_modes.conditions import check_best_by, check_condition
+from speedo.sgd_modes.foreign import look_here
 from speedo.sgd_modes.options import PhaseOptions, RunOptions
 from speedo.sgd_modes.registry import (
     MODES,
@@ -416,11 +417,12 @@ def make_config(
     if given.get("engine", read.get("engine")) != read.get("engine"):  # those were the other's
         read = {name: value for name, value in read.items() if name not in ("device", "precision")}
     origins = {name: f" in {file}" for name in read if name not in given}
-    options, folder, known = {**read, **given}, os.getcwd(), model.model_fields
-    options = with_code(options, folder, known)
+    look_here()
+    known = model.model_fields
+    options = with_code({**read, **given}, known)
     if isinstance(phases := options.get("phases"), (list, tuple)):
         options["phases"] = [
-            with_code(one, folder, known) if isinstance(one, Mapping) else one for one in phases
+            with_code(one, known) if isinstance(one, Mapping) else one for one in phases
         ]
     try:
         config = model.model_validate(options)

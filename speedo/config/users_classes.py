@@ -13,7 +13,6 @@ from speedo.sgd_modes.base import OwnOption, options_of
 from speedo.sgd_modes.foreign import (
     folders_of,
     is_foreign,
-    look_in,
     mode_at,
     place_of,
     rule_at,
@@ -52,16 +51,15 @@ def as_names(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def with_code(given: Mapping[str, Any], folder: str, known: Collection[str]) -> dict[str, Any]:
-    """The options of a run or a phase, where those that a mode or rule outside the package declares are in `own`.
+def with_code(given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """The options of a run or a phase, where those that a mode or rule outside the package declares are in `foreign`.
 
-    `folder` is where its module may be, `known` are the options of the run itself. Raises `ConfigError`.
+    `known` are the options of the run itself. Raises `ConfigError`.
     """
     options = dict(given)
     options.pop("code_from", None)  # no file says where code is
     if isinstance(former := options.pop("foreign", {}), Mapping):
         options = {**former, **options}
-    look_in(folder)
     declared_own: dict[str, OwnOption] = {}
     if is_foreign(mode := options.get("mode")):
         declared_own |= mode_at(mode).own

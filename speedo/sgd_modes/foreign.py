@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -39,6 +40,12 @@ def look_in(folders: str) -> None:
     Between folders is what is between them in PYTHONPATH.
     """
     sys.path += [one for one in folders.split(os.pathsep) if one and one not in sys.path]
+
+
+def look_here() -> None:
+    """Let modules of the working directory be found, if it is still there."""
+    with suppress(OSError):
+        look_in(os.getcwd())
 
 
 def folders_of(*places: str) -> str:

@@ -81,7 +81,7 @@ def test_every_option_of_a_run_can_stand_in_the_configuration_and_has_its_words(
             assert all(one.help for one in command.params if isinstance(one, click.Option))
             missing = fields - named
             ray = {"ray", "resources", "placement"}
-            assert missing - {"script", "script_folder"} == (
+            assert missing - {"script", "script_folder", "foreign", "code_from"} == (
                 {"host", "port", "own"} if name == "train" else ray
             )
 

@@ -119,7 +119,6 @@ def test_a_clock_that_jumps_has_no_effect(
 # What shows a time to people, or compares the clocks of two machines for them; and a file's age in seconds.
 TELLS = {
     "actors/join/master_facts.py",
-    "actors/master_actor.py",
     "launch/commands.py",
     "monitor/console.py",
     "monitor/control_socket.py",
@@ -128,6 +127,7 @@ TELLS = {
     "monitor/export/tensorboard.py",
     "run/exports.py",
     "run/prepare.py",
+    "run/run_facts.py",
     "watch/history.py",
 }
 WALL = {"time", "time_ns", "now", "today", "utcnow", "localtime", "strftime"}

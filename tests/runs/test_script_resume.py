@@ -92,7 +92,7 @@ def test_the_center_and_the_states_are_given_back_and_another_model_is_refused(
     tmp_path: Path,
 ) -> None:
     former = read_former_run(write_checkpoint(tmp_path, checkpoint()))
-    run = ScriptRun(tmp_path / "run", 3, former, mode="async")
+    run = ScriptRun(tmp_path / "run", former=former, mode="async")
     places = [run.parts.roster.assign() for _ in range(4)]
     assert [place.history for place in places] == [8, 8, 8, None]
     states = [take_history(run.parts.store, "here:0", place, 8) for place in range(3)]

@@ -17,6 +17,7 @@ from speedo.engines.quadratic import QuadraticEngine
 from speedo.errors import ClusterError, TrainingStopped
 from speedo.master.lease_book import LeaseBook
 from speedo.master.leases import Leases
+from speedo.master.script_tests import ScriptTests
 from speedo.messages import Command, Event, Joined, Left, Train
 from speedo.monitor.console import plain_line
 from speedo.run.open_store import this_machine
@@ -83,7 +84,14 @@ class ScriptRun:
         self.parts: RunParts = run_parts(
             self.config, self.settings, create_run_dir(run_dir), store, None, resume
         )
-        self.start = ScriptStart(self.config, self.parts, self.cluster, leases, former)
+        self.start = ScriptStart(
+            self.config,
+            self.parts,
+            self.cluster,
+            leases,
+            ScriptTests(self.cluster.events.append),
+            former,
+        )
         self.engines = [
             QuadraticEngine(SIZE, rank=one, count=workers, batch=BATCH, noise=0.3)
             for one in range(workers)

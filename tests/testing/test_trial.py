@@ -38,7 +38,7 @@ def test_what_is_an_object_is_the_place_of_its_class_with_its_options(
     monkeypatch.chdir(REPOSITORY)
     made = importlib.import_module(outside)
     config = make_config({"mode": made.EveryOther(AddDelta(0.5), every=3)})
-    assert (config.mode, config.own) == (f"{outside}:EveryOther", {"every": 3})
+    assert (config.mode, config.foreign) == (f"{outside}:EveryOther", {"every": 3})
     assert (config.rule, config.delta_scale) == ("add-delta", 0.5)
     assert config.code_from == str(tmp_path)
     heavy = make_config({"mode": "sync", "rule": made.Heavy(0.25), "team": "off"})
