@@ -86,6 +86,7 @@ WAYS = (
     Way("sync", _sync(1)),
     Way("50 steps, averaged", _sync(50), AVERAGED),
     Way("50 steps, outer momentum", _sync(50, **OUTER), AS_SYNC),
+    Way("50 steps, outer momentum 0.5", _sync(50, **OUTER, outer_momentum=0.5), AS_SYNC),
     Way("500 steps, averaged", _sync(500), AVERAGED),
     Way("500 steps, outer momentum", _sync(500, **OUTER), AS_SYNC),
     Way("50 steps, averaged, topk:0.01", _sync(50, compress="topk:0.01")),
