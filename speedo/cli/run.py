@@ -14,6 +14,7 @@ from speedo.config.former_run import former_script
 from speedo.config.run_config import RUN
 from speedo.errors import ConfigError
 from speedo.remote.uris import uri_of
+from speedo.sgd_modes.registry import RULES, rules_own
 
 if TYPE_CHECKING:
     from speedo.config.run_config import RunConfig
@@ -23,20 +24,11 @@ if TYPE_CHECKING:
 OPTIONS = (
     *("mode", "rule", "workers", "local_steps", "sync_when", "moving_rate", "delta_scale"),
     *("staleness_scaling", "phases", "backup_workers", "max_advance", "catch_up", "window"),
-    *("compress", "compress_center", "run_dir", "redis", "same_node"),
-    *(
-        "threads",
-        "bind",
-        "stop_on_divergence",
-        "max_seconds",
-        "target",
-        "patience",
-        "best_by",
-        "timeout",
-        "join_timeout",
-    ),
-    *("min_workers", "restarts", "servers", "overlap", "tensorboard", "metrics_port"),
-    *("checkpoint_interval", "take_over"),
+    *dict.fromkeys(name for rule in RULES for name in rules_own(rule)),
+    *("compress", "compress_center", "run_dir", "redis", "same_node", "threads", "bind"),
+    *("stop_on_divergence", "max_seconds", "target", "patience", "best_by", "timeout"),
+    *("join_timeout", "min_workers", "restarts", "servers", "overlap", "tensorboard"),
+    *("metrics_port", "checkpoint_interval", "take_over"),
 )
 # What a script decides itself, or cannot have.
 FIXED = {

@@ -261,8 +261,9 @@ class ScriptTurns:
         """In a collective: the others may need a round more to come to it, which must not wait for this worker."""
         worker = self.worker
         begun = worker is not None and worker.command is not None and not worker.steps
-        # The members of a team come together.
-        return self._paused() if begun and not self._in_team else nullcontext()
+        # The members of a team come together, and where turns overlap there are no rounds.
+        waits = begun and not self._in_team and self._publisher is None
+        return self._paused() if waits else nullcontext()
 
     def test(self, number: int, measure: Measure) -> dict[str, float] | None:
         """Make the test of this number with the center, if no other worker does; see `JoinedRun.test`."""
@@ -317,7 +318,10 @@ class ScriptTurns:
         self._asked = request
         try:
             if self.gradients is None or request.waits:
-                return self.source.lease(request)
+                answer = self.source.lease(request)
+                # With a turn ahead, which a pause would make late, it leaves instead of waiting for what others hold.
+                waits = answer is NoLease.WAIT and self._publisher is None
+                return answer if waits or isinstance(answer, Lease) else NoLease.OVER
             return self.gradients.lease(request)
         except (EOFError, OSError):
             print("speedo: the run is gone", file=sys.stderr)

@@ -174,6 +174,11 @@ def rules_with(option: str) -> tuple[str, ...]:
     return () if of_modes & {*found.values()} else tuple(found)
 
 
+def rules_own(rule: str) -> tuple[str, ...]:
+    """The options that a run has only with this rule."""
+    return tuple(name for name in options_of(RULES[rule]) if rules_with(name))
+
+
 def takers(option: str) -> tuple[str, ...]:
     """The modes that use this option, by themselves or with a rule; none for an option of the run."""
     theirs = [RULES[name] for name in rules_with(option)]

@@ -73,7 +73,9 @@ class ScriptRun:
         former: FormerRun | None = None,
         **options: Any,
     ) -> None:
-        self.config: RunConfig = make_config({"workers": workers, "split_batch": False, **options})
+        self.config: RunConfig = make_config(
+            {"workers": workers, "split_batch": False, "final_test": False, **options}
+        )
         job, store = ScriptJob(Path("/home/user/train.py")), MemoryStore()
         self.settings = RunSettings(
             "here", "1", job, workers, (1,) * workers, seed=1, timeout_s=self.config.timeout,

@@ -12,6 +12,8 @@ import pytest
 
 import speedo
 from speedo.errors import ConfigError
+from speedo.run_dir.checkpoint_file import checkpoint_path
+from speedo.run_dir.directory import CHECKPOINTS
 from tests.support.commands import Commands
 
 SCRIPT = Path(__file__).parent / "scripts" / "told.py"
@@ -48,12 +50,17 @@ def test_worker_0_is_told_everything_that_the_log_has_in_its_order(
             expected.append(
                 f"WorkerLeft(worker={line['worker']}, cause={cause!r}, seconds={line['time']})"
             )
+        elif line["event"] == "checkpoint":
+            path = checkpoint_path(tmp_path / "run" / CHECKPOINTS, 0, line["version"])
+            expected.append(
+                f"CheckpointWritten(path={path!r}, iteration={line['iteration']}, seconds={line['time']})"
+            )
         elif line["event"] == "result" and line["decision"] == "merged":
             expected.append(
                 f"ResultMerged(worker={line['worker']}, iteration={line['iteration']}, version={line['version']}, "
                 f"loss={line['loss']}, samples=8, staleness={line['staleness']}, seconds={line['time']})"
             )
-    assert len(expected) == 2 + 90 + 2
+    assert len(expected) == 2 + 90 + 2 + 1
     assert told(tmp_path, 0) == expected
     assert told(tmp_path, 1) == []
 
@@ -72,7 +79,7 @@ def test_a_callback_that_raises_ends_the_run_with_its_model(
     speedo: Commands, tmp_path: Path, name: str, mode: str
 ) -> None:
     status, errors = run(speedo, "--mode", mode, "--restarts", "0", str(SCRIPT), name)
-    assert status == 4, errors
+    assert status == 3, errors
     cause = f"an exception in {name}: LookupError: {name} was called (worker 0)"
     assert f"the run ended early: stopped by {cause}" in errors
     assert f"worker 0: its script ended with status 1: LookupError: {name} was called" in errors

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,6 +83,10 @@ class Members:
         meeting = TeamMeeting(self.folder, worker, incarnation)
         self.teams[worker] = DrivenTeam(one, meeting, self.optimizers[worker])
 
+    def close(self) -> None:
+        for team in self.teams.values():
+            team.close()
+
     def begin(self, formed: int, rounds: int = 2) -> None:
         members = tuple((worker, self.workers[worker].incarnation, 4) for worker in self.workers)
         team = Team(formed, members, rounds, patience_s=20.0)
@@ -117,8 +121,24 @@ class Members:
         return [one.w.tolist() for one in self.optimizers.values()]
 
 
-def test_all_step_with_the_mean_by_samples_and_who_has_none_weighs_nothing(tmp_path: Path) -> None:
-    members = Members(tmp_path, 3)
+@pytest.fixture
+def team(tmp_path: Path) -> Iterator[Callable[[int], Members]]:
+    """Makes the members of a team, in this count."""
+    made: list[Members] = []
+
+    def make(count: int) -> Members:
+        made.append(Members(tmp_path, count))
+        return made[-1]
+
+    yield make
+    for members in made:
+        members.close()
+
+
+def test_all_step_with_the_mean_by_samples_and_who_has_none_weighs_nothing(
+    team: Callable[[int], Members],
+) -> None:
+    members = team(3)
     members.begin(1)
     nothing = ([9.0, 9.0], 9.0)
     members.step(([1.0, 0.0], 4.0), ([4.0, 3.0], None), nothing, samples=[2, 1, 0])
@@ -132,8 +152,10 @@ def test_all_step_with_the_mean_by_samples_and_who_has_none_weighs_nothing(tmp_p
     assert [one.has_payload for one in results] == [True, False, False]
 
 
-def test_one_that_joins_later_has_the_weights_and_the_state_of_the_others(tmp_path: Path) -> None:
-    members = Members(tmp_path, 2)
+def test_one_that_joins_later_has_the_weights_and_the_state_of_the_others(
+    team: Callable[[int], Members],
+) -> None:
+    members = team(2)
     members.begin(1, rounds=1)
     members.step(([1.0, 0.0], 4.0), ([1.0, 0.0], 4.0), samples=[4, 4])
     for team in members.teams.values():
@@ -147,8 +169,8 @@ def test_one_that_joins_later_has_the_weights_and_the_state_of_the_others(tmp_pa
     assert members.weights() == [(CENTER - 0.5 * np.array([1, 0, 4])).tolist()] * 2
 
 
-def test_a_gradient_that_is_not_finite_is_its_workers_fault(tmp_path: Path) -> None:
-    members = Members(tmp_path, 2)
+def test_a_gradient_that_is_not_finite_is_its_workers_fault(team: Callable[[int], Members]) -> None:
+    members = team(2)
     members.begin(1)
     members.optimizers[1].gradients = [np.array([np.nan, 1], np.float32), None]
 
@@ -164,8 +186,8 @@ def test_a_gradient_that_is_not_finite_is_its_workers_fault(tmp_path: Path) -> N
     assert str(other) == "the gradient of worker 1 is not finite"
 
 
-def test_the_leader_deals_the_records_of_all(tmp_path: Path) -> None:
-    members = Members(tmp_path, 2)
+def test_the_leader_deals_the_records_of_all(team: Callable[[int], Members]) -> None:
+    members = team(2)
     members.begin(1)
     epochs = list[int]()
 
@@ -186,8 +208,8 @@ def test_the_leader_deals_the_records_of_all(tmp_path: Path) -> None:
     assert epochs == [3]
 
 
-def test_if_nobody_steps_and_not_all_ask_each_comes_again(tmp_path: Path) -> None:
-    members = Members(tmp_path, 2)
+def test_if_nobody_steps_and_not_all_ask_each_comes_again(team: Callable[[int], Members]) -> None:
+    members = team(2)
     members.begin(1)
 
     def come(worker: int) -> tuple[bool, bool]:
@@ -197,8 +219,8 @@ def test_if_nobody_steps_and_not_all_ask_each_comes_again(tmp_path: Path) -> Non
     assert members.all(come) == [(False, False)] * 2
 
 
-def test_one_that_is_gone_breaks_the_step_of_the_others(tmp_path: Path) -> None:
-    members = Members(tmp_path, 2)
+def test_one_that_is_gone_breaks_the_step_of_the_others(team: Callable[[int], Members]) -> None:
+    members = team(2)
     members.begin(1)
     members.teams[1].part()
     with pytest.raises(TeamBrokenError, match="worker 1 has left the team"):
