@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,7 @@ class Script:
 
     def __init__(self, master: Any, settings: RunSettings, place: Assignment, size: int) -> None:
         self.master, self.place, self.turns = master, place, 0
+        self.ended = threading.Event()
         self.engine = QuadraticEngine(size, batch=BATCH)
         store = run_store("", settings)
         self.worker = Worker(
@@ -50,12 +52,17 @@ class Script:
             runs_at, BATCH, layout.digest, near=False, model=FirstModel(layout.blobs, BATCH)
         )
 
+    def serve(self, folder: str, worker: int, incarnation: int) -> None:
+        """Returns when the script has ended."""
+        self.ended.wait()
+
     def turn(self, command: Train) -> Trained:
         import ray
 
         self.turns += 1
         if self.turns > TURNS:
             ray.get(self.master.ended.remote(self.place))
+            self.ended.set()
         return self.worker.turn(command)
 
 
@@ -95,7 +102,7 @@ def test_the_model_comes_from_worker_0_and_the_run_ends_with_the_scripts(
         places = [ask(master.assign.remote("here")) for _ in range(3)]
         sizes = (8, 8, 9)  # the last is another model
         scripts = [
-            spawn(Script, master, settings, place, size)
+            spawn(Script, master, settings, place, size, threads=2)
             for place, size in zip(places, sizes, strict=True)
         ]
         ready = [ask(script.ready.remote()) for script in scripts]
