@@ -16,7 +16,7 @@ from speedo.actors.worker_actor import Ready
 from speedo.config.run_config import make_config
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.master.slots import Assignment
-from speedo.messages import RunsAt, Train, Trained
+from speedo.messages import RunsAt, SaveState, StateSaved, Train, Trained
 from speedo.run.open_store import run_store, this_machine
 from speedo.run.script_job import FirstModel, ScriptJob
 from speedo.run.settings import Near, RunSettings
@@ -55,6 +55,10 @@ class Script:
     def serve(self, folder: str, worker: int, incarnation: int) -> None:
         """Returns when the script has ended."""
         self.ended.wait()
+
+    def save_state(self, command: SaveState) -> StateSaved:
+        """It keeps nothing."""
+        return StateSaved(command.worker, command.incarnation, command.version, problem="nothing")
 
     def turn(self, command: Train) -> Trained:
         import ray
