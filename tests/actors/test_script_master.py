@@ -93,7 +93,9 @@ def test_the_model_comes_from_worker_0_and_the_run_ends_with_the_scripts(
     with SharedMemory(1 << 20) as memory:
         assert memory.path is not None, memory.problem
         near = Near(this_machine(), str(memory.path), by_memory=True)
-        config = make_config({"mode": "async", "workers": 2, "timeout": WAIT_S})
+        config = make_config(
+            {"mode": "async", "workers": 2, "timeout": WAIT_S, "final_test": False}
+        )
         job = ScriptJob(tmp_path / "train.py")
         settings = RunSettings("here", "1", job, 2, (1, 1), seed=1, timeout_s=WAIT_S, near=near)
         run_dir = create_run_dir(tmp_path / "run")
