@@ -60,13 +60,14 @@ class Script:
         """It keeps nothing."""
         return StateSaved(command.worker, command.incarnation, command.version, problem="nothing")
 
-    def turn(self, command: Train) -> Trained:
+    def turn(self, command: Train) -> Trained | None:
         import ray
 
         self.turns += 1
         if self.turns > TURNS:
             ray.get(self.master.ended.remote(self.place))
             self.ended.set()
+            return None
         return self.worker.turn(command)
 
 

@@ -22,7 +22,9 @@ from tests.support.nets import LENET, net_text, records, write_data, write_lmdb,
 
 pytestmark = [pytest.mark.caffe, pytest.mark.ray, pytest.mark.redis, pytest.mark.slow]
 
-EPOCHS = 100  # of 64 records in batches of 8: 800 iterations
+EPOCHS = (
+    300  # of 64 records in batches of 8: 2,400 iterations, which last longer than a signal takes
+)
 
 
 @dataclass

@@ -137,7 +137,7 @@ def test_workers_that_end_as_they_should_not_leave_their_records_to_the_others(
 ) -> None:
     """One leaves early, one raises, one exits, and the first joins a second time."""
     script = SCRIPT.with_name("misused.py")
-    words = ("--workers", "4", "--restarts", "1", "--mode", "async", str(script))
+    words = ("--workers", "4", "--restarts", "0", "--mode", "async", str(script))
     status, out, errors = run(speedo, *words)
     assert status == 0, errors
     assert out.splitlines()[-1] == str(tmp_path / "run" / "model.npz")
@@ -147,7 +147,6 @@ def test_workers_that_end_as_they_should_not_leave_their_records_to_the_others(
     assert causes[1] == "its script has ended"
     assert causes[2] == "its script ended with status 1: ValueError: no such column"
     assert causes[3].startswith("its script ended with status 0 inside of `with speedo.join(...)`")
-    assert "worker 2 on here is gone" in errors
     np.testing.assert_allclose(np.load(tmp_path / "run" / "model.npz")["w"], RIGHT, atol=0.1)
     assert "told: speedo.join is called once more" in errors
 
