@@ -6,6 +6,7 @@ import json
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +64,11 @@ class Running:
         """The worker processes by slot, told apart by the log that holds their standard error."""
         found = {}
         for process in self.speedo.left():
-            if "ray::WorkerActor" in " ".join(process.cmdline()):
-                log = standard_error(process)
-                if log.startswith("worker-"):  # else it has only just begun, or just ended
-                    found[int(log.removeprefix("worker-").removesuffix(".log"))] = process
+            with suppress(psutil.NoSuchProcess):  # it has just ended
+                if "ray::WorkerActor" in " ".join(process.cmdline()):
+                    log = standard_error(process)
+                    if log.startswith("worker-"):  # else it has only just begun
+                        found[int(log.removeprefix("worker-").removesuffix(".log"))] = process
         return found
 
     def stop(self) -> str:
