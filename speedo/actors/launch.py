@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -78,9 +78,12 @@ def train(config: RunConfig, watch: Watch) -> RunResult:
         run = _begin_run(master, prepared)
         stack.enter_context(under_control(master, _known(prepared), watch))
         with _told_of(prepared):
-            host.start(config.workers)
-        tester = _start_tester(master, prepared)  # beside the first turns: nobody waits for it yet
-        result = _follow(master, run, servers, watch, tester, host)
+            host.begin(config.workers)
+        with stop_signals() as stopped:  # the first worker to join may train at once
+            with _told_of(prepared):
+                host.hand_over(stopped)
+            tester = _start_tester(master, prepared)  # beside the first turns: nobody waits for it
+            result = _follow(master, run, servers, watch, stopped, tester, host)
         if config.own:
             with stop_signals() as stopped:
                 failures = host.let_scripts_end(result.version, stopped, servers.show_output)
@@ -117,7 +120,8 @@ def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> Ru
         )
         try:
             tester = _start_tester(master, prepared)
-            result = _follow(master, run, servers, watch, tester)
+            with stop_signals() as stopped:
+                result = _follow(master, run, servers, watch, stopped, tester)
             result = _with_scripts_ended(result, fleet, config)
         finally:
             fleet.release_scripts()
@@ -156,7 +160,8 @@ def train_on_ray(config: RunConfig, watch: Watch) -> RunResult:
         try:
             tester = _start_tester(master, servers.prepared)
             died = "no node of the Ray cluster can train any more, the last"
-            result = _follow(master, run, servers, watch, tester, fleet, died)
+            with stop_signals() as stopped:
+                result = _follow(master, run, servers, watch, stopped, tester, fleet, died)
             result = _with_scripts_ended(result, fleet, config)
         finally:
             fleet.leave("the run is over")
@@ -312,11 +317,12 @@ def _follow(
     run: Any,
     servers: Servers,
     watch: Watch,
+    stopped: Sequence[str],
     tester: Any = None,
     host: WorkerHost | Fleet | None = None,
     died: str = "every worker died, the last",
 ) -> RunResult:
-    """Show progress until the run is over; Ctrl-C or SIGTERM ends it early, and the model is still exported.
+    """Show progress until the run is over; being `stopped` ends it early, and the model is still exported.
 
     The death of the last worker of `host` also ends it, if no other worker can join. It ends with an error if one of
     Ray's processes dies or the start of `tester` fails. A bad record ends it early; the message names the record.
@@ -324,35 +330,32 @@ def _follow(
     import ray
 
     prepared = servers.prepared
-    with stop_signals() as stopped:
-        told = False
-        next_status = 0.0
-        with _told_of(prepared):
-            while not ray.wait([run], timeout=LOOK_S)[0]:
-                if stopped and not told:
-                    watch.note(f"{stopped[0]}: stopping; the model so far is tested and exported")
-                    master.stop.remote(f"stopped by {stopped[0]}")
-                    told = True
-                if host is not None and host.last_died is not None and not told:
-                    master.stop.remote(f"{died}: {host.last_died}")
-                    told = True
-                if (bad := servers.records.problem()) is not None and not told:
-                    master.stop.remote(bad)
-                    told = True
-                if tester is not None and ray.wait([tester], timeout=0)[0]:
-                    ray.get(tester)
-                    tester = None
-                if time.monotonic() >= next_status:
-                    next_status = time.monotonic() + STATUS_S - 0.5 * LOOK_S
-                    watch.show(ray.get(master.status.remote(), timeout=ANSWER_S))
-                servers.show_output()
-                if servers.head is not None and (kind := servers.head.dead()):
-                    raise EngineError(
-                        f"Ray's {kind} process on this machine died{_way_on(prepared)}"
-                    )
-            watch.show(ray.get(master.status.remote(), timeout=ANSWER_S))
-            result: RunResult = ray.get(run)
-            return result
+    told = False
+    next_status = 0.0
+    with _told_of(prepared):
+        while not ray.wait([run], timeout=LOOK_S)[0]:
+            if stopped and not told:
+                watch.note(f"{stopped[0]}: stopping; the model so far is tested and exported")
+                master.stop.remote(f"stopped by {stopped[0]}")
+                told = True
+            if host is not None and host.last_died is not None and not told:
+                master.stop.remote(f"{died}: {host.last_died}")
+                told = True
+            if (bad := servers.records.problem()) is not None and not told:
+                master.stop.remote(bad)
+                told = True
+            if tester is not None and ray.wait([tester], timeout=0)[0]:
+                ray.get(tester)
+                tester = None
+            if time.monotonic() >= next_status:
+                next_status = time.monotonic() + STATUS_S - 0.5 * LOOK_S
+                watch.show(ray.get(master.status.remote(), timeout=ANSWER_S))
+            servers.show_output()
+            if servers.head is not None and (kind := servers.head.dead()):
+                raise EngineError(f"Ray's {kind} process on this machine died{_way_on(prepared)}")
+        watch.show(ray.get(master.status.remote(), timeout=ANSWER_S))
+        result: RunResult = ray.get(run)
+        return result
 
 
 @contextmanager

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -83,9 +83,14 @@ class WorkerHost:
 
         Raises what kept one of them from starting, after the others were ended.
         """
+        self.begin(count)
+        self.hand_over(())
+
+    def begin(self, count: int) -> None:
+        """The first part of `start`: the workers have their places, and their processes load."""
         self._count = count
         cores = len(os.sched_getaffinity(0))
-        try:
+        with self._all_or_none():
             enlist = self._master.enlist.remote(self._name, count, cores, self._holding(count))
             self._restarts = self._patiently(enlist)
             if count:
@@ -96,15 +101,36 @@ class WorkerHost:
                 actor = self._warm.pop() if self._warm else None
                 self._begin_at(process, place, time.monotonic(), actor)
                 self._processes.append(process)
-            for process in self._processes:
-                self._hand_over(process, process.wait(time.monotonic()))
+
+    def hand_over(self, stopped: Collection[str]) -> None:
+        """The second part of `start`: each worker joins the run once it is ready, and may train before the others.
+
+        If the run is `stopped` meanwhile, the watcher looks after the others. Raises `KeyboardInterrupt` if there is
+        no worker yet that could have trained.
+        """
+        starting = {process.starting: process for process in self._processes}
+        with self._all_or_none():
+            while starting and not stopped:
+                ready, _ = ray.wait(list(starting), timeout=WATCH_S)
+                now = time.monotonic()
+                for one in ready or list(starting):  # one that takes too long says so
+                    if (answer := starting[one].answer(now)) is not None:
+                        self._join(starting.pop(one), answer)
+        if starting and len(starting) == len(self._processes):
+            raise KeyboardInterrupt
+        self._watcher.start()
+
+    @contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        """An error ends the workers that have begun, and is raised as what has caused it."""
+        try:
+            yield
         except RayTaskError as error:
             self._leave(self._processes, "it did not start")
             raise error.cause from None
         except (SpeedoError, RayError):
             self._leave(self._processes, "it did not start")
             raise
-        self._watcher.start()
 
     def _holding(self, count: int) -> Holding:
         """The training records on this node, for a host with workers."""
@@ -261,13 +287,13 @@ class WorkerHost:
         try:
             ready = process.answer(now)
             if ready is not None:
-                self._hand_over(process, ready)
+                self._join(process, ready)
         except RayTaskError as error:
             self._died(process, first_line(error.cause), now)
         except (SpeedoError, GetTimeoutError) as error:
             self._died(process, first_line(error), now)
 
-    def _hand_over(self, process: WorkerProcess, ready: Ready) -> None:
+    def _join(self, process: WorkerProcess, ready: Ready) -> None:
         join = self._master.join.remote(process.place, process.actor, ready)
         ray.get(join, timeout=ANSWER_S)
 

@@ -87,9 +87,9 @@ class Comparison:
         if place.state(run.max_iter) == "finished":
             return False
         title = f"[{number + 1}/{count}] {run.name}"
-        broken = place.state(run.max_iter) == "broken"
-        began, first = time.monotonic(), place.iteration() if broken else 0
-        watch.note(f"{title}: {'going on with it' if broken else 'begun'}")
+        goes_on = place.has_checkpoint(run)
+        began, first = time.monotonic(), place.iteration() if goes_on else 0
+        watch.note(f"{title}: {'going on with it' if goes_on else 'begun'}")
 
         def look(iteration: int) -> None:
             spent = time.monotonic() - began

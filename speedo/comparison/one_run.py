@@ -22,7 +22,7 @@ from speedo.json_lines import values_of
 from speedo.messages import AT_MAX_ITER
 from speedo.report.figures import SEQUENTIAL
 from speedo.run_dir.checkpoint_file import checkpoints_in
-from speedo.run_dir.directory import CHECKPOINTS, METRICS, RESULT
+from speedo.run_dir.directory import CHECKPOINTS, CONFIG, METRICS, RESULT
 from speedo.run_dir.read_back import read_result
 
 FAREWELL_S: Final = 120.0  # for a run that is asked to end: its checkpoint, a last test, its model
@@ -65,6 +65,12 @@ class Place:
         complete = result.get("complete") is True and (result["iteration"] >= max_iter or by_a_rule)
         return "finished" if complete or "diverge" in reason else "broken"
 
+    def has_checkpoint(self, run: Planned) -> bool:
+        """Whether the run can go on where it was broken off; Caffe alone keeps nothing to do so."""
+        if run.mode == SEQUENTIAL or not (self.run_dir / CONFIG).is_file():
+            return False
+        return bool(checkpoints_in(self.run_dir / CHECKPOINTS))
+
     def ended_early(self) -> str:
         """Why a run that is over ended before its last iteration; empty if it did not."""
         result = read_result(self.run_dir / RESULT)
@@ -102,7 +108,7 @@ def make(
     look: Look,
     command_of: Callable[[Place, Planned], list[str]] | None = None,
 ) -> str:
-    """Make the run, or go on with a broken one from its last checkpoint; returns what went wrong, or nothing.
+    """Make the run, from the last checkpoint of a broken one if there is any; returns what went wrong, or nothing.
 
     `look` is called with the iteration from time to time. On Ctrl-C the run is asked to end, which keeps a checkpoint.
     `command_of` makes another command than that of a run with the options of `run`.
@@ -151,8 +157,7 @@ def remove_former(place: Place) -> None:
 
 def _command(place: Place, run: Planned) -> list[str]:
     words = beginning()
-    kept = run.mode != SEQUENTIAL and checkpoints_in(place.run_dir / CHECKPOINTS)
-    if kept and (place.run_dir / "config.yaml").is_file():
+    if place.has_checkpoint(run):
         return [
             *words,
             "speedo",

@@ -92,12 +92,12 @@ def test_nothing_of_a_node_outlives_those_that_were_killed(
         "train", str(problem), "--max-iter", "1000000", "--test-interval", "0", "--run-dir", "run"
     )
     wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":10,', 90)
-    (raylet,) = (one for one in speedo.left() if one.name() == "raylet")
+    (raylet,) = speedo.programs("raylet")
     files = (str(link.readlink()) for link in Path(f"/proc/{raylet.pid}/fd").iterdir())
     folder = next(name for name in files if "/speedo-ray-" in name).split("/session_")[0]
     assert len(at_work_in(folder)) >= 7  # command, raylet, GCS, master, tester, two workers
     if victims == "of Ray":
-        servers = [one for one in speedo.left() if one.name() in ("raylet", "gcs_server")]
+        servers = speedo.programs("raylet", "gcs_server")
         assert len(servers) == 2
         for process in servers:
             process.kill()

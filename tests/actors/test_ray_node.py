@@ -20,6 +20,7 @@ from speedo.actors.ray_node.session import Head, clean_environment
 from speedo.actors.token import new_token
 from speedo.errors import ClusterError
 from tests.support.network import ROOT
+from tests.support.processes import listening
 from tests.support.ray_cluster import oldest_ray
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -101,10 +102,5 @@ def test_a_node_for_this_machine_alone_listens_on_loopback_alone() -> None:
         token = clean_environment(new_token())
         node = stack.enter_context(ray_node("127.0.0.1", Ports(), ray_folder(stack), token))
         processes = psutil.Process(node.command.pid).children(recursive=True)
-        listening = {
-            connection.laddr.ip.removeprefix("::ffff:")
-            for process in processes
-            for connection in process.net_connections()
-            if connection.status == psutil.CONN_LISTEN
-        }
-        assert listening == {"127.0.0.1"}
+        addresses = {address for one in processes for address, _ in listening(one)}
+        assert {address.removeprefix("::ffff:") for address in addresses} == {"127.0.0.1"}

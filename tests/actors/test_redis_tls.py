@@ -6,10 +6,10 @@ import json
 import re
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.support.commands import Commands, free_port, wait_for_line
+from tests.support.processes import words_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 
@@ -24,12 +24,7 @@ def test_a_run_over_tls_trains_and_shows_no_secret(
     )  # fmt: skip
     worker = speedo.start("worker", "--master", f"127.0.0.1:{port}")
     wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":10,', 90)
-    shown = []
-    for process in speedo.left():
-        try:
-            shown.append(" ".join(process.cmdline()))
-        except psutil.NoSuchProcess:
-            continue
+    shown = [" ".join(words_of(process)) for process in speedo.left()]
     assert any("redis-server" in line for line in shown)
     for left in (chief, worker):
         _, errors = left.communicate(timeout=120)

@@ -6,7 +6,6 @@ import json
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 
 from speedo.actors.death_causes import SILENT
 from speedo.master.reasons import OVERDUE
-from tests.support.commands import Commands, how_loaded, interrupt, standard_error, wait_for_line
+from tests.support.commands import Commands, how_loaded, interrupt, wait_for_line
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 240
@@ -61,15 +60,7 @@ class Running:
         return (self.run / "train.log").read_text()
 
     def workers(self) -> dict[int, psutil.Process]:
-        """The worker processes by slot, told apart by the log that holds their standard error."""
-        found = {}
-        for process in self.speedo.left():
-            with suppress(psutil.NoSuchProcess):  # it has just ended
-                if "ray::WorkerActor" in " ".join(process.cmdline()):
-                    log = standard_error(process)
-                    if log.startswith("worker-"):  # else it has only just begun
-                        found[int(log.removeprefix("worker-").removesuffix(".log"))] = process
-        return found
+        return self.speedo.workers()
 
     def stop(self) -> str:
         interrupt(self.process)

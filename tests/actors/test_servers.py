@@ -22,6 +22,7 @@ from speedo.run.prepare import chosen_solver
 from speedo.run_dir.checkpoint_file import latest
 from tests.runs.local import model_made_here, weights_in
 from tests.support.commands import Commands, interrupt, wait_for_line
+from tests.support.processes import words_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 240
@@ -50,7 +51,7 @@ def merges(folder: Path) -> list[tuple[int, int]]:
 def started_last(speedo: Commands, word: str, count: int) -> list[psutil.Process]:
     """The `count` youngest processes whose command begins with this word, after its path."""
     found = [
-        one for one in speedo.left() if Path(" ".join(one.cmdline()[:1])).name.startswith(word)
+        one for one in speedo.left() if Path(" ".join(words_of(one)[:1])).name.startswith(word)
     ]
     return sorted(found, key=lambda one: one.create_time())[-count:]
 

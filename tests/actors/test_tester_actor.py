@@ -22,7 +22,7 @@ def test_a_tester_that_is_killed_is_replaced_and_the_last_version_is_tested(
         "--testers", "2", "--workers", "1",
     )  # fmt: skip
     wait_for_line(run / "metrics.jsonl", '"event":"test"', 60)
-    testers = [one for one in speedo.left() if "TesterActor" in " ".join(one.cmdline())]
+    testers = speedo.named("TesterActor")
     assert len(testers) == 2  # who share each test
     testers[0].kill()
     psutil.wait_procs(testers[:1], 10)

@@ -11,13 +11,16 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import yaml
 
 from speedo.actors.death_causes import SILENT
-from tests.support.commands import Commands, how_loaded, wait_for_line
+from speedo.run_dir.checkpoint_file import checkpoints_in, read_checkpoint
+from tests.support.commands import Commands, how_loaded, interrupt, wait_for_line
+from tests.support.processes import lines_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 240
@@ -30,9 +33,8 @@ def long(problem: Path, workers: int = 1) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def actors(speedo: Commands, kind: str) -> list[psutil.Process]:
-    """Processes of this kind of actor, by the name that Ray gives them."""
-    return [process for process in speedo.left() if f"ray::{kind}" in " ".join(process.cmdline())]
+def lines_in(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").open()]
 
 
 def test_a_run_leaves_configuration_metrics_result_and_model(
@@ -52,7 +54,7 @@ def test_a_run_leaves_configuration_metrics_result_and_model(
     assert {"mode", "workers", "images_per_s", "seconds"} <= set(result)
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert (config["mode"], config["max_iter"], config["seed"]) == ("partial", 30, 5)
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").open()]
+    lines = lines_in(run)
     tests = [(line["version"], line["iteration"]) for line in lines if line["event"] == "test"]
     assert tests == [(0, 0), (20, 20), (30, 30)]
     assert "effective" in errors or "batch 64 per worker" in errors
@@ -94,6 +96,26 @@ def test_a_signal_stops_cleanly_and_exports(
     assert "test accuracy" in out
 
 
+def test_a_signal_as_soon_as_workers_train_keeps_a_checkpoint_and_exports(
+    speedo: Commands, problem: Path, tmp_path: Path
+) -> None:
+    """The command may be at its start still, and the master told it nothing yet."""
+    run = tmp_path / "run"
+    process = speedo.start(*long(problem))
+    while not ((log := run / "metrics.jsonl").exists() and "joined" in log.read_text()):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.001)
+    interrupt(process)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130, errors
+    assert "Ctrl-C: stopping; the model so far is tested and exported" in errors
+    result = json.loads((run / "result.json").read_text())
+    assert (result["complete"], result["reason"]) == (False, "stopped by Ctrl-C")
+    (checkpoint,) = checkpoints_in(run / "checkpoints")
+    assert read_checkpoint(checkpoint).counters.iteration == result["iteration"]
+    assert Path(result["model"]).exists()
+
+
 def test_a_terminal_that_is_closed_stops_the_run_and_the_model_is_exported(
     speedo: Commands, problem: Path, tmp_path: Path
 ) -> None:
@@ -119,7 +141,7 @@ def test_a_killed_worker_is_told_and_when_every_one_dies_the_run_ends_with_the_c
     process = speedo.start(*long(problem, 2), "--restarts", "0")
     metrics = tmp_path / "run" / "metrics.jsonl"
     wait_for_line(metrics, '"version":10,', 90)
-    victim = actors(speedo, "WorkerActor")[0]
+    victim = speedo.named("ray::WorkerActor")[0]
     killed = time.monotonic()
     victim.kill()
     wait_for_line(metrics, '"event":"left"', 10)
@@ -129,12 +151,12 @@ def test_a_killed_worker_is_told_and_when_every_one_dies_the_run_ends_with_the_c
     while metrics.read_text().count('"decision":"merged"') < merged + 100:
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    for last in actors(speedo, "WorkerActor"):
+    for last in speedo.named("ray::WorkerActor"):
         last.kill()
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 3, errors
     assert f"every worker died, the last: {SILENT}" in errors
-    lines = [json.loads(line) for line in metrics.open()]
+    lines = lines_in(tmp_path / "run")
     left = [line for line in lines if line["event"] == "left"]
     assert [line["cause"] for line in left] == [SILENT, SILENT]
     results = [line for line in lines if line.get("decision") == "merged"]
@@ -149,4 +171,4 @@ def test_nothing_outlives_a_killed_command(speedo: Commands, problem: Path, tmp_
     assert len(speedo.left()) > 5
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    assert speedo.all_gone_within(20), [left.cmdline() for left in speedo.left()]
+    assert speedo.all_gone_within(20), lines_of(speedo.left())

@@ -12,6 +12,7 @@ import pytest
 
 from speedo.system.cores import list_of, slots_of, this_machine
 from tests.support.commands import Commands, free_port, wait_for_line
+from tests.support.processes import words_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 240
@@ -55,7 +56,7 @@ def test_workers_are_bound_to_a_core_each_and_shown_with_it(
         [("here", 1, core(0)), ("here", 1, core(1))]
     )
     for line in lines:
-        assert "ray::WorkerActor" in " ".join(psutil.Process(line["process"]).cmdline())
+        assert "ray::WorkerActor" in " ".join(words_of(psutil.Process(line["process"])))
         assert allowed(int(str(line["process"]))) == {line["cores"]}
         assert psutil.Process(line["process"]).nice() == psutil.Process(process.pid).nice()
 

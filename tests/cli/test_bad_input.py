@@ -16,6 +16,7 @@ from speedo.storage.redis.server import PrivateRedis
 from tests.cli.homes import write_homes
 from tests.cli.mistakes import MISTAKES, Mistake
 from tests.support.commands import commands, free_port, still_open
+from tests.support.processes import lines_of
 
 LIMIT_S = 90
 LOOK_S = 0.3  # how often the ports that a command listens at are noted
@@ -68,7 +69,7 @@ class Desk:
                     listened |= speedo.listening()
             else:
                 pytest.fail(f"{mistake.name} did not end within {LIMIT_S} s")
-            left = [] if speedo.all_gone_within(3) else [one.cmdline() for one in speedo.left()]
+            left = [] if speedo.all_gone_within(3) else lines_of(speedo.left())
         return Ending(process.returncode, out, errors, left, listened, folder)
 
     def close(self) -> None:

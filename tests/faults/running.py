@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -13,7 +12,7 @@ from typing import Any
 import psutil
 
 from tests.faults.invariants import Line, check_run
-from tests.support.commands import Commands, how_loaded, interrupt, standard_error
+from tests.support.commands import Commands, how_loaded, interrupt
 
 HANG_S = 120.0  # nothing takes so long unless it hangs, on however busy a machine
 GAP_S = 60.0  # nor does a healthy worker's merge
@@ -161,27 +160,10 @@ class Run:
     # ------------------------------------------------------------ its processes
 
     def workers(self) -> dict[int, psutil.Process]:
-        """The worker processes by slot, told apart by the log that holds their standard error."""
-        found = {}
-        for process in self.processes("ray::WorkerActor"):
-            log = re.fullmatch(r"worker-(\d+)\.log", standard_error(process))
-            if log is not None:  # else it has only just begun, or just ended
-                found[int(log[1])] = process
-        return found
-
-    def processes(self, name: str) -> list[psutil.Process]:
-        """Those with this in their command line."""
-        found = []
-        for process in self.speedo.left():
-            try:
-                if name in " ".join(process.cmdline()):
-                    found.append(process)
-            except psutil.NoSuchProcess:
-                continue
-        return found
+        return self.speedo.workers()
 
     def the(self, name: str) -> psutil.Process:
-        (found,) = self.processes(name)
+        (found,) = self.speedo.named(name)
         return found
 
     # ------------------------------------------------------------ the end

@@ -146,7 +146,7 @@ def test_a_node_process_that_dies_costs_its_workers_and_its_host_returns(
 ) -> None:
     run, far = spread.run, spread.far
     inside = set(ip("netns", "pids", spread.members[1].name).split())
-    (node,) = [one for one in run.processes("raylet/raylet") if str(one.pid) in inside]
+    (node,) = [one for one in run.speedo.named("raylet/raylet") if str(one.pid) in inside]
     node.kill()
     slot = set_aside_and_back(spread, finding, time.monotonic())
     assert slot == far

@@ -71,7 +71,7 @@ def test_the_redis_of_a_server_that_is_killed_is_filled_again(
 ) -> None:
     run = Run(speedo, problem, mode, *SERVERS)
     run.has_begun()
-    all_of_them = [one for one in run.processes("redis-server") if one.name() == "redis-server"]
+    all_of_them = run.speedo.programs("redis-server")
     for victim in sorted(all_of_them, key=lambda one: one.create_time())[-2:]:
         victim.kill()
     finding.recovered(run.recovery(time.monotonic()))

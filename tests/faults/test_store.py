@@ -29,7 +29,7 @@ def check_store_was_blamed(run: Run, gap_s: float = 60.0) -> None:
 def kill_redis_twice(run: Run, finding: Finding) -> None:
     run.has_begun()
     for _ in range(2):
-        (server,) = [one for one in run.processes("redis-server") if one.name() == "redis-server"]
+        (server,) = run.speedo.programs("redis-server")
         server.kill()
         finding.recovered(run.recovery(time.monotonic()))
         run.goes_on(30)
@@ -128,7 +128,7 @@ def test_a_redis_that_stands_still_is_waited_for(
 ) -> None:
     run = Run(speedo, problem, mode, *BY_REDIS)
     run.has_begun()
-    (server,) = [one for one in run.processes("redis-server") if one.name() == "redis-server"]
+    (server,) = run.speedo.programs("redis-server")
     stand_still(server)
     since = time.monotonic()
     run.wait_for(lambda: troubles(run), 20)

@@ -20,6 +20,7 @@ from tests.support.cluster_forms import as_poseidons, as_rank_file, as_words, as
 from tests.support.commands import how_loaded
 from tests.support.nets import write_data
 from tests.support.network import network
+from tests.support.processes import name_of, words_of
 from tests.support.sabotaged_net import write_problem
 from tests.support.ssh_hosts import VENV, Site, SshHost, running, site
 
@@ -89,7 +90,7 @@ def test_ctrl_c_stops_the_master_that_tests_and_exports_and_a_host_that_failed_h
     process = hosts.launch([*as_poseidons(hosts, tmp_path), str(small), *ENDLESS], tmp_path)
     until_it_trains(process)
     lost = hosts.hosts[3]
-    command = next(one for one in running(lost.host) if "worker" in one.cmdline())
+    command = next(one for one in running(lost.host) if "worker" in words_of(one))
     token = command.environ()["SPEEDO_TOKEN"]
     seen = [word for one in psutil.process_iter() for word in words_of(one)]
     assert any("launch-host" in word for word in seen)
@@ -99,7 +100,7 @@ def test_ctrl_c_stops_the_master_that_tests_and_exports_and_a_host_that_failed_h
     while f"{lost.address}: worker was killed by SIGKILL" not in process.stderr.readline():
         assert process.poll() is None
     for one in running(hosts.hosts[2].host):
-        if one.name() == "sshd":
+        if name_of(one) == "sshd":
             one.kill()
     while f"{hosts.hosts[2].address}: lost: " not in process.stderr.readline():
         assert process.poll() is None
@@ -113,13 +114,6 @@ def test_ctrl_c_stops_the_master_that_tests_and_exports_and_a_host_that_failed_h
     assert list((logs / "worker").rglob("host.log"))
     cut = tmp_path / "runs" / logs.parents[1].name / "hosts" / hosts.hosts[2].address
     assert list((cut / "worker").rglob("host.log")), "its ssh was killed, its logs were fetched"
-
-
-def words_of(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
 
 
 def test_a_killed_launcher_leaves_no_process_on_any_host(

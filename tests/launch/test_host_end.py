@@ -20,6 +20,7 @@ import pytest
 from speedo.launch.host_files import HostFiles
 from speedo.launch.protocol import order, own_speedo, read_event
 from speedo.version import VERSION
+from tests.support.processes import words_of
 
 
 class End:
@@ -61,7 +62,7 @@ class End:
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             for one in psutil.Process(self.process.pid).children():
-                if "worker" in one.cmdline():
+                if "worker" in words_of(one):
                     return one
             time.sleep(0.05)
         raise AssertionError("no command")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 from speedo.engines.caffe_import import load_caffe
@@ -23,7 +22,7 @@ from speedo.storage.redis.store import RedisStore
 from speedo.vectors.transfer import take_history
 from speedo.vectors.vector import Vector
 from tests.runs.local import train_here
-from tests.support.commands import KEEPERS, commands, wait_for_line
+from tests.support.commands import commands, wait_for_line
 from tests.support.nets import (
     SMOOTH,
     net_text,
@@ -89,10 +88,7 @@ def test_one_worker_in_sync_is_the_same_to_the_bit_after_kill_and_resume(
     with commands(tmp_path) as speedo:
         process = speedo.start(*options, "--run-dir", "killed")
         wait_for_line(tmp_path / "killed" / "metrics.jsonl", '"checkpoint"', 60)
-        for one in speedo.left():  # all but those that tidy up after the others
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if not KEEPERS & set(one.cmdline()):
-                    one.kill()
+        speedo.kill_all()
         process.wait(120)
         kept = read_checkpoint(checkpoints_in(tmp_path / "killed" / "checkpoints")[0]).counters
         process = speedo.start("train", "--resume", "killed")

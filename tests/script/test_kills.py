@@ -22,6 +22,7 @@ from tests.script.test_run_command import (
     trained,
 )
 from tests.support.commands import Commands
+from tests.support.processes import environment_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis]
 MODES = ("sync", "async", "partial", "weed-out", "easgd", "hybrid")
@@ -34,15 +35,6 @@ PHASES = [
 
 def options_of(mode: str) -> list[str]:
     return ["--mode", mode, "--local-steps", "2"] if mode != "hybrid" else ["--mode", mode, *PHASES]
-
-
-def scripts(speedo: Commands) -> list[psutil.Process]:
-    found = []
-    for one in speedo.left():
-        with suppress(psutil.Error):  # it has ended meanwhile
-            if one.cmdline()[1:2] == [str(SCRIPT)]:
-                found.append(one)
-    return found
 
 
 def merged(folder: Path) -> int:
@@ -89,7 +81,7 @@ def test_each_record_is_trained_once_whoever_dies_joins_or_leaves(
         if done < 0.9 * (len(happened) + 1) / (events + 1):
             continue
         what = chance.choice(["kill", "kill", "scale"]) if events > 3 else "kill"
-        if what == "kill" and (there := scripts(speedo)):
+        if what == "kill" and (there := speedo.scripts(SCRIPT)):
             with suppress(psutil.Error):
                 chance.choice(there).kill()
         elif what == "scale":
@@ -119,7 +111,11 @@ def test_the_last_records_of_a_worker_that_dies_are_trained_by_those_that_wait_f
         time.sleep(0.2)
     time.sleep(1.0)  # the others wait by now
     assert merged(tmp_path) == RECORDS * EPOCHS - 8
-    [hangs] = [one for one in scripts(speedo) if one.environ()["SPEEDO_WORKER"].endswith(".1.1")]
+    [hangs] = [
+        one
+        for one in speedo.scripts(SCRIPT)
+        if environment_of(one).get("SPEEDO_WORKER", "").endswith(".1.1")
+    ]
     hangs.kill()
     _, errors = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0, errors
@@ -154,7 +150,9 @@ def test_the_end_does_not_wait_for_a_script_that_has_not_joined(
     while not merged(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.2)
     speedo.start("scale", "3")
-    while len(scripts(speedo)) < 3 and process.poll() is None and time.monotonic() < deadline:
+    while (
+        len(speedo.scripts(SCRIPT)) < 3 and process.poll() is None and time.monotonic() < deadline
+    ):
         time.sleep(0.1)
     assert process.poll() is None
     _, errors = process.communicate(timeout=WAIT_S)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import signal
 from collections import Counter
@@ -10,25 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 from speedo.run.script_resume import read_former_run
 from speedo.run_dir.checkpoint_file import checkpoints_in
 from tests.script.test_run_command import RECORDS, WAIT_S, lines_of, trained
-from tests.support.commands import KEEPERS, Commands, wait_for_line
+from tests.support.commands import Commands, wait_for_line
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.timeout(900)]
 SCRIPT = Path(__file__).parent / "scripts" / "go_on.py"
 OFTEN = ("--checkpoint-interval", "0.5")
-
-
-def kill_all(speedo: Commands) -> None:
-    """All but those that tidy up after the others."""
-    for one in speedo.left():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if not KEEPERS & set(one.cmdline()):
-                one.kill()
 
 
 def resumed(speedo: Commands, *words: str) -> tuple[int, str]:
@@ -61,7 +51,7 @@ def test_a_killed_run_goes_on_with_more_workers_and_later_for_more_epochs(
     run, words = tmp_path / "run", ("--run-dir", "run", "--workers", "2", "--mode", "async")
     process = speedo.start("run", *words, *OFTEN, str(SCRIPT), "numpy", "2", "0.15")
     wait_for_line(run / "metrics.jsonl", '"checkpoint"', 60)
-    kill_all(speedo)
+    speedo.kill_all()
     process.wait(WAIT_S)
     former = read_former_run(checkpoints_in(run / "checkpoints")[0])
     counters = former.checkpoint.counters
@@ -108,7 +98,7 @@ def test_one_worker_in_rounds_is_the_same_to_the_bit_after_a_kill_and_after_its_
     assert whole.returncode == 0, errors
     process = speedo.start("run", "--run-dir", "run", *words, str(SCRIPT), "adam", "2", "0.1")
     wait_for_line(tmp_path / "run" / "metrics.jsonl", '"checkpoint"', 60)
-    kill_all(speedo)
+    speedo.kill_all()
     process.wait(WAIT_S)
     for epochs in ("2", "3"):
         status, errors = resumed(speedo, str(SCRIPT), "adam", epochs, "0")

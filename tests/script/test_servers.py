@@ -103,7 +103,7 @@ def test_a_script_that_is_started_again_is_let_in_by_the_servers(
     asked = speedo.start("status", "--json")
     (told,) = json.loads(asked.communicate(timeout=WAIT_S)[0])["runs"]
     assert [(one["server"], one["state"]) for one in told["servers"]] == [(0, "serving"), (1, "serving")]  # fmt: skip
-    scripts = [one for one in speedo.left() if one.cmdline()[1:2] == [str(SCRIPT)]]
+    scripts = speedo.scripts(SCRIPT)
     scripts[0].kill()
     lines, _ = ended(process, tmp_path)
     causes = [line["cause"] for line in lines if line["event"] == "left"]

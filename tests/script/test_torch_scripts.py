@@ -14,6 +14,7 @@ import pytest
 
 from tests.script.test_run_command import WAIT_S, lines_of, run, trained
 from tests.support.commands import Commands
+from tests.support.processes import environment_of
 
 pytestmark = [pytest.mark.torch, pytest.mark.ray, pytest.mark.redis]
 SCRIPT = Path(__file__).parent / "scripts" / "fit_torch.py"
@@ -96,7 +97,6 @@ def script_of(speedo: Commands, worker: int) -> psutil.Process:
     """The process of this worker's script."""
     return next(
         one
-        for one in speedo.left()
-        if one.cmdline()[1:2] == [str(SCRIPT)]
-        and f"worker-0.{worker}." in one.environ()["SPEEDO_WORKER"]
+        for one in speedo.scripts(SCRIPT)
+        if f"worker-0.{worker}." in environment_of(one).get("SPEEDO_WORKER", "")
     )

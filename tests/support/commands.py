@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -18,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from tests.support.left_behind import KEEPERS, short_folder
+from tests.support.processes import kill, lines_of, listening, name_of, standard_error, words_of
 
 MARK = "SPEEDO_TEST_MARK"
 
@@ -104,17 +106,27 @@ class Commands:
         same = (one for parent, session, one in others if parent in marked or session in sessions)
         return [*marked.values(), *same]
 
+    def named(self, text: str) -> list[psutil.Process]:
+        """Processes of this test that have the text in their command lines, as Ray's actors have their class."""
+        return [process for process in self.left() if text in " ".join(words_of(process))]
+
+    def programs(self, *names: str) -> list[psutil.Process]:
+        """Processes of this test that run these programs, whatever their titles."""
+        return [process for process in self.left() if name_of(process) in names]
+
+    def scripts(self, script: Path) -> list[psutil.Process]:
+        """Processes of Python that run this script."""
+        return [process for process in self.left() if words_of(process)[1:2] == [str(script)]]
+
+    def workers(self) -> dict[int, psutil.Process]:
+        """The worker processes by slot, told apart by the log that holds their standard error."""
+        logs = [(standard_error(one), one) for one in self.named("ray::WorkerActor")]
+        found = [(re.fullmatch(r"worker-(\d+)\.log", log), one) for log, one in logs]
+        return {int(log[1]): one for log, one in found if log is not None}  # others just begin
+
     def listening(self) -> set[tuple[str, int]]:
         """Addresses at which processes of this test listen now."""
-        found = set()
-        for process in self.left():
-            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                found |= {
-                    (str(one.laddr.ip), int(one.laddr.port))
-                    for one in process.net_connections("tcp")
-                    if one.status == psutil.CONN_LISTEN
-                }
-        return found
+        return set().union(*map(listening, self.left()))
 
     def all_gone_within(self, seconds: float) -> bool:
         began = time.monotonic()
@@ -124,16 +136,15 @@ class Commands:
             time.sleep(0.1)
         return True
 
+    def kill_all(self) -> None:
+        """All but those that tidy up after the others."""
+        kill(one for one in self.left() if not KEEPERS & set(words_of(one)))
+
     def stop_all(self) -> None:
-        """Those that tidy up after the others may do so, for a while."""
-        for process in self.left():
-            with suppress(psutil.NoSuchProcess):
-                if not KEEPERS & set(process.cmdline()):
-                    process.kill()
+        """Those that tidy up may do so, for a while."""
+        self.kill_all()
         self.all_gone_within(5.0)
-        for process in self.left():
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
+        kill(self.left())
         for started in self._started:
             _, errors = started.communicate()
             if errors:  # seen where the test has failed
@@ -153,7 +164,7 @@ def commands(folder: Path, environment: Mapping[str, str] | None = None) -> Iter
     try:
         yield made
         left = made.left() if not made.all_gone_within(15.0) else []
-        assert not left, [" ".join(process.cmdline()).strip()[:200] for process in left]
+        assert not left, lines_of(left)
     finally:
         made.stop_all()
         shutil.rmtree(made.temporary, ignore_errors=True)
@@ -176,14 +187,6 @@ def wait_for_line(file: Path, text: str, seconds: float) -> None:
         late = time.monotonic() > began + seconds * how_loaded()
         assert not late, f"{text!r} did not appear in {file} within {seconds} s"
         time.sleep(0.1)
-
-
-def standard_error(process: psutil.Process) -> str:
-    """The name of the file where a process's standard error goes; empty if it has just ended."""
-    try:
-        return Path(os.readlink(f"/proc/{process.pid}/fd/2")).name
-    except OSError:
-        return ""
 
 
 def interrupt(process: subprocess.Popen[str]) -> None:

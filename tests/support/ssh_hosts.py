@@ -22,6 +22,7 @@ import pytest
 
 from tests.support.left_behind import short_folder
 from tests.support.network import ROOT, Host, ip
+from tests.support.processes import words_of
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 VENV = Path(sys.prefix)
@@ -202,7 +203,7 @@ class Site:
     def left(self) -> list[str]:
         """What runs on any host but its sshd, the launcher's included."""
         return [
-            f"{host.address}: {' '.join(process.cmdline())[:150]}"
+            f"{host.address}: {' '.join(words_of(process))[:150]}"
             for host in self._network
             for process in running(host)
         ]

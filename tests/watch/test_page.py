@@ -20,6 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from speedo.monitor.control_socket import RUNTIME_VARIABLE, ControlServer
 from tests.support.browser import Browser, chromium
 from tests.support.commands import Commands, free_port, how_loaded, interrupt
+from tests.support.processes import lines_of
 from tests.support.sabotaged_net import write_problem
 from tests.watch.test_history import result, status, write
 
@@ -78,7 +79,7 @@ def until_gone(process: subprocess.Popen[str], speedo: Commands, besides: set[in
     process.wait(120)
     deadline = time.monotonic() + 120
     while any(one.pid not in besides for one in speedo.left()):
-        assert time.monotonic() < deadline, [one.cmdline() for one in speedo.left()]
+        assert time.monotonic() < deadline, lines_of(speedo.left())
         time.sleep(0.2)
 
 
