@@ -6,9 +6,7 @@ import json
 import os
 import select
 import signal
-import subprocess
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,7 @@ import yaml
 
 from speedo.actors.death_causes import SILENT
 from speedo.run_dir.checkpoint_file import checkpoints_in, read_checkpoint
-from tests.support.commands import Commands, how_loaded, interrupt, wait_for_line
-from tests.support.processes import lines_of
+from tests.support.commands import Commands, how_loaded, wait_for_line
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 240
@@ -62,30 +59,15 @@ def test_a_run_leaves_configuration_metrics_result_and_model(
     assert "iteration 30/30" in (run / "train.log").read_text()
 
 
-def terminate_group(speedo: Commands, process: subprocess.Popen[str]) -> None:
-    """As `timeout` does: the process, then at once its group, and so itself again."""
-    process.terminate()
-    os.killpg(process.pid, signal.SIGTERM)
-
-
-def terminate_all(speedo: Commands, process: subprocess.Popen[str]) -> None:
-    """As systemd does, and a machine that shuts down: each process, whatever its group."""
+def test_a_signal_to_every_process_stops_cleanly_and_exports(
+    speedo: Commands, tested_problem: Path, tmp_path: Path
+) -> None:
+    """As from systemd, and a machine that shuts down, whatever the group. For Ctrl-C see test_restarts.py."""
+    process = speedo.start(*long(tested_problem))
+    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":10,', 90)
     for one in speedo.left():
         with suppress(psutil.NoSuchProcess):
             one.terminate()
-
-
-@pytest.mark.parametrize("stop", [terminate_group, terminate_all])
-def test_a_signal_stops_cleanly_and_exports(
-    speedo: Commands,
-    tested_problem: Path,
-    tmp_path: Path,
-    stop: Callable[[Commands, subprocess.Popen[str]], None],
-) -> None:
-    """For Ctrl-C see test_restarts.py."""
-    process = speedo.start(*long(tested_problem))
-    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":10,', 90)
-    stop(speedo, process)
     out, errors = process.communicate(timeout=120)
     assert process.returncode == 143, errors
     assert "Traceback" not in errors
@@ -99,18 +81,20 @@ def test_a_signal_stops_cleanly_and_exports(
 def test_a_signal_as_soon_as_workers_train_keeps_a_checkpoint_and_exports(
     speedo: Commands, problem: Path, tmp_path: Path
 ) -> None:
-    """The command may be at its start still, and the master told it nothing yet."""
+    """The command is at its start still. As from `timeout`: the process, then its group, and so itself once more."""
     run = tmp_path / "run"
     process = speedo.start(*long(problem))
     while not ((log := run / "metrics.jsonl").exists() and "joined" in log.read_text()):
         assert process.poll() is None, process.communicate()
         time.sleep(0.001)
-    interrupt(process)
+    process.terminate()
+    os.killpg(process.pid, signal.SIGTERM)
     _, errors = process.communicate(timeout=120)
-    assert process.returncode == 130, errors
-    assert "Ctrl-C: stopping; the model so far is tested and exported" in errors
+    assert process.returncode == 143, errors
+    assert "SIGTERM: stopping; the model so far is tested and exported" in errors
+    assert "Traceback" not in errors
     result = json.loads((run / "result.json").read_text())
-    assert (result["complete"], result["reason"]) == (False, "stopped by Ctrl-C")
+    assert (result["complete"], result["reason"]) == (False, "stopped by SIGTERM")
     (checkpoint,) = checkpoints_in(run / "checkpoints")
     assert read_checkpoint(checkpoint).counters.iteration == result["iteration"]
     assert Path(result["model"]).exists()
@@ -163,12 +147,3 @@ def test_a_killed_worker_is_told_and_when_every_one_dies_the_run_ends_with_the_c
     assert len({(line["worker"], line["ticket"]) for line in results}) == len(results)
     done = json.loads((tmp_path / "run" / "result.json").read_text())["iteration"]
     assert done == len(results) >= 110
-
-
-def test_nothing_outlives_a_killed_command(speedo: Commands, problem: Path, tmp_path: Path) -> None:
-    process = speedo.start(*long(problem))
-    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":10,', 90)
-    assert len(speedo.left()) > 5
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    assert speedo.all_gone_within(20), lines_of(speedo.left())

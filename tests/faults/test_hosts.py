@@ -61,11 +61,7 @@ class Spread:
 
     def places(self) -> dict[int, str]:
         """The namespace of each worker's process."""
-        inside = {
-            int(number): host.name
-            for host in self.members
-            for number in ip("netns", "pids", host.name).split()
-        }
+        inside = {number: host.name for host in self.members for number in host.processes()}
         return {slot: inside[worker.pid] for slot, worker in self.run.workers().items()}
 
     def stop_and_check(self, gap_s: float = 60.0) -> list[Line]:
@@ -145,8 +141,8 @@ def test_a_node_process_that_dies_costs_its_workers_and_its_host_returns(
     spread: Spread, mode: str, finding: Finding
 ) -> None:
     run, far = spread.run, spread.far
-    inside = set(ip("netns", "pids", spread.members[1].name).split())
-    (node,) = [one for one in run.speedo.named("raylet/raylet") if str(one.pid) in inside]
+    inside = spread.members[1].processes()
+    (node,) = [one for one in run.speedo.named("raylet/raylet") if one.pid in inside]
     node.kill()
     slot = set_aside_and_back(spread, finding, time.monotonic())
     assert slot == far

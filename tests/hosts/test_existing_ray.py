@@ -17,7 +17,7 @@ import pytest
 from tests.support.commands import Commands, commands, how_loaded, interrupt, wait_for_line
 from tests.support.labelled import RECORDS, write_problem, write_records
 from tests.support.left_behind import KEEPERS
-from tests.support.network import Host, ip, network
+from tests.support.network import Host, network
 from tests.support.ray_cluster import UsersCluster, oldest_ray, users_cluster
 from tests.support.sabotaged_net import write_problem as write_sabotaged
 
@@ -87,9 +87,9 @@ def wait_until(there: Callable[[], bool], seconds: float) -> None:
 
 def words_at(host: Host) -> Iterator[list[str]]:
     """The command line of each process on a host."""
-    for process in ip("netns", "pids", host.name).split():
+    for process in host.processes():
         with suppress(OSError):
-            yield Path("/proc", process, "cmdline").read_bytes().decode().split("\0")
+            yield Path("/proc", str(process), "cmdline").read_bytes().decode().split("\0")
 
 
 def ours_at(host: Host) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.runs.local import model_made_here
 from tests.support.commands import Commands, how_loaded, wait_for_line
-from tests.support.network import Host, ip, limit
+from tests.support.network import Host, limit
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 240
@@ -45,7 +45,7 @@ def test_nothing_outlives_a_killed_worker_command_and_another_host_joins_the_nex
     victims.kill()
     victims.wait()
     deadline = time.monotonic() + 120
-    while left := ip("netns", "pids", third.name).split():
+    while left := third.processes():
         assert time.monotonic() < deadline, left
         time.sleep(0.2)
     assert (first.poll(), members.poll()) == (None, None)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.support.commands import Commands, commands, wait_for_line
-from tests.support.network import Host, ip, network
+from tests.support.network import Host, network
 from tests.support.ray_cluster import users_cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis]
@@ -97,12 +94,6 @@ def test_collectives_are_of_all_workers_wherever_they_are(
     assert "collected [0, 1, 2, 3] [10.0, 10.0, 10.0] [3.0] [7.0]" in errors
 
 
-def kill_all_at(host: Host) -> None:
-    for process in ip("netns", "pids", host.name).split():
-        with suppress(ProcessLookupError):
-            os.kill(int(process), signal.SIGKILL)
-
-
 def test_a_host_that_is_killed_loses_no_record_and_one_more_joins_the_others(
     speedo: Commands, hosts: list[Host], tmp_path: Path
 ) -> None:
@@ -115,7 +106,7 @@ def test_a_host_that_is_killed_loses_no_record_and_one_more_joins_the_others(
     out, _ = status.communicate(timeout=WAIT_S)
     (found,) = json.loads(out)["runs"]
     assert (found["address"], len(found["workers"])) == (f"{chief.address}:56126", 4)
-    kill_all_at(third)
+    third.kill_all()
     wait_for_line(tmp_path / "run" / "metrics.jsonl", '"event":"left"', 60)
     comes = speedo.start(*worker(chief, 2, "fit.py", "none", "0.3"), inside=third.inside)
     for process in (first, stays, comes):

@@ -75,10 +75,7 @@ def test_a_host_may_serve_without_training_and_sends_a_version_once_for_all_work
 
 def kill_all(host: Host) -> None:
     """As a power cut: no process of this host says that it ends. Shells that remove its files are left to do so."""
-    found = subprocess.run(
-        ["ip", "netns", "pids", host.name], capture_output=True, text=True, check=True
-    ).stdout
-    for process in map(int, found.split()):
+    for process in host.processes():
         with suppress(ProcessLookupError, FileNotFoundError):
             if Path("/proc", str(process), "comm").read_text() != "sh\n":
                 os.kill(process, signal.SIGKILL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import cycle
 from pathlib import Path
 
 import yaml
@@ -29,9 +30,9 @@ def as_yaml(hosts: Site, folder: Path) -> list[str]:
     return ["cluster.yaml"]
 
 
-def as_words(hosts: Site, folder: Path) -> list[str]:
-    """By the names that only the user's ~/.ssh/config knows."""
-    names = [one.folder.name for one in hosts.hosts]
+def as_words(hosts: Site, folder: Path, count: int | None = None) -> list[str]:
+    """By the names that only the user's ~/.ssh/config knows; all hosts, or so many."""
+    names = [one.folder.name for one in hosts.hosts[:count]]
     return ["-H", ",".join(f"{one}:1" for one in names), "--virtualenv", str(VENV)]
 
 
@@ -54,10 +55,11 @@ def core_of(rank: int) -> Core:
     return cores[-1 - rank % len(cores)]
 
 
-def as_rank_file(hosts: Site, folder: Path) -> list[str]:
+def as_rank_file(hosts: Site, folder: Path, count: int | None = None) -> list[str]:
+    """Four ranks on all hosts, or on so many."""
     ranks = [
         f"rank {rank}={one} slot={slots_of([core_of(rank)])}"
-        for rank, one in enumerate(hosts.addresses)
+        for rank, one in zip(range(4), cycle(hosts.addresses[:count]), strict=False)
     ]
     (folder / "hosts.rankfile").write_text("\n".join([*ranks, ""]))
     (folder / "ssh_config").write_text("Host *\n    IdentityFile ~/.ssh/id_ed25519\n")

@@ -49,6 +49,7 @@ class Commands:
         # What a killed command leaves goes with the test. Sockets lie there: pytest's own names are too long.
         self.temporary = short_folder("st-")
         self._started: list[subprocess.Popen[str]] = []
+        self._strangers = set(psutil.pids())
 
     def start(
         self,
@@ -87,23 +88,33 @@ class Commands:
     def left(self) -> list[psutil.Process]:
         """Processes of this test that are still there: those with its mark, and their children and sessions.
 
-        Redis writes its title over its environment, and the mark with it.
+        Redis writes its title over its environment, and the mark with it. A process that is a stranger once remains
+        one, as tests look some times a second and a machine may have hundreds.
         """
         marked, others = {}, []
         sessions = {process.pid for process in self._started}
-        for process in psutil.process_iter():
+        numbers = set(psutil.pids())
+        self._strangers &= numbers
+        for number in numbers - self._strangers:
             try:
+                process = psutil.Process(number)
                 if process.status() == psutil.STATUS_ZOMBIE:
                     continue
-                if process.environ().get(MARK) == self.mark:
-                    marked[process.pid] = process
-                    sessions.add(os.getsid(process.pid))
+                variables, session = process.environ(), os.getsid(number)
+                if variables.get(MARK) == self.mark:
+                    marked[number] = process
+                    sessions.add(session)
                 else:
-                    others.append((process.ppid(), os.getsid(process.pid), process))
+                    others.append((process.ppid(), session, bool(variables), process))
             except (ProcessLookupError, psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
         sessions.discard(os.getsid(0))  # that of the tests, and of the shell that has started them
-        same = (one for parent, session, one in others if parent in marked or session in sessions)
+        same = []
+        for parent, session, has_begun, process in others:
+            if parent in marked or session in sessions:
+                same.append(process)
+            elif has_begun and parent != os.getpid():  # else it may become one of ours right now
+                self._strangers.add(process.pid)
         return [*marked.values(), *same]
 
     def named(self, text: str) -> list[psutil.Process]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +50,21 @@ class Host:
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
+
+    def processes(self) -> list[int]:
+        """All that run on this host now."""
+        mine, found = os.stat(f"/run/netns/{self.name}").st_ino, []
+        for place in Path("/proc").iterdir():
+            with suppress(OSError):  # it has just ended
+                if place.name.isdigit() and os.stat(place / "ns" / "net").st_ino == mine:
+                    found.append(int(place.name))
+        return found
+
+    def kill_all(self) -> None:
+        """As if the host lost its power."""
+        for process in self.processes():
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
 
     def pull_the_cable(self) -> None:
         """From now on nothing leaves or reaches this host, and nobody is told."""

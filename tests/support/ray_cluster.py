@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support.left_behind import short_folder
-from tests.support.network import ROOT, Host, ip
+from tests.support.network import ROOT, Host
 
 PORT = 6399
 TRIES = 3
@@ -56,7 +55,7 @@ class UsersCluster:
         """Start this host's node."""
         head = host is self.hosts[0]
         where = (
-            ("--head", f"--port={PORT}", f"--temp-dir={self.folder}/r")
+            ("--head", f"--port={PORT}", f"--temp-dir={self.folder}/r", "--no-monitor")
             if head
             else (f"--address={self.address}",)
         )
@@ -69,7 +68,7 @@ class UsersCluster:
             [
                 *host.inside, *apart, sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *where,
                 f"--node-ip-address={host.address}", f"--num-cpus={cpus}", "--disable-usage-stats",
-                f"--object-store-memory={80 << 20}", *options,
+                f"--object-store-memory={80 << 20}", "--include-log-monitor=false", *options,
             ],
             {**self.environment, "TMPDIR": str(self._temporary_of(host.name)), **(environment or {})},
         )  # fmt: skip
@@ -99,7 +98,7 @@ class UsersCluster:
             if self.nodes[host.name].poll() is not None:
                 assert tries < TRIES, self.said(host)
                 tries += 1
-                self._end_all(host)
+                host.kill_all()
                 self._start(host)
             assert time.monotonic() < deadline, self.said(host)
             time.sleep(0.1)
@@ -109,13 +108,8 @@ class UsersCluster:
 
     def kill(self, host: Host) -> None:
         """As if the host lost its power."""
-        self._end_all(host)
+        host.kill_all()
         self.nodes[host.name].wait(120)
-
-    def _end_all(self, host: Host) -> None:
-        for process in ip("netns", "pids", host.name).split():
-            with suppress(ProcessLookupError):
-                os.kill(int(process), signal.SIGKILL)
 
     def run(self, program: str) -> str:
         """What a driver of the cluster prints on its first host."""

@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from tests.support.left_behind import short_folder
-from tests.support.network import ROOT, Host, ip
+from tests.support.network import ROOT, Host
 from tests.support.processes import words_of
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
@@ -98,9 +98,9 @@ class SshHost:
 def running(host: Host) -> list[psutil.Process]:
     """All that runs on this host, but for an sshd that listens."""
     found = []
-    for number in ip("netns", "pids", host.name).split():
+    for number in host.processes():
         with suppress(psutil.NoSuchProcess):
-            process = psutil.Process(int(number))
+            process = psutil.Process(number)
             words = process.cmdline()
             if process.status() != psutil.STATUS_ZOMBIE and "[listener]" not in " ".join(words):
                 found.append(process)
@@ -211,14 +211,9 @@ class Site:
     def nothing_left_within(self, seconds: float) -> list[str]:
         """What is still there after so long; empty as soon as nothing is."""
         deadline = time.monotonic() + seconds
-        while (left := self._safely_left()) and time.monotonic() < deadline:
+        while (left := self.left()) and time.monotonic() < deadline:
             time.sleep(0.2)
         return left
-
-    def _safely_left(self) -> list[str]:
-        while True:
-            with suppress(psutil.NoSuchProcess):
-                return self.left()
 
     def close(self) -> None:
         for process in self._launches:
