@@ -24,7 +24,6 @@ from speedo.system.workplace import check_names
 
 if TYPE_CHECKING:
     from speedo.comparison.compare import Comparison
-    from speedo.comparison.script_runs import ScriptComparison
     from speedo.report.figures import Figures
 
 SCRIPT: Final = ".py"  # how the name of a script ends
@@ -126,7 +125,7 @@ def compare(
     """
     from speedo.comparison import script_runs
     from speedo.comparison.compare import prepared, solver_named
-    from speedo.comparison.wish import Wish, parse_modes, parse_sweep
+    from speedo.comparison.wish import ScriptWish, Wish, parse_modes, parse_sweep
     from speedo.report.tables import as_text
 
     for name, number in (("epochs", epochs), ("longer", longer)):
@@ -140,7 +139,7 @@ def compare(
     if solver is not None and solver.suffix == SCRIPT:
         script = (str(solver.absolute()), *arguments)
         _refuse_for_script(click.get_current_context(), measure, dict(swept))
-        script_wish = script_runs.ScriptWish(
+        script_wish = ScriptWish(
             script, parse_modes(modes), parse_workers(workers), seeds, dict(swept)
         )
         folder = out or Path("runs") / f"compare-{solver.stem}"
@@ -210,7 +209,7 @@ def _refuse_for_script(context: click.Context, measure: str, swept: Mapping[str,
 
 
 def _make(
-    comparison: Comparison | ScriptComparison,
+    comparison: Comparison,
     folder: Path,
     watch: _Lines,
     as_text: Callable[[Figures], str],

@@ -15,7 +15,14 @@ from speedo.bounds import whole_number
 from speedo.config.formats import read_options
 from speedo.errors import ConfigError
 from speedo.run_dir.directory import CONFIG, METRICS
-from speedo.run_dir.read_back import count_of, json_lines, number_of
+from speedo.run_dir.events import (
+    WORKER_PARTS,
+    ResultDropped,
+    ResultMerged,
+    RunFinished,
+    read_events,
+)
+from speedo.run_dir.read_back import count_of
 from speedo.system.files import read_bytes
 
 FEWEST: Final = 5  # turns of each worker
@@ -71,17 +78,13 @@ def options_of(folder: Path) -> dict[str, Any]:
 
 
 def turns_of(folder: Path) -> list[Worker]:
-    """The turns of each worker after the warm-up; raises `ConfigError` if they are too few."""
+    """The turns of each worker after the warm-up. Raises `ConfigError` if they are too few, `DataError`."""
     workers: dict[int, Worker] = {}
-    path = folder / METRICS
-    try:
-        for number, _, line in json_lines(path):
-            if line is not None and line.get("event") == "finish":
-                break
-            if line is not None and line.get("event") == "result":
-                _take(workers, line, f"{path}, line {number}")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}); give another run") from None
+    for event in read_events(folder):
+        if isinstance(event, RunFinished):
+            break
+        if isinstance(event, ResultMerged | ResultDropped):
+            _take(workers.setdefault(event.worker, Worker()), event)
     found = [worker for worker in workers.values() if len(worker.turns) >= FEWEST]
     if not found:
         raise ConfigError(
@@ -92,28 +95,16 @@ def turns_of(folder: Path) -> list[Worker]:
     return found
 
 
-def _take(workers: dict[int, Worker], line: Mapping[str, Any], place: str) -> None:
-    """Add one result; raises `ConfigError` if a run would not write it so."""
-    try:
-        worker = workers.setdefault(count_of(line, "worker"), Worker())
-        before, worker.last = worker.last, number_of(line, "time")
-        timings = line.get("timings") or {}
-        if not isinstance(timings, dict):
-            raise ValueError("timings is no object")
-        if before is None or line.get("decision") != "merged" or not timings.keys() >= _PARTS:
-            return
-        fetch, compute, publish = (
-            number_of(timings, name) for name in ("fetch", "compute", "publish")
-        )
-        samples, losses = count_of(line, "samples"), line.get("losses")
-        team = number_of(timings, "team") if "team" in timings else None
-        if min(fetch, compute, publish, team or 0.0) < 0 or not samples:
-            raise ValueError("a time below 0, or no samples")
-        rounds = max(1, len(losses)) if isinstance(losses, list) else 1
-        rest = max(0.0, worker.last - before - fetch - compute - publish - (team or 0.0))
-        worker.turns.append(Turn(samples, fetch, compute, publish, rest, rounds, team))
-    except ValueError as error:
-        raise ConfigError(f"{place} is not a line of metrics ({error}): remove it") from None
+def _take(worker: Worker, event: ResultMerged | ResultDropped) -> None:
+    """Add one result."""
+    before, worker.last = worker.last, event.seconds
+    if before is None or isinstance(event, ResultDropped):
+        return
+    timings = event.timings
+    if timings.keys() >= _PARTS and event.samples:
+        own = {name: timings[name] for name in WORKER_PARTS if name in timings}
+        rest = max(0.0, event.seconds - before - sum(own.values()))
+        worker.turns.append(Turn(event.samples, **own, rest=rest, rounds=len(event.losses) or 1))
 
 
 def leaders_of(workers: list[Worker]) -> list[Worker]:
