@@ -16,9 +16,9 @@ from speedo.comparison.throughput import Forecasts
 from speedo.comparison.wish import Planned, ScriptWish, check_runs, planned, variants
 from speedo.config.run_config import make_config
 from speedo.errors import ConfigError
+from speedo.foreign_text import aligned
 from speedo.report.figures import Figures, Series, figures_of
 from speedo.report.run_history import RunHistory
-from speedo.report.tables import aligned
 from speedo.run_dir.events import ResultMerged, read_events
 
 ALONE: Final = "sync"  # the mode of the run with one worker, which is plain SGD in it
@@ -128,7 +128,7 @@ def as_text(figures: Figures) -> str:
                 f"{fmean(accuracies):.4f}" if accuracies else "-",
             )
         )
-    return aligned(lines)
+    return "\n".join(aligned(lines))
 
 
 def _rate(one: Series) -> float | None:
