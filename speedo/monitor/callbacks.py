@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from speedo.errors import ConfigError
-from speedo.json_lines import values_of
 from speedo.run_dir.directory import METRICS
 from speedo.run_dir.events import (
     CheckpointWritten,
-    EventReader,
+    LogFollower,
     ModelTested,
     ResultMerged,
+    RunEvent,
     WorkerJoined,
     WorkerLeft,
 )
-from speedo.system.appended import AppendedLines
 
 # By which callback a record of the log is told; the others are told to nobody.
 CALLBACKS: Final[Mapping[type, str]] = {
@@ -72,21 +71,16 @@ class LogCallbacks:
 
     def __init__(self, callbacks: Callbacks, run_dir: Path, begin: int, epoch: int = 0) -> None:
         """From byte `begin` of the log on, which is what `length_of_log` said; `epoch` is the master's."""
-        self._callbacks, self._events = callbacks, EventReader(run_dir, epoch)
-        self._log = AppendedLines(run_dir / METRICS, begin)
-        self._lines: deque[str] = deque()
+        self._callbacks, self._log = callbacks, LogFollower(run_dir, begin, epoch)
+        self._events: deque[RunEvent] = deque()
 
     def call_one(self) -> bool:
-        """Call for the next line; whether there was one. Raises `CallbackError` for what the function raises."""
-        if not self._lines:
-            self._lines.extend(self._log.new())
-        if not self._lines:
+        """Call for the next record; whether there was one. Raises `CallbackError` for what the function raises."""
+        if not self._events:
+            self._events.extend(self._log.new())
+        if not self._events:
             return False
-        try:
-            values = values_of(self._lines.popleft().encode())
-            event = self._events.event(values) if isinstance(values, dict) else None
-        except (ValueError, RecursionError):
-            return True  # a line that was edited
+        event = self._events.popleft()
         name = CALLBACKS.get(type(event), "")
         if name and (function := getattr(self._callbacks, name)):
             try:

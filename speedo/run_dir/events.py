@@ -6,11 +6,14 @@ Every value is checked, because the file may have been edited.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from speedo.errors import DataError
+from speedo.foreign_text import MOST_NAME, clean_text
+from speedo.json_lines import values_of
 from speedo.messages import Records
 from speedo.run_dir.checkpoint_file import checkpoint_path
 from speedo.run_dir.directory import CHECKPOINTS, METRICS
@@ -24,6 +27,7 @@ from speedo.run_dir.read_back import (
     optional_number_of,
     text_of,
 )
+from speedo.system.appended import AppendedLines
 
 # Parts of a turn: what its worker measures, and what the master does.
 WORKER_PARTS: Final = ("fetch", "compute", "team", "publish")
@@ -209,12 +213,33 @@ def read_events(run_dir: Path) -> Iterator[RunEvent]:
         ) from None
 
 
+class LogFollower:
+    """The records that a log gains; a line that was edited is skipped, a log that is not there yet is empty."""
+
+    def __init__(self, run_dir: Path, begin: int = 0, epoch: int = 0) -> None:
+        """From byte `begin` of the log on; `epoch` is that of its master there."""
+        self._lines, self._reader = (
+            AppendedLines(run_dir / METRICS, begin),
+            EventReader(run_dir, epoch),
+        )
+
+    def new(self) -> list[RunEvent]:
+        """Those since the last call, some at a time."""
+        found = []
+        for line in self._lines.new():
+            with suppress(ValueError, RecursionError):
+                values = values_of(line.encode())
+                if isinstance(values, dict):
+                    found.append(self._reader.event(values))
+        return found
+
+
 def _merged(line: Mapping[str, Any], seconds: float) -> ResultMerged:
     timings = {} if line.get("timings") is None else mapping_of(line, "timings")
     parts = {
-        name: number_of(timings, name, least=0.0)
-        for name in (*WORKER_PARTS, *MASTER_PARTS)
-        if timings.get(name) is not None
+        clean_text(name, MOST_NAME): number_of(timings, name, least=0.0)
+        for name, value in timings.items()
+        if value is not None
     }
     return ResultMerged(
         count_of(line, "worker"),

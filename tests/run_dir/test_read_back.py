@@ -19,6 +19,7 @@ from speedo.planning.calibration import read_calibration
 from speedo.run_dir.checkpoint_file import MAGIC, latest, read_checkpoint, write_checkpoint
 from speedo.run_dir.events import (
     CheckpointWritten,
+    LogFollower,
     ModelTested,
     OtherLine,
     ResultDropped,
@@ -134,7 +135,7 @@ def test_a_center_that_is_not_finite_is_damage(tmp_path: Path) -> None:
 
 MERGED: dict[str, Any] = {
     "time": 1.5, "event": "result", "decision": "merged", "worker": 1, "version": 3, "iteration": 3, "staleness": 2,
-    "samples": 64, "loss": None, "timings": {"fetch": 0.1, "compute": 1.0, "publish": 0.25, "odd": []},
+    "samples": 64, "loss": None, "timings": {"fetch": 0.1, "compute": 1.0, "publish": 0.25},
 }  # fmt: skip
 
 
@@ -212,6 +213,19 @@ def test_a_line_that_is_none_is_named_but_for_a_last_one_that_is_cut(
         list(read_events(write_log(tmp_path, MERGED, line, MERGED)))
     (tmp_path / "metrics.jsonl").write_text(json.dumps(MERGED) + '\n{"time": 1, "ev')
     assert len(list(read_events(tmp_path))) == 1
+
+
+def test_a_log_is_followed_while_it_is_written(tmp_path: Path) -> None:
+    follower = LogFollower(tmp_path)
+    assert follower.new() == []
+    line = json.dumps(MERGED)
+    with (tmp_path / "metrics.jsonl").open("w") as log:
+        log.write(f"{line}\n\n[1]\n{line[:9]}")
+        log.flush()
+        assert [type(one) for one in follower.new()] == [ResultMerged]
+        log.write(line[9:] + '\n{"time": 2, "event": "joined", "worker": 4}\n')
+        log.flush()
+        assert [type(one) for one in follower.new()] == [ResultMerged, WorkerJoined]
 
 
 def test_times_of_nothing_are_told(tmp_path: Path) -> None:
