@@ -117,7 +117,7 @@ def watch(
     """The shares of one run, and its results a second."""
     mark, run_dir = scratch.name, scratch / "run"
     command = [*endless(net, mode, workers, run_dir), *options]
-    follower = Follower(run_dir / "metrics.jsonl")
+    follower = Follower(run_dir)
     with (
         (scratch / "train.log").open("w") as log,
         child(command, log=log, environment={MARK: mark}) as process,
@@ -137,7 +137,6 @@ def watch(
         found = shares(before, threads(mark), lasted)
         found["idle"] = (100.0 * idle / lasted, 0.0)
         rate = (follower.total() - first) / lasted
-        follower.close()
     return found, rate
 
 

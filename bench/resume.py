@@ -22,6 +22,8 @@ from pathlib import Path
 
 import psutil
 
+from speedo.run_dir.events import LogFollower, ResultMerged
+
 EPOCH = 938  # iterations of 64 samples: 60,000 records
 MARK = "SPEEDO_RESUME_MARK"
 
@@ -57,10 +59,12 @@ def broken(mode: str, seed: int, folder: Path) -> tuple[float, int, int]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    reached = 0
+    reached, log = 0, LogFollower(folder)
     while reached < EPOCH // 2 and process.poll() is None:
         time.sleep(0.1)
-        reached = last_iteration(folder)
+        reached = max(
+            (one.iteration for one in log.new() if isinstance(one, ResultMerged)), default=reached
+        )
     for one in psutil.process_iter():
         with suppress(psutil.Error):
             if one.environ().get(MARK) == mark:
@@ -71,20 +75,6 @@ def broken(mode: str, seed: int, folder: Path) -> tuple[float, int, int]:
     )
     words = next(line for line in done.stderr.splitlines() if line.startswith("resumed at"))
     return accuracy_of(folder), reached, int(words.split()[3])
-
-
-def last_iteration(folder: Path) -> int:
-    """The iteration of the last merge in the log; 0 before the first."""
-    try:
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
-    except OSError:
-        return 0
-    for line in reversed(lines[-50:]):
-        with suppress(ValueError):
-            event = json.loads(line)
-            if event.get("decision") == "merged":
-                return int(event["iteration"])
-    return 0
 
 
 def main() -> None:

@@ -33,6 +33,7 @@ from typing import Any
 import psutil
 
 from bench.support.processes import child, end_by_signals
+from speedo.run_dir.events import LogFollower, ResultMerged
 
 MARK = "SPEEDO_SOAK_MARK"
 KINDS = (("worker", 8), ("redis", 1), ("tester", 1))
@@ -81,23 +82,18 @@ def megabytes(kind: str, mark: str) -> float:
 
 
 class Progress:
-    """What `metrics.jsonl` says up to now: its last time in seconds, and the samples merged."""
+    """What the log of a run says up to now: the time of the last merge in seconds, and the samples merged."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._place, self._torn = path, 0, b""
+    def __init__(self, run_dir: Path) -> None:
+        self._log = LogFollower(run_dir)
         self.seconds, self.samples = 0.0, 0
 
     def look(self) -> tuple[float, int]:
-        if self._path.exists():
-            with self._path.open("rb") as file:
-                file.seek(self._place)
-                data = file.read()
-            self._place += len(data)
-            *lines, self._torn = (self._torn + data).split(b"\n")
-            for line in map(json.loads, lines):
-                if line.get("decision") == "merged":
-                    self.seconds = line["time"]
-                    self.samples += line["samples"]
+        while found := self._log.new():
+            for one in found:
+                if isinstance(one, ResultMerged):
+                    self.seconds = one.seconds
+                    self.samples += one.samples
         return self.seconds, self.samples
 
 
@@ -128,7 +124,7 @@ def run(
     kills: Counter[str] = Counter()
     memory: dict[str, list[float]] = {"master": [], "redis": []}
     stretches: list[Stretch] = []
-    progress = Progress(folder / "metrics.jsonl")
+    progress = Progress(folder)
     killing, before = False, (0.0, 0)
     started = time.monotonic()
     turn_at, next_kill, slot = started + START_S, float("inf"), started

@@ -88,7 +88,7 @@ def start(net: Bench, mode: str, workers: int, options: Sequence[str], scratch: 
     """Start a run, look at it once every worker has had a few turns, and end it."""
     mark, run_dir = os.urandom(8).hex(), scratch / "run"
     command = [*endless(net, mode, workers, run_dir), *options]
-    follower = Follower(run_dir / "metrics.jsonl")
+    follower = Follower(run_dir)
     began = time.monotonic()
     with (
         (scratch / "train.log").open("w") as log,
@@ -105,8 +105,6 @@ def start(net: Bench, mode: str, workers: int, options: Sequence[str], scratch: 
                 raise MeasureError(f"status {process.returncode}")
         except (MeasureError, psutil.Error, subprocess.TimeoutExpired) as error:
             raise MeasureError(f"{error}: {last_words(log)}") from None
-        finally:
-            follower.close()
     if not members or not masters:
         raise MeasureError("the run's processes were not found")
     return Started(first, max(members, key=lambda one: one.pss), masters[0])

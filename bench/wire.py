@@ -150,8 +150,7 @@ class Hosts:
                 raise MeasureError(f"{error}: {last_words(log)}") from None
             if status != CTRL_C:
                 raise MeasureError(f"status {status}: {last_words(log)}")
-        with (run_dir / "metrics.jsonl").open(encoding="utf-8") as metrics:
-            measured = run_measured(metrics, count)
+        measured = run_measured(run_dir, count)
         (before, first), (after, last) = seen
         results = after - before
         return measured, [

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from speedo.launch.from_python import Cluster
-    from speedo.monitor.callbacks import (
+    from speedo.run.result import RunResult
+    from speedo.run_dir.events import (
         CheckpointWritten,
         ModelTested,
         ResultMerged,
         WorkerJoined,
         WorkerLeft,
     )
-    from speedo.run.result import RunResult
     from speedo.script.joined_run import current, join
     from speedo.sgd_modes.base import Strategy
     from speedo.sgd_modes.rules import MergeRule
@@ -40,11 +40,11 @@ __all__ = [
 ]
 
 _LATER = {
-    "CheckpointWritten": "speedo.monitor.callbacks",
-    "ModelTested": "speedo.monitor.callbacks",
-    "ResultMerged": "speedo.monitor.callbacks",
-    "WorkerJoined": "speedo.monitor.callbacks",
-    "WorkerLeft": "speedo.monitor.callbacks",
+    "CheckpointWritten": "speedo.run_dir.events",
+    "ModelTested": "speedo.run_dir.events",
+    "ResultMerged": "speedo.run_dir.events",
+    "WorkerJoined": "speedo.run_dir.events",
+    "WorkerLeft": "speedo.run_dir.events",
     "Cluster": "speedo.launch.from_python",
     "current": "speedo.script.joined_run",
     "join": "speedo.script.joined_run",

@@ -1,9 +1,12 @@
-"""Text that others wrote (hosts, files, URIs, messages of workers), made fit for a terminal, a log and a page."""
+"""Text that others wrote (hosts, files, URIs, messages of workers), made fit for a terminal, a log and a page.
+
+And tables for a terminal.
+"""
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 MOST_TEXT: Final = 4000  # of one text; the longest of our own messages have some hundreds
@@ -40,6 +43,18 @@ def clean_values(values: Any, limit: int = MOST_TEXT) -> Any:
     if isinstance(values, list | tuple):
         return [clean_values(one, limit) for one in values]
     return values
+
+
+def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
+    """Rows of cells as the lines of a table: the columns `left` begin at the left, the others end at the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if place in left else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def _written(character: str) -> str:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
+
+from speedo.run_dir.events import (
+    ResultDropped,
+    ResultMerged,
+    RunFinished,
+    WorkerLeft,
+    read_events,
+)
 
 WARM_UP = 0.2  # of the time in which all train: not counted
 FEWEST = 3  # turns of each worker that a figure needs
@@ -96,21 +104,23 @@ def steps_measured(
     return Measured(rate, {"turn": step, "compute": step}, core=core)
 
 
-def run_measured(metrics: Iterable[str], expected: int) -> Measured:
-    """A run of `expected` workers by the lines of its `metrics.jsonl`; raises `MeasureError`."""
+def run_measured(run_dir: Path, expected: int) -> Measured:
+    """A run of `expected` workers by its log; raises `MeasureError`."""
     workers: dict[int, _Turns] = {}
-    for line in metrics:
-        told = json.loads(line)
-        if told["event"] == "finish":
-            break
-        if told["event"] == "left":
-            raise MeasureError(f"worker {told['worker']} was lost: {told['cause']}")
-        if told["event"] != "result":
-            continue
-        merged = told["decision"] == "merged"
-        turns = workers.setdefault(told["worker"], _Turns())
-        turns.ends.append((told["time"], told["samples"] if merged else 0))
-        turns.timings.append(told["timings"] if merged else None)
+    for event in read_events(run_dir):
+        match event:
+            case RunFinished():
+                break
+            case WorkerLeft():
+                raise MeasureError(f"worker {event.worker} was lost: {event.cause}")
+            case ResultMerged():
+                turns = workers.setdefault(event.worker, _Turns())
+                turns.ends.append((event.seconds, event.samples))
+                turns.timings.append(event.timings)
+            case ResultDropped():
+                turns = workers.setdefault(event.worker, _Turns())
+                turns.ends.append((event.seconds, 0))
+                turns.timings.append(None)
     if len(workers) != expected:
         raise MeasureError(f"{len(workers)} of {expected} workers have trained")
     ends = [turns.ends for turns in workers.values()]

@@ -161,5 +161,4 @@ def train(
             raise MeasureError(f"the run did not end: {last_words(log)}") from None
         if status not in ((0,) if watch is None else (0, CTRL_C)):
             raise MeasureError(f"status {status}: {last_words(log)}")
-    with (run_dir / "metrics.jsonl").open(encoding="utf-8") as metrics:
-        return run_measured(metrics, workers)
+    return run_measured(run_dir, workers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -11,13 +10,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TextIO
 
 import psutil
 
 from bench.soak import MARK, processes
 from bench.support.figures import Measured, MeasureError
 from bench.support.runs import START_S, train
+from speedo.run_dir.events import LogFollower, ResultDropped, ResultMerged
 from tests.support.bundled_nets import Bench
 
 FOREVER = 100_000_000  # iterations: the run is ended by Ctrl-C
@@ -35,25 +34,18 @@ def endless(net: Bench, mode: str, workers: int, run_dir: Path) -> list[str]:
 
 
 class Follower:
-    """Counts the results of each worker in a `metrics.jsonl` that is being written."""
+    """Counts the results of each worker in the log of a run that is going on."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: TextIO | None = None
-        self._torn = ""
+    def __init__(self, run_dir: Path) -> None:
+        self._log = LogFollower(run_dir)
         self.results: Counter[int] = Counter()
 
     def read(self) -> None:
-        """Take in what was written since; a line that is not complete yet is left for later."""
-        if self._file is None:
-            if not self._path.exists():
-                return
-            self._file = self._path.open(encoding="utf-8")
-        *lines, self._torn = (self._torn + self._file.read()).split("\n")
-        for line in lines:
-            told = json.loads(line)
-            if told["event"] == "result":
-                self.results[told["worker"]] += 1
+        """Take in what was written since."""
+        while found := self._log.new():
+            self.results.update(
+                one.worker for one in found if isinstance(one, ResultMerged | ResultDropped)
+            )
 
     def least(self, workers: int) -> int:
         """Results of the worker with the fewest."""
@@ -62,10 +54,6 @@ class Follower:
     def total(self) -> int:
         """Results of all workers."""
         return sum(self.results.values())
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
 
 
 Sample = Callable[[Follower], None]
@@ -82,19 +70,16 @@ def follow(
 
     Raises `MeasureError` if it ends by itself, or is too slow by far.
     """
-    follower = Follower(run_dir / "metrics.jsonl")
-    try:
-        _wait(process, lambda: _enough(follower, workers, FIRST_TURNS), START_S)
-        sample(follower)
-        began = time.monotonic()
-        _wait(
-            process,
-            lambda: time.monotonic() >= began + seconds and _enough(follower, workers, LEAST_TURNS),
-            START_S + 20 * seconds,
-        )
-        sample(follower)
-    finally:
-        follower.close()
+    follower = Follower(run_dir)
+    _wait(process, lambda: _enough(follower, workers, FIRST_TURNS), START_S)
+    sample(follower)
+    began = time.monotonic()
+    _wait(
+        process,
+        lambda: time.monotonic() >= began + seconds and _enough(follower, workers, LEAST_TURNS),
+        START_S + 20 * seconds,
+    )
+    sample(follower)
     process.send_signal(signal.SIGINT)
 
 

@@ -19,12 +19,11 @@ from speedo.cli.run_options import PATH, options_named
 from speedo.cli.say import complain, say
 from speedo.cli.units import parse_workers
 from speedo.errors import ConfigError
-from speedo.monitor.console import ErrorConsole, put_line, shown
+from speedo.monitor.console import StatusLine
 from speedo.system.workplace import check_names
 
 if TYPE_CHECKING:
     from speedo.comparison.compare import Comparison
-    from speedo.comparison.script_runs import ScriptComparison
     from speedo.report.figures import Figures
 
 SCRIPT: Final = ".py"  # how the name of a script ends
@@ -126,7 +125,7 @@ def compare(
     """
     from speedo.comparison import script_runs
     from speedo.comparison.compare import prepared, solver_named
-    from speedo.comparison.wish import Wish, parse_modes, parse_sweep
+    from speedo.comparison.wish import ScriptWish, Wish, parse_modes, parse_sweep
     from speedo.report.tables import as_text
 
     for name, number in (("epochs", epochs), ("longer", longer)):
@@ -140,7 +139,7 @@ def compare(
     if solver is not None and solver.suffix == SCRIPT:
         script = (str(solver.absolute()), *arguments)
         _refuse_for_script(click.get_current_context(), measure, dict(swept))
-        script_wish = script_runs.ScriptWish(
+        script_wish = ScriptWish(
             script, parse_modes(modes), parse_workers(workers), seeds, dict(swept)
         )
         folder = out or Path("runs") / f"compare-{solver.stem}"
@@ -149,7 +148,7 @@ def compare(
             for run in scripts.runs:
                 say(run.name)
             return
-        return _make(scripts, folder, _Lines(), script_runs.as_text)
+        return _make(scripts, folder, StatusLine(), script_runs.as_text)
     if arguments:
         raise ConfigError(f"{said(arguments[0])} is one argument too many: give one solver")
     path = solver_named(solver)
@@ -172,7 +171,7 @@ def compare(
         str(path),
     )
     folder = out or Path("runs") / f"compare-{path.parent.name}"
-    watch = _Lines()
+    watch = StatusLine()
     comparison = prepared(wish, folder, watch.note)
     if dry_run:
         estimates = comparison.estimates(watch.note)
@@ -210,21 +209,20 @@ def _refuse_for_script(context: click.Context, measure: str, swept: Mapping[str,
 
 
 def _make(
-    comparison: Comparison | ScriptComparison,
+    comparison: Comparison,
     folder: Path,
-    watch: _Lines,
+    watch: StatusLine,
     as_text: Callable[[Figures], str],
 ) -> None:
     """Make the runs, and print their table; status 1 if one of them failed."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
-    try:
-        figures = comparison.make(watch)
-    except KeyboardInterrupt:
-        watch.note("stopped; the same command goes on from here")
-        raise
-    finally:
-        watch.close()
+    with watch:
+        try:
+            figures = comparison.make(watch)
+        except KeyboardInterrupt:
+            watch.note("stopped; the same command goes on from here")
+            raise
     if figures is not None:
         from speedo.report.picture import why_none
 
@@ -235,27 +233,3 @@ def _make(
     complain(*comparison.problems)
     if comparison.problems:
         sys.exit(1)
-
-
-class _Lines:
-    """Notes as lines of standard error; on a terminal the state of the run is a line that is written over."""
-
-    def __init__(self) -> None:
-        self._console = ErrorConsole()
-        self._status: Any = None
-
-    def note(self, text: str) -> None:
-        put_line(self._console, text)
-
-    def show(self, text: str) -> None:
-        if not self._console.is_terminal:
-            return
-        if self._status is None:
-            self._status = self._console.status("")
-            self._status.start()
-        self._status.update(shown(text))
-
-    def close(self) -> None:
-        if self._status is not None:
-            self._status.stop()
-            self._status = None

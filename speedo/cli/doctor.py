@@ -141,7 +141,7 @@ def with_port(address: str) -> str:
 def _print_facts(request: Request) -> None:
     """A line with the facts, if the solver can be read; if not, the findings say why."""
     try:
-        from speedo.doctor.facts import facts_of
+        from speedo.doctor.solver import facts_of
 
         found = facts_of(request)
     except (SpeedoError, ImportError):

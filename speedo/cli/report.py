@@ -34,6 +34,10 @@ from speedo.foreign_text import clean_text
     help="Training records of an epoch.  [default: those of the first run's solver]",
 )  # fmt: skip
 @click.option("--title", metavar="TEXT", help="Title of the page.")
+@click.option(
+    "--png", is_flag=True,
+    help="Draw only the picture, into a FILE.png, .pdf or .svg.  [default: RUN/report.png]",
+)  # fmt: skip
 def report(
     runs: tuple[Path, ...],
     output: Path | None,
@@ -41,6 +45,7 @@ def report(
     measure: Literal["train", "test"],
     records: int | None,
     title: str | None,
+    png: bool,
 ) -> None:
     """Make one page of RUNS, which may be finished, running or failed.
 
@@ -49,18 +54,23 @@ def report(
     Runs that differ by their seed alone are one series, with the range over the seeds. The page is one file, which
     needs no network. Prints the files.
     """
+    from speedo.report.picture import FORMS, why_none
+
+    if png and (words := why_none()):
+        raise ConfigError(words)
     from speedo.report.figures import figures_of
-    from speedo.report.files import write_report
+    from speedo.report.files import write_picture, write_report
     from speedo.report.page import Heading
-    from speedo.report.picture import why_none
     from speedo.report.run_history import read_history
     from speedo.run.records import records_of
 
     if target_loss is not None and math.isnan(target_loss):
         raise ConfigError("--target-loss is nan; use a number above 0")
-    target = output or runs[0] / "report.html"
-    if target.suffix.lower() not in (".html", ".htm"):
-        raise ConfigError(f"--output {target} is no page: give a name that ends in .html")
+    ends, what = (FORMS, "picture") if png else (("html", "htm"), "page")
+    target = output or runs[0] / f"report.{ends[0]}"
+    if target.suffix.lower().removeprefix(".") not in ends:
+        names = " or ".join(f".{end}" for end in ends)
+        raise ConfigError(f"--output {target} is no {what}: give a name that ends in {names}")
     histories = [read_history(run) for run in runs]
     if not any(run.ends for run in histories):
         where = f"{runs[0]} holds" if len(runs) == 1 else "these runs hold"
@@ -76,19 +86,19 @@ def report(
     subtitle = ", ".join(run.name for run in histories[:6]) + (" and more" if len(runs) > 6 else "")
     facts = [(run.name, clean_text(run.folder.resolve())) for run in histories]
     heading = Heading(title or f"Report of {several}", subtitle, facts)
+    if png:
+        write_picture(figures, heading.title, target)
+        say(target)
+        return
     for path in write_report(figures, heading, target):
         say(path)
     if words := why_none():
         complain(words)
 
 
-@click.command()
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--output", "-o", type=FILE, help="Picture to write: .png, .pdf, .svg.  [default: RUN/run.png]"
-)
+@click.command(hidden=True)
+@click.argument("runs", nargs=-1, required=True, type=PATH)
+@click.option("--output", "-o", type=FILE)
 def plot(runs: tuple[Path, ...], output: Path | None) -> None:
-    """Draw one or several RUNS: loss, accuracy, images/s and staleness, in one picture."""
-    from speedo.monitor.plot import draw
-
-    say(draw(runs, output or runs[0] / "run.png"))
+    """The former spelling of `speedo report --png`."""
+    click.get_current_context().invoke(report, runs=runs, output=output, png=True)

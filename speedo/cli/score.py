@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +16,7 @@ from speedo.cli.say import say
 from speedo.engines.make import EngineName, is_installed
 from speedo.errors import ConfigError
 from speedo.foreign_text import MOST_NAME, clean_text
+from speedo.monitor.console import StatusLine
 
 if TYPE_CHECKING:
     from speedo.scoring.models import Model
@@ -87,7 +86,7 @@ def score(
     from speedo.scoring.report import as_fields, as_lines, as_table
     from speedo.scoring.score import score_models
 
-    with _Progress(sys.stderr) as progress:
+    with _Progress(TELL_S) as progress:
         if uri_of(weights) is not None:
             weights = fetch_weights(weights, progress.note)
         models = models_of(weights, snapshots=snapshots)
@@ -158,39 +157,16 @@ def _tests(
     return spec
 
 
-class _Progress:
-    """How far the batches are: on a terminal a line that is written over, elsewhere a line now and then."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream, self._live = stream, stream.isatty()
-        self._model, self._done, self._all = "", 0, 0
-        self._told = time.monotonic()
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._clear()
+class _Progress(StatusLine):
+    """How far the batches are."""
 
     def note(self, text: str) -> None:
-        self._clear()
-        print(clean_text(f"speedo: {text}"), file=self._stream, flush=True)
+        super().note(f"speedo: {text}")
 
     def begin(self, model: Model, batches: int) -> None:
         self._model, self._done, self._all = model.path.name, 0, batches
 
     def passed(self) -> None:
         self._done += 1
-        now = time.monotonic()
-        if now - self._told < (0.2 if self._live else TELL_S):
-            return
-        self._told = now
-        text = f"{clean_text(self._model, MOST_NAME)}: {self._done:,} of {self._all:,} batches"
-        if self._live:
-            print(f"\r\x1b[K{text}", end="", file=self._stream, flush=True)
-        else:
-            print(text, file=self._stream, flush=True)
-
-    def _clear(self) -> None:
-        if self._live:
-            print("\r\x1b[K", end="", file=self._stream, flush=True)
+        name = clean_text(self._model, MOST_NAME)
+        self.show(f"{name}: {self._done:,} of {self._all:,} batches")

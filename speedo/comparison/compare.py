@@ -5,20 +5,22 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from speedo.comparison.one_run import Place, make
-from speedo.comparison.outcome import write_outcome
+from speedo.comparison.one_run import Place, command_of, make
+from speedo.comparison.outcome import histories, write_outcome
 from speedo.comparison.sequential import engine_of, spec_of
 from speedo.comparison.throughput import ROUGH_S, Forecasts, calibration_of, measured
-from speedo.comparison.wish import Planned, Wish, keep_wish, runs_of
+from speedo.comparison.wish import Planned, ScriptWish, Wish, keep_wish, runs_of
 from speedo.data import default_data_root
 from speedo.errors import ConfigError, SolverError
-from speedo.report.figures import SEQUENTIAL, Figures
+from speedo.monitor.status_text import in_words
+from speedo.report.figures import SEQUENTIAL, Figures, figures_of
 from speedo.run.datasets import make_dataset, preparable_dataset
 from speedo.run.prepare import chosen_solver
 from speedo.solver import SolverSpec, check_solver
@@ -37,24 +39,32 @@ class Watch(Protocol):
 
 
 @dataclass(slots=True)
-class Comparison:
+class Comparison(ABC):
     """A comparison that is ready to be made. `problems` are the runs that failed, with what they said."""
 
-    wish: Wish
+    wish: Wish | ScriptWish
     folder: Path
-    spec: SolverSpec
-    records: int
     runs: list[Planned]
     problems: list[str] = field(default_factory=list)
 
-    @property
-    def net(self) -> str:
-        return self.spec.net_name or self.spec.path.stem
+    @abstractmethod
+    def command(self, place: Place, run: Planned) -> list[str]:
+        """The command that makes the run, or goes on with it. Raises `ConfigError`."""
 
-    def estimates(self, note: Callable[[str], None]) -> list[float | None]:
-        """Seconds that each run would take here, after a short measurement. Raises what that does."""
-        calibration = measured(self.wish, ROUGH_S, note)
-        return Forecasts(calibration, cores()).seconds(self.runs)
+    @abstractmethod
+    def outcome(self, forecasts: Forecasts) -> Figures | None:
+        """Work out the figures of the runs so far, and write them; None before the first has merged anything.
+
+        Raises `DataError`.
+        """
+
+    def forecasts(self, note: Callable[[str], None]) -> Forecasts:
+        """What is known of the runs' throughput before the first one."""
+        return Forecasts(None, cores())
+
+    def progress(self, run: Planned, iteration: int) -> str:
+        """How far a run is."""
+        return f"iteration {iteration}"
 
     def make(self, watch: Watch) -> Figures | None:
         """Make what is missing. The figures of all runs; None where none has merged anything.
@@ -64,51 +74,98 @@ class Comparison:
         """
         keep_wish(self.folder, self.wish)
         with alone(self.folder):
-            calibration = None
-            if any(run.workers > cores() for run in self.runs):
-                watch.note(
-                    "measuring this machine, to predict the throughput of more workers than it has cores"
-                )
-                calibration = calibration_of(self.folder, self.wish, watch.note)
-            forecasts = Forecasts(calibration, cores())
+            forecasts = self.forecasts(watch.note)
             rates = _Rates(forecasts.seconds(self.runs), self.runs)
             figures = None
-            for place, run in enumerate(self.runs):
-                if self._one(place, run, rates, watch):
-                    figures = self._outcome(forecasts)
-            return figures or self._outcome(forecasts)
-
-    def _outcome(self, forecasts: Forecasts) -> Figures | None:
-        return write_outcome(self.folder, self.wish, self.runs, self.records, self.net, forecasts)
+            for number, run in enumerate(self.runs):
+                if self._one(number, run, rates, watch):
+                    figures = self.outcome(forecasts)
+            return figures or self.outcome(forecasts)
 
     def _one(self, number: int, run: Planned, rates: _Rates, watch: Watch) -> bool:
         """Make one run, if it is not finished; whether there was anything to do."""
-        place, count = Place(self.folder, run.name), len(self.runs)
+        place = Place(self.folder, run.name)
         if place.state(run.max_iter) == "finished":
             return False
-        title = f"[{number + 1}/{count}] {run.name}"
-        goes_on = place.has_checkpoint(run)
-        began, first = time.monotonic(), place.iteration() if goes_on else 0
+        title = f"[{number + 1}/{len(self.runs)}] {run.name}"
+        command = self.command(place, run)
+        goes_on = place.run_dir.exists()
+        began, first = time.monotonic(), place.iteration()
         watch.note(f"{title}: {'going on with it' if goes_on else 'begun'}")
 
         def look(iteration: int) -> None:
-            spent = time.monotonic() - began
-            left = rates.left(number, spent, (iteration - first) / max(run.max_iter - first, 1))
-            epochs = iteration * self.spec.batch / self.records
-            of = run.max_iter * self.spec.batch / self.records
-            watch.show(f"{title}: {epochs:.2f} of {of:.2f} epochs{in_words(left)}")
+            part = (iteration - first) / max(run.max_iter - first, 1)
+            left = rates.left(number, time.monotonic() - began, part)
+            watch.show(f"{title}: {self.progress(run, iteration)}{_in_words(left)}")
 
-        problem = make(place, run, look)
-        rates.took(number, time.monotonic() - began)
+        problem = make(place, run, command, look)
+        seconds = time.monotonic() - began
+        rates.took(number, seconds)
         if problem:
             self.problems.append(f"run {run.name} failed ({problem}); see {place.log}")
             watch.note(f"{title}: failed, {problem}")
         else:
-            left = rates.left(number, 0.0, 1.0)
             early = place.ended_early()
             ended = f"ended early, {early}," if early else "done"
-            watch.note(f"{title}: {ended} in {time.monotonic() - began:.0f} s{in_words(left)}")
+            left = _in_words(rates.left(number, 0.0, 1.0))
+            watch.note(f"{title}: {ended} in {seconds:.0f} s{left}")
         return True
+
+
+@dataclass(slots=True)
+class SolverComparison(Comparison):
+    """Sequential Caffe and the modes, by a solver, which has `records` to train on."""
+
+    wish: Wish
+    spec: SolverSpec = field(kw_only=True)
+    records: int = field(kw_only=True)
+
+    def estimates(self, note: Callable[[str], None]) -> list[float | None]:
+        """Seconds that each run would take here, after a short measurement. Raises what that does."""
+        calibration = measured(self.wish, ROUGH_S, note)
+        return Forecasts(calibration, cores()).seconds(self.runs)
+
+    def command(self, place: Place, run: Planned) -> list[str]:
+        return command_of(place, run)
+
+    def forecasts(self, note: Callable[[str], None]) -> Forecasts:
+        calibration = None
+        if any(run.workers > cores() for run in self.runs):
+            note(
+                "measuring this machine, to predict the throughput of more workers than it has cores"
+            )
+            calibration = calibration_of(self.folder, self.wish, note)
+        return Forecasts(calibration, cores())
+
+    def progress(self, run: Planned, iteration: int) -> str:
+        done, whole = (n * self.spec.batch / self.records for n in (iteration, run.max_iter))
+        return f"{done:.2f} of {whole:.2f} epochs"
+
+    def outcome(self, forecasts: Forecasts) -> Figures | None:
+        found, wish = histories(self.folder, self.runs), self.wish
+        if not found:
+            return None
+        figures = figures_of(
+            found, records=self.records, measure=wish.measure, forecasts=forecasts.of
+        )
+        net = self.spec.net_name or self.spec.path.stem
+        facts = [("solver", str(wish.solver)), ("runs", _trained(wish))]
+        if wish.options:
+            facts.append(("options", ", ".join(f"{k} {v}" for k, v in wish.options.items())))
+        about = f"{wish.epochs:g} epochs of sequential Caffe, "
+        write_outcome(self.folder, wish, self.runs, figures, net, about, facts)
+        return figures
+
+
+def _trained(wish: Wish) -> str:
+    counts = ", ".join(map(str, wish.workers))
+    text = f"{', '.join(wish.modes)} with {counts} workers, for {wish.longer:g} times the epochs of sequential Caffe; "
+    for name, values in wish.sweeps.items():
+        text += f"{name} {', '.join(map(str, values))}; "
+    return (
+        text.removesuffix("; ")
+        + ". Seeds are 1 and up; each run has the initial weights of the sequential one with its seed."
+    )
 
 
 class _Rates:
@@ -123,6 +180,8 @@ class _Rates:
 
     def left(self, number: int, spent: float, part: float) -> float | None:
         """Seconds of the rest of this run, of which `part` is done, and of those behind it."""
+        if not self._runs[number].images:  # a script's
+            return None
         after = [self._expected(other) for other in range(number + 1, len(self._runs))]
         now = self._expected(number)
         if part >= 0.05:
@@ -146,16 +205,12 @@ class _Rates:
         return run.images * sum(self._took.values()) / whole if whole else None
 
 
-def in_words(seconds: float | None) -> str:
+def _in_words(left: float | None) -> str:
     """`, 12 min left`; nothing where that is not known."""
-    if seconds is None:
-        return ""
-    if seconds < 90:
-        return f", {seconds:.0f} s left"
-    return f", {seconds / 60:.0f} min left" if seconds < 5400 else f", {seconds / 3600:.1f} h left"
+    return "" if left is None else f", {in_words(left)} left"
 
 
-def prepared(wish: Wish, folder: Path, note: Callable[[str], None]) -> Comparison:
+def prepared(wish: Wish, folder: Path, note: Callable[[str], None]) -> SolverComparison:
     """Read and check everything before the first run. Raises `ConfigError`, `SolverError`, `DataError`."""
     options = {**wish.options, "solver": wish.solver}
     spec = spec_of(options, engine_of(options, note))
@@ -173,7 +228,8 @@ def prepared(wish: Wish, folder: Path, note: Callable[[str], None]) -> Compariso
         raise ConfigError(f"--loss test: {spec.path} has no test net; use --loss train")
     if wish.measure == "test" and wish.tests < 1:
         raise ConfigError("--loss test needs tests during training; use --tests 1 or more")
-    return Comparison(wish, folder, spec, records, runs_of(wish, spec, records))
+    runs = runs_of(wish, spec, records)
+    return SolverComparison(wish, folder, runs, spec=spec, records=records)
 
 
 def solver_named(given: Path | None) -> Path:

@@ -102,18 +102,11 @@ class Place:
         return said[-1].removeprefix("speedo: ") if said else "it said nothing"
 
 
-def make(
-    place: Place,
-    run: Planned,
-    look: Look,
-    command_of: Callable[[Place, Planned], list[str]] | None = None,
-) -> str:
-    """Make the run, from the last checkpoint of a broken one if there is any; returns what went wrong, or nothing.
+def make(place: Place, run: Planned, command: list[str], look: Look) -> str:
+    """Make the run by this command; returns what went wrong, or nothing.
 
     `look` is called with the iteration from time to time. On Ctrl-C the run is asked to end, which keeps a checkpoint.
-    `command_of` makes another command than that of a run with the options of `run`.
     """
-    command = (command_of or _command)(place, run)
     try:
         place.log.parent.mkdir(parents=True, exist_ok=True)
         with place.log.open("ab") as log:
@@ -155,7 +148,8 @@ def remove_former(place: Place) -> None:
         ) from None
 
 
-def _command(place: Place, run: Planned) -> list[str]:
+def command_of(place: Place, run: Planned) -> list[str]:
+    """Of a run with the options of `run`; a broken one goes on from its last checkpoint. Raises `ConfigError`."""
     words = beginning()
     if place.has_checkpoint(run):
         return [

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from speedo.comparison.one_run import Place
-from speedo.comparison.throughput import Forecasts
-from speedo.comparison.wish import Planned, Wish
+from speedo.comparison.wish import Planned, ScriptWish, Wish, plain_of
 from speedo.errors import DataError
 from speedo.json_lines import plain
-from speedo.report.figures import Figures, figures_of
+from speedo.report.figures import Figures
 from speedo.report.files import write_report
 from speedo.report.page import Heading
 from speedo.report.run_history import RunHistory, read_history
@@ -37,64 +36,36 @@ def histories(folder: Path, runs: Sequence[Planned]) -> list[RunHistory]:
 
 
 def write_outcome(
-    folder: Path, wish: Wish, runs: Sequence[Planned], records: int, net: str, forecasts: Forecasts
-) -> Figures | None:
-    """Work out the figures of the runs so far, and write them; None before the first has merged anything.
+    folder: Path,
+    wish: Wish | ScriptWish,
+    runs: Sequence[Planned],
+    figures: Figures,
+    name: str,
+    about: str,
+    facts: Sequence[tuple[str, str]],
+) -> None:
+    """Write the figures of the runs so far; `name` is that of the net or script, `about` a part of the subtitle.
 
     Raises `DataError`.
     """
-    found = histories(folder, runs)
-    if not found:
-        return None
-    figures = figures_of(found, records=records, measure=wish.measure, forecasts=forecasts.of)
     done = sum(Place(folder, run.name).state(run.max_iter) == "finished" for run in runs)
     machine = f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}, {platform.system()}"
-    data: dict[str, Any] = {
+    data = {
         "version": VERSION,
-        "wish": wish.plain(),
-        "net": net,
+        "wish": plain_of(wish),
+        "net": name,
         "machine": machine,
         "runs_planned": len(runs),
         "runs_done": done,
         **as_data(figures),
     }
-    seeds = "1 seed" if wish.seeds == 1 else f"{wish.seeds} seeds"
-    heading = Heading(
-        f"SGD modes compared: {net}",
-        f"{done} of {len(runs)} runs, {wish.epochs:g} epochs of sequential Caffe, {seeds}, {machine}",
-        [
-            ("solver", str(wish.solver)),
-            ("runs", _trained(wish)),
-            *([("options", ", ".join(f"{k} {v}" for k, v in wish.options.items()))] if wish.options else []),
-        ],
-    )  # fmt: skip
-    keep_outcome(folder, data, figures, heading)
-    return figures
-
-
-def keep_outcome(folder: Path, data: Mapping[str, Any], figures: Figures, heading: Heading) -> None:
-    """Write both files of a comparison. Raises `DataError`."""
     try:
         write_whole(folder / FIGURES, json.dumps(plain(data), indent=2) + "\n")
     except OSError as error:
         raise DataError(
             f"{folder / FIGURES} cannot be written: {error.strerror}; make room there"
         ) from None
+    seeds = "1 seed" if wish.seeds == 1 else f"{wish.seeds} seeds"
+    subtitle = f"{done} of {len(runs)} runs, {about}{seeds}, {machine}"
+    heading = Heading(f"SGD modes compared: {name}", subtitle, facts)
     write_report(figures, heading, folder / PAGE)
-
-
-def _trained(wish: Wish) -> str:
-    modes = ", ".join(wish.modes)
-    counts = ", ".join(map(str, wish.workers))
-    text = (
-        f"{modes} with {counts} workers, for {wish.longer:g} times the epochs of sequential Caffe"
-    )
-    if wish.sweeps:
-        swept = "; ".join(
-            f"{name} {', '.join(map(str, values))}" for name, values in wish.sweeps.items()
-        )
-        text += f"; {swept}"
-    return (
-        text
-        + ". Seeds are 1 and up; each run has the initial weights of the sequential one with its seed."
-    )

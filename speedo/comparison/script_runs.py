@@ -2,123 +2,50 @@
 
 from __future__ import annotations
 
-import json
-import os
-import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from time import monotonic
 from typing import Any, Final
 
-from speedo.comparison.compare import Watch, alone
-from speedo.comparison.one_run import Place, beginning, make, remove_former
-from speedo.comparison.outcome import histories, keep_outcome
-from speedo.comparison.wish import MOST_RUNS, Planned, keep_wish, variants
+from speedo.comparison.compare import Comparison
+from speedo.comparison.one_run import Place, beginning, remove_former
+from speedo.comparison.outcome import histories, write_outcome
+from speedo.comparison.throughput import Forecasts
+from speedo.comparison.wish import Planned, ScriptWish, check_runs, planned, variants
 from speedo.config.run_config import make_config
 from speedo.errors import ConfigError
+from speedo.foreign_text import aligned
 from speedo.report.figures import Figures, Series, figures_of
-from speedo.report.page import Heading
 from speedo.report.run_history import RunHistory
-from speedo.report.tables import aligned, as_data
-from speedo.run_dir.directory import METRICS
-from speedo.run_dir.read_back import json_lines
-from speedo.version import VERSION
+from speedo.run_dir.events import ResultMerged, read_events
 
 ALONE: Final = "sync"  # the mode of the run with one worker, which is plain SGD in it
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptWish:
-    """What a comparison of scripts shall have; `script` is its path and its arguments."""
-
-    script: Sequence[str]
-    modes: Sequence[str]
-    workers: Sequence[int]
-    seeds: int = 1
-    sweeps: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-
-    def plain(self) -> dict[str, Any]:
-        """As plain data, to be written down and compared."""
-        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return found
-
-
 @dataclass(slots=True)
-class ScriptComparison:
-    """A comparison that is ready to be made. `problems` are the runs that failed, with what they said."""
+class ScriptComparison(Comparison):
+    """The modes by a script. A run that was interrupted begins anew: a script has no checkpoints here."""
 
     wish: ScriptWish
-    folder: Path
-    runs: list[Planned]
-    problems: list[str] = field(default_factory=list)
 
-    def make(self, watch: Watch) -> Figures | None:
-        """Make what is missing. The figures of all runs; None where none has merged anything.
+    def command(self, place: Place, run: Planned) -> list[str]:
+        remove_former(place)
+        words = [*beginning(), "speedo", "run", "--run-dir", str(place.run_dir)]
+        return [*words, *_words(run.options), *self.wish.script]
 
-        Raises as `Comparison.make`. A run that was interrupted begins anew: a script has no checkpoints.
-        """
-        keep_wish(self.folder, self.wish)
-        with alone(self.folder):
-            figures = None
-            for number, run in enumerate(self.runs, 1):
-                if self._one(f"[{number}/{len(self.runs)}] {run.name}", run, watch):
-                    figures = self._outcome()
-            return figures or self._outcome()
-
-    def _one(self, title: str, run: Planned, watch: Watch) -> bool:
-        """Make one run, if it is not finished; whether there was anything to do."""
-        place = Place(self.folder, run.name)
-        if place.state(run.max_iter) == "finished":
-            return False
-        watch.note(f"{title}: begun")
-        began = monotonic()
-
-        def command(place: Place, run: Planned) -> list[str]:
-            remove_former(place)
-            words = [*beginning(), "speedo", "run", "--run-dir", str(place.run_dir)]
-            return [*words, *_words(run.options), *self.wish.script]
-
-        problem = make(
-            place, run, lambda iteration: watch.show(f"{title}: iteration {iteration}"), command
-        )
-        if problem:
-            self.problems.append(f"run {run.name} failed ({problem}); see {place.log}")
-        watch.note(
-            f"{title}: {f'failed, {problem}' if problem else f'done in {monotonic() - began:.0f} s'}"
-        )
-        return True
-
-    def _outcome(self) -> Figures | None:
-        """Work out the figures of the runs so far, and write them. Raises `DataError`."""
+    def outcome(self, forecasts: Forecasts) -> Figures | None:
         found = histories(self.folder, self.runs)
         if not found:
             return None
         figures = figures_of(found, records=_records(found))
         for one in figures.series:
             one.published = ""  # that is of Caffe's net
-        done = sum(
-            Place(self.folder, run.name).state(run.max_iter) == "finished" for run in self.runs
-        )
         script, *arguments = self.wish.script
-        machine = f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}, {platform.system()}"
-        data = {
-            "version": VERSION,
-            "wish": self.wish.plain(),
-            "machine": machine,
-            "runs_planned": len(self.runs),
-            "runs_done": done,
-            **as_data(figures),
-        }
-        seeds = "1 seed" if self.wish.seeds == 1 else f"{self.wish.seeds} seeds"
-        heading = Heading(
-            f"SGD modes compared: {Path(script).name}",
-            f"{done} of {len(self.runs)} runs, {seeds}, {machine}",
-            [("script", script), ("arguments", " ".join(arguments) or "none")],
-        )
-        keep_outcome(self.folder, data, figures, heading)
+        facts = [("script", script), ("arguments", " ".join(arguments) or "none")]
+        name = Path(script).name
+        write_outcome(self.folder, self.wish, self.runs, figures, name, "", facts)
         return figures
 
 
@@ -135,30 +62,24 @@ def prepared(wish: ScriptWish, folder: Path, fixed: Mapping[str, Any]) -> Script
             make_config({**fixed, **run.options, "script": tuple(wish.script)})
         except ConfigError as error:
             problems += [f"run {run.name}: {one}" for one in error.problems if run.seed == 1]
-    if len(runs) > MOST_RUNS:
-        problems.append(
-            f"{len(runs):,} runs are too many for one comparison; use at most {MOST_RUNS:,}"
-        )
-    if problems:
-        raise ConfigError(problems)
+    check_runs(runs, problems)
     return ScriptComparison(wish, folder, runs)
 
 
 def _runs_of(wish: ScriptWish) -> list[Planned]:
-    runs: list[Planned] = []
+    found: dict[str, Planned] = {}  # that with one worker is there once
     for seed in range(1, wish.seeds + 1):
-        runs.append(_planned(ALONE, 1, seed, {}))
-        for workers, mode in product(wish.workers, wish.modes):
-            for variant in variants(wish.sweeps, mode):
-                runs.append(_planned(mode, workers, seed, variant))
-    return list({run.name: run for run in runs}.values())  # that with one worker once
-
-
-def _planned(mode: str, workers: int, seed: int, variant: Mapping[str, Any]) -> Planned:
-    words = "".join(f"-{name}={value}" for name, value in variant.items())
-    options = {**variant, "mode": mode, "workers": workers, "seed": seed}
-    name = f"{mode}-w{workers}{words}-seed{seed}".replace("/", "_")
-    return Planned(name, mode, workers, seed, options, 0)
+        each: list[tuple[str, int, Mapping[str, Any]]] = [(ALONE, 1, {})]
+        each += [
+            (mode, workers, variant)
+            for workers, mode in product(wish.workers, wish.modes)
+            for variant in variants(wish.sweeps, mode)
+        ]
+        for mode, workers, variant in each:
+            options = {**variant, "mode": mode, "workers": workers, "seed": seed}
+            run = planned(variant, options, 0)
+            found.setdefault(run.name, run)
+    return list(found.values())
 
 
 def _words(options: Mapping[str, Any]) -> list[str]:
@@ -175,15 +96,12 @@ def _words(options: Mapping[str, Any]) -> list[str]:
 
 def _records(runs: Sequence[RunHistory]) -> int | None:
     """Of an epoch, by the ranges that the results of the first run name; None where they name none."""
-    try:
-        stops = [
-            int(stop)
-            for _, _, line in json_lines(runs[0].folder / METRICS)
-            if line is not None
-            for _, _, stop in line.get("records", ())
-        ]
-    except (OSError, ValueError, TypeError):  # it was edited
-        return None
+    stops = [
+        stop
+        for event in read_events(runs[0].folder)
+        if isinstance(event, ResultMerged)
+        for _, _, stop in event.records
+    ]
     return max(stops, default=None)
 
 
@@ -210,7 +128,7 @@ def as_text(figures: Figures) -> str:
                 f"{fmean(accuracies):.4f}" if accuracies else "-",
             )
         )
-    return aligned(lines)
+    return "\n".join(aligned(lines))
 
 
 def _rate(one: Series) -> float | None:

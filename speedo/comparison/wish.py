@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import yaml
 
@@ -45,10 +46,22 @@ class Wish:
     measure: Measure = "train"
     solver: str | None = None
 
-    def plain(self) -> dict[str, Any]:
-        """As plain data, to be written down and compared."""
-        found: dict[str, Any] = yaml.safe_load(yaml.safe_dump(_plain(asdict(self))))
-        return found
+
+@dataclass(frozen=True, slots=True)
+class ScriptWish:
+    """What a comparison of scripts shall have; `script` is its path and its arguments."""
+
+    script: Sequence[str]
+    modes: Sequence[str]
+    workers: Sequence[int]
+    seeds: int = 1
+    sweeps: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+
+def plain_of(wish: Wish | ScriptWish) -> dict[str, Any]:
+    """The wish as plain data, to be written down and compared."""
+    found: dict[str, Any] = json.loads(json.dumps(asdict(wish), default=str))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,18 +132,30 @@ def runs_of(wish: Wish, spec: SolverSpec, records: int) -> list[Planned]:
         for workers, mode in product(wish.workers, wish.modes):
             for variant in variants(wish.sweeps, mode):
                 options = {**common, **variant, "mode": mode, "workers": workers, "max_iter": end}
-                words = "".join(f"-{name}={value}" for name, value in variant.items())
-                name = f"{mode}-w{workers}{words}-seed{seed}".replace("/", "_")
-                runs.append(Planned(name, mode, workers, seed, options, end * spec.batch))
+                runs.append(planned(variant, options, end * spec.batch))
                 if seed == 1:
                     problems += _problems(runs[-1], spec)
+    check_runs(runs, problems)
+    return runs
+
+
+def planned(variant: Mapping[str, Any], options: Mapping[str, Any], images: int) -> Planned:
+    """The run with these options, named after the mode, the workers, the swept options and the seed."""
+    mode, workers, seed = (options[name] for name in ("mode", "workers", "seed"))
+    words = "".join(f"-{name}={value}" for name, value in variant.items())
+    name = f"{mode}-w{workers}{words}-seed{seed}".replace("/", "_")
+    return Planned(name, mode, workers, seed, options, images)
+
+
+def check_runs(runs: Sequence[Planned], problems: Sequence[str]) -> None:
+    """Raises `ConfigError` with these problems, or for too many runs."""
+    if len(runs) > MOST_RUNS:
+        problems = [
+            *problems,
+            f"{len(runs):,} runs are too many for one comparison; use at most {MOST_RUNS:,}",
+        ]
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
-    if len(runs) > MOST_RUNS:
-        raise ConfigError(
-            f"{len(runs):,} runs are too many for one comparison; use at most {MOST_RUNS:,}"
-        )
-    return runs
 
 
 def variants(sweeps: Mapping[str, Sequence[Any]], mode: str) -> list[dict[str, Any]]:
@@ -161,13 +186,7 @@ def parse_modes(text: str) -> tuple[str, ...]:
     return modes
 
 
-class HasPlain(Protocol):
-    """What can be written down."""
-
-    def plain(self) -> dict[str, Any]: ...
-
-
-def keep_wish(folder: Path, wish: HasPlain) -> None:
+def keep_wish(folder: Path, wish: Wish | ScriptWish) -> None:
     """Write the wish into a new folder, or check that it is the one that is there. Raises `ConfigError`."""
     path = folder / FILE
     try:
@@ -175,7 +194,7 @@ def keep_wish(folder: Path, wish: HasPlain) -> None:
         others = [] if there or not os.path.lexists(folder) else os.listdir(folder)
         if not there and not others:
             folder.mkdir(parents=True, exist_ok=True)
-            path.write_text(yaml.safe_dump(wish.plain(), sort_keys=False), encoding="utf-8")
+            path.write_text(yaml.safe_dump(plain_of(wish), sort_keys=False), encoding="utf-8")
     except OSError as error:
         raise ConfigError(
             f"{folder} cannot be written: {error.strerror}; give another --out"
@@ -190,7 +209,7 @@ def keep_wish(folder: Path, wish: HasPlain) -> None:
         raise ConfigError(
             f"{path} cannot be read; give another --out, or remove that folder"
         ) from None
-    now = wish.plain()
+    now = plain_of(wish)
     if former != now:
         known = former if isinstance(former, dict) else {}
         differing = [name for name in now if known.get(name) != now[name]] or ["form"]
@@ -198,11 +217,3 @@ def keep_wish(folder: Path, wish: HasPlain) -> None:
         raise ConfigError(
             f"{folder} holds another comparison ({told}); give the former command to go on with it, or another --out"
         )
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return str(value) if isinstance(value, Path) else value

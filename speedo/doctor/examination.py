@@ -5,14 +5,13 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from speedo.doctor.base import Finding, Request
-from speedo.doctor.caffe import pycaffe
 from speedo.doctor.cluster import examine_master, free_ports, own_redis, token
 from speedo.doctor.cores import cores, running_workers
+from speedo.doctor.engines import engines, pycaffe, torch
 from speedo.doctor.limits import limits
 from speedo.doctor.machine import python, ray, redis, temporary
 from speedo.doctor.resources import disk, exchange, memory
 from speedo.doctor.solver import choice_of, examine_solver
-from speedo.doctor.torch import engines, torch
 from speedo.engines.make import prepare_to_read
 
 

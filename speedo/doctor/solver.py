@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from speedo.data import default_data_root
 from speedo.data.mnist import FASHION_MNIST, FASHION_MNIST_PACKAGE, FASHION_MNIST_SOURCE
 from speedo.doctor.base import Finding, Request, fail, ok, size, warn
 from speedo.doctor.resources import TORCH_BYTES, Net
-from speedo.engines.make import CAFFE, EngineChoice, chosen_engine
+from speedo.engines.make import CAFFE, EngineChoice, chosen_engine, prepare_to_read
 from speedo.engines.net_trial import CaffeFacts, check_in_subprocess
 from speedo.engines.update_rules import RULES
 from speedo.errors import SolverError, SpeedoError
@@ -115,6 +115,20 @@ def _read(request: Request, facts: dict[str, Any], choice: EngineChoice) -> Solv
         search = SearchPath(home, Path.cwd(), root)
         return replace(spec, path=Path(path.name), search=search, net_files=files)
     return read_solver(chosen_solver(request.solver), overrides=overrides, data_root=root)
+
+
+def facts_of(request: Request) -> dict[str, Any]:
+    """What a master here would publish of its solver, as far as that is known before it runs. Raises `SpeedoError`."""
+    choice = choice_of(request, {})
+    prepare_to_read(choice.engine)
+    spec = _read(request, {}, choice)
+    return {
+        "solver": spec.text,
+        "folder": str(spec.folder),
+        "net_files": list(spec.net_files),
+        "records": count_records(spec),
+        "engine": asdict(choice),
+    }
 
 
 def _problems(spec: SolverSpec, dataset: str | None) -> list[str]:

@@ -6,73 +6,28 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from speedo.errors import ConfigError
-from speedo.json_lines import values_of
-from speedo.run_dir.checkpoint_file import checkpoint_path
-from speedo.run_dir.directory import CHECKPOINTS, METRICS
-from speedo.run_dir.read_back import (
-    count_of,
-    metrics_of,
-    number_of,
-    optional_number_of,
-    text_of,
+from speedo.run_dir.directory import METRICS
+from speedo.run_dir.events import (
+    CheckpointWritten,
+    LogFollower,
+    ModelTested,
+    ResultMerged,
+    RunEvent,
+    WorkerJoined,
+    WorkerLeft,
 )
-from speedo.system.appended import AppendedLines
 
-
-@dataclass(frozen=True, slots=True)
-class ResultMerged:
-    """A worker's result is in the center, which is now `version`. `loss` is NaN where a script says none.
-
-    `staleness` counts the results that were merged while this one was made; `seconds` are those of the run.
-    """
-
-    worker: int
-    iteration: int
-    version: int
-    loss: float
-    samples: int
-    staleness: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class ModelTested:
-    """A version of the center was tested; `metrics` are the outputs of the test by name."""
-
-    iteration: int
-    version: int
-    metrics: Mapping[str, float]
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerJoined:
-    """A worker takes part from now on; `host` is empty where that is not known."""
-
-    worker: int
-    host: str
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerLeft:
-    """A worker is gone before the run's end; `cause` is a sentence."""
-
-    worker: int
-    cause: str
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointWritten:
-    """A checkpoint is on the disk. The oldest are removed later."""
-
-    path: Path
-    iteration: int
-    seconds: float
+# By which callback a record of the log is told; the others are told to nobody.
+CALLBACKS: Final[Mapping[type, str]] = {
+    ResultMerged: "on_result",
+    ModelTested: "on_test",
+    WorkerJoined: "on_join",
+    WorkerLeft: "on_leave",
+    CheckpointWritten: "on_checkpoint",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,59 +71,23 @@ class LogCallbacks:
 
     def __init__(self, callbacks: Callbacks, run_dir: Path, begin: int, epoch: int = 0) -> None:
         """From byte `begin` of the log on, which is what `length_of_log` said; `epoch` is the master's."""
-        self._callbacks, self._run_dir, self._epoch = callbacks, run_dir, epoch
-        self._log = AppendedLines(run_dir / METRICS, begin)
-        self._lines: deque[str] = deque()
-        self._finished = False  # then workers are let go
+        self._callbacks, self._log = callbacks, LogFollower(run_dir, begin, epoch)
+        self._events: deque[RunEvent] = deque()
 
     def call_one(self) -> bool:
-        """Call for the next line; whether there was one. Raises `CallbackError` for what the function raises."""
-        if not self._lines:
-            self._lines.extend(self._log.new())
-        if not self._lines:
+        """Call for the next record; whether there was one. Raises `CallbackError` for what the function raises."""
+        if not self._events:
+            self._events.extend(self._log.new())
+        if not self._events:
             return False
-        try:
-            values = values_of(self._lines.popleft().encode())
-            found = self._event(values) if isinstance(values, dict) else None
-        except (ValueError, RecursionError):
-            return True  # a line that was edited
-        if found is not None and (function := getattr(self._callbacks, found[0])):
+        event = self._events.popleft()
+        name = CALLBACKS.get(type(event), "")
+        if name and (function := getattr(self._callbacks, name)):
             try:
-                function(found[1])
+                function(event)
             except (Exception, SystemExit) as error:
-                raise CallbackError(found[0], error) from error
+                raise CallbackError(name, error) from error
         return True
-
-    def _event(self, line: Mapping[str, Any]) -> tuple[str, Any] | None:
-        """The callback and its record; None for a line that nobody is called for."""
-        seconds = number_of(line, "time")
-        match line.get("event"):
-            case "result" if line.get("decision") == "merged":
-                counts = {
-                    name: count_of(line, name)
-                    for name in ("worker", "iteration", "version", "samples", "staleness")
-                }
-                loss = optional_number_of(line, "loss")
-                return "on_result", ResultMerged(loss=loss, seconds=seconds, **counts)
-            case "test" if not line.get("problem"):
-                at = count_of(line, "iteration"), count_of(line, "version")
-                return "on_test", ModelTested(*at, metrics_of(line), seconds)
-            case "joined":
-                worker = count_of(line, "worker")
-                return "on_join", WorkerJoined(worker, text_of(line, "host"), seconds)
-            case "left" | "set-aside" if not self._finished:
-                cause = text_of(line, "cause") or text_of(line, "reason")
-                return "on_leave", WorkerLeft(count_of(line, "worker"), cause, seconds)
-            case "checkpoint" if line.get("bytes"):
-                folder, version = self._run_dir / CHECKPOINTS, count_of(line, "version")
-                path = checkpoint_path(folder, self._epoch, version)
-                written = CheckpointWritten(path, count_of(line, "iteration"), seconds)
-                return "on_checkpoint", written
-            case "resumed":
-                self._epoch = count_of(line, "epoch")
-            case "finish":
-                self._finished = True
-        return None
 
 
 def length_of_log(run_dir: Path) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections.abc import Mapping
 from concurrent.futures import wait
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, Final, Protocol, Self, TextIO, cast
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
+from rich.status import Status as RichStatus
 from rich.table import Table
 from rich.text import Text
 
@@ -28,6 +30,7 @@ from speedo.system.standard_streams import unread
 LINE_S: Final = 5.0  # seconds between plain lines
 SAME_LINE_S: Final = 30.0  # seconds until a line is said again that has not changed
 CLOSE_S: Final = 10.0  # for the last lines to be written; a disk that hangs is not waited for
+LEFT: Final = ("host", "state", "last death")  # columns of text
 KEPT_BYTES: Final = 1 << 20  # of lines that the disk does not take, at most
 
 
@@ -79,6 +82,39 @@ class _Lasting:
             self._stream.flush()
         except OSError:
             unread(2)
+
+
+class StatusLine:
+    """Notes as lines of standard error. A state is a line that is written over on a terminal.
+
+    Elsewhere it is a line of its own at most every `every_s` seconds; left out, it is not shown there.
+    """
+
+    def __init__(self, every_s: float = math.inf) -> None:
+        self._console, self._every_s = ErrorConsole(), every_s
+        self._said = time.monotonic()
+        self._status: RichStatus | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def note(self, text: str) -> None:
+        put_line(self._console, text)
+
+    def show(self, text: str) -> None:
+        if self._console.is_terminal:
+            if self._status is None:
+                self._status = self._console.status("")
+                self._status.start()
+            self._status.update(shown(text))
+        elif time.monotonic() - self._said >= self._every_s:
+            self._said = time.monotonic()
+            put_line(self._console, text)
 
 
 class Quiet:
@@ -226,18 +262,12 @@ def workers_in_words(there: int, wanted: int) -> str:
 def plain_line(status: Status) -> str:
     """A state as one line of text."""
     training = sum(1 for worker in status.workers if not worker.is_away)
+    epoch, loss = (None if math.isnan(x) else x for x in (status.epoch, status.loss))
     parts = [
-        f"iteration {status.iteration}{f'/{status.max_iter}' if status.max_iter else ''}",
-        *([f"epoch {status.epoch:.2f}"] if not math.isnan(status.epoch) else []),
-        *([f"loss {status.loss:.4f}"] if not math.isnan(status.loss) else []),
-        f"{status.images_per_s:,.0f} images/s",
+        *progress_parts(status.iteration, status.max_iter, epoch, loss, status.images_per_s),
         workers_in_words(training, status.wanted),
+        *scores_parts(status.metrics, status.tested_iteration),
     ]
-    if status.metrics:
-        scores = ", ".join(
-            f"{name} {value:.4f}" for name, value in short_scores(status.metrics).items()
-        )
-        parts.append(f"test at {status.tested_iteration}: {scores}")
     if status.testing:
         parts.append(f"testing: {status.testing}")
     if status.store_trouble:
@@ -247,11 +277,40 @@ def plain_line(status: Status) -> str:
     return ", ".join(parts)
 
 
+def progress_parts(
+    iteration: int,
+    max_iter: int | None,
+    epoch: float | None,
+    loss: float | None,
+    images_per_s: float | None,
+) -> list[str]:
+    """How far a run is and how it goes, in words; what is not known is left out."""
+    return [
+        f"iteration {iteration}{f'/{max_iter}' if max_iter else ''}",
+        *([] if epoch is None else [f"epoch {epoch:.2f}"]),
+        *([] if loss is None else [f"loss {loss:.4f}"]),
+        *([] if images_per_s is None else [f"{images_per_s:,.0f} images/s"]),
+    ]
+
+
+def scores_parts(metrics: Mapping[str, float | None], iteration: int) -> list[str]:
+    """The last test in words, if there was one."""
+    known = {name: value for name, value in metrics.items() if value is not None}
+    scores = ", ".join(f"{name} {value:.4f}" for name, value in short_scores(known).items())
+    return [f"test at {iteration}: {scores}"] if metrics else []
+
+
+def bare_table(*names: str) -> Table:
+    """A table without lines; the columns whose names are in `LEFT` begin at the left."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in names:
+        table.add_column(name, justify="left" if name in LEFT else "right")
+    return table
+
+
 def _panel(status: Status) -> Group:
     """The live view: a bar, a line, and a row per worker."""
-    workers = Table(box=None, padding=(0, 2), header_style="dim")
-    for name in ("worker", "host", "merged", "dropped", "loss", "images/s", "state"):
-        workers.add_column(name, justify="left" if name in ("host", "state") else "right")
+    workers = bare_table("worker", "host", "merged", "dropped", "loss", "images/s", "state")
     for worker in status.workers:
         workers.add_row(*_row(worker))
     bar = ProgressBar(total=max(status.max_iter, 1), completed=status.iteration, width=40)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from speedo.foreign_text import clean_values
+from speedo.foreign_text import aligned, clean_values
 from speedo.monitor.control_socket import OTHER
 from speedo.monitor.scores import short_scores
+from speedo.run_dir.directory import LOG, RESULT
 from speedo.run_dir.read_back import read_result
 
-RESULT: Final = "result.json"
 COLUMNS: Final = (
     "worker", "host", "process", "threads", "cores", "device", "merged", "dropped", "images/s", "state",
 )  # fmt: skip
+LEFT: Final = ("host", "cores", "device", "state")  # columns of text
 SERVER_COLUMNS: Final = ("server", "host", "MB", "state")
 # Told in a place of their own, or of no use to people; whatever else a run answers is shown as it is.
 TOLD: Final = frozenset(
@@ -75,10 +76,10 @@ def _lines_of(run: Mapping[str, Any]) -> list[str]:
     wanted = run["wanted"] or run["expected_workers"]
     count = f"{there} of {wanted}" if there <= wanted else f"{there}, {wanted} wanted"
     lines.append(f"  workers    {count}")
-    lines += [f"    {row}".rstrip() for row in table(workers)]
+    lines += [f"    {row}" for row in table(workers)]
     if servers := run.get("servers"):
         lines.append(f"  servers    {len(servers)}")
-        lines += [f"    {row}".rstrip() for row in table_of_servers(servers)]
+        lines += [f"    {row}" for row in table_of_servers(servers)]
     return lines
 
 
@@ -100,7 +101,7 @@ def table(workers: list[Mapping[str, Any]]) -> list[str]:
     if not any(one.get("device") for one in workers):  # Caffe's are not known
         at = COLUMNS.index("device")
         rows = [(*row[:at], *row[at + 1 :]) for row in rows]
-    return _aligned(rows)
+    return aligned(rows, [place for place, name in enumerate(rows[0]) if name in LEFT])
 
 
 def table_of_servers(servers: list[Mapping[str, Any]]) -> list[str]:
@@ -109,20 +110,7 @@ def table_of_servers(servers: list[Mapping[str, Any]]) -> list[str]:
         (str(one["server"]), one["host"], f"{one['bytes'] / 1e6:,.1f}", one["state"])
         for one in servers
     ]
-    return _aligned([SERVER_COLUMNS, *found])
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    columns = rows[0]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(columns))]
-    text = ("host", "cores", "device", "state")
-    return [
-        "  ".join(
-            cell.ljust(width) if name in text else cell.rjust(width)
-            for cell, width, name in zip(row, widths, columns, strict=True)
-        )
-        for row in rows
-    ]
+    return aligned([SERVER_COLUMNS, *found], left=(1, 3))
 
 
 def in_words(seconds: float) -> str:
@@ -143,7 +131,7 @@ def outcome_of(run_dir: Path) -> tuple[dict[str, Any] | None, str]:
     """The content of `result.json`, None without one, and the same as a sentence."""
     result = read_result(run_dir / RESULT)
     if result is None:
-        return None, f"the run has ended without a result; {run_dir / 'train.log'} says why"
+        return None, f"the run has ended without a result; {run_dir / LOG} says why"
     accuracy = result.get("accuracy")
     tested = "" if accuracy is None else f", test accuracy {accuracy:.4f}"
     return result, (

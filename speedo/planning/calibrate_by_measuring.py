@@ -9,21 +9,18 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from speedo.config.run_config import make_config
 from speedo.data import default_data_root
-from speedo.engines.caffe_import import prepare_environment
+from speedo.engines.child import PROBLEM, Child, started
 from speedo.engines.make import CAFFE, EngineChoice
-from speedo.engines.native_failures import describe_death
 from speedo.errors import EngineError, SolverError
 from speedo.planning.calibration import (
     BACKGROUND,
@@ -40,7 +37,7 @@ from speedo.planning.calibration import (
     with_step_time,
 )
 from speedo.planning.made_up_records import with_made_up_records
-from speedo.planning.measuring_process import MARK, PROBLEM
+from speedo.planning.measuring_process import MARK
 from speedo.planning.predict import HYBRID
 from speedo.run.datasets import make_dataset, preparable_dataset
 from speedo.run.prepare import chosen_solver
@@ -54,9 +51,9 @@ from speedo.solver import (
 from speedo.solver.division import obstacle_to_parts, order_of_records
 from speedo.solver.proto import caffe_proto, parse_text
 from speedo.storage.redis.server import PrivateRedis
-from speedo.system.import_order import with_our_path
 from speedo.vectors.codecs import NO_COMPRESSION, Compression
 
+MEASURER: Final = "speedo.planning.measuring_process"
 MOST_AT_ONCE: Final = 8  # processes that compute at the same time
 START_S: Final = 180.0  # for Caffe to build a net
 SLOWEST_STEP_S: Final = 120.0
@@ -321,20 +318,22 @@ class _Children:
         with ExitStack() as stack:
             children = [stack.enter_context(self._child(size, server)) for size in batch_sizes]
             for child in children:
-                child.wait_for("ready", START_S)
+                _wait_for(child, "ready", START_S)
             for child in children:
                 child.say("go")
             patience = 20 * self._effort.seconds + 10 * SLOWEST_STEP_S
-            return [json.loads(child.wait_for(MARK, patience)) for child in children]
+            return [json.loads(_wait_for(child, MARK, patience)) for child in children]
 
-    @contextmanager
-    def _child(self, batch_size: int, server: PrivateRedis | None) -> Iterator[_Child]:
+    def _child(self, batch_size: int, server: PrivateRedis | None) -> AbstractContextManager[Child]:
         self._count += 1
-        folder = self._scratch / str(self._count)
-        folder.mkdir()
-        spec = self._spec
+        spec, folder = self._spec, self._scratch / str(self._count)
         text = solver_for_worker(
-            spec, rank=0, count=1, batch_size=batch_size, seed=1, scratch=folder
+            spec,
+            rank=0,
+            count=1,
+            batch_size=batch_size,
+            seed=1,
+            scratch=folder.with_suffix(".data"),
         )
         request = {
             "solver": text,
@@ -348,69 +347,28 @@ class _Children:
             "redis": {} if server is None else {"far": server.url, "near": server.unix_url},
             "server": None if server is None else server.process_id,
         }
-        environment = with_our_path({**os.environ, "TMPDIR": str(folder)})
-        prepare_environment(self._effort.threads, environment)
-        with (folder / "stderr").open("w+", encoding="utf-8", errors="replace") as errors:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "speedo.planning.measuring_process"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                errors="replace",
-                env=environment,
-            )
-            child = _Child(process, errors, spec.net_files[0])
-            try:
-                child.say(json.dumps(request))
-                yield child
-            finally:
-                child.end()
+        return started(MEASURER, request, folder, spec.net_files[0], self._effort.threads)
 
 
-class _Child:
-    """One child, spoken to line by line."""
+def _wait_for(child: Child, start: str, seconds: float) -> str:
+    """The rest of the next line that begins with this. Raises `SolverError`, `EngineError`."""
+    too_long = threading.Event()
 
-    def __init__(self, process: subprocess.Popen[str], errors: IO[str], origin: str) -> None:
-        self._process, self._errors, self._origin = process, errors, origin
+    def give_up() -> None:
+        too_long.set()
+        child.process.kill()
 
-    def say(self, line: str) -> None:
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # why it is gone is told by the next wait
-            self._process.stdin.write(line + "\n")
-            self._process.stdin.flush()
-
-    def wait_for(self, start: str, seconds: float) -> str:
-        """The rest of the next line that begins with this. Raises `SolverError`, `EngineError`."""
-        assert self._process.stdout is not None
-        too_long = threading.Event()
-
-        def give_up() -> None:
-            too_long.set()
-            self._process.kill()
-
-        alarm = threading.Timer(seconds, give_up)
-        alarm.start()
-        try:
-            for line in self._process.stdout:
-                if line.startswith(start):
-                    return line.removeprefix(start)
-                if line.startswith(PROBLEM):
-                    raise EngineError(line.removeprefix(PROBLEM).strip())
-        finally:
-            alarm.cancel()
-        status = self._process.wait()
-        if too_long.is_set():
-            raise EngineError(
-                f"the engine gave no answer for {seconds:.0f} s; measure a smaller batch"
-            )
-        self._errors.seek(0)
-        raise SolverError(f"{self._origin}: {describe_death(self._errors.read(), status)}")
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with suppress(BrokenPipeError):
-                    pipe.close()
+    alarm = threading.Timer(seconds, give_up)
+    alarm.start()
+    try:
+        for line in child.lines():
+            if line.startswith(start):
+                return line.removeprefix(start)
+            if line.startswith(PROBLEM):
+                raise EngineError(json.loads(line.removeprefix(PROBLEM)))
+    finally:
+        alarm.cancel()
+    death = child.death()
+    if too_long.is_set():
+        raise EngineError(f"the engine gave no answer for {seconds:.0f} s; measure a smaller batch")
+    raise death

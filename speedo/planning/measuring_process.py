@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from speedo.engines.base import Engine
+from speedo.engines.child import PROBLEM, tell
 from speedo.engines.make import EngineChoice, make_engine, prepare_process
 from speedo.errors import SpeedoError
 from speedo.master.center import Center
@@ -34,7 +35,6 @@ from speedo.vectors.vector import HEADER_BYTES, Layout, Vector, as_bytes
 from speedo.worker.turn import Worker
 
 MARK: Final = "speedo-plan: "
-PROBLEM: Final = "speedo-problem: "
 ROOM: Final = 8  # models in shared memory at the same time, at most
 FEWEST_STEPS: Final = 5
 WARM_UP: Final = 2
@@ -217,9 +217,9 @@ def main() -> None:
     """The child's part."""
     try:
         answer = _measure(json.loads(sys.stdin.readline()))
-        print(f"\n{MARK}{json.dumps(answer)}", flush=True)
+        tell(MARK, answer)
     except SpeedoError as error:
-        print(f"\n{PROBLEM}{' '.join(str(error).split())}", flush=True)
+        tell(PROBLEM, " ".join(str(error).split()))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from speedo.foreign_text import aligned
 from speedo.planning.calibration import Calibration
 from speedo.planning.predict import HYBRID, Prediction, best_of
 from speedo.planning.site import Site
@@ -88,11 +89,7 @@ def _table(
         }
         steps = f", {key[1]} local step{'s' * (key[1] > 1)}" if several or key[1] > 1 else ""
         rows.append([key[0] + steps, *(cells.get(count, "-") for count in counts)])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join([first.ljust(widths[0]), *(one.rjust(width) for one, width in zip(rest, widths[1:], strict=True))])
-        for first, *rest in rows
-    ]  # fmt: skip
+    return aligned(rows)
 
 
 def _best(predictions: Sequence[Prediction]) -> list[str]:

@@ -15,28 +15,28 @@ from speedo.system.files import written_whole
 
 def write_report(figures: Figures, heading: Heading, target: Path) -> list[Path]:
     """Write `target`, and the same name with .png (not without matplotlib) and .csv, each whole. Raises `DataError`."""
-    contents = {
-        target: page(figures, heading).encode(errors="replace"),
-        target.with_suffix(".png"): _picture(figures, heading.title),
-        target.with_suffix(".csv"): as_csv(figures).encode(errors="replace"),
-    }
-    for path, content in contents.items():
-        if not content:
-            continue
-        try:
-            with written_whole(path) as file:
-                file.write(content)
-        except OSError as error:
-            raise DataError(
-                f"the report {path} cannot be written: {error.strerror}; give another --output"
-            ) from None
-    return [path for path, content in contents.items() if content]
+    _write(target, page(figures, heading).encode(errors="replace"))
+    picture, table = target.with_suffix(".png"), target.with_suffix(".csv")
+    written = [target, table]
+    if not why_none():
+        write_picture(figures, heading.title, picture)
+        written.insert(1, picture)
+    _write(table, as_csv(figures).encode(errors="replace"))
+    return written
 
 
-def _picture(figures: Figures, title: str) -> bytes:
-    """Nothing where matplotlib is not installed."""
-    if why_none():
-        return b""
+def write_picture(figures: Figures, title: str, target: Path) -> None:
+    """Write the picture alone, in the form that its name ends in. Raises `DataError`."""
     file = io.BytesIO()
-    draw(figures, title, file)
-    return file.getvalue()
+    draw(figures, title, file, target.suffix.lower().removeprefix("."))
+    _write(target, file.getvalue())
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        with written_whole(path) as file:
+            file.write(content)
+    except OSError as error:
+        raise DataError(
+            f"the report {path} cannot be written: {error.strerror}; give another --output"
+        ) from None

@@ -15,6 +15,7 @@ from speedo.report.figures import SEQUENTIAL, Figures, Series
 from speedo.report.run_history import RunHistory
 
 POINTS: Final = 200  # of a line, at most
+STRETCHES: Final = 60  # of a run's time, for each of which images/s are drawn
 ALL_IN_ONE: Final = (
     6  # series that one panel holds; with more there is a panel for each number of workers
 )
@@ -87,6 +88,19 @@ class Panels:
     def accuracies(self, panel: Panel, axis: Axis) -> list[Line]:
         """Accuracy at each test; means over the seeds that were tested after as many images."""
         return [line for one in panel.series if (line := self._accuracy(one, axis)) is not None]
+
+    def rates(self, panel: Panel) -> list[Line]:
+        """Images/s over equal stretches of the time of each series' first run."""
+        found = []
+        for one in panel.series:
+            run = one.runs[0]
+            seconds = np.subtract(run.seconds, run.began)
+            if one.forecast is None and len(seconds) and seconds[-1] > 0:
+                images = np.diff([0.0, *run.ends])
+                totals, edges = np.histogram(seconds, STRETCHES, (0, seconds[-1]), weights=images)
+                middles = (edges[1:] + edges[:-1]) / 2
+                found.append(self._line(one, list(middles), np.array([totals / edges[1]])))
+        return found
 
     def _x(self, one: Series, run: RunHistory, axis: Axis) -> Callable[[float], float]:
         if axis == "epochs":

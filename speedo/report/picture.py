@@ -6,7 +6,7 @@ from typing import IO, Any, Final
 
 from speedo.report.charts import Line
 from speedo.report.figures import Figures
-from speedo.report.panels import Panels
+from speedo.report.panels import Panels, staleness_shares
 from speedo.report.sections import STEEP
 from speedo.system.remedies import lacking
 
@@ -24,13 +24,19 @@ INKS: Final = (
 DASHES: Final[tuple[Any, ...]] = ("-", (0, (6, 2)), (0, (2, 2)), (0, (7, 2, 2, 2)))
 
 
+FORMS: Final = ("png", "pdf", "svg")
+
+
 def why_none() -> str:
     """The sentence that says why there can be no picture here; or nothing."""
     return lacking("matplotlib", "plot", "the report's picture (.png)")
 
 
-def draw(figures: Figures, title: str, file: IO[bytes]) -> None:
-    """A PNG with loss and accuracy of each panel, and the speed-ups. Raises `OSError`."""
+def draw(figures: Figures, title: str, file: IO[bytes], form: str) -> None:
+    """A picture in one of `FORMS`: loss, accuracy and images/s of each panel, staleness, and the speed-ups.
+
+    Needs matplotlib.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -42,7 +48,7 @@ def draw(figures: Figures, title: str, file: IO[bytes]) -> None:
     bars = [
         one for one in figures.series if one.speedup is not None and one is not figures.reference
     ]
-    rows = 3 + bool(bars)
+    rows = 5 + bool(bars)
     figure = pyplot.figure(figsize=(max(5.0 * columns, 7.0), 3.4 * rows), layout="constrained")
     try:
         figure.suptitle(title)
@@ -50,32 +56,46 @@ def draw(figures: Figures, title: str, file: IO[bytes]) -> None:
         kind = "training loss" if figures.measure == "train" else "test loss"
         for column, panel in enumerate(panels.all):
             suffix = f", {panel.title}" if panel.title else ""
-            for row, (lines, up, across) in enumerate(
+            for row, (lines, up, across, quiet) in enumerate(
                 (
-                    (panels.losses(panel, "epochs"), kind, figures.unit),
-                    (panels.losses(panel, "seconds"), kind, "seconds of training"),
-                    (panels.accuracies(panel, "epochs"), "test accuracy", figures.unit),
+                    (panels.losses(panel, "epochs"), kind, figures.unit, STEEP),
+                    (panels.losses(panel, "seconds"), kind, "seconds of training", STEEP),
+                    (panels.accuracies(panel, "epochs"), "test accuracy", figures.unit, 0.1),
+                    (panels.rates(panel), "images/s", "seconds of training", 0.0),
                 )
             ):
                 axis = figure.add_subplot(grid[row, column])
                 axis.set_title(f"{up.capitalize()}{suffix}", fontsize=10, loc="left")
-                _draw_lines(axis, lines, 0.1 if row == 2 else STEEP)
-                axis.set_xlabel(across)
-                axis.set_ylabel(up)
-                axis.locator_params(nbins=5)
-                axis.grid(alpha=0.3)
-                axis.spines[["top", "right"]].set_visible(False)
+                _draw_lines(axis, lines, quiet)
+                _label(axis, across, up)
                 if row == 0 and column == 0 and lines:
                     axis.legend(fontsize=8, frameon=False)
+        axis = figure.add_subplot(grid[4, :])
+        axis.set_title("Staleness of the merged results", fontsize=10, loc="left")
+        for one in figures.series:
+            shares = staleness_shares(one)
+            ink = panels.ink(one)
+            style = {"color": INKS[ink.colour], "linestyle": DASHES[ink.dash]}
+            places = [int(place) for place, _ in shares]
+            axis.plot(places, [share for _, share in shares], marker="o", markersize=4, **style)
+        _label(axis, "results in between", "share of the results")
         if bars:
-            axis = figure.add_subplot(grid[3, :])
+            axis = figure.add_subplot(grid[5, :])
             _draw_bars(axis, bars, panels)
             axis.set_title(
                 f"Speed-up to equal loss, {figures.reference.label} is 1", fontsize=10, loc="left"
             )
-        figure.savefig(file, dpi=120, format="png")
+        figure.savefig(file, dpi=120, format=form)
     finally:
         pyplot.close(figure)
+
+
+def _label(axis: Any, across: str, up: str) -> None:
+    axis.set_xlabel(across)
+    axis.set_ylabel(up)
+    axis.locator_params(nbins=5)
+    axis.grid(alpha=0.3)
+    axis.spines[["top", "right"]].set_visible(False)
 
 
 def _draw_lines(axis: Any, lines: list[Line], quiet: float) -> None:

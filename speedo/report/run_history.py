@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -15,24 +15,27 @@ from typing import Any, Final
 
 import yaml
 
-from speedo.errors import DataError
 from speedo.foreign_text import MOST_NAME, clean_text
 from speedo.redaction import hide_secrets
-from speedo.run_dir.directory import CONFIG, METRICS, RESULT
-from speedo.run_dir.read_back import (
-    count_of,
-    json_lines,
-    metrics_of,
-    number_of,
-    optional_number_of,
-    read_result,
-    text_of,
+from speedo.run_dir.directory import CONFIG, RESULT
+from speedo.run_dir.events import (
+    MASTER_PARTS,
+    WORKER_PARTS,
+    ModelTested,
+    ResultDropped,
+    ResultMerged,
+    RunEvent,
+    RunFinished,
+    RunResumed,
+    WorkerJoined,
+    WorkerLeft,
+    read_events,
 )
+from speedo.run_dir.read_back import read_result, text_of
 from speedo.system.files import read_bytes
 
 MOST_CONFIG_BYTES: Final = 1 << 20
 WARM_UP: Final = 0.1  # of the images of a part of a run: its speed is measured after them
-OWN_PARTS: Final = ("fetch", "compute", "team", "publish")  # of a turn, as its worker measures them
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,26 +146,11 @@ def loss_in(metrics: Mapping[str, float]) -> float | None:
 
 def read_history(folder: Path) -> RunHistory:
     """Read a run directory, of a run that is over, is running or has failed. Raises `DataError`."""
-    path = folder / METRICS
     run = RunHistory(clean_text(os.path.basename(os.path.realpath(folder)), MOST_NAME), folder)
     _take_config(run)
     reader = _Reader(run)
-    try:
-        for number, whole, line in json_lines(path):
-            if line is not None or whole:
-                try:
-                    if line is None:
-                        raise ValueError("no JSON object")
-                    reader.take(line)
-                except ValueError as error:
-                    raise DataError(
-                        f"{path}, line {number} is not a line of metrics ({error}): remove it"
-                    ) from None
-    except OSError as error:
-        raise DataError(
-            f"{folder} is not a run directory: {path.name} cannot be read ({error.strerror}); "
-            "give the value of --run-dir"
-        ) from None
+    for event in read_events(folder):
+        reader.take(event)
     reader.close()
     run.result = read_result(folder / RESULT)
     if run.result is not None:
@@ -187,12 +175,11 @@ def _take_config(run: RunHistory) -> None:
 
 
 class _Reader:
-    """Takes the lines one after another. Lines of one version are one merge."""
+    """Takes the records one after another. Results of one version are one merge."""
 
     def __init__(self, run: RunHistory) -> None:
         self._run = run
-        self._merge: list[tuple[int, float, Sequence[float]]] = []  # samples, loss, losses
-        self._version, self._moment, self._iteration = -1, 0.0, 0
+        self._merge: list[ResultMerged] = []
         self._at: dict[int, tuple[float, float]] = {}  # images and seconds of each iteration
         self._images = 0.0
         self._last_turn: dict[int, float] = {}  # of each worker: when its last result came
@@ -201,29 +188,38 @@ class _Reader:
         self._refused: Counter[tuple[str, str]] = Counter()
         self._here: dict[int, float] = {}
 
-    def take(self, line: Mapping[str, Any]) -> None:
-        """Raises `ValueError` for a value that a run never writes."""
-        event, moment = line.get("event"), number_of(line, "time")
-        if event == "result" and line.get("decision") == "merged":
-            self._take_merged(line, moment)
-        elif event == "result":
-            self._refused[text_of(line, "decision"), text_of(line, "reason")] += 1
-            self._last_turn[count_of(line, "worker")] = moment
-        elif event == "test":
-            self._take_test(line, moment)
-        elif event == "joined":
-            worker = count_of(line, "worker")
-            self._here[worker] = moment
-            if not self._images and not self._merge:
-                self._run.began = moment
-                self._at[0] = (0.0, moment)
-        elif event == "left":
-            self._leave(count_of(line, "worker"), moment, text_of(line, "cause") or "not known")
-        elif event == "resumed":
-            self._undo(float(count_of(line, "samples")), moment)
-        elif event == "finish":
-            self._run.complete = line.get("complete") is True
-            self._run.reason = text_of(line, "reason")
+    def take(self, event: RunEvent) -> None:
+        moment = event.seconds
+        match event:
+            case ResultMerged():
+                if self._merge and event.version != self._merge[0].version:
+                    self._end_merge()
+                self._merge.append(event)
+                self._run.merged += 1
+                self._run.staleness[event.staleness] += 1
+                self._take_turn(event)
+            case ResultDropped():
+                self._refused[event.decision, event.reason] += 1
+                self._last_turn[event.worker] = moment
+            case ModelTested():
+                # At the images of its iteration: a test takes a while, and training goes on meanwhile.
+                self._end_merge()
+                images, seconds = self._at.get(event.iteration, (self._images, moment))
+                if event.metrics:
+                    self._run.tests.append(TestPoint(images, seconds, event.metrics))
+            case WorkerJoined():
+                self._here[event.worker] = moment
+                if not self._images and not self._merge:
+                    self._run.began = moment
+                    self._at[0] = (0.0, moment)
+            case WorkerLeft():
+                self._leave(event.worker, moment, event.cause or "not known")
+            case RunResumed():
+                self._undo(float(event.samples), moment)
+            case RunFinished():
+                self._run.complete, self._run.reason = event.complete, event.reason
+            case _:
+                pass
         self._run.last_second = max(self._run.last_second, moment)
 
     def close(self) -> None:
@@ -239,74 +235,40 @@ class _Reader:
         if self._turns:
             self._run.turns = {name: total / self._turns for name, total in self._sums.items()}
 
-    def _take_merged(self, line: Mapping[str, Any], moment: float) -> None:
-        version, worker = count_of(line, "version"), count_of(line, "worker")
-        samples, loss = count_of(line, "samples"), optional_number_of(line, "loss")
-        staleness = count_of(line, "staleness")
-        several = line.get("losses")
-        losses = several if isinstance(several, list) else []
-        each = [optional_number_of({"loss": one}, "loss") for one in losses] or [loss]
-        timings = line.get("timings")
-        if version != self._version:
-            self._end_merge()
-        self._version, self._moment = version, moment
-        self._iteration = count_of(line, "iteration")
-        self._merge.append((samples, loss, each))
-        self._run.merged += 1
-        self._run.staleness[staleness] += 1
-        self._take_turn(worker, moment, timings if isinstance(timings, dict) else {})
-
-    def _take_turn(self, worker: int, moment: float, timings: Mapping[str, Any]) -> None:
-        before = self._last_turn.get(worker)
-        self._last_turn[worker] = moment
-        if before is None or moment < before:
+    def _take_turn(self, event: ResultMerged) -> None:
+        before = self._last_turn.get(event.worker)
+        self._last_turn[event.worker] = event.seconds
+        if before is None or event.seconds < before:
             return
-        own = {
-            name: number_of(timings, name) for name in OWN_PARTS if timings.get(name) is not None
-        }
-        master = [number_of(timings, name) for name in ("receive", "merge") if name in timings]
-        turn = moment - before
+        own = {name: event.timings[name] for name in WORKER_PARTS if name in event.timings}
+        turn = event.seconds - before
         left = max(turn - sum(own.values()), 0.0)
-        merging = min(sum(master), left)
+        merging = min(sum(event.timings.get(name, 0.0) for name in MASTER_PARTS), left)
         self._turns += 1
-        for name, value in (
-            *own.items(),
-            ("turn", turn),
-            ("merge", merging),
-            ("rest", left - merging),
-        ):
+        parts = {**own, "turn": turn, "merge": merging, "rest": left - merging}
+        for name, value in parts.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
 
     def _end_merge(self) -> None:
         """Add the merge that is being read, in pieces of one round each where its losses are known."""
         if not self._merge:
             return
-        run, total = self._run, sum(samples for samples, _, _ in self._merge)
-        rounds = {len(losses) for _, _, losses in self._merge}
+        run, total, last = self._run, sum(one.samples for one in self._merge), self._merge[-1]
+        rounds = {len(one.losses) or 1 for one in self._merge}
         count = rounds.pop() if len(rounds) == 1 else 1
         before = run.seconds[-1] if run.seconds else run.began
-        for number in range(count):
-            weighed = [
-                (samples, losses[number] if len(losses) == count else loss)
-                for samples, loss, losses in self._merge
-            ]
-            mean = sum(samples * loss for samples, loss in weighed) / total if total else 0.0
-            if total:
-                part = (number + 1) / count
-                run.ends.append(self._images + total * part)
-                run.seconds.append(before + (self._moment - before) * part)
-                run.losses.append(mean)
+        for number in range(count if total else 0):
+            loss = sum(
+                one.samples * (one.losses[number] if len(one.losses) == count else one.loss)
+                for one in self._merge
+            )
+            part = (number + 1) / count
+            run.ends.append(self._images + total * part)
+            run.seconds.append(before + (last.seconds - before) * part)
+            run.losses.append(loss / total)
         self._images += total
-        self._at[self._iteration] = (self._images, self._moment)
-        self._merge, self._version = [], -1
-
-    def _take_test(self, line: Mapping[str, Any], moment: float) -> None:
-        """At the images of its iteration: a test takes a while, and training goes on meanwhile."""
-        self._end_merge()
-        metrics = metrics_of(line)
-        images, seconds = self._at.get(count_of(line, "iteration"), (self._images, moment))
-        if metrics:
-            self._run.tests.append(TestPoint(images, seconds, metrics))
+        self._at[last.iteration] = (self._images, last.seconds)
+        self._merge = []
 
     def _leave(self, worker: int, moment: float, cause: str) -> None:
         if worker in self._here:

@@ -4,38 +4,27 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Any
 
+from speedo.foreign_text import aligned
 from speedo.report.equal_loss import Interval
 from speedo.report.figures import Figures, Series
 from speedo.report.run_history import RunHistory
 
-COLUMNS: Final = (
-    "series", "mode", "workers", "variant", "runs", "runs_that_did_not_reach_the_loss",
-    "epochs_to_loss", "epochs_least", "epochs_most", "seconds_to_loss",
-    "images_per_s", "images_per_s_predicted", "epoch_factor", "epoch_factor_least", "epoch_factor_most",
-    "epoch_factor_at_most",
-    "throughput_factor", "throughput_is", "speedup", "speedup_least", "speedup_most", "published",
-    "accuracy", "accuracy_least", "accuracy_most", "merged", "not_merged",
-)  # fmt: skip
-
 
 def rows(figures: Figures) -> list[dict[str, Any]]:
-    """A row for each series, with the columns of `COLUMNS`; None for what is not known."""
+    """A row for each series; None for what is not known."""
     return [_row(one) for one in figures.series]
 
 
 def as_csv(figures: Figures) -> str:
     """The rows with a heading; a cell of what is not known is empty."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    for row in rows(figures):
-        writer.writerow(
-            {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()}
-        )  # fmt: skip
+    text, found = io.StringIO(), rows(figures)
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(found[0])
+    for row in found:
+        writer.writerow(f"{one:.6g}" if isinstance(one, float) else one for one in row.values())
     return text.getvalue()
 
 
@@ -74,39 +63,36 @@ def _run(run: RunHistory) -> dict[str, Any]:
 
 
 def _row(one: Series) -> dict[str, Any]:
-    def part(name: str, which: str) -> float | None:
-        interval = getattr(one, name)
-        return None if interval is None else float(getattr(interval, which))
-
-    return {
+    row: dict[str, Any] = {
         "series": one.label,
         "mode": one.mode,
         "workers": one.workers,
         "variant": one.variant,
         "runs": len(one.runs),
         "runs_that_did_not_reach_the_loss": one.not_reached,
-        "epochs_to_loss": part("epochs", "mean"),
-        "epochs_least": part("epochs", "least"),
-        "epochs_most": part("epochs", "most"),
-        "seconds_to_loss": part("seconds", "mean"),
-        "images_per_s": part("images_per_s", "mean"),
-        "images_per_s_predicted": one.forecast.images_per_s if one.forecast else None,
-        "epoch_factor": part("epoch_factor", "mean"),
-        "epoch_factor_least": part("epoch_factor", "least"),
-        "epoch_factor_most": part("epoch_factor", "most"),
-        "epoch_factor_at_most": one.at_most,
-        "throughput_factor": part("throughput_factor", "mean"),
-        "throughput_is": "predicted" if one.predicted else "measured",
-        "speedup": part("speedup", "mean"),
-        "speedup_least": part("speedup", "least"),
-        "speedup_most": part("speedup", "most"),
-        "published": one.published,
-        "accuracy": part("accuracy", "mean"),
-        "accuracy_least": part("accuracy", "least"),
-        "accuracy_most": part("accuracy", "most"),
-        "merged": sum(run.merged for run in one.runs),
-        "not_merged": sum(run.not_merged for run in one.runs),
     }
+
+    def put(name: str, interval: Interval | None, *, whole: str = "") -> None:
+        """The mean, and with `whole`, the beginning of their names, the least and the most."""
+        row[name] = None if interval is None else float(interval.mean)
+        if whole:
+            row[f"{whole}_least"] = None if interval is None else float(interval.least)
+            row[f"{whole}_most"] = None if interval is None else float(interval.most)
+
+    put("epochs_to_loss", one.epochs, whole="epochs")
+    put("seconds_to_loss", one.seconds)
+    put("images_per_s", one.images_per_s)
+    row["images_per_s_predicted"] = one.forecast.images_per_s if one.forecast else None
+    put("epoch_factor", one.epoch_factor, whole="epoch_factor")
+    row["epoch_factor_at_most"] = one.at_most
+    put("throughput_factor", one.throughput_factor)
+    row["throughput_is"] = "predicted" if one.predicted else "measured"
+    put("speedup", one.speedup, whole="speedup")
+    row["published"] = one.published
+    put("accuracy", one.accuracy, whole="accuracy")
+    row["merged"] = sum(run.merged for run in one.runs)
+    row["not_merged"] = sum(run.not_merged for run in one.runs)
+    return row
 
 
 def as_text(figures: Figures) -> str:
@@ -136,20 +122,10 @@ def as_text(figures: Figures) -> str:
                 _said(one.accuracy, ".4f"),
             )
         )
-    text = aligned(lines)
+    text = "\n".join(aligned(lines))
     if any(one.predicted for one in figures.series):
         text += "\np: predicted for a machine with a core for each worker"
     return text
-
-
-def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Lines of cells as a table: the first column is text, the others are numbers."""
-    widths = [max(len(line[place]) for line in lines) for place in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) if place == 0 else cell.rjust(width)
-                  for place, (cell, width) in enumerate(zip(line, widths, strict=True)))
-        for line in lines
-    )  # fmt: skip
 
 
 def _said(interval: Interval | None, form: str = ".2f", mark: str = "") -> str:

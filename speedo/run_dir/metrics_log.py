@@ -7,7 +7,7 @@ test, join and leave. `time` is seconds since the run began, on a clock that nev
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -41,6 +41,22 @@ from speedo.system.line_file import LineFile
 MOST_RESULTS: Final = (
     20_000  # of results whose fate is not known yet; late ones leave theirs behind
 )
+# The name of a line, and which fields of an event or action it has; a problem that there is not is null.
+LINES: Final[Mapping[type, tuple[str, tuple[str, ...]]]] = {
+    Joined: ("joined", ("worker", "incarnation")),
+    Left: ("left", ("worker", "incarnation", "cause")),
+    Tested: ("test", ("version", "problem")),
+    Checkpointed: ("checkpoint", ("version", "iteration", "bytes", "histories", "problem")),
+    Snapshotted: ("snapshot", ("version", "iteration", "problem")),
+    StoreTrouble: ("store", ("problem",)),
+    Drop: (
+        "result",
+        ("decision", "reason", "worker", "incarnation", "ticket", "staleness", "loss"),
+    ),
+    SetAside: ("set-aside", ("worker", "reason")),
+    KeepBest: ("best", ("version", "iteration", "output", "value", "problem")),
+    Finish: ("finish", ("complete", "reason")),
+}
 
 
 class MetricsLog:
@@ -109,55 +125,18 @@ class MetricsLog:
                 if len(self._results) > MOST_RESULTS:
                     del self._results[next(iter(self._results))]
             case Joined():
-                self._write(
-                    now,
-                    "joined",
-                    worker=event.worker,
-                    incarnation=event.incarnation,
-                    **({} if event.runs_at is None else _where(event.runs_at)),
-                )
-            case Left():
-                self._write(
-                    now,
-                    "left",
-                    worker=event.worker,
-                    incarnation=event.incarnation,
-                    cause=event.cause,
-                )
+                where = {} if event.runs_at is None else _where(event.runs_at)
+                self._write_fields(event, now, **where)
             case Tested():
                 version, last = self._merged
                 asked = self._iterations.pop(event.version, 0)
-                self._write(
-                    now,
-                    "test",
-                    version=event.version,
-                    iteration=last if event.version == version else asked,
-                    metrics=dict(event.metrics),
-                    problem=event.problem or None,
-                )
-            case Checkpointed():
-                self._write(
-                    now,
-                    "checkpoint",
-                    version=event.version,
-                    iteration=event.iteration,
-                    bytes=event.bytes,
-                    histories=list(event.histories),
-                    problem=event.problem or None,
-                )
-            case Snapshotted():
-                self._write(
-                    now,
-                    "snapshot",
-                    version=event.version,
-                    iteration=event.iteration,
-                    problem=event.problem or None,
-                )
+                iteration = last if event.version == version else asked
+                self._write_fields(event, now, iteration=iteration, metrics=dict(event.metrics))
             case StoreTrouble():
-                self._write(now, "store", problem=event.problem or None)
+                self._write_fields(event, now)
                 self._file.flush()  # what it is written together with may last as long as the trouble
             case _:
-                pass
+                self._write_fields(event, now)
 
     def did(self, action: Action, now: float) -> None:
         match action:
@@ -187,35 +166,11 @@ class MetricsLog:
             case Drop():
                 if action.decision != "late":
                     self._results.pop((action.worker, action.ticket), None)
-                self._write(
-                    now,
-                    "result",
-                    decision=action.decision,
-                    reason=action.reason,
-                    worker=action.worker,
-                    incarnation=action.incarnation,
-                    ticket=action.ticket,
-                    staleness=action.staleness,
-                    loss=action.loss,
-                )
+                self._write_fields(action, now)
             case Evaluate():
                 self._iterations[action.version] = action.iteration
-            case SetAside():
-                self._write(now, "set-aside", worker=action.worker, reason=action.reason)
-            case KeepBest():
-                self._write(
-                    now,
-                    "best",
-                    version=action.version,
-                    iteration=action.iteration,
-                    output=action.output,
-                    value=action.value,
-                    problem=action.problem or None,
-                )
-            case Finish():
-                self._write(now, "finish", complete=action.complete, reason=action.reason)
             case _:
-                pass
+                self._write_fields(action, now)
 
     def together(self) -> AbstractContextManager[None]:
         """The lines of what is told inside are written at once, at its end."""
@@ -235,6 +190,15 @@ class MetricsLog:
             )
             if self._tell is not None:
                 self._tell(self._told)
+
+    def _write_fields(self, told: Event | Action, now: float, **more: Any) -> None:
+        """The line of `LINES` for what was told, and `more`; nothing for what has no line."""
+        if (line := LINES.get(type(told))) is not None:
+            name, fields = line
+            values = {field: getattr(told, field) for field in fields}
+            if values.get("problem") == "":
+                values["problem"] = None
+            self._write(now, name, **values, **more)
 
     def _lost(self, lines: int) -> bytes:
         return line_of({"time": self._last, "event": "lost", "lines": lines})

@@ -1,4 +1,4 @@
-"""Reads the metrics and the result of a finished run; checks everything, since the files may have been edited."""
+"""Reads lines of metrics and the result of a run; checks everything, since the files may have been edited."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def json_lines(path: Path) -> Iterator[tuple[int, bool, dict[str, Any] | None]]:
             yield number, not cut, _object(text)
 
 
-def number_of(line: Mapping[str, Any], name: str) -> float:
-    """This field as a finite number; raises `ValueError`."""
+def number_of(line: Mapping[str, Any], name: str, least: float = -MOST_NUMBER) -> float:
+    """This field as a finite number of `least` or more; raises `ValueError`."""
     value = line.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{name} is no number")
-    if not -MOST_NUMBER <= value <= MOST_NUMBER:  # nor is NaN
+    if not least <= value <= MOST_NUMBER:  # nor is NaN
         raise ValueError(f"{name} is beyond what a run can count")
     return float(value)
 
@@ -58,6 +58,14 @@ def mapping_of(line: Mapping[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{name} is no object")
     return value
+
+
+def list_of(line: Mapping[str, Any], name: str) -> list[Any]:
+    """This field as a list, empty where there is none; raises `ValueError`."""
+    value = line.get(name)
+    if value is not None and not isinstance(value, list):
+        raise ValueError(f"{name} is no list")
+    return value or []
 
 
 def metrics_of(line: Mapping[str, Any]) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from speedo.foreign_text import aligned
 from speedo.monitor.scores import short_scores
 from speedo.scoring.score import Score
 
@@ -44,8 +45,4 @@ def as_table(scores: Sequence[Score]) -> list[str]:
         at = "" if score.model.iteration is None else str(score.model.iteration)
         values = [f"{there[name]:.6g}" if name in there else "" for name in names]
         rows.append([at, *values, score.model.path.name])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(names) + 1)]
-    return [
-        "  ".join([*(text.rjust(width) for text, width in zip(row, widths, strict=False)), row[-1]])
-        for row in rows
-    ]
+    return aligned(rows, left=(len(names) + 1,))

@@ -1,39 +1,33 @@
 """Scores models in child processes: each runs its share of the batches of every test, and the sums are put together.
 
-So the figures are those of one process, to the rounding of a sum. An abort of Caffe ends a child, and is told in its
-words. The children end with this process, however it ends: their input and output are closed then.
+So the figures are those of one process, to the rounding of a sum. An abort of Caffe is told in its words.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import queue
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import IO, Any, Final, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import Final, Protocol, Self
 
-from speedo.engines.caffe_import import prepare_environment
+from speedo.engines.child import PROBLEM, Child, started
 from speedo.engines.evaluation import Part, combined
 from speedo.engines.make import CAFFE, EngineChoice
-from speedo.engines.native_failures import describe_death
 from speedo.engines.weights_check import check_weights
 from speedo.errors import EngineError, SolverError
 from speedo.run.scratch import scratch_folder
 from speedo.scoring.models import Model
-from speedo.scoring.scoring_process import BATCH, PROBLEM, SCORED
+from speedo.scoring.scoring_process import BATCH, SCORED
 from speedo.solver import SolverSpec
 from speedo.solver.division import state_between_batches
 from speedo.solver.proto import caffe_proto, parse_text
 from speedo.solver.rewrite import solver_for_scoring
-from speedo.system.import_order import with_our_path
 
+SCORER: Final = "speedo.scoring.scoring_process"
 SILENCE_S: Final = 600.0  # without a batch of any child; a batch takes less
 
 
@@ -81,7 +75,7 @@ def score_models(
     count = 1 if alone else min(workers, max(spec.test_iter))
     with scratch_folder() as scratch, ExitStack() as stack:
         text = solver_for_scoring(spec, scratch=scratch)
-        children = _Children()
+        children = []
         for index in range(count):
             request = {
                 "nets": text,
@@ -90,13 +84,13 @@ def score_models(
                 "share": [index, count],
                 "engine": asdict(choice),
             }
-            folder = scratch / str(index)
-            folder.mkdir()
-            stack.enter_context(children.started(request, folder, spec.net_files[0]))
+            child = started(SCORER, request, scratch / str(index), spec.net_files[0])
+            children.append(stack.enter_context(child))
+        scorers = stack.enter_context(_Scorers(children))
         for model in models:
             progress.begin(model, sum(spec.test_iter))
             began = time.monotonic()
-            parts, samples = children.score(model, progress)
+            parts, samples = scorers.score(model, progress)
             yield Score(model, combined(parts), spec.test_iter, samples, time.monotonic() - began)
 
 
@@ -105,51 +99,48 @@ def _layers(spec: SolverSpec) -> list[str]:
     return [str(layer.name) for net in parameter.test_net_param for layer in net.layer]
 
 
-@dataclass
-class _Children:
-    """The processes, and the lines of all of them as they come; None as a line is the end of one's output."""
+class _Scorers:
+    """The children, and their lines as they come, each passed on by a thread; None is the end of one's output."""
 
-    all: list[_Child] = field(default_factory=list)
-    lines: queue.SimpleQueue[tuple[int, str | None]] = field(default_factory=queue.SimpleQueue)
+    def __init__(self, children: Sequence[Child]) -> None:
+        self._children = children
+        self._lines: queue.SimpleQueue[tuple[int, str | None]] = queue.SimpleQueue()
+        self._readers = [
+            threading.Thread(target=self._read, args=(index,), daemon=True)
+            for index in range(len(children))
+        ]
 
-    @contextmanager
-    def started(self, request: dict[str, Any], folder: Path, origin: str) -> Iterator[None]:
-        environment = with_our_path({**os.environ, "TMPDIR": str(folder)})
-        prepare_environment(1, environment)
-        with (folder / "stderr").open("w+", encoding="utf-8", errors="replace") as errors:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "speedo.scoring.scoring_process"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                errors="replace",
-                env=environment,
-                start_new_session=True,  # a Ctrl-C is for this process, which ends them
-            )
-            child = _Child(len(self.all), process, errors, origin, self.lines.put)
-            self.all.append(child)
-            try:
-                child.say(request)
-                yield
-            finally:
-                child.end()
+    def __enter__(self) -> Self:
+        for reader in self._readers:
+            reader.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for child, reader in zip(self._children, self._readers, strict=True):
+            child.process.kill()
+            reader.join()
+
+    def _read(self, index: int) -> None:
+        for line in self._children[index].lines():
+            self._lines.put((index, line))
+        self._lines.put((index, None))
 
     def score(self, model: Model, progress: Progress) -> tuple[list[Part], int]:
         """The parts of all children, and the records that they scored."""
-        for child in self.all:
+        for child in self._children:
             child.say(str(model.path.absolute()))
         parts: dict[int, Part] = {}
         samples = 0
-        while len(parts) < len(self.all):
+        while len(parts) < len(self._children):
             try:
-                index, line = self.lines.get(timeout=SILENCE_S)
+                index, line = self._lines.get(timeout=SILENCE_S)
             except queue.Empty:
                 raise EngineError(
                     f"no batch was computed for {SILENCE_S:.0f} s; use a smaller batch_size in the test net"
                 ) from None
+            child = self._children[index]
             if line is None:
-                raise self.all[index].death(model)
+                raise child.death(f", scoring {model.path}")
             if line.startswith(BATCH):
                 samples += int(line.removeprefix(BATCH))
                 progress.passed()
@@ -159,50 +150,5 @@ class _Children:
                 problem = json.loads(line.removeprefix(PROBLEM))
                 if problem.startswith("weights "):
                     raise SolverError(problem)
-                raise EngineError(f"{self.all[index].origin}: {problem}")
+                raise EngineError(f"{child.origin}: {problem}")
         return [parts[index] for index in sorted(parts)], samples
-
-
-class _Child:
-    """One process, whose lines a thread passes on."""
-
-    def __init__(
-        self,
-        index: int,
-        process: subprocess.Popen[str],
-        errors: IO[str],
-        origin: str,
-        put: Callable[[tuple[int, str | None]], None],
-    ) -> None:
-        self._process, self._errors, self.origin = process, errors, origin
-        self._reader = threading.Thread(target=self._read, args=(index, put), daemon=True)
-        self._reader.start()
-
-    def _read(self, index: int, put: Callable[[tuple[int, str | None]], None]) -> None:
-        assert self._process.stdout is not None
-        with suppress(ValueError):  # it was closed
-            for line in self._process.stdout:
-                put((index, line))
-        put((index, None))
-
-    def say(self, what: Any) -> None:
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # why it is gone is told by the end of its output
-            self._process.stdin.write(json.dumps(what) + "\n")
-            self._process.stdin.flush()
-
-    def death(self, model: Model) -> SolverError:
-        """Why it ended before it had scored this model, in Caffe's own words."""
-        status = self._process.wait()
-        self._errors.seek(0)
-        said = describe_death(self._errors.read(), status)
-        return SolverError(f"{self.origin}, scoring {model.path}: {said}")
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._reader.join()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with suppress(BrokenPipeError):
-                    pipe.close()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol
 from google.protobuf import text_format
 
 from speedo.engines.caffe_import import is_cpu_only, load_caffe
+from speedo.engines.child import PROBLEM, tell
 from speedo.engines.evaluation import Part, Share, TestNets
 from speedo.engines.make import EngineChoice, prepare_process
 from speedo.engines.native_failures import describe_exception
@@ -27,7 +28,6 @@ from speedo.errors import SpeedoError
 
 BATCH: Final = "speedo-batch: "  # its records
 SCORED: Final = "speedo-scored: "
-PROBLEM: Final = "speedo-problem: "
 
 
 class _Scorer(Protocol):
@@ -74,25 +74,16 @@ def _scorer(request: dict[str, Any], scratch: Path) -> _Scorer:
     )
 
 
-def _say(start: str, what: Any) -> None:
-    print(f"\n{start}{json.dumps(what)}", flush=True)
-
-
-def _lines() -> Iterator[str]:
-    while line := sys.stdin.readline():
-        yield line
-
-
 def _told(call: Callable[[], object]) -> bool:
     """Call it; a problem is told in one line, and ends the process."""
     try:
         call()
     except SpeedoError as error:
-        _say(PROBLEM, str(error))
+        tell(PROBLEM, str(error))
     except BrokenPipeError:
         return False  # nobody reads
     except Exception as error:
-        _say(PROBLEM, f"the engine failed: {describe_exception(error)}")
+        tell(PROBLEM, f"the engine failed: {describe_exception(error)}")
     else:
         return True
     return False
@@ -100,8 +91,7 @@ def _told(call: Callable[[], object]) -> bool:
 
 def main() -> None:
     """The child's part."""
-    lines = _lines()
-    request = json.loads(next(lines))
+    request = json.loads(sys.stdin.readline())
     with tempfile.TemporaryDirectory(prefix="speedo-score-") as scratch:
         scorers: list[_Scorer] = []
 
@@ -110,11 +100,11 @@ def main() -> None:
 
         def score(line: str) -> None:
             weights, share = Path(json.loads(line)), Share(*request["share"])
-            part = scorers[0].score(weights, share, lambda records: _say(BATCH, records))
-            _say(SCORED, part)
+            part = scorers[0].score(weights, share, lambda records: tell(BATCH, records))
+            tell(SCORED, part)
 
         good = _told(begin)
-        while good and (line := next(lines, "")):
+        while good and (line := sys.stdin.readline()):
             good = _told(partial(score, line))
 
 

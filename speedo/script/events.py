@@ -7,14 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from speedo.errors import ConfigError
-from speedo.monitor.callbacks import (
-    CallbackError,
-    Callbacks,
-    LogCallbacks,
-    ResultMerged,
-    length_of_log,
-)
+from speedo.monitor.callbacks import CallbackError, Callbacks, LogCallbacks, length_of_log
 from speedo.run.script_link import Start
+from speedo.run_dir.events import ResultMerged
 from speedo.script.turns import TurnSource
 
 LOOK_S: Final = 0.2  # between two looks at the log

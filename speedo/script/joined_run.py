@@ -13,18 +13,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from speedo.errors import (
-    ConfigError,
-)
-from speedo.monitor.callbacks import (
-    Callbacks,
+from speedo.errors import ConfigError
+from speedo.monitor.callbacks import Callbacks
+from speedo.run.script_link import VARIABLE, Start, address_in
+from speedo.run_dir.events import (
     CheckpointWritten,
     ModelTested,
     ResultMerged,
     WorkerJoined,
     WorkerLeft,
 )
-from speedo.run.script_link import VARIABLE, Start, address_in
 from speedo.script.alone import OwnBook
 from speedo.script.collectives import Collectives
 from speedo.script.events import ScriptEvents

@@ -1,4 +1,4 @@
-"""A center over servers that are objects of this process."""
+"""What simulated workers share: a center over servers that are objects of this process, and the memory of a host."""
 
 from __future__ import annotations
 
@@ -10,11 +10,27 @@ from speedo.master.local_servers import LocalServers
 from speedo.master.range_server import RangeServer
 from speedo.master.served_center import ServedCenter
 from speedo.master.server_requests import Servers
-from speedo.simulation.simulated_hosts import SimulatedHosts
+from speedo.storage.base import Store
 from speedo.storage.memory_store import MemoryStore
 from speedo.vectors.codecs import Compression
+from speedo.vectors.host_centers import Alone, HostCenters
 from speedo.vectors.ranges import Range
 from speedo.vectors.vector import Layout, Vector
+
+
+class SimulatedHosts:
+    """`name_of` names the host of a worker; without it none shares anything."""
+
+    def __init__(self, name_of: Callable[[int], str] | None) -> None:
+        self._name_of = name_of
+        self.memories: dict[str, Store] = {}
+
+    def centers(self, worker: int, ranges: int, clock: Callable[[], float]) -> HostCenters | None:
+        """What this worker shares of so many ranges."""
+        if self._name_of is None:
+            return None
+        memory = self.memories.setdefault(self._name_of(worker), MemoryStore(clock=clock))
+        return HostCenters(lambda _: (memory, Alone()), [True] * ranges, saves=True, clock=clock)
 
 
 def center_on_servers(

@@ -41,8 +41,7 @@ from speedo.messages import (
 )
 from speedo.sgd_modes.base import Strategy
 from speedo.simulation.poison import poison
-from speedo.simulation.simulated_hosts import SimulatedHosts
-from speedo.simulation.simulated_servers import center_on_servers
+from speedo.simulation.simulated_servers import SimulatedHosts, center_on_servers
 from speedo.simulation.simulated_team import train_together
 from speedo.simulation.trace import Trace
 from speedo.simulation.world import World

@@ -9,18 +9,22 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from speedo.json_lines import values_of
 from speedo.run_dir.directory import METRICS
-from speedo.run_dir.read_back import (
-    MOST_LINE_BYTES,
-    count_of,
-    metrics_of,
-    number_of,
-    optional_number_of,
-    text_of,
+from speedo.run_dir.events import (
+    EventReader,
+    ModelTested,
+    ResultDropped,
+    ResultMerged,
+    RunEvent,
+    RunFinished,
+    RunResumed,
+    WorkerJoined,
+    WorkerLeft,
 )
+from speedo.run_dir.read_back import MOST_LINE_BYTES
 from speedo.system.files import open_to_read
 from speedo.watch.curves import Curve, Rate
 
@@ -30,7 +34,6 @@ PACE_S: Final = 60.0  # the time left is told from the iterations of so many sec
 MOST_BYTES: Final = 4 << 20  # read at a time
 MOST_WORKERS: Final = 10_000
 MOST_STALENESS: Final = 16  # what is staler is counted there
-DECISIONS: Final = frozenset(("merged", "discarded", "late", "refused"))
 
 
 @dataclass
@@ -80,7 +83,7 @@ class History:
     iteration: int = 0
     version: int = 0
     time: float = 0.0
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
     tested_iteration: int = 0
     resumed: int = 0
     finished: str = ""  # the reason, once the run has ended
@@ -99,73 +102,62 @@ class History:
         (then, first), (now, last) = self._pace[0], self._pace[-1]
         return (last - first) / (now - then)
 
-    def take(self, line: Mapping[str, Any]) -> None:
-        """One line of the log; raises `ValueError` if it is not one of ours."""
-        now = number_of(line, "time")
-        match line.get("event"):
-            case "result":
-                self._result(line, now)
-            case "test" if not line.get("problem"):
-                self._test(line, now)
-            case "joined":
-                worker = self._worker(line)
+    def take(self, event: RunEvent) -> None:
+        """One record of the log."""
+        now = event.seconds
+        match event:
+            case ResultMerged():
+                self._merged(event)
+            case ResultDropped():
+                self._worker(event.worker).dropped += 1
+                self.decisions[event.decision] += 1
+            case ModelTested():
+                for name, value in event.metrics.items():
+                    if not math.isnan(value):
+                        self.tests.setdefault(name, Curve()).add(event.iteration, now, value)
+                self.metrics, self.tested_iteration = event.metrics, event.iteration
+            case WorkerJoined():
+                worker = self._worker(event.worker)
                 worker.there = True
-                worker.host = text_of(line, "host") or worker.host
-            case "left" | "set-aside" if not self.finished:  # then they are let go
-                worker = self._worker(line)
-                worker.there, worker.died = False, now
+                worker.host = event.host or worker.host
+            case WorkerLeft():
+                worker = self._worker(event.worker)
+                worker.there, worker.died, worker.cause = False, now, event.cause
                 worker.deaths += 1
-                worker.cause = text_of(line, "cause") or text_of(line, "reason")
-            case "resumed":
-                self._resume(line)
-            case "finish":
-                self.finished = text_of(line, "reason")
+            case RunResumed():
+                self._resume(event)
+            case RunFinished():
+                self.finished = event.reason
+            case _:
+                pass
         self.time = max(self.time, now)
 
-    def _result(self, line: Mapping[str, Any], now: float) -> None:
-        decision = text_of(line, "decision")
-        if decision not in DECISIONS:
-            raise ValueError("a decision that no run takes")
-        if decision != "merged":
-            self._worker(line).dropped += 1
-            self.decisions[decision] += 1
-            return
-        iteration, version = count_of(line, "iteration"), count_of(line, "version")
-        samples, staleness = count_of(line, "samples"), count_of(line, "staleness")
-        loss = optional_number_of(line, "loss")
-        self._worker(line).merge(now, samples, staleness, loss)
-        self.decisions[decision] += 1
+    def _merged(self, event: ResultMerged) -> None:
+        now, iteration, staleness = event.seconds, event.iteration, event.staleness
+        self._worker(event.worker).merge(now, event.samples, staleness, event.loss)
+        self.decisions["merged"] += 1
         self.staleness[min(staleness, MOST_STALENESS)] += 1
-        self.iteration, self.version = iteration, version
-        if samples and not math.isnan(loss):
-            self.loss.add(iteration, now, loss, samples)
-        self.speed.add(iteration, max(now, 0.0), samples)
+        self.iteration, self.version = iteration, event.version
+        if event.samples and not math.isnan(event.loss):
+            self.loss.add(iteration, now, event.loss, event.samples)
+        self.speed.add(iteration, max(now, 0.0), event.samples)
         self._pace.append((now, iteration))
         while self._pace[0][0] < now - PACE_S:
             self._pace.popleft()
 
-    def _test(self, line: Mapping[str, Any], now: float) -> None:
-        iteration = count_of(line, "iteration")
-        values = metrics_of(line)
-        for name, value in values.items():
-            if not math.isnan(value):
-                self.tests.setdefault(name, Curve()).add(iteration, now, value)
-        self.metrics, self.tested_iteration = values, iteration
-
-    def _resume(self, line: Mapping[str, Any]) -> None:
+    def _resume(self, event: RunResumed) -> None:
         """What was merged after the checkpoint is undone, and no worker has joined the new master yet."""
-        iteration, version = count_of(line, "iteration"), count_of(line, "version")
-        self.iteration, self.version = iteration, version
+        self.iteration, self.version = event.iteration, event.version
         for curve in (self.loss, *self.tests.values()):
-            curve.cut(iteration)
+            curve.cut(event.iteration)
         for worker in self.workers.values():
             worker.there = False
         self._pace.clear()
         self.resumed += 1
         self.finished = ""
 
-    def _worker(self, line: Mapping[str, Any]) -> WorkerHistory:
-        worker = count_of(line, "worker")
+    def _worker(self, worker: int) -> WorkerHistory:
+        """Raises `ValueError` for a number that no run gives."""
         if worker >= MOST_WORKERS:
             raise ValueError("a worker that no run has")
         return self.workers.setdefault(worker, WorkerHistory())
@@ -179,7 +171,7 @@ class LogReader:
         self._at, self._inode, self._size = 0, 0, 0
         self._rest = b""
         self._changed_at = time.time()
-        self.history = History()
+        self._events, self.history = EventReader(folder), History()
 
     def read(self) -> bool:
         """Take what is new, some MB at most; returns whether there is more. A log that is missing is empty."""
@@ -187,7 +179,8 @@ class LogReader:
             with open_to_read(self._path) as file:
                 facts = os.fstat(file.fileno())
                 if facts.st_ino != self._inode or facts.st_size < self._at:
-                    self._at, self._rest, self.history = 0, b"", History()
+                    self._at, self._rest = 0, b""
+                    self._events, self.history = EventReader(self._path.parent), History()
                 self._inode, self._size = facts.st_ino, facts.st_size
                 self._changed_at = facts.st_mtime
                 file.seek(self._at)
@@ -215,6 +208,6 @@ class LogReader:
         try:
             values = values_of(line)
             if isinstance(values, dict):
-                self.history.take(values)
+                self.history.take(self._events.event(values))
         except (ValueError, RecursionError):
             return  # an empty line, or one that was edited

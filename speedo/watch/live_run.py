@@ -13,7 +13,7 @@ from typing import Any, Final
 from speedo.errors import ClusterError
 from speedo.foreign_text import clean_values
 from speedo.monitor.control_socket import RunGone, RunSocket, plain, running
-from speedo.monitor.status_text import RESULT
+from speedo.run_dir.directory import RESULT
 from speedo.run_dir.read_back import read_result
 from speedo.watch.curves import Curve, Rate, Sent
 from speedo.watch.history import LogReader, WorkerHistory

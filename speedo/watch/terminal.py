@@ -15,8 +15,14 @@ from rich.table import Table
 from rich.text import Text
 
 from speedo.foreign_text import MOST_NAME
-from speedo.monitor.console import put_line, shown, workers_in_words
-from speedo.monitor.scores import short_scores
+from speedo.monitor.console import (
+    bare_table,
+    progress_parts,
+    put_line,
+    scores_parts,
+    shown,
+    workers_in_words,
+)
 from speedo.monitor.status_text import in_words
 from speedo.watch.live_run import LiveRun
 
@@ -75,16 +81,19 @@ def one_line(now: dict[str, Any]) -> str:
     ]
     parts = [
         f"{now['name']}: {now['state']}",
-        _progress(now),
-        *([f"loss {now['loss']:.4f}"] if now["loss"] is not None else []),
-        *([f"{now['images_per_s']:,.0f} images/s"] if now["images_per_s"] is not None else []),
+        *_parts(now),
         *([workers_in_words(there, now["wanted"])] if now["live"] else []),
-        *([_scores(now)] if now["metrics"] else []),
+        *scores_parts(now["metrics"], now["tested_iteration"]),
         *([f"about {in_words(now['remaining_s'])} left"] if now["remaining_s"] is not None else []),
         *(away if now["live"] else []),
         *([now["reason"]] if now["reason"] else []),
     ]
     return ", ".join(parts)
+
+
+def _parts(now: dict[str, Any]) -> list[str]:
+    names = ("iteration", "max_iter", "epoch", "loss", "images_per_s")
+    return progress_parts(*(now[name] for name in names))
 
 
 def view(live: LiveRun, width: int) -> RenderableType:
@@ -98,9 +107,12 @@ def view(live: LiveRun, width: int) -> RenderableType:
     )
     share = now["iteration"] / now["max_iter"] if now["max_iter"] else 0.0
     left = f", about {in_words(now['remaining_s'])} left" if now["remaining_s"] is not None else ""
+    known = 1 if now["epoch"] is None else 2
+    far, figures = (parts := _parts(now))[:known], parts[known:]
     progress = Table.grid(padding=(0, 1))
     progress.add_row(
-        ProgressBar(total=1.0, completed=min(share, 1.0), width=40), shown(_progress(now) + left)
+        ProgressBar(total=1.0, completed=min(share, 1.0), width=40),
+        shown(f"{', '.join(far)}{left}"),
     )
     tests = [name for name in curves if name.startswith("test/")]
     score = next((name for name in tests if "acc" in name.lower()), next(iter(tests), ""))
@@ -108,12 +120,8 @@ def view(live: LiveRun, width: int) -> RenderableType:
     panels = [_panel("training loss", curves["loss"], wide)]
     if score:
         panels.append(_panel(score, curves[score], wide))
-    figures = [
-        *([f"loss {now['loss']:.4f}"] if now["loss"] is not None else []),
-        *([_scores(now)] if now["metrics"] else []),
-        *([f"{now['images_per_s']:,.0f} images/s"] if now["images_per_s"] is not None else []),
-        *(f"{count:,} {name}" for name, count in now["decisions"].items()),
-    ]
+    figures += scores_parts(now["metrics"], now["tested_iteration"])
+    figures += [f"{count:,} {name}" for name, count in now["decisions"].items()]
     troubles = [shown(one, "red") for one in now["troubles"]]
     if now["reason"]:
         troubles.append(shown(now["reason"], "dim" if now["state"] == "finished" else "red"))
@@ -127,18 +135,6 @@ def view(live: LiveRun, width: int) -> RenderableType:
         *([_servers(now["servers"])] if now["servers"] else []),
         *(shown(one, "dim") for one in now["notices"][-3:]),
     )
-
-
-def _progress(now: dict[str, Any]) -> str:
-    of = f"/{now['max_iter']}" if now["max_iter"] else ""
-    epoch = f", epoch {now['epoch']:.2f}" if now["epoch"] is not None else ""
-    return f"iteration {now['iteration']}{of}{epoch}"
-
-
-def _scores(now: dict[str, Any]) -> str:
-    known = {name: value for name, value in now["metrics"].items() if value is not None}
-    scores = ", ".join(f"{name} {value:.4f}" for name, value in short_scores(known).items())
-    return f"test at {now['tested_iteration']}: {scores}"
 
 
 def _panel(title: str, curve: Curve, width: int) -> Panel:
@@ -195,22 +191,9 @@ def _between(before: tuple[int, int] | None, now: tuple[int, int]) -> Iterable[t
 
 
 def _workers(workers: list[dict[str, Any]]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in (
-        "worker",
-        "host",
-        "team",
-        "merged",
-        "dropped",
-        "loss",
-        "images/s",
-        "stale",
-        "state",
-        "last death",
-    ):
-        table.add_column(
-            name, justify="left" if name in ("host", "state", "last death") else "right"
-        )
+    table = bare_table(
+        "worker", "host", "team", "merged", "dropped", "loss", "images/s", "stale", "state", "last death"
+    )  # fmt: skip
     for one in workers:
         death = ""
         if one["deaths"]:
@@ -236,9 +219,7 @@ def _colour(worker: dict[str, Any]) -> str:
 
 
 def _servers(servers: list[dict[str, Any]]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("server", "host", "MB", "state"):
-        table.add_column(name, justify="left" if name in ("host", "state") else "right")
+    table = bare_table("server", "host", "MB", "state")
     for one in servers:
         size = f"{one['bytes'] / 1e6:,.1f}"
         table.add_row(*map(shown, (one["server"], one["host"], size, one["state"])))

@@ -54,7 +54,7 @@ def expected(lines: list[dict[str, Any]], folder: Path, epoch: int = 0) -> list[
         elif line["event"] == "result" and line["decision"] == "merged":
             place = line["worker"], line["iteration"], line["version"]
             more = line["loss"], line["samples"], line["staleness"], at
-            found.append(speedo.ResultMerged(*place, *more))
+            found.append(speedo.ResultMerged(*place, *more, timings=line["timings"]))
     return found
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from bench.support.bare_socket import bare_socket
 from bench.support.figures import Measured, MeasureError
 from bench.support.runs import free_running, iterations_for
 from bench.support.throughput import Variant
-from bench.support.timed import Follower
 from speedo.storage import MemoryStore
 from speedo.vectors.vector import Blob, Layout
 from tests.support.bundled_nets import Bench
@@ -138,23 +136,6 @@ def test_every_solver_update_is_measured_with_and_without_clipping(tmp_path: Pat
 
 
 # ---------------------------------------------------------------- runs
-
-
-def test_a_log_is_followed_while_it_is_written(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    follower = Follower(path)
-    follower.read()
-    line = json.dumps({"event": "result", "decision": "merged", "worker": 0}) + "\n"
-    with path.open("w") as log:
-        log.write(line + '{"event": "joined", "worker": 1}\n' + line[:9])
-        log.flush()
-        follower.read()
-        assert (follower.total(), follower.least(2), follower.least(1)) == (1, 0, 1)
-        log.write(line[9:] + line.replace('"worker": 0', '"worker": 1'))
-        log.flush()
-        follower.read()
-        assert (follower.total(), follower.least(2)) == (3, 1)
-    follower.close()
 
 
 def test_a_run_is_long_enough_for_its_turns_and_for_its_time(

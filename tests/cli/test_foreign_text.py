@@ -34,11 +34,11 @@ from speedo.launch.remote import Command, Remote, failures, greeting_problem
 from speedo.messages import AT_MAX_ITER, Finish, Left
 from speedo.monitor.console import Progress
 from speedo.monitor.export.caffe_log import CaffeLog
-from speedo.monitor.plot import draw
 from speedo.monitor.status import StatusBoard, WorkerStatus
 from speedo.monitor.status_text import lines_of
 from speedo.report.run_history import RunHistory, _Reader
 from speedo.run_dir.directory import METRICS
+from speedo.run_dir.events import EventReader
 from speedo.version import VERSION
 from speedo.watch.history import LogReader
 from speedo.watch.live_run import LiveRun
@@ -132,7 +132,7 @@ def test_any_text_becomes_clean_and_bounded(capsys: pytest.CaptureFixture[str]) 
         assert max(map(len, told.split("\n"))) <= MOST_TEXT
 
 
-@pytest.mark.parametrize("command", ["report", "plot", "watch", "train"])
+@pytest.mark.parametrize("command", ["report", "watch", "train"])
 def test_the_name_of_a_file_steers_no_terminal_and_is_no_line_of_ours(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,12 +306,12 @@ def test_any_log_can_be_watched(logs: list[list[bytes]], tmp_path: Path) -> None
 def test_any_log_can_be_read_for_a_report(logs: list[list[bytes]], tmp_path: Path) -> None:
     for lines in logs:
         run = RunHistory("run", tmp_path)
-        reader = _Reader(run)
+        reader, events = _Reader(run), EventReader(tmp_path)
         for line in lines:
             with suppress(ValueError, RecursionError):  # what is told with the number of the line
                 values = json.loads(line)
                 if isinstance(values, dict):
-                    reader.take(values)
+                    reader.take(events.event(values))
         reader.close()
         texts = [run.reason, *(one.cause for one in run.lives)]
         texts += [text for one in run.refused for text in (one.decision, one.reason)]
@@ -319,7 +319,7 @@ def test_any_log_can_be_read_for_a_report(logs: list[list[bytes]], tmp_path: Pat
         assert all(map(is_clean, texts))
 
 
-def test_a_report_and_a_plot_of_hostile_texts_show_them_as_text(tmp_path: Path) -> None:
+def test_the_page_and_the_picture_of_hostile_texts_show_them_as_text(tmp_path: Path) -> None:
     run = tmp_path / "_[/x]$\\frac{$<script>alert(1)</script>\x1b[2J".replace("/", "|")
     run.mkdir()
     foreign = Foreign(7)
@@ -336,4 +336,4 @@ def test_a_report_and_a_plot_of_hostile_texts_show_them_as_text(tmp_path: Path) 
     assert "<img src=x" not in page
     assert page.count("<script>") == page.count("</script>") - page.count('<script type="')
     assert not {*"\x1b\x07\u202e"} & {*page}
-    assert draw([run, run], tmp_path / "run.png").stat().st_size > 10_000
+    assert (tmp_path / "page.png").stat().st_size > 10_000

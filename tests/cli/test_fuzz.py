@@ -228,7 +228,7 @@ def test_no_number_and_no_path_ends_in_a_traceback_or_in_false_success(
     if ended.exit_code in (1, 2) and words[0] != "doctor":
         assert "speedo: " in ended.stderr or "--json" in words
     if ended.exit_code == 0:
-        ends = ("data", "plot", "report", "doctor", "topology", "template")
+        ends = ("data", "report", "doctor", "topology", "template")
         assert words[0] in ends or "--dry-run" in words, said
         assert ended.stdout
     for name in set(os.listdir(farm.folder)) - before:  # what a command made of a name of the farm

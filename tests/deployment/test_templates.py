@@ -21,7 +21,6 @@ from tests.deployment.kuberay_fields import RAY_JOB, problems
 from tests.support.fuzz import randoms
 from tests.support.fuzz import text as awkward
 
-ROOT = Path(__file__).parents[2]
 KUBERNETES = "1.31"
 # What a shell, YAML and systemd would each read as something else.
 AWKWARD = ("a b", "it's", '"', "$HOME", "$(POD_IP)", "100%", "\\", "#", "- x", "{a: b}", "`id`", "")
@@ -310,21 +309,3 @@ def test_no_value_adds_a_line_or_a_key_to_a_file() -> None:
         taken += 1
         assert len(found.splitlines()) == lines[name], (name, one)
     assert taken
-
-
-# ------------------------------------------------------------ deploy/
-
-
-@pytest.mark.parametrize("file", sorted((ROOT / "deploy").glob("*.*")), ids=lambda f: f.name)
-def test_each_file_of_deploy_is_what_the_command_prints(file: Path) -> None:
-    if file.suffix == ".md":
-        text = file.read_text()
-        assert all(f"`{one.name}`" in text for one in (ROOT / "deploy").iterdir() if one != file)
-        return
-    commands = {
-        line.split("`")[1]: shlex.split(line.split("`")[3])
-        for line in (ROOT / "deploy" / "README.md").read_text().splitlines()
-        if line.startswith("| `")
-    }
-    assert commands[file.name][:2] == ["speedo", "template"]
-    assert speedo(*commands[file.name][2:]).stdout == file.read_text()

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from speedo.cli.main import main
 from speedo.doctor.base import fail, ok
-from speedo.doctor.torch import NOT_INSTALLED, Torch, engines
+from speedo.doctor.engines import NOT_INSTALLED, Torch, engines
 
 CAFFE = ok("pycaffe", "1.0.0 at /there")
 NO_CAFFE = fail("pycaffe", "it is not here", "build it")

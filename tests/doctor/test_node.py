@@ -19,12 +19,11 @@ from speedo.cli.main import main
 from speedo.data.mnist import FASHION_MNIST_SOURCE
 from speedo.doctor import Finding, Request, examine
 from speedo.doctor.base import size
-from speedo.doctor.caffe import pycaffe
 from speedo.doctor.cluster import free_ports, own_redis, token
 from speedo.doctor.cores import cores
+from speedo.doctor.engines import pycaffe, torch
 from speedo.doctor.machine import redis, temporary
 from speedo.doctor.resources import Net, disk, exchange, memory
-from speedo.doctor.torch import torch
 from speedo.storage import PrivateRedis, RedisStore
 from speedo.storage.retrying_store import Patience
 from speedo.system.cores import Machine
@@ -135,7 +134,7 @@ def test_a_pycaffe_that_ends_the_process_is_told(
     (home / "broken" / "caffe" / "__init__.py").write_text("import os\nos.abort()\n")
     path = os.pathsep.join([str(home / "broken"), str(Path(speedo.__file__).parents[1])])
     monkeypatch.setattr(
-        "speedo.doctor.caffe.with_our_path", lambda given: {**given, "PYTHONPATH": path}
+        "speedo.doctor.engines.with_our_path", lambda given: {**given, "PYTHONPATH": path}
     )
     found = examine(Request(home / "solver.prototxt"))
     (caffe,) = [one for one in found if one.name == "pycaffe"]

@@ -55,7 +55,8 @@ def write_run(
             lines.append(
                 {
                     "time": round(time, 6), "event": "result", "decision": "merged", "worker": worker,
-                    "samples": samples, "loss": 1.0, "timings": own if timings else {},
+                    "version": turn, "iteration": turn, "staleness": 0, "samples": samples,
+                    "loss": 1.0, "timings": own if timings else {},
                 }
             )  # fmt: skip
     lines.append({"time": time, "event": "finish", "complete": True})
@@ -214,7 +215,8 @@ def write_team_run(folder: Path, members: int = 3, rounds: int = 10) -> Path:
             lines.append(
                 {
                     "time": round(time, 6), "event": "result", "decision": "merged", "worker": worker,
-                    "samples": rounds * 64, "loss": 1.0, "losses": [1.0] * rounds, "timings": own,
+                    "version": 1, "iteration": 1, "staleness": 0, "samples": rounds * 64,
+                    "loss": 1.0, "losses": [1.0] * rounds, "timings": own,
                 }
             )  # fmt: skip
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

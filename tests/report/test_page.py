@@ -140,10 +140,31 @@ def test_without_matplotlib_there_are_the_page_and_the_table_and_a_sentence(
 
 
 @pytest.mark.parametrize(
+    ("command", "name", "start"),
+    [
+        (["report", "--png"], "run.png", b"\x89PNG"),
+        (["report", "--png"], "run.pdf", b"%PDF"),
+        (["plot"], "run.svg", b"<?xml"),
+    ],
+)
+def test_the_picture_alone_is_drawn_in_the_form_of_its_name(
+    run_folders: list[Path], tmp_path: Path, command: list[str], name: str, start: bytes
+) -> None:
+    target = tmp_path / name
+    done = CliRunner().invoke(main, [*command, *map(str, run_folders[:2]), "-o", str(target)])
+    assert (done.exit_code, done.output) == (0, f"{target}\n")
+    assert target.read_bytes().startswith(start)
+    assert target.stat().st_size > 10_000
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["nowhere"], "is not a run directory"),
-        (["RUN", "-o", "page.txt"], "give a name that ends in .html"),
+        (["RUN", "-o", "page.txt"], "give a name that ends in .html or .htm"),
+        (["RUN", "--png", "-o", "page.html"], "give a name that ends in .png or .pdf or .svg"),
+        (["RUN", "--png", "-o", "/nowhere/run.png"], "cannot be written"),
         (["RUN", "-o", "/nowhere/page.html"], "cannot be written"),
     ],
 )

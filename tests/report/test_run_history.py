@@ -51,10 +51,10 @@ def test_the_rounds_of_a_stretch_are_pieces_of_their_own(tmp_path: Path) -> None
 def test_what_a_resume_undid_is_left_out(tmp_path: Path) -> None:
     run = history(
         tmp_path, joined(0.0, 0), merged(1.0, 1), merged(2.0, 2), merged(3.0, 3),
-        {"time": 3.5, "event": "test", "iteration": 3, "metrics": {"accuracy": 0.1}},
+        {"time": 3.5, "event": "test", "version": 1, "iteration": 3, "metrics": {"accuracy": 0.1}},
         {"time": 9.0, "event": "resumed", "epoch": 2, "version": 2, "iteration": 2, "samples": 20},
         joined(10.0, 0), merged(11.0, 3, loss=0.5), merged(12.0, 4, loss=0.5),
-        {"time": 13.0, "event": "test", "iteration": 4, "metrics": {"accuracy": 0.9}},
+        {"time": 13.0, "event": "test", "version": 1, "iteration": 4, "metrics": {"accuracy": 0.9}},
     )  # fmt: skip
     assert (run.ends, run.losses, run.resumes) == ([10, 20, 30, 40], [1.0, 1.0, 0.5, 0.5], [20])
     assert run.accuracies() == [(40, 12.0, 0.9)]
@@ -69,7 +69,7 @@ def test_what_a_resume_undid_is_left_out(tmp_path: Path) -> None:
 def test_a_test_stands_at_the_images_of_its_version(tmp_path: Path) -> None:
     run = history(
         tmp_path, joined(0.0, 0), merged(1.0, 1), merged(2.0, 2),
-        {"time": 2.5, "event": "test", "iteration": 1, "metrics": {"accuracy": 0.5, "loss": None}},
+        {"time": 2.5, "event": "test", "version": 1, "iteration": 1, "metrics": {"accuracy": 0.5, "loss": None}},
     )  # fmt: skip
     assert run.accuracies() == [(10, 1.0, 0.5)]
 

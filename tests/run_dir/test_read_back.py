@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speedo.errors import CheckpointError, ConfigError, DataError
-from speedo.monitor.plot import draw, read_run
 from speedo.monitor.status_text import lines_of, outcome_of
 from speedo.planning.calibrate_from_run import from_run
 from speedo.planning.calibration import read_calibration
 from speedo.run_dir.checkpoint_file import MAGIC, latest, read_checkpoint, write_checkpoint
+from speedo.run_dir.events import (
+    CheckpointWritten,
+    LogFollower,
+    ModelTested,
+    OtherLine,
+    ResultDropped,
+    ResultMerged,
+    RunFinished,
+    RunResumed,
+    WorkerJoined,
+    WorkerLeft,
+    read_events,
+)
 from speedo.run_dir.metrics_log import MetricsLog
-from tests.monitor.test_plot import write_run
 from tests.planning.test_from_run import write_run as write_timed_run
 from tests.run_dir.test_checkpoint_file import checkpoint
 
@@ -123,59 +133,99 @@ def test_a_center_that_is_not_finite_is_damage(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- metrics
 
 
-@pytest.mark.parametrize("field", ["iteration", "time", "loss", "samples", "staleness"])
-@pytest.mark.parametrize("value", [*ODD[1:5], *ODD[7:]], ids=repr)
-def test_an_odd_value_in_the_metrics_is_named_by_its_line(
-    tmp_path: Path, field: str, value: object
-) -> None:
-    run = write_run(tmp_path / "run", results=5)
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    lines[2][field] = value
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(DataError, match=r"metrics\.jsonl, line 3 is not a line of metrics"):
-        read_run(run)
+MERGED: dict[str, Any] = {
+    "time": 1.5, "event": "result", "decision": "merged", "worker": 1, "version": 3, "iteration": 3, "staleness": 2,
+    "samples": 64, "loss": None, "timings": {"fetch": 0.1, "compute": 1.0, "publish": 0.25},
+}  # fmt: skip
+
+
+def write_log(folder: Path, *lines: Any) -> Path:
+    """A run directory whose log has these lines."""
+    text = "".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines)
+    (folder / "metrics.jsonl").write_text(text)
+    return folder
+
+
+def test_every_kind_of_line_becomes_a_record(tmp_path: Path) -> None:
+    left = {"event": "left", "worker": 1, "cause": "killed"}
+    run = write_log(
+        tmp_path,
+        {"time": 0, "event": "joined", "worker": 1, "host": "here"},
+        {**MERGED, "losses": [0.5, None], "records": [[0, 8, 16]], "loss": 0.25},
+        {"time": 2, "event": "result", "decision": "late", "worker": 1, "reason": "too late"},
+        {"time": 3, "event": "test", "version": 3, "iteration": 3, "metrics": {"accuracy": 0.5}},
+        {"time": 4, "event": "checkpoint", "version": 3, "iteration": 3, "bytes": 7},
+        {"time": 5, **left},
+        {"time": 6, "event": "resumed", "epoch": 2, "version": 3, "iteration": 3, "samples": 192},
+        {"time": 7, "event": "checkpoint", "version": 4, "iteration": 4, "bytes": 7},
+        {"time": 8, "event": "finish", "complete": True, "reason": "reached max_iter 4"},
+        {"time": 9, **left},
+    )
+    found = list(read_events(run))
+    merged = found.pop(1)
+    assert isinstance(merged, ResultMerged)
+    assert (merged.worker, merged.version, merged.staleness, merged.seconds) == (1, 3, 2, 1.5)
+    assert merged.timings == {"fetch": 0.1, "compute": 1.0, "publish": 0.25}
+    assert (merged.loss, merged.records) == (0.25, ((0, 8, 16),))
+    assert merged.losses[0] == 0.5
+    assert math.isnan(merged.losses[1])
+    assert found == [
+        WorkerJoined(1, "here", 0.0),
+        ResultDropped(1, "late", "too late", 2.0),
+        ModelTested(3, 3, {"accuracy": 0.5}, 3.0),
+        CheckpointWritten(run / "checkpoints" / "000000-000000000003.checkpoint", 3, 4.0),
+        WorkerLeft(1, "killed", 5.0),
+        RunResumed(2, 3, 3, 192, 6.0),
+        CheckpointWritten(run / "checkpoints" / "000002-000000000004.checkpoint", 4, 7.0),
+        RunFinished(True, "reached max_iter 4", 8.0),
+        OtherLine(9.0),  # workers are let go at the end
+    ]
 
 
 @pytest.mark.parametrize(
-    "line", [b"null", b"[]", b"3", b"\xff\x00", b"[" * 100_000, b"", b'{"event": "test", "metrics": []}']
-)  # fmt: skip
-def test_a_line_that_is_none_is_named(tmp_path: Path, line: bytes) -> None:
-    run = write_run(tmp_path / "run", results=5)
-    lines = (run / "metrics.jsonl").read_bytes().splitlines()
-    (run / "metrics.jsonl").write_bytes(b"\n".join([*lines[:2], line, *lines[2:]]) + b"\n")
-    with pytest.raises(DataError, match="line 3 is not a line of metrics"):
-        read_run(run)
-
-
-def test_a_huge_staleness_is_drawn_in_wider_bars(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", results=5)
-    text = (run / "metrics.jsonl").read_text()
-    (run / "metrics.jsonl").write_text(text.replace('"staleness": 2', '"staleness": 1000000000'))
-    assert draw([run], tmp_path / "run.png").stat().st_size > 20_000
-
-
-def test_what_is_no_picture_or_a_pipe_is_not_written(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", results=5)
-    os.mkfifo(tmp_path / "pipe.png")
-    for name in ("pipe.png", "run.doc", "run"):
-        with pytest.raises(DataError, match="cannot be written"):
-            draw([run], tmp_path / name)
-
-
-@pytest.mark.parametrize("field", ["time", "worker", "samples", "timings"])
-@pytest.mark.parametrize("value", [*ODD[1:3], *ODD[4:6], *ODD[7:10], ODD[11]], ids=repr)
-def test_an_odd_value_in_a_run_to_plan_from_is_named(
+    "field",
+    ["worker", "iteration", "time", "loss", "samples", "staleness", "losses", "records", "timings"],
+)
+@pytest.mark.parametrize("value", ["x", {}, True, 10**400, 1e300, math.inf, [{"a": []}]], ids=repr)
+def test_an_odd_value_in_the_metrics_is_named_by_its_line(
     tmp_path: Path, field: str, value: object
 ) -> None:
-    run = write_timed_run(tmp_path / "run")
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()[:-1]]
-    wrong = {"fetch": value, "compute": 1.0, "publish": 1.0} if field == "timings" else value
-    lines[10][field] = wrong
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    if (field, value) == ("time", -1):
-        return  # a clock may stand anywhere
-    with pytest.raises(ConfigError, match=r"metrics\.jsonl, line 11 is not a line of metrics"):
-        from_run(run, cores=2)
+    wrong = {"fetch": value} if field == "timings" else value
+    run = write_log(tmp_path, MERGED, {**MERGED, field: wrong})
+    with pytest.raises(DataError, match=r"metrics\.jsonl, line 2 is not a line of metrics"):
+        list(read_events(run))
+
+
+@pytest.mark.parametrize("field", ["worker", "samples", "staleness", "timings"])
+def test_what_is_counted_or_lasts_is_not_below_0(tmp_path: Path, field: str) -> None:
+    run = write_log(tmp_path, {**MERGED, field: {"fetch": -1} if field == "timings" else -1})
+    with pytest.raises(DataError, match="line 1 is not a line of metrics"):
+        list(read_events(run))
+
+
+@pytest.mark.parametrize(
+    "line", ["null", "[]", "3", "\x00", "[" * 100_000, "", '{"time": 1, "event": "test", "metrics": []}']
+)  # fmt: skip
+def test_a_line_that_is_none_is_named_but_for_a_last_one_that_is_cut(
+    tmp_path: Path, line: str
+) -> None:
+    with pytest.raises(DataError, match="line 2 is not a line of metrics"):
+        list(read_events(write_log(tmp_path, MERGED, line, MERGED)))
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(MERGED) + '\n{"time": 1, "ev')
+    assert len(list(read_events(tmp_path))) == 1
+
+
+def test_a_log_is_followed_while_it_is_written(tmp_path: Path) -> None:
+    follower = LogFollower(tmp_path)
+    assert follower.new() == []
+    line = json.dumps(MERGED)
+    with (tmp_path / "metrics.jsonl").open("w") as log:
+        log.write(f"{line}\n\n[1]\n{line[:9]}")
+        log.flush()
+        assert [type(one) for one in follower.new()] == [ResultMerged]
+        log.write(line[9:] + '\n{"time": 2, "event": "joined", "worker": 4}\n')
+        log.flush()
+        assert [type(one) for one in follower.new()] == [ResultMerged, WorkerJoined]
 
 
 def test_times_of_nothing_are_told(tmp_path: Path) -> None:

@@ -38,10 +38,11 @@ def test_a_command_that_needs_none_of_them_works(words: tuple[str, ...]) -> None
 
 
 def test_a_picture_without_matplotlib_names_the_extra(tmp_path: Path) -> None:
-    done = speedo("plot", str(tmp_path))
+    done = speedo("report", "--png", str(tmp_path))
     assert done.returncode == 2
     assert done.stderr == (
-        "speedo: a picture needs the Python package matplotlib: pip install 'speedo[plot]'\n"
+        "speedo: the report's picture (.png) needs the Python package matplotlib: "
+        "pip install 'speedo[plot]'\n"
     )
 
 

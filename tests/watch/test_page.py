@@ -253,7 +253,7 @@ def test_what_a_run_says_is_text_and_no_markup(
     evil = "<script>document.title = 'owned'</script><b>bold</b>"
     write(folder, {"time": 0.1, "event": "joined", "worker": 0, "host": evil},
           {"time": 0.2, "event": "left", "worker": 0, "cause": evil},
-          {"time": 0.3, "event": "test", "iteration": 1, "metrics": {evil: 0.5}})  # fmt: skip
+          {"time": 0.3, "event": "test", "version": 1, "iteration": 1, "metrics": {evil: 0.5}})  # fmt: skip
     web, url = served(speedo, str(folder))
     browser.open(url)
     browser.wait_for(f"{shown('name')} === {json.dumps(folder.name)}", WAIT_S)

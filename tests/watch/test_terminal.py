@@ -34,7 +34,16 @@ def drawn(live: LiveRun, width: int) -> str:
 
 def test_a_run_is_shown_with_its_curves_and_its_workers(tmp_path: Path, runtime: Path) -> None:
     write(tmp_path, *(result(0, one, one / 10) for one in range(1, 101)))
-    write(tmp_path, {"time": 9.0, "event": "test", "iteration": 90, "metrics": {"accuracy": 0.875}})
+    write(
+        tmp_path,
+        {
+            "time": 9.0,
+            "event": "test",
+            "version": 9,
+            "iteration": 90,
+            "metrics": {"accuracy": 0.875},
+        },
+    )
     write(tmp_path, {"time": 10.0, "event": "left", "worker": 1, "cause": "it was killed"})
     away = {
         **status(tmp_path)["workers"][0],

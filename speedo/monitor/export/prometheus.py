@@ -6,25 +6,25 @@ back when a run is resumed is a gauge.
 
 from __future__ import annotations
 
-import bisect
 import math
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter as Counted
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-    Metric,
-    SummaryMetricFamily,
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Summary,
+    disable_created_metrics,
+    make_wsgi_app,
 )
+from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.registry import Collector
 
@@ -83,28 +83,53 @@ class PrometheusMetrics(Collector):
         *,
         resumed: Counters | None = None,
     ) -> None:
-        self._info = {"run": run, "version": version}
         self._status, self._bytes_of = status, bytes_of
-        self._lock = threading.Lock()
-        self._results = Counter(dict.fromkeys(DECISIONS, 0))
-        self._staleness = [0] * (len(STALENESS) + 1)
-        self._staleness_sum = self._samples = self._turns = self._received = 0
-        self._parts: dict[str, tuple[int, float]] = {}
+        self._info = {"run": run, "version": version}
         last = (0, 0) if resumed is None else (resumed.version, resumed.iteration)
         self._tests = TestedIterations(last)
-        self._tested: dict[str, float] = {}
-        self._tested_iteration = 0
-        self._tests_made = self._tests_failed = self._checkpoints = 0
-        self._checkpoint_s = 0.0  # wall clock
+        self._parts: set[str] = set()
+        self._checkpoint_s = 0.0  # wall clock of the last one
         self._stop: Callable[[], None] = lambda: None
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._registry = registry = CollectorRegistry()
+        registry.register(self)
+
+        def counter(name: str, help: str, labels: Sequence[str] = ()) -> Counter:
+            return Counter(f"speedo_{name}", help, labels, registry=registry)
+
+        self._results = counter("results", "Results by what became of them.", ["decision"])
+        for decision in DECISIONS:
+            self._results.labels(decision)
+        self._samples = counter("samples", "Records merged.")
+        self._sent = counter("sent_bytes", "Bytes of the results that reached the master.")
+        self._fetched = counter(
+            "fetched_bytes", "Bytes of the centers that were fetched for turns."
+        )
+        self._turns = counter("turns", "Turns given to workers.")
+        self._tests_made = counter("tests", "Tests of a version.")
+        self._tests_failed = counter("failed_tests", "Tests that gave no metrics.")
+        self._checkpoints = counter("checkpoints", "Checkpoints written.")
+        self._staleness = Histogram(
+            "speedo_result_staleness_versions",
+            "Versions merged since the center that a merged result began from.",
+            buckets=STALENESS,
+            registry=registry,
+        )
+        self._seconds = Summary(
+            "speedo_turn_part_seconds",
+            "Where the seconds of a turn go: in the worker, and with master_ in the master.",
+            ["part"],
+            registry=registry,
+        )
+        self._tested = Gauge("speedo_test_result", "The last test.", ["output"], registry=registry)
+        self._tested_iteration = Gauge(
+            "speedo_tested_iteration", "Iteration of the last test.", registry=registry
+        )
 
     def serve(self, port: int) -> int:
         """Answer at this port of loopback, 0 for any; returns the port. Raises `OSError` if it is taken."""
-        registry = CollectorRegistry()
-        registry.register(self)
-        server = make_server(
-            HOST, port, _guarded(make_wsgi_app(registry)), ThreadingWSGIServer, _Scrape
-        )
+        app = _guarded(make_wsgi_app(self._registry))
+        server = make_server(HOST, port, app, ThreadingWSGIServer, _Scrape)
         thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
         thread.start()
 
@@ -121,67 +146,63 @@ class PrometheusMetrics(Collector):
         self._stop()
 
     def take(self, told: Told, now: float) -> None:
-        with self._lock:
-            self._take(told)
-
-    def _take(self, told: Told) -> None:
         match told:
             case Train():
-                self._turns += 1
+                self._turns.inc()
+                self._fetched.inc(self._bytes_of()[1])
             case Trained():
-                self._received += 1
+                self._sent.inc(self._bytes_of()[0])
                 for name, seconds in told.timings.items():
-                    self._add(name, seconds)
+                    self._observe(name, seconds)
             case Merge():
                 self._tests.last = (told.version, told.iteration)
                 for part in told.parts:
-                    self._results["merged"] += 1
-                    self._samples += part.samples
-                    self._staleness[bisect.bisect_left(STALENESS, part.staleness)] += 1
-                    self._staleness_sum += part.staleness
+                    self._results.labels("merged").inc()
+                    self._samples.inc(part.samples)
+                    self._staleness.observe(part.staleness)
                 for timings in told.timings:
                     for name, seconds in timings.items():
-                        self._add(f"master_{name}", seconds)
+                        self._observe(f"master_{name}", seconds)
             case Drop():
-                self._results[told.decision] += 1
+                self._results.labels(told.decision).inc()
             case Evaluate():
                 self._tests.ask(told.version, told.iteration)
             case Tested() if told.problem:
-                self._tests_failed += 1
+                self._tests_failed.inc()
             case Tested():
-                self._tests_made += 1
-                self._tested = {
-                    clean_text(name, MOST_NAME): value
-                    for name, value in islice(told.metrics.items(), MOST_LABELS)
-                }
-                self._tested_iteration = self._tests.of(told.version)
+                self._tests_made.inc()
+                self._tested.clear()
+                for name, value in islice(told.metrics.items(), MOST_LABELS):
+                    self._tested.labels(clean_text(name, MOST_NAME)).set(value)
+                self._tested_iteration.set(self._tests.of(told.version))
             case Checkpointed() if told.bytes:
-                self._checkpoints += 1
+                self._checkpoints.inc()
                 self._checkpoint_s = time.time()
             case _:
                 pass
 
-    def _add(self, part: str, seconds: float) -> None:
+    def _observe(self, part: str, seconds: float) -> None:
         name = clean_text(part, MOST_NAME)
         if name in self._parts or len(self._parts) < MOST_LABELS:
-            count, total = self._parts.get(name, (0, 0.0))
-            self._parts[name] = (count + 1, total + seconds)
+            self._parts.add(name)
+            self._seconds.labels(name).observe(seconds)
 
-    # ------------------------------------------------------------ a scrape
+    # ------------------------------------------------------------ what is not counted, at a scrape
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: a registry would scrape to learn the names."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric as it is now."""
-        status, (payload, center) = self._status(), self._bytes_of()
-        with self._lock:
-            yield from self._of_status(status)
-            yield from self._counted(payload, center)
-
-    def _of_status(self, status: Status) -> Iterator[Metric]:
+        """The state of the run as it is now; what is not known is left out."""
+        status = self._status()
         yield InfoMetricFamily("speedo_run", "The run.", {**self._info, "mode": status.mode})
+        workers = GaugeMetricFamily("speedo_workers", "Workers by state.", labels=["state"])
+        states = Counted("away" if one.is_away else _state(one.state) for one in status.workers)
+        for state in STATES:
+            workers.add_metric([state], states[state])
+        yield workers
+        written = self._checkpoint_s or math.nan
         for name, help, value in (
             ("iteration", "Iterations done: samples merged over the batch of the solver.", status.iteration),
             ("max_iterations", "Iterations at which the run ends.", status.max_iter),
@@ -190,71 +211,12 @@ class PrometheusMetrics(Collector):
             ("loss", "Training loss, mean over ten seconds.", status.loss),
             ("images_per_second", "Records merged per second, mean over ten seconds.", status.images_per_s),
             ("training_seconds", "Seconds since the first turn of this process.", status.seconds),
+            ("workers_wanted", "Workers that the hosts should run.", status.wanted),
+            ("checkpoint_timestamp_seconds", "When the last checkpoint was written, in seconds since 1970.", written),
+            ("checkpoint_age_seconds", "Seconds since the last checkpoint.", max(time.time() - written, 0.0)),
         ):  # fmt: skip
             if not math.isnan(value):
                 yield GaugeMetricFamily(f"speedo_{name}", help, value)
-        workers = GaugeMetricFamily("speedo_workers", "Workers by state.", labels=["state"])
-        states = Counter("away" if one.is_away else _state(one.state) for one in status.workers)
-        for state in STATES:
-            workers.add_metric([state], states[state])
-        yield workers
-        yield GaugeMetricFamily(
-            "speedo_workers_wanted", "Workers that the hosts should run.", status.wanted
-        )
-
-    def _counted(self, payload: int, center: int) -> Iterator[Metric]:
-        yield CounterMetricFamily("speedo_samples", "Records merged.", self._samples)
-        results = CounterMetricFamily(
-            "speedo_results", "Results by what became of them.", labels=["decision"]
-        )
-        for decision, count in self._results.items():
-            results.add_metric([decision], count)
-        yield results
-        buckets, below = list[tuple[str, float]](), 0
-        for bound, count in zip([*map(float, STALENESS), math.inf], self._staleness, strict=True):
-            below += count
-            buckets.append(("+Inf" if math.isinf(bound) else str(bound), below))
-        staleness = HistogramMetricFamily(
-            "speedo_result_staleness_versions",
-            "Versions merged since the center that a merged result began from.",
-        )
-        staleness.add_metric([], buckets, self._staleness_sum)
-        yield staleness
-        parts = SummaryMetricFamily(
-            "speedo_turn_part_seconds",
-            "Where the seconds of a turn go: in the worker, and with master_ in the master.",
-            labels=["part"],
-        )
-        for part, (count, total) in self._parts.items():
-            parts.add_metric([part], count, total)
-        yield parts
-        for name, help, value in (
-            ("sent_bytes", "Bytes of the results that reached the master.", self._received * payload),
-            ("fetched_bytes", "Bytes of the centers that were fetched for turns.", self._turns * center),
-            ("turns", "Turns given to workers.", self._turns),
-            ("tests", "Tests of a version.", self._tests_made),
-            ("failed_tests", "Tests that gave no metrics.", self._tests_failed),
-            ("checkpoints", "Checkpoints written.", self._checkpoints),
-        ):  # fmt: skip
-            yield CounterMetricFamily(f"speedo_{name}", help, value)
-        tested = GaugeMetricFamily("speedo_test_result", "The last test.", labels=["output"])
-        for output, score in self._tested.items():
-            tested.add_metric([output], score)
-        yield tested
-        yield GaugeMetricFamily(
-            "speedo_tested_iteration", "Iteration of the last test.", self._tested_iteration
-        )
-        if self._checkpoint_s:
-            yield GaugeMetricFamily(
-                "speedo_checkpoint_timestamp_seconds",
-                "When the last checkpoint was written, in seconds since 1970.",
-                self._checkpoint_s,
-            )
-            yield GaugeMetricFamily(
-                "speedo_checkpoint_age_seconds",
-                "Seconds since the last checkpoint was written.",
-                max(time.time() - self._checkpoint_s, 0.0),
-            )
 
 
 def _state(state: str) -> str:

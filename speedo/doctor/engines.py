@@ -1,6 +1,6 @@
-"""Checks PyTorch, its devices, and which engine works on this node: `python -m speedo.doctor.torch` imports it.
+"""Checks both engines, in child processes: `python -m speedo.doctor.engines caffe` or `torch` imports one of them.
 
-Its import takes seconds, and a build for other libraries may end the process; so a child does it.
+An import takes seconds, and a library that was built for others may end the process that imports it.
 """
 
 from __future__ import annotations
@@ -10,17 +10,22 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 from speedo.doctor.base import Finding, fail, ok, warn
-from speedo.doctor.caffe import IMPORT_S
+from speedo.engines.caffe_import import is_cpu_only, load_caffe, of_the_user
 from speedo.engines.make import CAFFE_REMEDY, TORCH_REMEDY, EngineName, is_installed
 from speedo.engines.native_failures import describe_death
+from speedo.engines.openblas_kernels import use_the_processor
 from speedo.engines.pytorch.devices import load_torch, names_of_devices
 from speedo.errors import EngineError
 from speedo.system.import_order import with_our_path
+from speedo.system.remedies import install_pycaffe
 
-_MARK: Final = "speedo-torch: "
+IMPORT_S: Final = 60.0
+PYCAFFE_REMEDY: Final = f"{install_pycaffe()}, or use the interpreter that has pycaffe"
+_MARK: Final = "speedo-engine: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +43,40 @@ class Torch:
 NOT_INSTALLED: Final = Torch(warn("torch", "PyTorch is not installed", TORCH_REMEDY))
 
 
+def pycaffe() -> Finding:
+    """Version and path of pycaffe, whether it uses GPUs, and the processor whose routines OpenBLAS uses."""
+    answer = _imported("caffe", "pycaffe", PYCAFFE_REMEDY, of_the_user() or PYCAFFE_REMEDY)
+    if isinstance(answer, Finding):
+        return answer
+    return ok(
+        "pycaffe",
+        f"{answer['version']} at {answer['path']}, {answer['layers']} layer types, "
+        + ("with GPU" if answer["gpu"] else "for the CPU")
+        + (f", OpenBLAS computes as for {answer['blas']}" if answer["blas"] else ""),
+    )
+
+
 def torch() -> Torch:
     """Version of PyTorch, and the devices that it sees."""
     if not is_installed("torch"):
         return NOT_INSTALLED
+    remedy = f"{TORCH_REMEDY} once more"
+    answer = _imported("torch", "torch", remedy, remedy)
+    if isinstance(answer, Finding):
+        return Torch(answer)
+    names = [f"cuda:{index} {name}" for index, name in enumerate(answer["devices"])]
+    text = f"{answer['version']}, devices: cpu{''.join(f', {name}' for name in names)}"
+    return Torch(ok("torch", text), len(names))
+
+
+def _imported(engine: EngineName, name: str, slow: str, dead: str) -> dict[str, Any] | Finding:
+    """What a child says of this engine, or the finding `name` that it cannot be imported.
+
+    `slow` is the remedy for an import that does not end, `dead` for one that ends the process.
+    """
     try:
         child = subprocess.run(
-            [sys.executable, "-P", "-m", "speedo.doctor.torch"],
+            [sys.executable, "-P", "-m", "speedo.doctor.engines", engine],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -54,20 +86,13 @@ def torch() -> Torch:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        text = f"its import did not end within {IMPORT_S:.0f} s"
-        return Torch(fail("torch", text, f"{TORCH_REMEDY} once more"))
+        return fail(name, f"its import did not end within {IMPORT_S:.0f} s", slow)
     answers = [line for line in child.stdout.splitlines() if line.startswith(_MARK)]
     if not answers:
         died = describe_death(child.stderr, child.returncode)
-        return Torch(
-            fail("torch", f"its import ends the process: {died}", f"{TORCH_REMEDY} once more")
-        )
-    answer = json.loads(answers[-1].removeprefix(_MARK))
-    if "problem" in answer:
-        return Torch(fail("torch", answer["problem"]))
-    names = [f"cuda:{index} {name}" for index, name in enumerate(answer["devices"])]
-    text = f"{answer['version']}, devices: cpu{''.join(f', {name}' for name in names)}"
-    return Torch(ok("torch", text), len(names))
+        return fail(name, f"its import ends the process: {died}", dead)
+    answer: dict[str, Any] = json.loads(answers[-1].removeprefix(_MARK))
+    return fail(name, answer["problem"]) if "problem" in answer else answer
 
 
 def engines(caffe: Finding, found: Torch, wanted: EngineName, device: str) -> list[Finding]:
@@ -111,16 +136,31 @@ def _with_device(found: Torch, device: str) -> Finding:
     )  # fmt: skip
 
 
-def main() -> None:
-    """The child's part."""
+def _facts(engine: str) -> dict[str, Any]:
+    """The child's part. Raises what the import does."""
+    if engine == "torch":
+        return {"version": str(load_torch().__version__), "devices": names_of_devices()}
+    caffe = load_caffe()
+    return {
+        "version": str(getattr(caffe, "__version__", "of unknown version")),
+        "path": str(Path(str(caffe.__file__)).parent),
+        "layers": len(caffe.layer_type_list()),
+        "gpu": not is_cpu_only(),
+        "blas": use_the_processor(),
+    }
+
+
+def main(engine: str) -> None:
+    """The child: one line with what it has found."""
     try:
-        answer = {"version": str(load_torch().__version__), "devices": names_of_devices()}
+        answer = _facts(engine)
     except EngineError as error:
         answer = {"problem": str(error)}
     except Exception as error:
-        answer = {"problem": f"its import fails ({type(error).__name__}: {error}): {TORCH_REMEDY}"}
+        remedy = TORCH_REMEDY if engine == "torch" else PYCAFFE_REMEDY
+        answer = {"problem": f"its import fails ({type(error).__name__}: {error}): {remedy}"}
     print(f"\n{_MARK}{json.dumps(answer)}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])
