@@ -13,8 +13,9 @@ import click
 from click.core import ParameterSource
 
 from speedo.bounds import said
-from speedo.cli.run import FIXED
-from speedo.cli.run import OPTIONS as OF_SCRIPTS
+from speedo.cli.own_scripts import FIXED
+from speedo.cli.own_scripts import OPTIONS as OF_SCRIPTS
+from speedo.cli.page import PagedCommand
 from speedo.cli.run_options import PATH, options_named
 from speedo.cli.say import complain, say
 from speedo.cli.units import parse_workers
@@ -29,12 +30,16 @@ if TYPE_CHECKING:
 
 SCRIPT: Final = ".py"  # how the name of a script ends
 PASSED_ON: Final = (
-    "batch", "lr", "momentum", "weight_decay", "cpu", "engine", "device", "precision", "data_root",
+    "batch", "lr", "momentum", "weight_decay", "engine", "device", "precision", "data_root",
 )  # fmt: skip
+_IN_SIGHT: Final = (
+    *("modes", "workers", "epochs", "seeds", "sweeps", "out", "dry_run", "batch", "lr"),
+    *("engine", "device"),
+)
 NOT_FOR_SCRIPTS: Final = ("epochs", "longer", "tests", *PASSED_ON)
 
 
-class CompareCommand(click.Command):
+class CompareCommand(PagedCommand):
     """Behind a script stand its own arguments, as in `speedo run`; behind a solver may stand our options."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
@@ -42,7 +47,7 @@ class CompareCommand(click.Command):
         return super().parse_args(context, args)
 
 
-@click.command(cls=CompareCommand)
+@click.command(cls=CompareCommand, in_sight=_IN_SIGHT)
 @click.argument("solver", required=False, type=PATH)
 @click.argument("arguments", nargs=-1)
 @click.option(
@@ -87,7 +92,7 @@ class CompareCommand(click.Command):
     help="Compare by the training loss, averaged over an epoch, or by the test net's loss.",
 )  # fmt: skip
 @click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+    "-o", "--output", "--out", "out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
     help="Folder of the comparison.  [default: runs/compare-NAME, by the solver's folder]",
 )  # fmt: skip
 @click.option(
@@ -153,7 +158,7 @@ def compare(
     if arguments:
         raise ConfigError(f"{said(arguments[0])} is one argument too many: give one solver")
     path = solver_named(solver)
-    check_names({"the solver": path, "the data root": options.get("data_root"), "--out": out})
+    check_names({"the solver": path, "the data root": options.get("data_root"), "--output": out})
     given = {
         name: value for name, value in options.items() if value is not None and value is not False
     }

@@ -12,6 +12,7 @@ import click
 
 from speedo.cli.data import FOLDER, SEED, bar, make, size_of
 from speedo.cli.data import data as data
+from speedo.cli.page import json_option
 from speedo.cli.say import say
 from speedo.system.workplace import check_names, check_workplace
 
@@ -77,7 +78,7 @@ def split(database: Path, folder: Path, parts: int, **options: Any) -> None:
 
 @data.command()
 @click.argument("databases", type=SOURCE, metavar="DATABASE...", nargs=-1, required=True)
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@json_option
 def check(databases: tuple[Path, ...], as_json: bool) -> None:
     """Read every record of LMDBs and LevelDBs: counts, shapes, labels, and records that Caffe cannot use.
 

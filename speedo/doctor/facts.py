@@ -20,7 +20,7 @@ def facts_of(request: Request) -> dict[str, Any]:
     root = (located(request.data_root) or default_data_root()).absolute()
     choice = choice_of(request, {})
     prepare_to_read(choice.engine)
-    overrides = SolverOverrides(cpu=request.cpu, engine=choice.engine)
+    overrides = SolverOverrides(cpu=choice.device == "cpu", engine=choice.engine)
     spec = read_solver(chosen_solver(request.solver), overrides=overrides, data_root=root)
     return {
         "solver": spec.text,
