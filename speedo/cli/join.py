@@ -22,7 +22,6 @@ from speedo.cli.run_options import (
 from speedo.cli.say import say
 from speedo.config.run_config import LARGEST_WORKERS
 from speedo.errors import ConfigError
-from speedo.system.cores import Bind
 
 _OF_WORKERS: Final = ("threads", "bind", "device", "cores", "data_root", "command")
 
@@ -41,6 +40,7 @@ def _of_all(command: Any) -> Any:
         ),
         click.option(
             "--timeout",
+            "timeout_s",
             type=click.FloatRange(0, 1e6, min_open=True),
             default=120.0,
             show_default=True,
@@ -81,15 +81,11 @@ def _of_all(command: Any) -> Any:
 def worker(
     address: str,
     workers: int,
-    timeout: float,
     threads: str | None,
-    bind: Bind | None,
     device: str | None,
     cores: tuple[str, ...],
-    data_root: Path | None,
-    token_file: Path | None,
-    logs: Path | None,
     command: tuple[str, ...],
+    **options: Any,
 ) -> None:
     """Join a master with one or more workers until its run ends.
 
@@ -105,32 +101,22 @@ def worker(
     from speedo.monitor.console import ErrorConsole, Progress
 
     if not workers:
-        given = click.get_current_context().params
-        if names := [name.replace("_", "-") for name in _OF_WORKERS if given[name]]:
+        typed = click.get_current_context().params
+        if names := [name.replace("_", "-") for name in _OF_WORKERS if typed[name]]:
             raise ConfigError(
                 f"{', '.join(names)}: with --workers 0 no worker uses it; leave it out"
             )
-    checked = checked_threads(threads)
-    bound = checked_cores(cores, workers)
-    device = checked_device(device)
-    words = checked_command(command)
-    request = Request(master=with_port(address), workers=workers, threads=checked)
-    require(request)
+    address, checked = with_port(address), checked_threads(threads)
+    given = {
+        **options,
+        "threads": threads,
+        "device": checked_device(device),
+        "cores": checked_cores(cores, workers),
+        "command": checked_command(command),
+    }
+    require(Request(master=address, workers=workers, threads=checked))
     with Progress(ErrorConsole()) as watch:
-        status = serve_worker(
-            with_port(address),
-            workers,
-            watch,
-            timeout_s=timeout,
-            data_root=data_root,
-            token_file=token_file,
-            threads=threads,
-            bind=bind,
-            cores=bound,
-            device=device,
-            logs=logs,
-            command=words,
-        )
+        status = serve_worker(address, workers, watch, **given)
     say(f"the run is over at iteration {status.iteration}")
 
 

@@ -32,6 +32,9 @@ _OWN: Final = {  # of the cluster, or with a place in the plan
     "token_file": "a launch makes a token for its run: leave --token-file out",
 }
 _PLACED: Final = ("solver", "host", "port", "run_dir", "resume", "data_root", "workers")
+_ACCESS: Final = (
+    *("master", "username", "ssh_key", "ssh_port", "ssh_config", "virtualenv", "directory", "env"),
+)
 _IN_SIGHT: Final = ("hosts", "hostfile", "virtualenv", "dry_run")
 _EXAMINED: Final = ("redis", "run_dir", "engine", "device", "threads", "bind")
 
@@ -127,19 +130,7 @@ def launch(
     from speedo.launch.picture import Picture
     from speedo.monitor.console import ErrorConsole
 
-    access = {
-        name: options.pop(name)
-        for name in (
-            "master",
-            "username",
-            "ssh_key",
-            "ssh_port",
-            "ssh_config",
-            "virtualenv",
-            "directory",
-            "env",
-        )
-    }
+    access = {name: options.pop(name) for name in _ACCESS}
     solver = options.pop("solver")
     if hosts is not None or hostfile is not None:
         if solver is not None:

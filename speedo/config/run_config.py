@@ -37,18 +37,17 @@ from speedo.config.merging_checks import problems_of_merging
 from speedo.config.mode_checks import problems
 from speedo.config.option_checks import (
     check_caffe_log,
-    check_compression,
     check_copy_to,
     check_device,
     check_modules,
     check_path,
     check_place,
     check_ray,
-    check_resources,
-    check_servers,
     check_weights,
+    checked_by,
     names_in,
 )
+from speedo.config.resources import parse_resources
 from speedo.config.stopping_checks import problems_of_stopping
 from speedo.config.users_classes import as_names, with_code
 from speedo.engines.make import EngineName, Precision
@@ -68,6 +67,7 @@ from speedo.sgd_modes.registry import (
     with_own_options,
 )
 from speedo.system.cores import AUTO, Bind
+from speedo.vectors.codecs import parse_compression
 
 AUTO_LOG: Final = "auto"  # --caffe-log without a file
 PORTS_OF_A_MASTER: Final = 100
@@ -76,6 +76,7 @@ LARGEST_WORKERS: Final = (
     10_000  # slots are small integers; beyond this a mistake is likelier than a wish
 )
 LARGEST_TESTERS: Final = 64  # each is a process of the master's machine
+SERVERS: Final = WholeOr(AUTO, 0, 64)  # each fetch and each result has so many connections
 THREADS: Final = WholeOr(
     AUTO, 1, 1024
 )  # more than any BLAS was built for; it takes as many as it can
@@ -158,7 +159,7 @@ class RunConfig(_Run):
     compress: Annotated[str, Option(
         "What workers send: none (float32), bfloat16, int8, or topk:F, the fraction F of the values that are "
         "largest, as in topk:0.01; sparse:F is the same, but each in 2 bits. The error of a payload is added to the "
-        "worker's next one.", check_compression,
+        "worker's next one.", checked_by(parse_compression),
         source="every other form costs precision and time", metavar="HOW", group=TRAVEL)] = "none"
     compress_center: Annotated[Literal["none", "bfloat16"], Option(
         "What workers fetch: none (float32) or bfloat16; the center itself stays float32.",
@@ -252,7 +253,7 @@ class RunConfig(_Run):
         source="the kernel moves processes where cores are free", group=COMPUTING)] = "none"
     servers: Annotated[str, BeforeValidator(str), Option(
         "Split the center into K ranges, each kept and merged by a server on one of the hosts, in the order in which "
-        "they join; auto: one on every host; 0: the master has it all.", check_servers,
+        "they join; auto: one on every host; 0: the master has it all.", SERVERS,
         source="one machine has no cable to share", metavar="K", group=TRAVEL)] = "0"
     testers: Annotated[int, Option(
         "Processes on the master's machine that test; each computes a share of the batches of every test.",
@@ -317,7 +318,8 @@ class RunConfig(_Run):
         usual="a private one is started", group=RAY, metavar="HOST:PORT|auto")] = None
     resources: Annotated[str, Option(
         "What each worker needs: cpu, gpu, memory (bytes), and resources of the cluster by their names.",
-        check_resources, source="a worker computes with one thread", group=RAY, metavar="NAME=AMOUNT[,...]")] = "cpu=1"
+        checked_by(parse_resources), source="a worker computes with one thread", group=RAY,
+        metavar="NAME=AMOUNT[,...]")] = "cpu=1"
     placement: Annotated[Literal["spread", "pack"], Option(
         "spread: workers on as many nodes as there are; pack: on as few as have room.",
         source="nodes share neither caches nor memory", group=RAY)] = "spread"
@@ -386,8 +388,7 @@ class RunConfig(_Run):
             overlap=self.overlap,
             compress=self.compress,
         )
-        found += problems_of_stopping(self)
-        found += problems_of_engine(self)
+        found += problems_of_stopping(self) + problems_of_engine(self)
         if self.redis_tls and self.redis is not None:
             found.append(
                 "redis_tls is for the Redis that SpeeDO starts, but redis names your own; "

@@ -18,8 +18,8 @@ from speedo.run.prepare import chosen_solver
 @pytest.mark.parametrize(
     ("command", "names"),
     [
-        (doctor, {"data_root", "redis", "run_dir", "host", "cpu"}),
-        (plan, {"compress", "compress_center", "overlap", "split_batch", "data_root", "cpu"}),
+        (doctor, {"data_root", "redis", "run_dir", "host", "device"}),
+        (plan, {"compress", "compress_center", "overlap", "split_batch", "data_root", "device"}),
         (worker, {"data_root"}),
     ],
 )

@@ -92,10 +92,10 @@ def test_json_is_one_object_with_every_run(two_runs: None) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("stop",), "you have several runs (1a2b3c, 1a9f00): name one with --run"),
+        (("stop",), "you have several runs (1a2b3c, 1a9f00): name one, `speedo status` shows them"),
         (("scale", "3"), "you have several runs"),
-        (("status", "--run", "1a"), "--run 1a matches several runs (1a2b3c, 1a9f00)"),
-        (("status", "--run", "77"), "--run 77 is not a running run"),
+        (("status", "--run", "1a"), "1a matches several runs (1a2b3c, 1a9f00)"),
+        (("status", "--run", "77"), "77 is no running run"),
         (("scale", "3", "--run", "1a9"), "no host has joined: start one"),
     ],
 )
