@@ -120,14 +120,15 @@ def compare(
     it is, and the product of both factors: the speed-up to equal loss. Throughput with more workers than this machine
     has cores is predicted, as by `speedo plan`, and marked so; epochs are always those of real workers.
 
-    Ctrl-C ends the run that is under way; the same command goes on from there. A finished run is not made again. DIR
-    has report.html (with .png and .csv), compare.json with all figures, and the runs, each in a folder of its own.
+    Ctrl-C ends the current run; the same command continues there, and makes no finished run again. DIR gets
+    report.html (with .png and .csv), compare.json with all figures, and a folder for each run.
 
     \b
+    speedo compare my/solver.prototxt --workers 2,4
     speedo compare --workers 2 --modes sync,easgd train.py --epochs 3
 
-    compares by a script (see `speedo run`) whose arguments follow it: with one worker, and then in every mode. The
-    loss to reach is that of one worker at its end. --sweep takes the options of `speedo run`.
+    A script (see `speedo run`) is followed by its own arguments. It is trained with one worker first: the loss at the
+    end of that run is the one to reach. --sweep then takes the options of `speedo run`.
     """
     from speedo.comparison import script_runs
     from speedo.comparison.compare import prepared, solver_named

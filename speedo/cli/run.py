@@ -13,7 +13,7 @@ from speedo.cli.run_options import (
     PATH,
     RunCommand,
     no_translation,
-    options_named,
+    options_for,
     ray_options,
     under,
 )
@@ -30,7 +30,7 @@ from speedo.remote.uris import uri_of
     in_sight=IN_SIGHT,
     context_settings={"allow_interspersed_args": False},
 )
-@options_named(*OPTIONS)
+@options_for(lambda row: row.name in OPTIONS)
 @under(
     ENDING,
     "--max-iter",

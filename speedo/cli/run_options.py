@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -91,17 +91,9 @@ class RunCommand(PagedCommand):
         return super().is_in_sight(context, option) or option in context.meta.get(OWN, ())
 
 
-def options_for(
-    model: type[RunConfig] = RunConfig, *groups: str, without: Container[str] = ()
-) -> Decorate:
-    """The options of these groups of the table, or of all but some, as a decorator of a command."""
-    return _all(
-        [
-            _option(row)
-            for row in rows(model)
-            if row.group not in without and (not groups or row.group in groups)
-        ]
-    )
+def options_for(wanted: Callable[[Row], bool], model: type[RunConfig] = RunConfig) -> Decorate:
+    """These options of the table, as a decorator of a command."""
+    return _all([_option(row) for row in rows(model) if wanted(row)])
 
 
 def options_named(*names: str) -> Decorate:
@@ -204,7 +196,7 @@ def of_a_host(*names: str) -> Decorate:
 
 run_options = _all(
     [
-        options_for(RunConfig, without=(MASTER, RAY)),
+        options_for(lambda row: row.group not in (MASTER, RAY)),
         under(
             FILES,
             "--config",
@@ -215,10 +207,10 @@ run_options = _all(
         ),
     ]
 )
-ray_options = options_for(RunConfig, RAY)
+ray_options = options_for(lambda row: row.group == RAY)
 master_options = _all(
     [
-        options_for(RunConfig, MASTER),
+        options_for(lambda row: row.group == MASTER),
         under(
             MASTER,
             "--token-file",

@@ -60,7 +60,7 @@ def test_an_option_that_is_declared_once_is_in_help_docs_yaml_and_checks(tmp_pat
     seen: dict[str, object] = {}
 
     @click.command(cls=RunCommand)
-    @options_for(Wider)
+    @options_for(lambda row: True, Wider)
     def train(**options: object) -> None:
         seen.update(options)
 

@@ -66,7 +66,13 @@ def test_several_runs_are_all_shown(two_runs: None) -> None:
 
 
 def test_a_run_is_shown_in_lines_that_people_read(two_runs: None, tmp_path: Path) -> None:
-    assert typed("status", "--run", "1a2").output.splitlines() == [
+    told = typed("status", "1a2").output
+    assert (
+        typed("status", "--run", "1a2").output
+        == typed("status", str(tmp_path / "1a2b3c")).output
+        == told
+    )
+    assert told.splitlines() == [
         "run 1a2b3c, mode easgd: training",
         f"  directory  {tmp_path / '1a2b3c'}",
         "  address    10.0.0.5:56126",
