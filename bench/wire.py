@@ -134,7 +134,7 @@ class Hosts:
                 return stack.enter_context(child(command, log=log, environment=self._surroundings))
 
             master = start(
-                self.master, "master", str(self.net.solver(self.net.batch)), "--cpu",
+                self.master, "master", str(self.net.solver(self.net.batch)), "--device", "cpu",
                 "--host", self.master.address, "--mode", mode, "--workers", str(count), "--whole-batch",
                 "--max-iter", str(FOREVER), "--test-interval", "0", "--seed", "1",
                 "--run-dir", str(run_dir), *options,

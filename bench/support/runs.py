@@ -142,7 +142,7 @@ def train(
     """One `speedo train`, by its own log; `watch` is called with its process and run directory."""
     run_dir = scratch / "run"
     command = [
-        sys.executable, "-m", "speedo", "train", str(net.solver(net.batch)), "--cpu",
+        sys.executable, "-m", "speedo", "train", str(net.solver(net.batch)), "--device", "cpu",
         "--mode", mode, "--workers", str(workers), "--max-iter", str(iterations),
         "--test-interval", "0", "--seed", "1", "--run-dir", str(run_dir), *options,
     ]  # fmt: skip

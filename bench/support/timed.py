@@ -27,7 +27,7 @@ POLL_S = 0.02
 def endless(net: Bench, mode: str, workers: int, run_dir: Path) -> list[str]:
     """The command of a run without tests, with the whole batch for each worker, that others end."""
     return [
-        sys.executable, "-m", "speedo", "train", str(net.solver(net.batch)), "--cpu",
+        sys.executable, "-m", "speedo", "train", str(net.solver(net.batch)), "--device", "cpu",
         "--mode", mode, "--workers", str(workers), "--whole-batch", "--max-iter", str(FOREVER),
         "--test-interval", "0", "--seed", "1", "--run-dir", str(run_dir),
     ]  # fmt: skip

@@ -13,8 +13,9 @@ import click
 from click.core import ParameterSource
 
 from speedo.bounds import said
-from speedo.cli.run import FIXED
-from speedo.cli.run import OPTIONS as OF_SCRIPTS
+from speedo.cli.own_scripts import FIXED
+from speedo.cli.own_scripts import OPTIONS as OF_SCRIPTS
+from speedo.cli.page import PagedCommand
 from speedo.cli.run_options import PATH, options_named
 from speedo.cli.say import complain, say
 from speedo.cli.units import parse_workers
@@ -28,12 +29,16 @@ if TYPE_CHECKING:
 
 SCRIPT: Final = ".py"  # how the name of a script ends
 PASSED_ON: Final = (
-    "batch", "lr", "momentum", "weight_decay", "cpu", "engine", "device", "precision", "data_root",
+    "batch", "lr", "momentum", "weight_decay", "engine", "device", "precision", "data_root",
 )  # fmt: skip
+_IN_SIGHT: Final = (
+    *("modes", "workers", "epochs", "seeds", "sweeps", "out", "dry_run", "batch", "lr"),
+    *("engine", "device"),
+)
 NOT_FOR_SCRIPTS: Final = ("epochs", "longer", "tests", *PASSED_ON)
 
 
-class CompareCommand(click.Command):
+class CompareCommand(PagedCommand):
     """Behind a script stand its own arguments, as in `speedo run`; behind a solver may stand our options."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
@@ -41,7 +46,7 @@ class CompareCommand(click.Command):
         return super().parse_args(context, args)
 
 
-@click.command(cls=CompareCommand)
+@click.command(cls=CompareCommand, in_sight=_IN_SIGHT)
 @click.argument("solver", required=False, type=PATH)
 @click.argument("arguments", nargs=-1)
 @click.option(
@@ -86,7 +91,7 @@ class CompareCommand(click.Command):
     help="Compare by the training loss, averaged over an epoch, or by the test net's loss.",
 )  # fmt: skip
 @click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+    "-o", "--output", "--out", "out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
     help="Folder of the comparison.  [default: runs/compare-NAME, by the solver's folder]",
 )  # fmt: skip
 @click.option(
@@ -114,14 +119,15 @@ def compare(
     it is, and the product of both factors: the speed-up to equal loss. Throughput with more workers than this machine
     has cores is predicted, as by `speedo plan`, and marked so; epochs are always those of real workers.
 
-    Ctrl-C ends the run that is under way; the same command goes on from there. A finished run is not made again. DIR
-    has report.html (with .png and .csv), compare.json with all figures, and the runs, each in a folder of its own.
+    Ctrl-C ends the current run; the same command continues there, and makes no finished run again. DIR gets
+    report.html (with .png and .csv), compare.json with all figures, and a folder for each run.
 
     \b
+    speedo compare my/solver.prototxt --workers 2,4
     speedo compare --workers 2 --modes sync,easgd train.py --epochs 3
 
-    compares by a script (see `speedo run`) whose arguments follow it: with one worker, and then in every mode. The
-    loss to reach is that of one worker at its end. --sweep takes the options of `speedo run`.
+    A script (see `speedo run`) is followed by its own arguments. It is trained with one worker first: the loss at the
+    end of that run is the one to reach. --sweep then takes the options of `speedo run`.
     """
     from speedo.comparison import script_runs
     from speedo.comparison.compare import prepared, solver_named
@@ -152,7 +158,7 @@ def compare(
     if arguments:
         raise ConfigError(f"{said(arguments[0])} is one argument too many: give one solver")
     path = solver_named(solver)
-    check_names({"the solver": path, "the data root": options.get("data_root"), "--out": out})
+    check_names({"the solver": path, "the data root": options.get("data_root"), "--output": out})
     given = {
         name: value for name, value in options.items() if value is not None and value is not False
     }

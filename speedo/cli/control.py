@@ -5,33 +5,50 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
 import psutil
+from click.core import ParameterSource
 
+from speedo.cli.page import json_option
 from speedo.cli.say import say
 from speedo.config.run_config import LARGEST_WORKERS
 from speedo.errors import ClusterError
 from speedo.monitor.control_socket import RunGone, RunSocket, running
 from speedo.monitor.status_text import lines_of, outcome_of
+from speedo.run_dir.directory import METRICS
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 POLL_S: Final = 0.2
 SCALE_S: Final = 180.0
 
-run_option = click.option(
-    "--run",
-    metavar="ID|RUN_DIR",
-    help="The run: the first characters of its id, or its directory.  [default: the only one]",
-)
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+class RunArgument(click.Argument):
+    """A run; also as the value of `--run`, as earlier versions had it."""
+
+    def consume_value(
+        self, ctx: click.Context, opts: Mapping[str, Any]
+    ) -> tuple[Any, ParameterSource]:
+        value, source = super().consume_value(ctx, opts)
+        former = opts.get("former_run")
+        if former is None:
+            return value, source
+        if isinstance(value, str):
+            raise click.UsageError(f"two runs are named, {value} and {former}: give one", ctx)
+        return former, ParameterSource.COMMANDLINE
+
+
+def run_argument(command: Function) -> Function:
+    """The run that a command is about: the only one if none is named."""
+    named = click.argument("run", required=False, cls=RunArgument, metavar="[RUN]")
+    return named(click.option("--run", "former_run", hidden=True, expose_value=False)(command))
 
 
 @click.command()
-@run_option
+@run_argument
 @json_option
 @click.option("--watch", is_flag=True, help="Repeat every --interval seconds, until the run ends.")
 @click.option(
@@ -42,8 +59,8 @@ def status(run: str | None, as_json: bool, watch: bool, interval: float) -> None
     """Show the state of a run: iteration, loss, images/s, the last test, and a line per worker.
 
     Shows the runs of `speedo train` and `speedo master` that you started on this machine, from any directory.
-    If there are several, it shows each; --run selects one. Use it on the master's machine: the nodes of workers
-    do not know the state of the run.
+    RUN is the first characters of a run's id, or its directory; without it each run is shown. Use it on the master's
+    machine: the nodes of workers do not know the state of the run.
 
     --json prints one object, `{"runs": [...]}`, with a fixed set of fields for each run; docs/running.md has
     them. This does not disturb the run, and Ctrl-C here ends only this command.
@@ -76,7 +93,7 @@ def status(run: str | None, as_json: bool, watch: bool, interval: float) -> None
 
 
 @click.command()
-@run_option
+@run_argument
 @json_option
 @click.option("--no-wait", is_flag=True, help="Do not wait for the end of the run.")
 @click.option(
@@ -86,16 +103,18 @@ def status(run: str | None, as_json: bool, watch: bool, interval: float) -> None
 def stop(run: str | None, as_json: bool, no_wait: bool, timeout: float) -> None:
     """End a run early, as Ctrl-C at its terminal would: the model so far is tested and exported.
 
+    RUN is the first characters of its id, or its directory; left out, it is the only run on this machine.
+
     Waits until the run's processes are gone, then prints its result. The command of the run itself ends
     with status 3, for a run that ended early. Ctrl-C here ends only the wait: the run still stops.
 
     \b
     speedo stop
-    speedo stop --run runs/20250101-120000-sync-1a2b --json
+    speedo stop runs/20250101-120000-sync-1a2b --json
 
     Exit status: 0 once the run has ended (with --no-wait, once it has the request), or 1.
     """
-    socket = find(run) if run is not None else only()
+    socket = only() if run is None else find(run)
     told = socket.ask("stop")
     if no_wait:
         _print(
@@ -117,21 +136,22 @@ def stop(run: str | None, as_json: bool, no_wait: bool, timeout: float) -> None:
 
 @click.command()
 @click.argument("workers", type=click.IntRange(1, LARGEST_WORKERS), metavar="N")
-@run_option
+@run_argument
 @json_option
 def scale(workers: int, run: str | None, as_json: bool) -> None:
     """Train with N workers from now on: more are started, or some are stopped.
 
-    On a cluster they are spread over the hosts that have joined. The run continues meanwhile, and no result counts
-    twice; `speedo status` shows when the change is done.
+    RUN is the first characters of its id, or its directory; left out, it is the only run on this machine. On a cluster
+    the workers are spread over the hosts that have joined. The run continues meanwhile, and no result counts twice;
+    `speedo status` shows when the change is done.
 
     \b
     speedo scale 4
-    speedo scale 2 --run 1a2b
+    speedo scale 2 1a2b
 
     Exit status: 0, or 1 if the run cannot do it, with the reason.
     """
-    socket = find(run) if run is not None else only()
+    socket = only() if run is None else find(run)
     answer = socket.ask("scale", timeout_s=SCALE_S, workers=workers)
     _print(answer, as_json, [str(answer["said"])])
 
@@ -172,9 +192,7 @@ def only() -> RunSocket:
         raise ClusterError(NONE)
     if len(runs) > 1:
         names = ", ".join(socket.run for socket in runs)
-        raise ClusterError(
-            f"you have several runs ({names}): name one with --run, `speedo status` shows them"
-        )
+        raise ClusterError(f"you have several runs ({names}): name one, `speedo status` shows them")
     return runs[0]
 
 
@@ -184,9 +202,7 @@ def find(name: str) -> RunSocket:
     named = [socket for socket in runs if name and socket.run.startswith(name)]
     if len(named) > 1:
         names = ", ".join(socket.run for socket in named)
-        raise ClusterError(
-            f"--run {name} matches several runs ({names}): give more characters of the id"
-        )
+        raise ClusterError(f"{name} matches several runs ({names}): give more characters of the id")
     if named:
         return named[0]
     folder = Path(name)
@@ -200,7 +216,16 @@ def find(name: str) -> RunSocket:
         sentence, *_ = outcome_of(folder)[1].splitlines()
         raise ClusterError(f"the run in {folder} is over: {sentence}")
     going = f"; running are {', '.join(socket.run for socket in runs)}" if runs else ""
-    raise ClusterError(f"--run {name} is not a running run: give an id or a run directory{going}")
+    raise ClusterError(f"{name} is no running run: give an id or a run directory{going}")
+
+
+def run_dir_of(name: str | Path | None) -> Path:
+    """The directory of this run, which may have ended if its directory is named. Raises `ClusterError`."""
+    if name is not None and os.path.isdir(name):
+        if not os.path.lexists(Path(name) / METRICS):
+            raise ClusterError(f"{name} is no run directory: it has no {METRICS}")
+        return Path(name)
+    return Path((only() if name is None else find(str(name))).ask("status")["run_dir"])
 
 
 def wait_for_end(socket: RunSocket, process: int, timeout_s: float) -> None:

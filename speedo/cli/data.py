@@ -25,6 +25,7 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 LIST = click.Path(path_type=Path, exists=True, dir_okay=False)
 SOURCE = click.Path(path_type=Path)
 SEED = click.IntRange(0, LARGEST_SEED)
+Function = Callable[..., Any]
 LARGEST_SIDE = 16_384  # of an image, in pixels
 source_option = click.option(
     "--source", type=SOURCE, help="Folder with the published files.  [default: their usual place]"
@@ -32,6 +33,11 @@ source_option = click.option(
 force_option = click.option(
     "--force", is_flag=True, help="Build the dataset again even if it is complete."
 )
+
+
+def seed_option(of: str) -> Callable[[Function], Function]:
+    """The seed of an order."""
+    return click.option("--seed", type=SEED, default=1, show_default=True, help=f"Seed of {of}.")
 
 
 @click.group()
@@ -82,7 +88,7 @@ def mnist(folder: Path, source: Path | None, force: bool) -> None:
 @click.argument("folder", type=FOLDER, metavar="DIR")
 @source_option
 @force_option
-@click.option("--seed", type=SEED, default=1, show_default=True, help="Seed of the training order.")
+@seed_option("the training order")
 def cifar10(folder: Path, source: Path | None, force: bool, seed: int) -> None:
     """CIFAR-10, from its published binary archive.
 
@@ -93,23 +99,31 @@ def cifar10(folder: Path, source: Path | None, force: bool, seed: int) -> None:
     make(prepare_cifar10, folder, source=source, seed=seed, force=force)
 
 
+def of_images(whose: str = "") -> Callable[[Function], Function]:
+    """How images become records; `whose` stands before the help where only images have these options."""
+    options = (
+        click.option("--database", default="train_lmdb", show_default=True, help="Name of the database in DIR."),
+        click.option("--root", type=FOLDER, help="Folder of relative names in a list.  [default: the list's folder]"),
+        click.option("--size", metavar="HxW", help=f"{whose}Resize to height x width."),
+        click.option("--gray", is_flag=True, help=f"{whose}One channel instead of three."),
+        click.option("--encoded", is_flag=True, help=f"{whose}Keep the images compressed."),
+        click.option("--shuffle", is_flag=True, help=f"{whose}Shuffle the records; Caffe reads them in this order."),
+        seed_option("--shuffle"),
+        click.option("--skip-bad", is_flag=True, help=f"{whose}Skip lines that cannot be read, and report them."),
+    )  # fmt: skip
+
+    def add(command: Function) -> Function:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
 @data.command()
 @click.argument("list_file", type=LIST, metavar="LIST")
 @click.argument("folder", type=FOLDER, metavar="DIR")
-@click.option(
-    "--root", type=FOLDER, help="Folder of relative image paths.  [default: the list's folder]"
-)
-@click.option(
-    "--database", default="train_lmdb", show_default=True, help="Name of the database in DIR."
-)
-@click.option("--size", metavar="HxW", help="Resize to height x width.")
-@click.option("--gray", is_flag=True, help="One channel instead of three.")
-@click.option("--encoded", is_flag=True, help="Keep the images compressed.")
-@click.option(
-    "--shuffle", is_flag=True, help="Shuffle the records; Caffe reads them in database order."
-)
-@click.option("--seed", type=SEED, default=1, show_default=True, help="Seed of --shuffle.")
-@click.option("--skip-bad", is_flag=True, help="Skip lines that cannot be read, and report them.")
+@of_images()
 @force_option
 def images(list_file: Path, folder: Path, size: str | None, **options: Any) -> None:
     """Your own images: each line of LIST is `path label`.

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from speedo.cli.data import FOLDER, SEED, bar, make, size_of
+from speedo.cli.data import FOLDER, bar, make, of_images, seed_option, size_of
 from speedo.cli.data import data as data
+from speedo.cli.page import json_option
 from speedo.cli.say import say
 from speedo.system.workplace import check_names, check_workplace
 
@@ -23,9 +24,6 @@ SHOWN_LABELS: Final = 20
 SHOWN_SHAPES: Final = 5
 FORMS: Final = ("leveldb", "datums", "images", "hdf5")
 SOURCE: Final = click.Path(path_type=Path)
-database_option = click.option(
-    "--database", default="train_lmdb", show_default=True, help="Name of the database in DIR."
-)
 
 
 @data.command()
@@ -46,7 +44,7 @@ database_option = click.option(
     help="interleaved: part k gets every N-th record, from the k-th on; blocks: the k-th of N stretches.",
 )
 @click.option("--shuffle", is_flag=True, help="Permute the records before they are dealt out.")
-@click.option("--seed", type=SEED, default=1, show_default=True, help="Seed of --shuffle.")
+@seed_option("--shuffle")
 @click.option(
     "--as",
     "name",
@@ -77,7 +75,7 @@ def split(database: Path, folder: Path, parts: int, **options: Any) -> None:
 
 @data.command()
 @click.argument("databases", type=SOURCE, metavar="DATABASE...", nargs=-1, required=True)
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@json_option
 def check(databases: tuple[Path, ...], as_json: bool) -> None:
     """Read every record of LMDBs and LevelDBs: counts, shapes, labels, and records that Caffe cannot use.
 
@@ -110,25 +108,16 @@ def check(databases: tuple[Path, ...], as_json: bool) -> None:
 @data.command()
 @click.argument("source", type=SOURCE, metavar="SOURCE")
 @click.argument("folder", type=FOLDER, metavar="DIR")
-@database_option
 @click.option(
     "--form", type=click.Choice(FORMS), help="What SOURCE is.  [default: found out by its content]"
 )
-@click.option(
-    "--root", type=FOLDER, help="Folder of relative names in a list.  [default: the list's folder]"
-)
+@of_images("images: ")
 @click.option(
     "--data-name", default="data", show_default=True, help="hdf5: name of the dataset of values."
 )
 @click.option(
     "--label-name", default="label", show_default=True, help="hdf5: name of the dataset of labels."
 )
-@click.option("--size", metavar="HxW", help="images: resize to height x width.")
-@click.option("--gray", is_flag=True, help="images: one channel instead of three.")
-@click.option("--encoded", is_flag=True, help="images: keep them compressed.")
-@click.option("--shuffle", is_flag=True, help="images: shuffle the records.")
-@click.option("--seed", type=SEED, default=1, show_default=True, help="Seed of --shuffle.")
-@click.option("--skip-bad", is_flag=True, help="images: skip bad lines, and report them.")
 @click.option("--force", is_flag=True, help="Convert again, and replace the database.")
 def convert(source: Path, folder: Path, size: str | None, **options: Any) -> None:
     """Convert records in another form to an LMDB: the same records, labels and order.

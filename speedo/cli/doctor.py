@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from speedo.bounds import said, whole_number
+from speedo.cli.page import PagedCommand, json_option
 from speedo.cli.run_options import (
+    FILE,
     PATH,
     checked_device,
     checked_threads,
-    cores_options,
     options_named,
-    token_option,
 )
 from speedo.cli.say import say
 from speedo.config.run_config import DEFAULT_PORT, LARGEST_WORKERS
@@ -27,8 +27,12 @@ from speedo.system.workplace import check_names, check_workplace
 if TYPE_CHECKING:
     from speedo.doctor import Finding, Request
 
+_IN_SIGHT: Final = (
+    *("address", "workers", "data_root", "run_dir", "host", "engine", "device", "own", "as_json"),
+)
 
-@click.command()
+
+@click.command(cls=PagedCommand, in_sight=_IN_SIGHT)
 @click.argument("solver", required=False, type=PATH)
 @click.option(
     "--master",
@@ -43,7 +47,9 @@ if TYPE_CHECKING:
     help="Workers to run on this machine.  [default: 2, or 1 with --master]",
 )
 @options_named("data_root")
-@token_option
+@click.option(
+    "--token-file", type=FILE, help="The shared secret.  [default: ~/.config/speedo/token]"
+)
 @options_named("redis", "run_dir", "host")
 @click.option(
     "--port",
@@ -53,14 +59,14 @@ if TYPE_CHECKING:
     metavar="N",
     help="Port that workers would connect to.",
 )
-@cores_options
-@options_named("cpu", "engine", "device")
+@options_named("threads", "bind")
+@options_named("engine", "device")
 @click.option(
     "--own",
     is_flag=True,
     help="Check for scripts (`speedo run`, `speedo master --own`), which need neither engine nor solver.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 @click.option("--facts", is_flag=True, hidden=True, help="Print the solver's facts first, as JSON.")
 @click.option("--facts-stdin", is_flag=True, hidden=True, help="Read them from standard input.")
 def doctor(
@@ -89,7 +95,7 @@ def doctor(
     speedo doctor my/solver.prototxt --workers 4
     speedo doctor --host 10.0.0.5                      a machine for `speedo master --host 10.0.0.5`
     speedo doctor --master 10.0.0.5 --workers 2        a machine for `speedo worker`
-
+    \f
     Exit status: 0 if nothing failed, else 1. --json: `{"ok": true, "checks": [{"name", "level", "text",
     "remedy"}, ...]}`, level being ok, warn or fail.
     """

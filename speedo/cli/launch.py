@@ -12,7 +12,8 @@ import click
 from speedo.cli.own_scripts import options_of_own
 from speedo.cli.run_options import (
     FILE,
-    GroupedCommand,
+    IN_SIGHT,
+    RunCommand,
     master_options,
     run_options,
     under,
@@ -31,10 +32,14 @@ _OWN: Final = {  # of the cluster, or with a place in the plan
     "token_file": "a launch makes a token for its run: leave --token-file out",
 }
 _PLACED: Final = ("solver", "host", "port", "run_dir", "resume", "data_root", "workers")
-_EXAMINED: Final = ("redis", "run_dir", "cpu", "engine", "device", "threads", "bind")
+_ACCESS: Final = (
+    *("master", "username", "ssh_key", "ssh_port", "ssh_config", "virtualenv", "directory", "env"),
+)
+_IN_SIGHT: Final = ("hosts", "hostfile", "virtualenv", "dry_run")
+_EXAMINED: Final = ("redis", "run_dir", "engine", "device", "threads", "bind")
 
 
-class LaunchCommand(GroupedCommand):
+class LaunchCommand(RunCommand):
     """What comes after `--` is the workers' command, however few arguments come before."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
@@ -44,7 +49,9 @@ class LaunchCommand(GroupedCommand):
         return super().parse_args(context, args[:at])
 
 
-@click.command(cls=LaunchCommand, options_metavar="[OPTIONS]")
+@click.command(
+    cls=LaunchCommand, in_sight=(*_IN_SIGHT, *(name for name in IN_SIGHT if name != "workers"))
+)
 @click.argument("cluster", required=False, type=click.Path(path_type=Path))
 @under(
     CLUSTER,
@@ -97,8 +104,8 @@ def launch(
     """Train on the hosts of CLUSTER: one command starts master, servers and workers over ssh, and ends them.
 
     CLUSTER is a YAML file, a rank file of mpirun, or Poseidon's JSON; or give -H or --hostfile. SOLVER and all
-    other paths of a run are paths on the master's host. The options below `Cluster` override the file; all others
-    are those of `speedo master`.
+    other paths of a run are paths on the master's host. Options of the cluster override the file; all others are
+    those of `speedo master`.
 
     \b
     speedo launch cluster.yaml my/solver.prototxt --mode easgd
@@ -106,6 +113,7 @@ def launch(
     speedo launch --hostfile hosts --master localhost --dry-run
     speedo launch -H node1:2,node2:4 --mode easgd -- python train.py --epochs 3
 
+    \f
     After -- comes the command that each worker runs, a script that calls speedo.join, instead of a SOLVER; each host
     has it in its working directory.
 
@@ -122,19 +130,7 @@ def launch(
     from speedo.launch.picture import Picture
     from speedo.monitor.console import ErrorConsole
 
-    access = {
-        name: options.pop(name)
-        for name in (
-            "master",
-            "username",
-            "ssh_key",
-            "ssh_port",
-            "ssh_config",
-            "virtualenv",
-            "directory",
-            "env",
-        )
-    }
+    access = {name: options.pop(name) for name in _ACCESS}
     solver = options.pop("solver")
     if hosts is not None or hostfile is not None:
         if solver is not None:

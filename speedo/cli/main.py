@@ -28,38 +28,47 @@ NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 NO_FILES: Final = (errno.EMFILE, errno.ENFILE)
 
 
-# Where each command is, and its line in the list of commands; without one it is hidden.
+# Where each command is, and its line in the list of commands: what trains, what looks at runs, what prepares one.
 # fmt: off
-COMMANDS: Final = {
-    "compare": ("compare.compare", "Train a solver or a script in every mode, and report which learns fastest."),
-    "data": ("databases.data", "Prepare datasets: LMDB databases and a mean file in a folder."),
-    "doctor": ("doctor.doctor", "Check this machine before a run, and say what to do."),
-    "launch": ("launch.launch", "Train on many hosts, started over ssh."),
-    "launch-host": ("launch.launch_host", ""),
-    "master": ("master.master", "Train with workers that join from other machines."),
-    "plan": ("plan.plan", "Predict images/s for numbers of workers, modes and links."),
-    "plot": ("report.plot", ""),
-    "report": ("report.report", "Make one page of figures, or a picture, of any runs."),
-    "run": ("run.run", "Train with a script of your own, with workers on this machine's cores."),
-    "scale": ("control.scale", "Change the number of workers of a run."),
-    "server": ("join.server", "Join a master to keep a part of its center, without training."),
-    "status": ("control.status", "Show the state of a run on this machine."),
-    "stop": ("control.stop", "End a run early; its model is tested and exported."),
-    "template": ("template.template", "Print a ready file for Slurm, Kubernetes, KubeRay or systemd."),
-    "test": ("score.score", "Score a model, or all snapshots of a run, with several workers."),
-    "topology": ("topology.topology", "Write which worker of which host runs on which cores."),
-    "train": ("train.train", "Train on this machine, with workers on its cores."),
-    "watch": ("watch.watch", "Watch a run, live, in the terminal or as a page."),
-    "worker": ("join.worker", "Join a master with workers of this machine."),
+GROUPS: Final = {
+    "Train": {
+        "train": ("train.train", "Train on this machine, with workers on its cores."),
+        "run": ("run.run", "Train with a script of your own, with workers on this machine's cores."),
+        "master": ("train.master", "Train with workers that join from other machines."),
+        "worker": ("join.worker", "Join a master with workers of this machine."),
+        "server": ("join.server", "Join a master to keep a part of its center, without training."),
+        "launch": ("launch.launch", "Train on many hosts, started over ssh."),
+        "scale": ("control.scale", "Change the number of workers of a run."),
+        "stop": ("control.stop", "End a run early; its model is tested and exported."),
+    },
+    "Look": {
+        "status": ("control.status", "Show the state of a run on this machine."),
+        "watch": ("watch.watch", "Watch a run, live, in the terminal or as a page."),
+        "test": ("score.score", "Score a model, or all snapshots of a run, with several workers."),
+        "report": ("report.report", "Make one page of figures, or a picture, of any runs."),
+        "compare": ("compare.compare",
+                    "Train a solver or a script in every mode, and report which learns fastest."),
+    },
+    "Prepare": {
+        "doctor": ("doctor.doctor", "Check this machine before a run, and say what to do."),
+        "data": ("databases.data", "Prepare datasets: LMDB databases and a mean file in a folder."),
+        "plan": ("plan.plan", "Predict images/s for numbers of workers, modes and links."),
+        "topology": ("topology.topology", "Write which worker of which host runs on which cores."),
+        "template": ("template.template", "Print a ready file for Slurm, Kubernetes, KubeRay or systemd."),
+    },
 }
 # fmt: on
+HIDDEN: Final = {"launch-host": "launch.launch_host", "plot": "report.plot"}
+PLACES: Final = HIDDEN | {
+    name: place for group in GROUPS.values() for name, (place, _) in group.items()
+}
 
 
 class CalledCommands(UserDict[str, Any]):
     """The commands by their names, each imported when it is looked up."""
 
     def __getitem__(self, name: str) -> click.Command:
-        module, function = self.data[name][0].split(".")
+        module, function = self.data[name].split(".")
         command: click.Command = getattr(import_module(f"speedo.cli.{module}"), function)
         return command
 
@@ -69,8 +78,9 @@ class Commands(click.Group):
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing one."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items() if text])
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, text) for name, (_, text) in commands.items()])
 
     def main(self, *args: Any, **extra: Any) -> Any:
         open_closed_streams()
@@ -121,7 +131,7 @@ class Commands(click.Group):
 
 @click.group(
     cls=Commands,
-    commands=CalledCommands(COMMANDS),
+    commands=CalledCommands(PLACES),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.version_option(VERSION, prog_name="speedo", message="%(prog)s %(version)s")

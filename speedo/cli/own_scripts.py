@@ -1,4 +1,4 @@
-"""What `speedo master --own` and `speedo launch ... -- COMMAND` have in common: a run of scripts on several hosts."""
+"""The options of a run of scripts, on one host and on several."""
 
 from __future__ import annotations
 
@@ -6,11 +6,26 @@ import shutil
 from collections.abc import Sequence
 from typing import Any, Final
 
-from speedo.cli.run import FIXED, OPTIONS
 from speedo.config.option_table import rows
 from speedo.config.run_config import MASTER
 from speedo.errors import ConfigError
+from speedo.sgd_modes.registry import RULES, rules_own
 
+OPTIONS: Final = (
+    *("mode", "rule", "workers", "local_steps", "sync_when", "moving_rate", "delta_scale"),
+    *("staleness_scaling", "phases", "backup_workers", "max_advance", "catch_up", "window"),
+    *dict.fromkeys(name for rule in RULES for name in rules_own(rule)),
+    *("compress", "compress_center", "run_dir", "redis", "same_node", "threads", "bind"),
+    *("stop_on_divergence", "max_seconds", "target", "patience", "best_by", "timeout"),
+    *("join_timeout", "min_workers", "restarts", "servers", "overlap", "tensorboard"),
+    *("metrics_port", "checkpoint_interval", "take_over", "redis_tls"),
+)
+# What a script decides itself, or cannot have.
+FIXED: Final = {
+    "split_batch": False,
+    "final_test": False,
+    "reshard_after": 0.0,
+}
 _ALSO: Final = {"max_iter", "seed", "config_file"}
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from speedo.bounds import LARGEST_SEED, Overlap
+from speedo.cli.page import PagedCommand, json_option
 from speedo.cli.run_options import FILE, PATH, options_named
 from speedo.cli.say import say
 from speedo.config.run_config import LARGEST_WORKERS, make_config
@@ -27,10 +28,14 @@ if TYPE_CHECKING:
     from speedo.planning.site import Team
 
 ANY_PHASE: Final = ({"mode": "sync", "iterations": 1},)
+_IN_SIGHT: Final = (
+    *("workers", "link", "modes", "local_steps", "servers", "step_time", "source", "save"),
+    *("engine", "device", "as_json"),
+)
 AS_IT_IS: Final = {"compress": "none", "compress_center": "none"}
 
 
-@click.command()
+@click.command(cls=PagedCommand, in_sight=_IN_SIGHT)
 @click.argument("solver", required=False, type=PATH)
 @click.option(
     "--workers",
@@ -116,12 +121,12 @@ AS_IT_IS: Final = {"compress": "none", "compress_center": "none"}
     help="Seconds to measure steps, for each batch size.",
 )
 @click.option("--save", type=FILE, help="Save the measurements in this file, for --from.")
-@options_named("data_root", "cpu", "engine", "device", "precision")
+@options_named("data_root", "engine", "device", "precision")
 @click.option(
     "--seed", type=click.IntRange(0, LARGEST_SEED), default=0, show_default=True, metavar="N",
     help="Seed of the simulated jitter; the same seed gives the same table.",
 )  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def plan(
     solver: Path | None,
     workers: str | None,
@@ -143,7 +148,6 @@ def plan(
     seconds: float,
     save: Path | None,
     data_root: Path | None,
-    cpu: bool,
     engine: EngineName | None,
     device: str | None,
     precision: Precision | None,
@@ -193,8 +197,8 @@ def plan(
     else:
         calibration = _measured(
             solver, source, wish, how, seconds, work,
-            {"engine": engine, "device": device, "precision": precision, "cpu": cpu},
-            data_root=data_root, cpu=cpu,
+            {"engine": engine, "device": device, "precision": precision},
+            data_root=data_root,
         )  # fmt: skip
     if save is not None:
         from speedo.planning.calibration import write_calibration

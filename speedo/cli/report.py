@@ -9,6 +9,7 @@ from typing import Literal
 import click
 
 from speedo.bounds import LARGEST_INT32
+from speedo.cli.control import run_dir_of
 from speedo.cli.run_options import FILE, PATH
 from speedo.cli.say import complain, say
 from speedo.errors import ConfigError
@@ -51,6 +52,7 @@ def report(
 
     The page shows loss and accuracy against epochs and against time, images/s, epochs and seconds to a loss, the
     speed-up to equal loss, staleness, where a turn's time goes, results that were not merged, and workers' lives.
+    RUNS are run directories, or the first characters of ids of runs that are going on.
     Runs that differ by their seed alone are one series, with the range over the seeds. The page is one file, which
     needs no network. Prints the files.
     """
@@ -67,11 +69,12 @@ def report(
     if target_loss is not None and math.isnan(target_loss):
         raise ConfigError("--target-loss is nan; use a number above 0")
     ends, what = (FORMS, "picture") if png else (("html", "htm"), "page")
-    target = output or runs[0] / f"report.{ends[0]}"
+    folders = [run if run.exists() else run_dir_of(run) for run in runs]
+    target = output or folders[0] / f"report.{ends[0]}"
     if target.suffix.lower().removeprefix(".") not in ends:
         names = " or ".join(f".{end}" for end in ends)
         raise ConfigError(f"--output {target} is no {what}: give a name that ends in {names}")
-    histories = [read_history(run) for run in runs]
+    histories = [read_history(folder) for folder in folders]
     if not any(run.ends for run in histories):
         where = f"{runs[0]} holds" if len(runs) == 1 else "these runs hold"
         raise ConfigError(f"{where} no merged result yet: there is nothing to report")

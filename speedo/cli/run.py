@@ -2,76 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from speedo.cli.run_options import PATH, GroupedCommand, options_named, ray_options, under
+from speedo.cli.own_scripts import FIXED, OPTIONS
+from speedo.cli.run_options import (
+    IN_SIGHT,
+    PATH,
+    RunCommand,
+    no_translation,
+    options_for,
+    ray_options,
+    under,
+)
 from speedo.cli.train import run_with
 from speedo.config.former_run import former_script
-from speedo.config.run_config import RUN
+from speedo.config.run_config import ENDING, FILES
 from speedo.errors import ConfigError
 from speedo.remote.uris import uri_of
-from speedo.sgd_modes.registry import RULES, rules_own
 
-if TYPE_CHECKING:
-    from speedo.config.run_config import RunConfig
-    from speedo.monitor.console import Progress
-    from speedo.run.result import RunResult
 
-OPTIONS = (
-    *("mode", "rule", "workers", "local_steps", "sync_when", "moving_rate", "delta_scale"),
-    *("staleness_scaling", "phases", "backup_workers", "max_advance", "catch_up", "window"),
-    *dict.fromkeys(name for rule in RULES for name in rules_own(rule)),
-    *("compress", "compress_center", "run_dir", "redis", "same_node", "threads", "bind"),
-    *("stop_on_divergence", "max_seconds", "target", "patience", "best_by", "timeout"),
-    *("join_timeout", "min_workers", "restarts", "servers", "overlap", "tensorboard"),
-    *("metrics_port", "checkpoint_interval", "take_over"),
+@click.command(
+    cls=RunCommand,
+    translate=no_translation,
+    in_sight=IN_SIGHT,
+    context_settings={"allow_interspersed_args": False},
 )
-# What a script decides itself, or cannot have.
-FIXED = {
-    "split_batch": False,
-    "final_test": False,
-    "reshard_after": 0.0,
-}
-
-
-class ScriptCommand(GroupedCommand):
-    """Its words after the script are the script's, and the original had no such command."""
-
-    @staticmethod
-    def translate(words: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Nothing is translated."""
-        return list(words), []
-
-
-@click.command(cls=ScriptCommand, context_settings={"allow_interspersed_args": False})
-@options_named(*OPTIONS)
+@options_for(lambda row: row.name in OPTIONS)
 @under(
-    RUN,
+    ENDING,
     "--max-iter",
     type=int,
     metavar="N",
     help="End the run after N batches of all workers together.  [default: the script ends it]",
 )
 @under(
-    RUN,
+    FILES,
     "--seed",
     type=int,
     metavar="N",
     help="Of the order of records that are shuffled.  [default: another in each run]",
 )
 @under(
-    RUN,
+    FILES,
     "--weights",
     type=PATH,
     metavar="FILE|URI",
     help="Start from these weights instead of worker 0's: the .npz of a run, or a state dict of PyTorch's (.pt).",
 )
 @under(
-    RUN,
+    FILES,
     "--resume",
     type=PATH,
     metavar="RUN|URI",
@@ -96,13 +78,8 @@ def run(script: Path | None, arguments: tuple[str, ...], **options: Any) -> None
     The last line of the output is the path of the trained model, an .npz file of NumPy.
     """
 
-    def launch(config: RunConfig, watch: Progress) -> RunResult:
-        from speedo.actors import launch as launcher
-
-        return (launcher.train if config.ray is None else launcher.train_on_ray)(config, watch)
-
     script_of_run = _script(script, arguments, options["resume"])
-    run_with(launch, {**options, **FIXED, "own": True, **script_of_run})
+    run_with({**options, **FIXED, "own": True, **script_of_run})
 
 
 def _script(script: Path | None, arguments: tuple[str, ...], resume: Path | None) -> dict[str, Any]:

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+from click.core import ParameterSource
 
 from speedo.bounds import said
 from speedo.cli import original_options
+from speedo.cli.page import GroupedOption, PagedCommand
 from speedo.cli.say import say
 from speedo.config.option_checks import check_device
 from speedo.config.option_table import Row, rows
-from speedo.config.run_config import MASTER, MERGING, RAY, RUN, SOLVER, THREADS, RunConfig
+from speedo.config.run_config import FILES, MASTER, RAY, THREADS, RunConfig
 from speedo.errors import ConfigError
 from speedo.sgd_modes.base import options_of
 from speedo.sgd_modes.foreign import BROKEN, is_foreign, look_here, mode_at, rule_at
@@ -22,18 +24,17 @@ from speedo.system.cores import USUAL, Core, CoreOptions, cores_in, this_machine
 
 Function = Callable[..., Any]
 Decorate = Callable[[Function], Function]
+Translate = Callable[[Sequence[str]], tuple[list[str], list[str]]]
 PATH: Final = click.Path(path_type=Path)
 OPEN: Final = ("mode", "rule")  # which also take a class of the user's
 OWN: Final = "options of a class of the user's"
+# What `--help` shows of a run's options.
+IN_SIGHT: Final = (
+    *("mode", "workers", "rule", "local_steps", "moving_rate", "max_iter", "test_interval", "lr"),
+    *("batch", "weights", "resume", "run_dir", "config_file", "data_root", "engine", "device"),
+    *("threads", "ray", "host"),
+)
 FILE: Final = click.Path(path_type=Path, dir_okay=False)
-
-
-class GroupedOption(click.Option):
-    """An option that is listed under a heading of the help."""
-
-    def __init__(self, *names: Any, heading: str = "Options", **extra: Any) -> None:
-        super().__init__(*names, **extra)
-        self.heading = heading
 
 
 class NameOrPlace(click.Choice[str]):
@@ -43,10 +44,34 @@ class NameOrPlace(click.Choice[str]):
         return value if is_foreign(value) or value in BROKEN else super().convert(value, *rest)
 
 
-class RunCommand(click.Command):
+class DeviceOption(GroupedOption):
+    """`--device`, for whose value cpu the `--cpu` of earlier versions is taken."""
+
+    def consume_value(
+        self, ctx: click.Context, opts: Mapping[str, Any]
+    ) -> tuple[Any, ParameterSource]:
+        if not opts.get("cpu"):
+            return super().consume_value(ctx, opts)
+        if opts.get("device", "cpu") != "cpu":
+            raise click.UsageError(
+                "--cpu and --device name two devices; leave one of the two out", ctx
+            )
+        return "cpu", ParameterSource.COMMANDLINE
+
+
+def no_translation(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """For a command that the original did not have."""
+    return list(words), []
+
+
+class RunCommand(PagedCommand):
     """A command that also accepts the options of the original SpeeDO and of Caffe, and says what they are here."""
 
-    translate = staticmethod(original_options.for_a_run)
+    def __init__(
+        self, *args: Any, translate: Translate = original_options.for_a_run, **extra: Any
+    ) -> None:
+        super().__init__(*args, **extra)
+        self.translate = translate
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         words, notes = self.translate(args)
@@ -61,37 +86,14 @@ class RunCommand(click.Command):
         """Also the options of a mode and a rule of the user's."""
         return [*super().get_params(context), *context.meta.get(OWN, ())]
 
-
-class WorkerCommand(RunCommand):
-    """The same for the command of a node with workers."""
-
-    translate = staticmethod(original_options.for_a_worker)
+    def is_in_sight(self, context: click.Context, option: click.Option) -> bool:
+        """Also those."""
+        return super().is_in_sight(context, option) or option in context.meta.get(OWN, ())
 
 
-class ScoreCommand(RunCommand):
-    """The same for the command that scores, which Caffe's own has, too."""
-
-    translate = staticmethod(original_options.for_a_test)
-
-
-class GroupedCommand(RunCommand):
-    """A command whose help lists its options under their headings."""
-
-    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        headings: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(context):
-            record = parameter.get_help_record(context)
-            if isinstance(parameter, click.Option) and record is not None:
-                headings.setdefault(getattr(parameter, "heading", "Help"), []).append(record)
-        for heading, records in headings.items():  # in the order of the options
-            with formatter.section(heading):
-                formatter.write_dl(records)
-
-
-def options_for(model: type[RunConfig] = RunConfig, *groups: str) -> Decorate:
-    """The options of these groups of the table, as a decorator of a command."""
-    made = [_option(row) for row in rows(model) if row.group in groups]
-    return _all(made)
+def options_for(wanted: Callable[[Row], bool], model: type[RunConfig] = RunConfig) -> Decorate:
+    """These options of the table, as a decorator of a command."""
+    return _all([_option(row) for row in rows(model) if wanted(row)])
 
 
 def options_named(*names: str) -> Decorate:
@@ -113,7 +115,10 @@ def _option(row: Row) -> Decorate:
         extra["type"] = PATH if row.kind is Path else row.kind
     if row.option.bare:
         extra |= {"is_flag": False, "flag_value": row.option.bare}
-    return under(row.group, row.flags, row.name, **extra)
+    if row.name != "device":
+        return under(row.group, row.flags, row.name, **extra)
+    former = click.option("--cpu", is_flag=True, hidden=True, expose_value=False)
+    return _all([under(row.group, row.flags, cls=DeviceOption, **extra), former])
 
 
 def _own_options(given: Mapping[str, Any]) -> list[click.Parameter]:
@@ -132,7 +137,7 @@ def _own_options(given: Mapping[str, Any]) -> list[click.Parameter]:
 
 def under(heading: str, *names: str, **extra: Any) -> Decorate:
     """An option under this heading of the help."""
-    return click.option(*names, cls=GroupedOption, heading=heading, **extra)
+    return click.option(*names, **{"cls": GroupedOption, "heading": heading, **extra})
 
 
 def _all(decorators: Sequence[Decorate]) -> Decorate:
@@ -142,28 +147,6 @@ def _all(decorators: Sequence[Decorate]) -> Decorate:
         return function
 
     return decorate
-
-
-token_option = click.option(
-    "--token-file", type=FILE, help="The shared secret.  [default: ~/.config/speedo/token]"
-)
-
-logs_option = click.option(
-    "--logs",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Keep this host's logs there.  [default: a temporary folder, removed after a run that ended well]",
-)
-
-
-def _cores_options(usual: str = "") -> Decorate:
-    """Threads and binding, for a command of one host; `usual` is their default there, if it is not that of a run."""
-    return _named_with_default(("threads", "bind"), usual)
-
-
-def _named_with_default(names: Sequence[str], usual: str) -> Decorate:
-    there = [row for row in rows() if row.name in names]
-    return _all([_option(replace(row, option=replace(row.option, usual=usual))) for row in there])
 
 
 def checked_threads(threads: str | None) -> str:
@@ -203,13 +186,19 @@ def checked_device(device: str | None) -> str | None:
     return device
 
 
-cores_options = _cores_options()
-host_options = _named_with_default(("device", "threads", "bind"), "the master's")
+def of_a_host(*names: str) -> Decorate:
+    """Options of a run that a host may have for itself: left out, they are the master's."""
+    there = [row for row in rows() if row.name in names]
+    return _all(
+        [_option(replace(row, option=replace(row.option, usual="the master's"))) for row in there]
+    )
+
+
 run_options = _all(
     [
-        options_for(RunConfig, MERGING, SOLVER, RUN),
+        options_for(lambda row: row.group not in (MASTER, RAY)),
         under(
-            RUN,
+            FILES,
             "--config",
             "config_file",
             type=PATH,
@@ -218,10 +207,10 @@ run_options = _all(
         ),
     ]
 )
-ray_options = _all([options_for(RunConfig, RAY), options_named("redis_tls")])
+ray_options = options_for(lambda row: row.group == RAY)
 master_options = _all(
     [
-        options_for(RunConfig, MASTER),
+        options_for(lambda row: row.group == MASTER),
         under(
             MASTER,
             "--token-file",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import click
 
+from speedo.errors import ConfigError
 from speedo.foreign_text import MOST_TEXT, clean_lines
 from speedo.redaction import hide_secrets
 from speedo.system.standard_streams import unread
@@ -14,6 +16,19 @@ from speedo.system.standard_streams import unread
 def say(text: object, *, err: bool = False) -> None:
     """A result to standard output, whole: others read it; or a message to standard error, each line bounded."""
     click.echo(clean_lines(text, MOST_TEXT if err else sys.maxsize - 1), err=err)
+
+
+def put(text: str, output: Path | None) -> None:
+    """A text of ours to a file, or to standard output. Raises `ConfigError`."""
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"--output {output} cannot be written ({error.strerror}); give another"
+        ) from None
 
 
 def complain(*problems: str) -> None:

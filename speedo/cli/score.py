@@ -11,12 +11,17 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from speedo.bounds import LARGEST_INT32
-from speedo.cli.run_options import PATH, ScoreCommand, options_named
+from speedo.cli import original_options
+from speedo.cli.control import run_dir_of
+from speedo.cli.page import json_option
+from speedo.cli.run_options import PATH, RunCommand, options_named
 from speedo.cli.say import say
-from speedo.engines.make import EngineName, is_installed
+from speedo.config.engine_checks import with_device
+from speedo.engines.make import EngineChoice, EngineName, is_installed
 from speedo.errors import ConfigError
 from speedo.foreign_text import MOST_NAME, clean_text
 from speedo.monitor.console import StatusLine
+from speedo.remote.uris import uri_of
 
 if TYPE_CHECKING:
     from speedo.scoring.models import Model
@@ -26,19 +31,16 @@ MOST_WORKERS: Final = 1024
 TELL_S: Final = 5.0  # between two lines where nobody looks at a terminal
 
 
-@click.command("test", cls=ScoreCommand)
-@click.argument("solver", required=False, type=PATH, metavar="[SOLVER|NET]")
+@click.command("test", cls=RunCommand, translate=original_options.for_a_test)
+@click.argument("solver", required=False, type=PATH, metavar="[SOLVER|NET|RUN]")
 @click.option(
     "--weights",
-    required=True,
     type=PATH,
     metavar="FILE|RUN|URI",
     help="The .caffemodel (also RUN/best.caffemodel), or a run directory: its model, while it has none its newest "
-    "snapshot.",
+    "snapshot.  [default: RUN]",
 )
-@click.option(
-    "--snapshots", is_flag=True, help="With --weights RUN: score all of its snapshots, a line each."
-)
+@click.option("--snapshots", is_flag=True, help="Score all snapshots of the run, a line each.")
 @click.option(
     "--workers",
     type=click.IntRange(1, MOST_WORKERS),
@@ -53,39 +55,43 @@ TELL_S: Final = 5.0  # between two lines where nobody looks at a terminal
     metavar="N",
     help="Batches of each test.  [default: the solver's test_iter; of a NET 50, as in Caffe]",
 )
-@options_named("data_root", "python_layers", "cpu", "engine", "device")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@options_named("data_root", "python_layers", "engine", "device")
+@json_option
 def score(
     solver: Path | None,
-    weights: Path,
+    weights: Path | None,
     snapshots: bool,
     workers: int,
     iterations: int | None,
     data_root: Path | None,
     python_layers: str | None,
-    cpu: bool,
     engine: EngineName | None,
     device: str | None,
     as_json: bool,
 ) -> None:
-    """Score a model by all test nets of SOLVER, or by NET in the TEST phase, and print the mean of each output.
+    """Score the model of RUN, or the one in --weights, and print the mean of each output.
+
+    Computes all test nets of SOLVER, or NET in the TEST phase. Without SOLVER it is that of the run, else
+    $SPEEDO_SOLVER, or else the bundled LeNet. RUN is a run directory, or the first characters of the id of a run that
+    is going on.
 
     The figures are those of one Caffe, whatever the number of workers: each computes other batches, and the sums are
-    put together. Without SOLVER it is that of the run in --weights, else $SPEEDO_SOLVER, or else the bundled LeNet.
+    put together.
 
     \b
-    speedo test --weights runs/20260101-120000-easgd-ab12
-    speedo test --weights runs/20260101-120000-easgd-ab12 --snapshots
+    speedo test runs/20260101-120000-easgd-ab12
+    speedo test runs/20260101-120000-easgd-ab12 --snapshots
     speedo test my/solver.prototxt --weights my.caffemodel --workers 4
     speedo test my/net.prototxt --weights my.caffemodel --iterations 100
     """
-    from speedo.remote.uris import uri_of
     from speedo.run.engine_choice import choice_of
     from speedo.run.remote_inputs import fetch_weights
     from speedo.scoring.models import models_of, options_of
     from speedo.scoring.report import as_fields, as_lines, as_table
     from speedo.scoring.score import score_models
 
+    if weights is None:
+        solver, weights = None, _run(solver)
     with _Progress(TELL_S) as progress:
         if uri_of(weights) is not None:
             weights = fetch_weights(weights, progress.note)
@@ -93,15 +99,15 @@ def score(
         of_run = options_of(weights) if solver is None else {}
         if engine is None and solver is None and is_installed(of_run.get("engine", "caffe")):
             engine = of_run.get("engine")
-        on_cpu = cpu or bool(of_run.get("cpu"))
-        choice = choice_of(progress.note, engine, device=device, cpu=on_cpu)
+        if device is None and with_device(of_run).get("device") == "cpu":
+            device = "cpu"
+        choice = choice_of(progress.note, engine, device=device)
         spec = _tests(
             solver or _path(of_run.get("solver")),
             data_root or _path(of_run.get("data_root")),
             iterations,
             python_layers or of_run.get("python_layers"),
-            on_cpu,
-            choice.engine,
+            choice,
             progress.note,
         )
         used = min(workers, max(spec.test_iter))
@@ -116,6 +122,13 @@ def score(
         say(line)
 
 
+def _run(named: Path | None) -> Path:
+    """The run whose model is scored. Raises `ClusterError`, click's own error if no run is named."""
+    if named is None or named.is_file():
+        raise click.UsageError("name a run, or give --weights")
+    return named if uri_of(named) is not None else run_dir_of(named)
+
+
 def _path(value: Any) -> Path | None:
     return Path(value) if isinstance(value, str) else None
 
@@ -125,8 +138,7 @@ def _tests(
     data_root: Path | None,
     iterations: int | None,
     python_layers: str | None,
-    cpu: bool,
-    engine: EngineName,
+    choice: EngineChoice,
     note: Callable[[str], None],
 ) -> SolverSpec:
     """The test nets, with their data on this machine."""
@@ -144,7 +156,13 @@ def _tests(
     path = chosen_solver(solver)
     root = (located(config.data_root) or default_data_root()).absolute()
     check_names({"the solver": path, "the data root": root})
-    spec = read_tests(path, data_root=root, iterations=iterations, cpu=cpu, engine=engine)
+    spec = read_tests(
+        path,
+        data_root=root,
+        iterations=iterations,
+        cpu=choice.device == "cpu",
+        engine=choice.engine,
+    )
     spec = replace(spec, python_layers=config.python_modules)
     fetch_sources(spec, config.data_root, note)
     dataset = preparable_dataset(spec)

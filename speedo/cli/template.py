@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import fields
+from functools import partial, wraps
 from importlib.metadata import version
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any
 
 import click
 
+from speedo.cli.page import output_option
+from speedo.cli.say import put
 from speedo.config.run_config import LARGEST_WORKERS
 from speedo.deployment import templates
 from speedo.deployment.templates import Training
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+Make = Callable[..., Any]
 
 
 @click.group()
@@ -21,17 +25,17 @@ def template() -> None:
     """Print a file that starts a run on a cluster of that kind, with what to do with it in its first lines.
 
     \b
-    speedo template slurm --nodes 4 --workers 2 -- lenet_solver.prototxt --mode easgd > train.sbatch
-    speedo template kubernetes --nodes 3 --image registry/speedo:1.0 -- --max-iter 938 > train.yaml
-    speedo template kuberay --nodes 3 --cpus 2 > rayjob.yaml
-    speedo template systemd worker --address 10.0.0.5 > speedo-worker.service
+    speedo template slurm --nodes 4 --workers 2 -o train.sbatch -- lenet_solver.prototxt --mode easgd
+    speedo template kubernetes --nodes 3 --image registry/speedo:1.0 -o train.yaml -- --max-iter 938
+    speedo template kuberay --nodes 3 --cpus 2 -o rayjob.yaml
+    speedo template systemd worker --address 10.0.0.5 -o speedo-worker.service
 
     What follows -- is the SOLVER and the options of `speedo master`; they are checked here.
     """
 
 
-def _common(what: str) -> Callable[[Command], Command]:
-    """The options of every kind; `what` is the host or pod that --nodes counts."""
+def _common(what: str) -> Callable[[Make], Make]:
+    """Write what the function makes of the training; `what` is the host or pod that --nodes counts."""
     options = (
         click.option("--name", default="speedo", show_default=True, help="Name of the run there."),
         click.option(
@@ -59,10 +63,18 @@ def _common(what: str) -> Callable[[Command], Command]:
             help="Cores, and BLAS threads, of each worker.",
         ),
         click.option("--memory", default="4Gi", show_default=True, help=f"Memory of each {what}."),
+        output_option,
         click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[-- MASTER OPTIONS]"),
     )
 
-    def add(command: Command) -> Command:
+    def add(make: Make) -> Make:
+        @wraps(make)
+        def command(output: Path | None, options: tuple[str, ...], **values: Any) -> None:
+            common = {
+                one.name: values.pop(one.name) for one in fields(Training) if one.name in values
+            }
+            put(make(_training(options, **common), **values), output)
+
         for option in reversed(options):
             command = option(command)
         return command
@@ -104,26 +116,9 @@ _data_claim = partial(
     help="Last folder searched for relative data paths, on every node.",
 )
 @_common("node")
-def slurm(
-    time: str,
-    partition: str,
-    apptainer: str,
-    pyxis: str,
-    data_root: str,
-    options: tuple[str, ...],
-    **values: Any,
-) -> None:
+def slurm(training: Training, **values: str) -> str:
     """Print a script for sbatch. Every node needs SpeeDO, or apptainer, or the plugin pyxis."""
-    training = _training(options, **values)
-    text = templates.slurm(
-        training,
-        time=time,
-        partition=partition,
-        apptainer=apptainer,
-        pyxis=pyxis,
-        data_root=data_root,
-    )
-    click.echo(text, nl=False)
+    return templates.slurm(training, **values)
 
 
 @template.command(short_help="Jobs for plain Kubernetes.")
@@ -131,13 +126,9 @@ def slurm(
 @_data_claim()
 @click.option("--storage", default="1Gi", show_default=True, help="Size of the volume for runs.")
 @_common("pod")
-def kubernetes(
-    image: str, data_claim: str, storage: str, options: tuple[str, ...], **values: Any
-) -> None:
+def kubernetes(training: Training, **values: str) -> str:
     """Print a Job for the master and an indexed Job for its workers, with service, volume and network policy."""
-    training = _training(options, **values)
-    text = templates.kubernetes(training, image=image, storage=storage, data_claim=data_claim)
-    click.echo(text, nl=False)
+    return templates.kubernetes(training, **values)
 
 
 @template.command(short_help="A RayJob for KubeRay.")
@@ -151,19 +142,9 @@ def kubernetes(
     help="Volume claim for run directories.",
 )
 @_common("pod")
-def kuberay(
-    image: str, data_claim: str, runs_claim: str, options: tuple[str, ...], **values: Any
-) -> None:
+def kuberay(training: Training, **values: str) -> str:
     """Print a RayJob: KubeRay makes the cluster, trains with `speedo train --ray auto`, and removes it."""
-    training = _training(options, **values)
-    text = templates.kuberay(
-        training,
-        image=image,
-        ray_version=version("ray"),
-        runs_claim=runs_claim,
-        data_claim=data_claim,
-    )
-    click.echo(text, nl=False)
+    return templates.kuberay(training, ray_version=version("ray"), **values)
 
 
 @template.command(short_help="A unit for systemd.")
@@ -178,12 +159,6 @@ def kuberay(
 )
 @click.option("--data-root", default="", metavar="DIR", help="Folder of the data.")
 @_common("machine")
-def systemd(
-    role: str, address: str, speedo: str, data_root: str, options: tuple[str, ...], **values: Any
-) -> None:
+def systemd(training: Training, **values: str) -> str:
     """Print a unit for a master, or for a worker or server that joins each of its runs."""
-    training = _training(options, **values)
-    text = templates.systemd(
-        training, role=role, address=address, speedo=speedo, data_root=data_root
-    )
-    click.echo(text, nl=False)
+    return templates.systemd(training, **values)

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import click
 
-from speedo.cli.run_options import FILE, checked_threads, cores_options
+from speedo.cli.page import output_option
+from speedo.cli.run_options import FILE, checked_threads, options_named
+from speedo.cli.say import put
 from speedo.config.topology import plan, read_topology, to_rank_file, to_yaml
 from speedo.errors import ConfigError
 from speedo.system.cores import USUAL, Bind, CoreOptions, Machine, this_machine
@@ -27,9 +29,15 @@ from speedo.system.cores import USUAL, Bind, CoreOptions, Machine, this_machine
     show_default=True,
     help="What is written: our own form, or a rank file of Open MPI.",
 )
-@cores_options
+@options_named("threads", "bind")
+@output_option
 def topology(
-    hosts: tuple[str, ...], file: Path | None, form: str, threads: str | None, bind: Bind | None
+    hosts: tuple[str, ...],
+    file: Path | None,
+    form: str,
+    threads: str | None,
+    bind: Bind | None,
+    output: Path | None,
 ) -> None:
     """Write the workers, threads and bindings of each host, as --threads and --bind would make them there.
 
@@ -49,7 +57,7 @@ def topology(
         found = read_topology(file, given, _cores_here)
     else:
         found = plan(hosts, _options(threads, bind), _cores_here)
-    click.echo(to_yaml(found) if form == "yaml" else to_rank_file(found), nl=False)
+    put(to_yaml(found) if form == "yaml" else to_rank_file(found), output)
 
 
 def _options(threads: str | None, bind: Bind | None) -> CoreOptions:

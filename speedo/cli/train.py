@@ -1,26 +1,29 @@
-"""`speedo train`, and how every command that trains runs and prints what came out."""
+"""`speedo train` and `speedo master`, and how every command that trains runs and prints what came out."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from speedo.cli.run_options import GroupedCommand, ray_options, run_options
+from speedo.cli.own_scripts import options_of_own
+from speedo.cli.run_options import IN_SIGHT, RunCommand, master_options, ray_options, run_options
 from speedo.cli.say import complain, say
 from speedo.cli.unforeseen import traceback_kept
 from speedo.config.formats import parse_phase
-from speedo.config.run_config import RunConfig, make_config
+from speedo.config.run_config import make_config
+from speedo.errors import ConfigError
 from speedo.messages import AT_MAX_ITER
 from speedo.remote.uris import uri_of
 from speedo.system.standard_streams import NOBODY_READS, unread
 
 if TYPE_CHECKING:  # what a run needs takes a second to import, and a mistake is told before
-    from speedo.monitor.console import Progress
     from speedo.run.result import RunResult
 
+_OF_A_MASTER: Final = ("own", "port", "token_file")
 MISPLACED: Final = 4  # the status of a run whose outputs are not all in its directory
 # 128 and the number of the signal, as shells have it
 _STATUS_OF_SIGNAL: Final = {
@@ -30,32 +33,48 @@ _STATUS_OF_SIGNAL: Final = {
 }
 
 
-@click.command(cls=GroupedCommand)
+@click.command(cls=RunCommand, in_sight=IN_SIGHT)
 @run_options
 @ray_options
-def train(**options: Any) -> None:
-    """Train on this machine: master, workers and Redis are started and stopped for you.
+@master_options
+def train(token_file: Path | None, **options: Any) -> None:
+    """Train on this machine. Master, workers and Redis are started and stopped for you.
 
-    With --ray the workers are actors on the nodes of a Ray cluster, of which this machine is one.
-
-    SOLVER is a solver.prototxt; left out, it is $SPEEDO_SOLVER, or else the bundled LeNet on Fashion-MNIST.
-    The last line of the output is the path of the trained .caffemodel.
+    SOLVER is a solver.prototxt; left out, it is $SPEEDO_SOLVER, or else the bundled LeNet on Fashion-MNIST. The last
+    line of the output is the path of the trained .caffemodel. With --host workers join from other machines, as with
+    `speedo master`. With --ray they are actors of a Ray cluster; this machine must be one of its nodes.
     """
-
-    def launch(config: RunConfig, watch: Progress) -> RunResult:
-        from speedo.actors import launch as launcher
-
-        return (launcher.train if config.ray is None else launcher.train_on_ray)(config, watch)
-
-    run_with(launch, options)
+    serves = options["host"] is not None
+    if not serves:
+        _refuse({**options, "token_file": token_file}, _OF_A_MASTER, "give --host ADDRESS, too")
+    run_with(options, token_file, serves=serves)
 
 
-def run_with(launch: Callable[[RunConfig, Progress], RunResult], options: dict[str, Any]) -> None:
-    """Make the configuration, run, and print what came out."""
+@click.command(cls=RunCommand, in_sight=(*IN_SIGHT, "port", "token_file", "own"))
+@run_options
+@master_options
+def master(token_file: Path | None, **options: Any) -> None:
+    """Train with workers that join from other machines; the same as `speedo train --host ADDRESS`.
+
+    On each node run `speedo worker --master ADDRESS` with the same token file (mode 0600). With --own there is no
+    SOLVER: each node brings a script, by `speedo worker --master ADDRESS -- python train.py`.
+    """
+    run_with(options, token_file, serves=True)
+
+
+def run_with(
+    options: dict[str, Any], token_file: Path | None = None, *, serves: bool = False
+) -> None:
+    """Make the configuration, run, and print what came out. `serves`: workers join from other machines."""
     from speedo.doctor import require_for
     from speedo.monitor.console import ErrorConsole, Progress
     from speedo.run.engine_choice import with_engine
 
+    if serves:
+        _refuse(
+            options, ("ray",), "a Ray cluster has its workers itself: leave --host or --ray out"
+        )
+        options = options_of_own(options) if options["own"] else options
     file = options.pop("config_file", None)
     phases = options.pop("phases")
     if phases:
@@ -69,7 +88,12 @@ def run_with(launch: Callable[[RunConfig, Progress], RunResult], options: dict[s
         config = with_engine(config, lambda line: say(line, err=True))
     require_for(config)
     with Progress(ErrorConsole()) as watch, traceback_kept(lambda: watch.run_dir):
-        result = launch(config, watch)
+        from speedo.actors import launch
+
+        if serves:
+            result = launch.serve_master(config, watch, token_file)
+        else:
+            result = (launch.train if config.ray is None else launch.train_on_ray)(config, watch)
     accuracy = "no test net" if config.final_test else "not tested at the end"
     if config.own:
         accuracy = "trained"
@@ -97,6 +121,12 @@ def run_with(launch: Callable[[RunConfig, Progress], RunResult], options: dict[s
         sys.exit(_STATUS_OF_SIGNAL.get(result.reason, 3))
     if result.script_failures:
         sys.exit(1)
+
+
+def _refuse(options: Mapping[str, Any], names: Sequence[str], remedy: str) -> None:
+    given = [f"--{name.replace('_', '-')}" for name in names if options.get(name)]
+    if given:
+        raise ConfigError(f"{', '.join(given)}: {remedy}")
 
 
 def _how_it_ended(result: RunResult) -> str:

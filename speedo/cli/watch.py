@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-from pathlib import Path
 from typing import Final
 
 import click
 from rich.console import Console
 
-from speedo.cli.control import find, only
+from speedo.cli.control import run_argument, run_dir_of
 from speedo.cli.say import say
-from speedo.errors import ClusterError
-from speedo.run_dir.directory import METRICS
 from speedo.watch.live_run import LiveRun
 from speedo.watch.terminal import watch as watch_in_terminal
 
@@ -24,7 +20,7 @@ OPEN: Final = (
 
 
 @click.command()
-@click.argument("run", required=False, metavar="[RUN]")
+@run_argument
 @click.option("--web", is_flag=True, help="Serve a page instead, and print its URL.")
 @click.option(
     "--port",
@@ -59,7 +55,7 @@ def watch(run: str | None, web: bool, port: int | None, host: str | None, interv
     """
     if not web and (port is not None or host is not None):
         raise click.UsageError("--port and --host are for the page: give --web, too")
-    live = LiveRun(_folder(run))
+    live = LiveRun(run_dir_of(run))
     if not web:
         watch_in_terminal(live, Console(), interval)
         return
@@ -74,17 +70,3 @@ def watch(run: str | None, web: bool, port: int | None, host: str | None, interv
         say(url_of(address, listening.getsockname()[1], token))
         say("speedo: Ctrl-C ends the page, not the run", err=True)
         server_of(live, address, token).run(sockets=[listening])
-
-
-def _folder(run: str | None) -> Path:
-    """The run directory that is meant; raises `ClusterError`."""
-    if run is not None and os.path.isdir(run):
-        if not os.path.lexists(Path(run) / METRICS):
-            raise ClusterError(f"{run} is no run directory: it has no {METRICS}")
-        return Path(run)
-    try:
-        socket = find(run) if run is not None else only()
-    except ClusterError as error:  # there it is an option
-        said = str(error).removeprefix("--run ").replace("name one with --run", "name one")
-        raise ClusterError(said) from None
-    return Path(socket.ask("status")["run_dir"])

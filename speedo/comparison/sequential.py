@@ -36,7 +36,7 @@ from speedo.system.line_file import LineFile
 
 def engine_of(options: Mapping[str, Any], note: Callable[[str], None]) -> EngineChoice:
     """What a run with these options computes with. Raises `ConfigError`, `EngineError`."""
-    names = ("engine", "device", "precision", "cpu")
+    names = ("engine", "device", "precision")
     return choice_of(note, **{name: options[name] for name in names if name in options})
 
 
@@ -46,7 +46,7 @@ def spec_of(options: dict[str, Any], choice: EngineChoice) -> SolverSpec:
     names = ("max_iter", "lr", "momentum", "weight_decay", "batch", "seed")
     overrides = SolverOverrides(
         test_interval=options.get("test_interval") or None,
-        cpu=bool(options.get("cpu")),
+        cpu=choice.device == "cpu",
         engine=choice.engine,
         **{name: options[name] for name in names if name in options},
     )

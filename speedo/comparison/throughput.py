@@ -47,7 +47,6 @@ def measured(wish: Wish, seconds: float, note: Note) -> Calibration:
         seconds,
         note,
         data_root=Path(root) if root else None,
-        cpu=bool(options.get("cpu")),
         choice=engine_of(options, lambda _: None),
     )
     batch = options.get("batch")

@@ -13,6 +13,7 @@ from typing import Any, Final
 import yaml
 
 from speedo.bounds import said
+from speedo.config.engine_checks import with_device
 from speedo.config.run_config import RunConfig, make_config
 from speedo.errors import ConfigError
 from speedo.report.equal_loss import Measure
@@ -209,9 +210,11 @@ def keep_wish(folder: Path, wish: Wish | ScriptWish) -> None:
         raise ConfigError(
             f"{path} cannot be read; give another --out, or remove that folder"
         ) from None
+    known = former if isinstance(former, dict) else {}
+    if isinstance(known.get("options"), dict):
+        known["options"] = with_device(known["options"])  # earlier versions wrote cpu: true
     now = plain_of(wish)
     if former != now:
-        known = former if isinstance(former, dict) else {}
         differing = [name for name in now if known.get(name) != now[name]] or ["form"]
         told = "; ".join(f"{name} was {known.get(name)}, is {now.get(name)}" for name in differing)
         raise ConfigError(

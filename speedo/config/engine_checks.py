@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from speedo.engines.make import EngineName, Precision
+from speedo.errors import ConfigError
 
 
 class Computes(Protocol):
@@ -16,23 +18,41 @@ class Computes(Protocol):
     def device(self) -> str: ...
     @property
     def precision(self) -> Precision: ...
-    @property
-    def cpu(self) -> bool: ...
 
 
 def problems_of_engine(config: Computes) -> list[str]:
     """Options that the engine does not have; none where the engine is not chosen yet."""
     found = []
-    if config.engine == "caffe" and config.device != "auto":
+    if config.engine == "caffe" and config.device.startswith("cuda"):
         found.append(
-            f"device is {config.device}, but with the engine caffe the solver's solver_mode decides where Caffe "
-            "computes; leave device out, or use --engine torch"
+            f"device is {config.device}, but with the engine caffe the solver's solver_mode decides about GPUs; leave "
+            "device out, or use --engine torch"
         )
     if config.engine == "caffe" and config.precision != "float32":
         found.append(
             f"precision is {config.precision}, but Caffe computes with float32 alone; leave precision out, or use "
             "--engine torch"
         )
-    if config.engine == "torch" and config.cpu and config.device.startswith("cuda"):
-        found.append(f"cpu is given together with device {config.device}; leave one of the two out")
     return found
+
+
+def with_device(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with `device: cpu` for the `cpu: true` of earlier versions. Raises `ConfigError`."""
+    rest = dict(options)
+    if rest.get("cpu") not in (True, False):
+        return rest
+    if rest.pop("cpu"):
+        if (device := rest.get("device", "auto")) not in ("auto", "cpu"):
+            raise ConfigError(
+                f"cpu is given together with device {device}; leave one of the two out"
+            )
+        rest["device"] = "cpu"
+    return rest
+
+
+def without_engine(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a run that another engine shall continue: only the device cpu is one of both engines."""
+    rest = {name: value for name, value in options.items() if name != "precision"}
+    if rest.get("device") != "cpu":
+        rest.pop("device", None)
+    return rest

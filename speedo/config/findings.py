@@ -19,7 +19,7 @@ def sentence(
 
     `origins` says of options where they were given, if that was not the command line; the rest are all that there are.
     """
-    place = [str(part) for part in detail["loc"]]
+    place = [str(part) for part in detail["loc"]] or ["it"]
     in_phase = place[0] == "phases" and len(place) > 1
     name = f"phase {int(place[1]) + 1}" if in_phase else place[0]
     if in_phase and len(place) > 2:
@@ -36,7 +36,7 @@ def sentence(
     if kind == "missing":
         return f"{name} is missing; give it"
     remedy = next((words for start, words in _REMEDIES.items() if kind.startswith(start)), None)
-    return f"{name} is {said(value)}; {remedy or detail['msg']}"
+    return f"{name} is {said(value)}; {remedy.format(**detail.get('ctx', {})) if remedy else detail['msg']}"
 
 
 # Kinds of pydantic's findings, by how their names begin.
@@ -45,7 +45,12 @@ _REMEDIES: Final = {
     "float": "use a number",
     "bool": "use true or false",
     "path": "use a path",
+    "string_pattern": "use letters, digits, dots and dashes",
     "string": "use text",
+    "greater_than_equal": "use {ge} or more",
+    "less_than_equal": "use at most {le}",
+    "list": "use a list",
     "tuple": "use a list of phases, each with mode and iterations",
+    "model_type": "use a mapping, as in host: node1",
     "model": "use a phase with mode and iterations",
 }

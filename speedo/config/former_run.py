@@ -1,4 +1,4 @@
-"""What the config.yaml of a former run may decide: no code and no place, where a stranger may have written it."""
+"""What the config.yaml of a former run may decide: no code, script and place, where a stranger may have written it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from speedo.bounds import said
 from speedo.config.formats import read_options
-from speedo.config.former_script import script_of, without_script
 from speedo.errors import ConfigError
 from speedo.redaction import HIDDEN
 from speedo.remote.fetch import was_fetched
@@ -30,6 +29,7 @@ PLACES: Final = {
     "copy_to": "--copy-to",
     "caffe_log": "--caffe-log",
 }
+OWN: Final = ("script", "arguments", "script_folder")  # of a config.yaml
 _CODE: Final = {"mode": "--mode", "rule": "--rule"}  # if the value is the place of a class
 # What a resumed run does not need, or what is never in a file of ours.
 _LEFT_OUT: Final = ("weights", "run_dir", "resume", "take_over")
@@ -49,7 +49,7 @@ def options_in(file: Path | None, given: Mapping[str, Any]) -> tuple[Path | None
         file, read = former, options_of_run(former, given)
     else:
         return None, {}
-    read = without_script(read, given, file, resumes=resumes)
+    read = _without_script(read, given, file, resumes=resumes)
     # The weights of a resumed run are in its checkpoint.
     known = {*given, "weights"} if resumes else {*given}
     _check_nothing_hidden({name: read[name] for name in read if name not in known}, file)
@@ -64,8 +64,44 @@ def former_script(run_dir: Path) -> tuple[tuple[str, ...], str]:
             f"resume names {run_dir}, which holds no run: it has no {CONFIG}; give a run directory"
         )
     values = options_of_run(file, otherwise="begin a run of your own with --weights")
-    without_script(values, ("script",), file, resumes=True)
-    return script_of(values, file)
+    _without_script(values, ("script",), file, resumes=True)
+    return _script_of(values, file)
+
+
+def _script_of(values: Mapping[str, Any], file: Path) -> tuple[tuple[str, ...], str]:
+    """The script with its arguments, and the folder that it ran in. Raises `ConfigError`."""
+    words, folder = (
+        [values.get("script"), *(values.get("arguments") or ())],
+        values.get("script_folder"),
+    )
+    if not all(isinstance(one, str) for one in [*words, folder]):
+        raise ConfigError(
+            f"{file} names no script with a folder: name the script again, with its arguments"
+        )
+    if hidden := [one for one in words if HIDDEN in one]:
+        raise ConfigError(
+            f"the arguments of the script are not whole in {file}, which keeps no secrets ({hidden[0]}): name the "
+            "script again, with its arguments"
+        )
+    if not os.path.isdir(folder or ""):
+        raise ConfigError(
+            f"the script ran in {folder}, which is not there: name the script again, with its arguments"
+        )
+    return tuple(words), str(folder)
+
+
+def _without_script(
+    values: dict[str, Any], given: Container[str], file: Path, *, resumes: bool
+) -> dict[str, Any]:
+    """The other options. Raises `ConfigError` if the file is of a script and the command trains none, or reversely."""
+    own = any(name in values for name in OWN)
+    if own != ("script" in given):
+        kind, command = ("a script", "run") if own else ("a solver's net", "train")
+        remedy = f"resume it with speedo {command} --resume" if resumes else f"use speedo {command}"
+        raise ConfigError(f"{file} is of a run that trains {kind}: {remedy}")
+    if own:  # its first weights are in the checkpoint
+        return {name: one for name, one in values.items() if name not in (*OWN, "weights")}
+    return values
 
 
 def options_of_run(file: Path, given: Container[str] = (), otherwise: str = "") -> dict[str, Any]:

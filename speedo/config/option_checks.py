@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
-from speedo.bounds import said
-from speedo.config.resources import parse_resources
+from speedo.bounds import Bound, said
 from speedo.errors import ConfigError
 from speedo.remote.uris import SCHEMES, problem_with, uri_of
 from speedo.system.files import problem_with_name
-from speedo.vectors.codecs import parse_compression
-
-LARGEST_SERVERS: Final = 64  # each fetch and each result has so many connections
 
 
 def check_path(name: str, value: Path) -> list[str]:
@@ -72,13 +68,17 @@ def weights_in(value: Path | None) -> tuple[Path, ...]:
     return tuple(Path(name.strip()) for name in str(value).split(",") if name.strip())
 
 
-def check_compression(name: str, value: str) -> list[str]:
-    """One of the forms of payloads."""
-    try:
-        parse_compression(value)
-    except ConfigError as error:
-        return list(error.problems)
-    return []
+def checked_by(parse: Callable[[str], object]) -> Bound:
+    """A text that this function can parse."""
+
+    def check(name: str, value: str) -> list[str]:
+        try:
+            parse(value)
+        except ConfigError as error:
+            return list(error.problems)
+        return []
+
+    return check
 
 
 def check_caffe_log(name: str, value: str) -> list[str]:
@@ -92,15 +92,6 @@ def check_caffe_log(name: str, value: str) -> list[str]:
     return check_path(name, Path(value))
 
 
-def check_resources(name: str, value: str) -> list[str]:
-    """Resources of Ray."""
-    try:
-        parse_resources(value)
-    except ConfigError as error:
-        return list(error.problems)
-    return []
-
-
 def check_ray(name: str, value: str) -> list[str]:
     """The address of a Ray cluster."""
     if "://" in value:
@@ -112,13 +103,6 @@ def check_ray(name: str, value: str) -> list[str]:
     if value == "auto" or (host and port.isdecimal() and int(port) <= 65535):
         return []
     return [f"{name} is {said(value)}; use HOST:PORT, or auto"]
-
-
-def check_servers(name: str, value: str) -> list[str]:
-    """A number of servers, or auto."""
-    if value == "auto" or (value.isdecimal() and int(value) <= LARGEST_SERVERS):
-        return []
-    return [f"{name} is {value!r}; use 0 to {LARGEST_SERVERS}, or auto"]
 
 
 def check_device(name: str, value: str) -> list[str]:

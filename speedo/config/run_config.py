@@ -29,7 +29,7 @@ from speedo.bounds import (
     declared,
     digits,
 )
-from speedo.config.engine_checks import problems_of_engine
+from speedo.config.engine_checks import problems_of_engine, with_device, without_engine
 from speedo.config.findings import sentence
 from speedo.config.former_run import options_in
 from speedo.config.lr_scale import ELASTIC, LrScale, check_lr_scale
@@ -37,18 +37,17 @@ from speedo.config.merging_checks import problems_of_merging
 from speedo.config.mode_checks import problems
 from speedo.config.option_checks import (
     check_caffe_log,
-    check_compression,
     check_copy_to,
     check_device,
     check_modules,
     check_path,
     check_place,
     check_ray,
-    check_resources,
-    check_servers,
     check_weights,
+    checked_by,
     names_in,
 )
+from speedo.config.resources import parse_resources
 from speedo.config.stopping_checks import problems_of_stopping
 from speedo.config.users_classes import as_names, with_code
 from speedo.engines.make import EngineName, Precision
@@ -68,6 +67,7 @@ from speedo.sgd_modes.registry import (
     with_own_options,
 )
 from speedo.system.cores import AUTO, Bind
+from speedo.vectors.codecs import parse_compression
 
 AUTO_LOG: Final = "auto"  # --caffe-log without a file
 PORTS_OF_A_MASTER: Final = 100
@@ -76,6 +76,7 @@ LARGEST_WORKERS: Final = (
     10_000  # slots are small integers; beyond this a mistake is likelier than a wish
 )
 LARGEST_TESTERS: Final = 64  # each is a process of the master's machine
+SERVERS: Final = WholeOr(AUTO, 0, 64)  # each fetch and each result has so many connections
 THREADS: Final = WholeOr(
     AUTO, 1, 1024
 )  # more than any BLAS was built for; it takes as many as it can
@@ -85,7 +86,13 @@ RETIRED: Final = ("pace", "same_core")
 
 MERGING: Final = "How results are merged"
 SOLVER: Final = "Instead of the solver's values"
-RUN: Final = "The run"
+FILES: Final = "What a run starts from and writes"
+DATA: Final = "Data"
+COMPUTING: Final = "What computes"
+TRAVEL: Final = "How results travel"
+ENDING: Final = "Tests, and the end of a run"
+WORKERS: Final = "Workers that come and go"
+RECORDS: Final = "What is recorded for other tools"
 MASTER: Final = "How workers connect"
 RAY: Final = "On a Ray cluster that exists already"
 
@@ -152,18 +159,18 @@ class RunConfig(_Run):
     compress: Annotated[str, Option(
         "What workers send: none (float32), bfloat16, int8, or topk:F, the fraction F of the values that are "
         "largest, as in topk:0.01; sparse:F is the same, but each in 2 bits. The error of a payload is added to the "
-        "worker's next one.", check_compression,
-        source="every other form costs precision and time", metavar="HOW")] = "none"
+        "worker's next one.", checked_by(parse_compression),
+        source="every other form costs precision and time", metavar="HOW", group=TRAVEL)] = "none"
     compress_center: Annotated[Literal["none", "bfloat16"], Option(
         "What workers fetch: none (float32) or bfloat16; the center itself stays float32.",
-        source="likewise")] = "none"
+        source="likewise", group=TRAVEL)] = "none"
 
     max_iter: Annotated[int | None, Option(
         "Iterations, counted as Caffe does: samples / batch.", Whole(1, LARGEST_INT32), group=SOLVER)] = None
     test_interval: Annotated[int | None, Option(
         "Test every N iterations; 0: only at the end.", Whole(0, LARGEST_INT32), group=SOLVER)] = None
     lr: Annotated[float | None, Option(
-        "Instead of base_lr.", Float32("a learning rate above 0", zero=False), group=SOLVER)] = None
+        "Learning rate, instead of base_lr.", Float32("a learning rate above 0", zero=False), group=SOLVER)] = None
     lr_scale: Annotated[str | None, BeforeValidator(_as_text), Option(
         "Multiply the learning rate by X; linear: by the number of workers; linear:N: the same, at most by N; sqrt: by "
         "the root of their number.", check_lr_scale,
@@ -173,129 +180,130 @@ class RunConfig(_Run):
         "The learning rate rises from a tenth to the whole over the first N iterations.", Whole(0, LARGEST_INT32),
         source="Caffe has none", group=SOLVER)] = 0
     momentum: Annotated[float | None, Option(
-        "Instead of momentum.", Interval("[0, 1)", "use 0 up to, not including, 1"), group=SOLVER)] = None
+        "Momentum.", Interval("[0, 1)", "use 0 up to, not including, 1"), group=SOLVER)] = None
     weight_decay: Annotated[float | None, Option(
-        "Instead of weight_decay.", Float32("0 or more", zero=True), group=SOLVER)] = None
+        "Weight decay.", Float32("0 or more", zero=True), group=SOLVER)] = None
     batch: Annotated[int | None, Option(
-        "Instead of the train net's batch_size.", Whole(1, LARGEST_INT32), group=SOLVER)] = None
+        "Batch size of the train net.", Whole(1, LARGEST_INT32), group=SOLVER)] = None
     seed: Annotated[int | None, Option(
-        "Instead of random_seed: weights and data layers.",
+        "Random seed of weights and data layers.",
         Whole(0, LARGEST_SEED, note=", as Caffe's generator takes 32 bits"), group=SOLVER)] = None
-    cpu: Annotated[bool, Option("Train on the CPU although the solver says GPU.", group=SOLVER)] = False
 
     solver: Annotated[Path | None, Option(
-        "The solver.prototxt.", check_path, "$SPEEDO_SOLVER, or the bundled LeNet", group=RUN)] = None
+        "The solver.prototxt.", check_path, "$SPEEDO_SOLVER, or the bundled LeNet", group=FILES)] = None
     weights: Annotated[Path | None, Option(
         "Start from this .caffemodel; a file, or a URI as in s3://bucket/file. Of several, each brings the layers that "
-        "it has, the last one's count.", check_weights, group=RUN, metavar="FILE|URI[,...]")] = None
+        "it has, the last one's count.", check_weights, group=FILES, metavar="FILE|URI[,...]")] = None
     resume: Annotated[Path | None, Option(
         "Resume the run in this directory from its last checkpoint, or start from a .solverstate of Caffe. A run at a "
-        "URI is fetched first, into --run-dir or runs/NAME.", check_place, group=RUN, metavar="RUN|URI")] = None
+        "URI is fetched first, into --run-dir or runs/NAME.", check_place, group=FILES, metavar="RUN|URI")] = None
     take_over: Annotated[bool, Option(
-        "With --resume: take the run over from a master that hangs.", group=RUN)] = False
+        "With --resume: take the run over from a master that hangs.", group=FILES)] = False
     checkpoint_interval: Annotated[float, Option(
         "Seconds between checkpoints; 0: only at the end.", Seconds("the end alone"),
-        source="chosen: a crash costs at most a minute of work", group=RUN)] = 60.0
+        source="chosen: a crash costs at most a minute of work", group=FILES)] = 60.0
     run_dir: Annotated[Path | None, Option(
-        "Directory for all files that the run writes.", check_path, "runs/TIME-MODE", group=RUN, metavar="DIR")] = None
+        "Directory for all files that the run writes.", check_path, "runs/TIME-MODE", group=FILES,
+        metavar="DIR")] = None
     python_layers: Annotated[str | None, Option(
-        "Python layers may also use these modules, besides those in the solver's folder.", check_modules, group=RUN,
-        metavar="MODULE[,MODULE...]")] = None
+        "Python layers may also use these modules, besides those in the solver's folder.", check_modules,
+        group=COMPUTING, metavar="MODULE[,MODULE...]")] = None
     data_root: Annotated[Path | None, Option(
         "Last folder searched for relative data paths. Of a URI, what the solver names is fetched into a cache.",
-        check_place, group=RUN, metavar="DIR|URI")] = None
+        check_place, group=DATA, metavar="DIR|URI")] = None
     copy_to: Annotated[str | None, Option(
         "Copy the files of the run directory to this URI at each checkpoint and at the end, as in s3://bucket/run.",
-        check_copy_to, group=RUN, metavar="URI")] = None
+        check_copy_to, group=FILES, metavar="URI")] = None
     data_share: Annotated[DataShare, Option(
         "How workers share the records. shard: worker k of n reads every n-th; own: the same among the workers of one "
         "host, of the records on that host; offset: every worker reads all, worker k of n from k/n of them on; same: "
-        "every worker reads all.", source="each record is read once an epoch, as by one Caffe", group=RUN)] = "shard"
+        "every worker reads all.", source="each record is read once an epoch, as by one Caffe", group=DATA)] = "shard"
     redis: Annotated[str | None, Option(
-        "URL of your own Redis; its password may be in SPEEDO_REDIS_PASSWORD.", usual="one is started", group=RUN,
+        "URL of your own Redis; its password may be in SPEEDO_REDIS_PASSWORD.", usual="one is started", group=TRAVEL,
         metavar="URL")] = None
     same_node: Annotated[Literal["shared-memory", "redis"], Option(
         "How vectors reach workers on the master's machine.", source="measured: performance.md",
-        group=RUN)] = "shared-memory"
+        group=TRAVEL)] = "shared-memory"
     overlap: Annotated[Overlap, Option(
-        OVERLAP, source="chosen: overlap makes results staler", group=RUN)] = "none"
+        OVERLAP, source="chosen: overlap makes results staler", group=TRAVEL)] = "none"
     team: Annotated[Literal["host", "off"], Option(
         "host: in sync the workers of one host sum among themselves, and report as one; off: each to the master.",
-        source="measured: performance.md", group=RUN)] = "host"
+        source="measured: performance.md", group=TRAVEL)] = "host"
     stretch: Annotated[float, Option(
         "A team that trains alone reports every S seconds; until then it does its rounds by itself. 0: after each "
         "round. What it did since its last report is lost if a member dies.", Seconds("after each round"),
-        source="chosen: little is lost, and reports cost little", group=RUN)] = 0.5
+        source="chosen: little is lost, and reports cost little", group=TRAVEL)] = 0.5
     engine: Annotated[EngineName | None, Option(
-        "What computes: caffe, by pycaffe; torch, by PyTorch, also on GPUs.",
+        "What computes: caffe (pycaffe) or torch (PyTorch, also on GPUs).",
         usual="$SPEEDO_ENGINE, or caffe; torch where only PyTorch is installed", source="pycaffe is the reference",
-        group=RUN)] = None
+        group=COMPUTING)] = None
     device: Annotated[str, Option(
-        "With torch, where workers compute: cpu; cuda, worker k of a host on GPU k of its GPUs in turn; cuda:N, all on "
-        "this one; auto, cuda where PyTorch sees a GPU, else cpu.", check_device, source="a GPU is faster",
-        group=RUN, metavar="auto|cpu|cuda|cuda:N")] = "auto"
+        "Where workers compute. cpu: on the CPU, whatever the solver says. With torch also cuda: worker k of a host on "
+        "GPU k of its GPUs in turn; cuda:N: all on GPU N. auto: with torch cuda where PyTorch sees a GPU, else cpu; "
+        "with caffe as the solver's solver_mode says.", check_device, source="a GPU is faster",
+        group=COMPUTING, metavar="auto|cpu|cuda|cuda:N")] = "auto"
     precision: Annotated[Precision, Option(
         "With torch, the numbers that workers compute with; weights, losses, updates and tests stay float32.",
-        source="it trains the same model as Caffe", group=RUN)] = "float32"
+        source="it trains the same model as Caffe", group=COMPUTING)] = "float32"
     threads: Annotated[str, BeforeValidator(_as_text), Option(
         "BLAS threads of each worker; auto: the cores of its host over the host's workers.", THREADS,
-        source="chosen: of Caffe's layers only matrix products use more", group=RUN, metavar="N|auto")] = "1"
+        source="chosen: of Caffe's layers only matrix products use more", group=COMPUTING, metavar="N|auto")] = "1"
     bind: Annotated[Bind, Option(
         "Bind each worker's process: core, to as many cores as it has threads; socket, to one socket; round robin.",
-        source="the kernel moves processes where cores are free", group=RUN)] = "none"
+        source="the kernel moves processes where cores are free", group=COMPUTING)] = "none"
     servers: Annotated[str, BeforeValidator(str), Option(
         "Split the center into K ranges, each kept and merged by a server on one of the hosts, in the order in which "
-        "they join; auto: one on every host; 0: the master has it all.", check_servers,
-        source="one machine has no cable to share", metavar="K", group=RUN)] = "0"
+        "they join; auto: one on every host; 0: the master has it all.", SERVERS,
+        source="one machine has no cable to share", metavar="K", group=TRAVEL)] = "0"
     testers: Annotated[int, Option(
         "Processes on the master's machine that test; each computes a share of the batches of every test.",
-        Whole(1, LARGEST_TESTERS), source="the smallest number; training has the other cores", group=RUN)] = 1
+        Whole(1, LARGEST_TESTERS), source="the smallest number; training has the other cores", group=COMPUTING)] = 1
     stop_on_divergence: Annotated[bool, Option(
         "End a run whose loss has diverged, and export its model.", source="chosen: further training is useless",
-        group=RUN)] = True
+        group=ENDING)] = True
     max_seconds: Annotated[float | None, Option(
-        "End the run after S seconds of training, those before a resume included.", Seconds(), group=RUN)] = None
+        "End the run after S seconds of training, those before a resume included.", Seconds(), group=ENDING)] = None
     target: Annotated[str | None, Option(
         "End the run when a test output reaches a value, as in 'accuracy>=0.9' or 'loss<=0.3'.", check_condition,
-        group=RUN, metavar="CONDITION")] = None
+        group=ENDING, metavar="CONDITION")] = None
     patience: Annotated[int | None, Option(
         "End the run after N tests in a row without a better value of the output that --best-by names.",
-        Whole(1, LARGEST_COUNT), group=RUN)] = None
+        Whole(1, LARGEST_COUNT), group=ENDING)] = None
     keep_best: Annotated[bool, Option(
-        "Keep the best of the tested weights, by the output of --best-by, in best.caffemodel.", group=RUN)] = False
+        "Keep the best of the tested weights, by the output of --best-by, in best.caffemodel.", group=ENDING)] = False
     best_by: Annotated[str | None, Option(
         "The test output of --patience and --keep-best. Lower is better if loss or err is in its name, else higher; "
         "min: or max: before it says so.", check_best_by, "that of --target, else an accuracy, else a loss",
-        group=RUN, metavar="OUTPUT")] = None
+        group=ENDING, metavar="OUTPUT")] = None
     final_test: Annotated[bool, Option(
         "Test the weights at the end of the run.", source="the result says what the model is worth",
-        group=RUN)] = True
+        group=ENDING)] = True
     timeout: Annotated[float, Option(
         "Seconds to wait for workers to join, and for answers.", Seconds(), source="chosen: a slow start takes less",
-        group=RUN)] = 120.0
+        group=WORKERS)] = 120.0
     join_timeout: Annotated[float | None, Option(
         "Seconds to wait for workers when fewer than --min-workers are left.", Seconds(), "--timeout",
-        group=RUN)] = None
+        group=WORKERS)] = None
     min_workers: Annotated[int, Option(
         "Pause training while fewer than N workers are connected.", source="chosen: the remaining workers continue",
-        group=RUN)] = 1
+        group=WORKERS)] = 1
     restarts: Annotated[int, Option(
         "Restart a worker that died, up to N times in a row.", Whole(0, LARGEST_COUNT),
-        source="chosen: a permanent fault must end its worker", group=RUN)] = 5
+        source="chosen: a permanent fault must end its worker", group=WORKERS)] = 5
     reshard_after: Annotated[float, Option(
         "Redistribute the data S seconds after the set of workers last changed; 0: never.", Seconds("never"),
-        source="chosen: longer than a restart takes", group=RUN)] = 60.0
+        source="chosen: longer than a restart takes", group=DATA)] = 60.0
 
     tensorboard: Annotated[bool, Option(
         "Write an event file for TensorBoard into the run directory: loss, learning rate, images/s and staleness by "
-        "iteration, and the outputs of each test.", group=RUN)] = False
+        "iteration, and the outputs of each test.", group=RECORDS)] = False
     tensorboard_histograms: Annotated[bool, Option(
-        "The same, and histograms of the weights at each test.", group=RUN)] = False
+        "The same, and histograms of the weights at each test.", group=RECORDS)] = False
     metrics_port: Annotated[int | None, Option(
-        "Serve metrics for Prometheus on this port of 127.0.0.1.", Whole(1, 65535), group=RUN)] = None
+        "Serve metrics for Prometheus on this port of 127.0.0.1.", Whole(1, 65535), group=RECORDS)] = None
     caffe_log: Annotated[str | None, Option(
         "Write a log in the form of Caffe's own, for the tools that read that; without FILE, caffe.log in the run "
-        "directory.", check_caffe_log, group=RUN, metavar="[FILE]", bare=AUTO_LOG)] = None
+        "directory.", check_caffe_log, group=RECORDS, metavar="[FILE]", bare=AUTO_LOG)] = None
 
     host: Annotated[str, Option(
         "Address of this machine to listen on.", usual="127.0.0.1, this machine alone",
@@ -310,7 +318,8 @@ class RunConfig(_Run):
         usual="a private one is started", group=RAY, metavar="HOST:PORT|auto")] = None
     resources: Annotated[str, Option(
         "What each worker needs: cpu, gpu, memory (bytes), and resources of the cluster by their names.",
-        check_resources, source="a worker computes with one thread", group=RAY, metavar="NAME=AMOUNT[,...]")] = "cpu=1"
+        checked_by(parse_resources), source="a worker computes with one thread", group=RAY,
+        metavar="NAME=AMOUNT[,...]")] = "cpu=1"
     placement: Annotated[Literal["spread", "pack"], Option(
         "spread: workers on as many nodes as there are; pack: on as few as have room.",
         source="nodes share neither caches nor memory", group=RAY)] = "spread"
@@ -379,8 +388,7 @@ class RunConfig(_Run):
             overlap=self.overlap,
             compress=self.compress,
         )
-        found += problems_of_stopping(self)
-        found += problems_of_engine(self)
+        found += problems_of_stopping(self) + problems_of_engine(self)
         if self.redis_tls and self.redis is not None:
             found.append(
                 "redis_tls is for the Redis that SpeeDO starts, but redis names your own; "
@@ -412,10 +420,11 @@ def make_config(
     Raises `ConfigError` with every problem found.
     """
     given = as_names({name: value for name, value in options.items() if value is not None})
+    given = with_device(given)
     file, read = options_in(file, given)
-    read = {name: value for name, value in read.items() if name not in RETIRED}
-    if given.get("engine", read.get("engine")) != read.get("engine"):  # those were the other's
-        read = {name: value for name, value in read.items() if name not in ("device", "precision")}
+    read = with_device({name: value for name, value in read.items() if name not in RETIRED})
+    if given.get("engine", read.get("engine")) != read.get("engine"):
+        read = without_engine(read)
     origins = {name: f" in {file}" for name in read if name not in given}
     look_here()
     known = model.model_fields

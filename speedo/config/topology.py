@@ -15,11 +15,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Annotated, Any, Final, get_args
 
 import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from speedo.bounds import said, whole_number
+from speedo.config.findings import sentence
 from speedo.config.formats import PlainLoader
 from speedo.config.run_config import LARGEST_WORKERS, THREADS
 from speedo.errors import ConfigError
@@ -252,30 +254,33 @@ def from_yaml(text: str) -> Topology:
     return checked(_host_from(one) for one in hosts)
 
 
+class _Host(BaseModel):
+    """A host as it is written."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    host: Annotated[str, Field(pattern=f"^{_NAME.pattern}$")]
+    workers: Annotated[int, Field(ge=1, le=LARGEST_WORKERS)]
+    threads: int
+    bind: Bind
+    sockets: list[int]
+    cores: list[Any] | None = None
+
+
 def _host_from(one: Any) -> HostTopology:
-    wanted = {"host": str, "workers": int, "threads": int, "bind": str, "sockets": list}
-    known = {*wanted, "cores"}
-    if not isinstance(one, Mapping) or not {*wanted} <= {*one} <= known:
-        raise ConfigError(f"a host has {', '.join([*wanted])} and perhaps cores, not {said(one)}")
-    name = one["host"]
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ConfigError(f"host is {said(name)}: use the name of a host")
-    for key, kind in wanted.items():
-        if type(one[key]) is not kind:
-            raise ConfigError(f"host {name}: {key} is {said(one[key])}")
-    if one["bind"] not in get_args(Bind):
-        raise ConfigError(f"host {name}: bind is {said(one['bind'])}: use core, socket or none")
-    count, sockets, listed = one["workers"], one["sockets"], one.get("cores")
-    if not 1 <= count <= LARGEST_WORKERS:
-        raise ConfigError(f"host {name}: workers is {said(count)}: use 1 to {LARGEST_WORKERS}")
-    if not all(type(size) is int for size in sockets):
-        raise ConfigError(f"host {name}: sockets is {said(sockets)}: use a list of whole numbers")
-    if listed is None:
-        listed = [""] * count
-    if not isinstance(listed, list) or len(listed) != count:
-        raise ConfigError(f"host {name}: cores is no list for {count} workers")
-    cores = tuple(_cores_in(name, part) for part in listed)
-    return HostTopology(name, tuple(sockets), one["threads"], one["bind"], cores)
+    name = one.get("host") if isinstance(one, Mapping) else None
+    try:
+        host = _Host.model_validate(one)
+    except ValidationError as error:
+        raise ConfigError(
+            f"host {said(name)}: {sentence(dict(detail), {}, _Host.model_fields, ())}"
+            for detail in error.errors()
+        ) from None
+    listed = [""] * host.workers if host.cores is None else host.cores
+    if len(listed) != host.workers:
+        raise ConfigError(f"host {host.host}: cores is no list for {host.workers} workers")
+    cores = tuple(_cores_in(host.host, part) for part in listed)
+    return HostTopology(host.host, tuple(host.sockets), host.threads, host.bind, cores)
 
 
 def from_rank_file(text: str) -> Topology:

@@ -29,7 +29,6 @@ class Request:
     token_file: Path | None = None
     redis: str | None = None
     run_dir: Path | None = None
-    cpu: bool = False
     engine: EngineName | None = None
     device: str | None = None
     threads: str = "1"

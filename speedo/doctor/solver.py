@@ -104,7 +104,7 @@ def examine_solver(
 
 def _read(request: Request, facts: dict[str, Any], choice: EngineChoice) -> SolverSpec:
     root = (located(request.data_root) or default_data_root()).absolute()
-    overrides = SolverOverrides(cpu=request.cpu, engine=choice.engine)
+    overrides = SolverOverrides(cpu=choice.device == "cpu", engine=choice.engine)
     if request.solver is None and facts:
         with tempfile.TemporaryDirectory(prefix="speedo-doctor-") as folder:
             path = Path(folder) / "the-master's-solver"

@@ -87,7 +87,6 @@ def measure_solver(
     note: Callable[[str], None],
     *,
     data_root: Path | None = None,
-    cpu: bool = False,
     compression: Compression = NO_COMPRESSION,
     threads: int = 1,
     step_s: float | None = None,
@@ -99,7 +98,7 @@ def measure_solver(
     Raises `SolverError` with all that is wrong, `DataError`, `EngineError`, `StoreError`.
     """
     root = (data_root or default_data_root()).absolute()
-    overrides = SolverOverrides(cpu=cpu, engine=choice.engine)
+    overrides = SolverOverrides(cpu=choice.device == "cpu", engine=choice.engine)
     spec = read_solver(chosen_solver(solver), overrides=overrides, data_root=root)
     dataset = preparable_dataset(spec)
     if dataset is not None:

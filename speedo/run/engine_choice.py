@@ -23,10 +23,7 @@ def with_engine(config: RunConfig, note: Callable[[str], None]) -> RunConfig:
     engine, line = chosen_engine(config.engine)
     if line:
         note(line)
-    device = (
-        "cpu" if engine == "torch" and config.cpu and config.device == "auto" else config.device
-    )
-    decided = config.model_copy(update={"engine": engine, "device": device})
+    decided = config.model_copy(update={"engine": engine})
     if problems := problems_of_engine(decided):
         raise ConfigError(problems)
     require_engine(decided_choice(decided))
@@ -41,7 +38,7 @@ def decided_choice(config: RunConfig) -> EngineChoice:
 def choice_of(
     note: Callable[[str], None], engine: str | None = None, **options: Any
 ) -> EngineChoice:
-    """As `with_engine`, for a command that is no run: from its options `engine`, `device`, `precision`, `cpu`.
+    """As `with_engine`, for a command that is no run: from its options `engine`, `device`, `precision`.
 
     Those that are None were not given. This process reads Caffe's files for that engine.
     """

@@ -102,7 +102,7 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
         weight_decay=config.weight_decay,
         batch=config.batch,
         seed=config.seed,
-        cpu=config.cpu,
+        cpu=config.device == "cpu",
         engine=decided_choice(config).engine,
     )
     spec = read_solver(path, overrides=overrides, data_root=data_root)

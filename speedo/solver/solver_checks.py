@@ -169,5 +169,5 @@ def _mode(parameter: Any) -> Iterator[str]:
     ):
         yield (
             "solver_mode is GPU, but this Caffe was built for the CPU only: "
-            "set solver_mode: CPU, or give --cpu"
+            "set solver_mode: CPU, or give --device cpu"
         )

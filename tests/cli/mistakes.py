@@ -40,7 +40,7 @@ def _solvers() -> Iterator[Mistake]:
         ("no-net", "names the net 'netz.prototxt', which was not found (tried /", "correct it or give --data-root"),
         ("no-data", "layer 'data' reads its records from '/", "correct the path"),
         ("no-records", "empty, which holds no record", "create it again"),
-        ("gpu", "solver_mode is GPU, but this Caffe was built for the CPU only", "give --cpu"),
+        ("gpu", "solver_mode is GPU, but this Caffe was built for the CPU only", "give --device cpu"),
         ("momentum", "momentum is 2", "use 0 or more and less than 1"),
         ("rate", "base_lr is 0", "use a learning rate above 0"),
         ("policy", "lr_policy 'step' needs stepsize", "add it"),

@@ -38,7 +38,7 @@ RUN_OPTIONS = [
     "--weight-decay",
     "--batch",
     "--seed",
-    "--cpu",
+    "--device",
     "--redis",
     "--timeout",
     "--run-dir",
@@ -47,7 +47,7 @@ RUN_OPTIONS = [
 
 
 def page(*command: str) -> str:
-    result = CliRunner().invoke(main, [*command, "--help"])
+    result = CliRunner().invoke(main, command)
     assert result.exit_code == 0
     return result.output
 
@@ -68,7 +68,9 @@ def typed(*arguments: str, **streams: Any) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_the_page_of_a_command_has_every_option(command: str, options: list[str]) -> None:
-    words = page(command).replace("/", " ").split()
+    words = (
+        page(command, "--help-all" if command != "worker" else "--help").replace("/", " ").split()
+    )
     assert [option for option in options if option not in words] == []
 
 
@@ -80,22 +82,62 @@ def test_every_option_of_a_run_can_stand_in_the_configuration_and_has_its_words(
             assert named - fields <= {"config_file", "token_file"}
             assert all(one.help for one in command.params if isinstance(one, click.Option))
             missing = fields - named
-            ray = {"ray", "resources", "placement"}
-            assert missing - {"script", "script_folder", "foreign", "code_from"} == (
-                {"host", "port", "own"} if name == "train" else ray
-            )
+            ray = {"ray", "resources", "placement"} if name == "master" else set[str]()
+            assert missing - {"script", "script_folder", "foreign", "code_from"} == ray
 
 
-def test_the_page_of_train_groups_its_options() -> None:
-    headings = [line for line in page("train").splitlines() if line and line[0] != " "][1:]
+LONG = ["train", "master", "run", "launch", "compare", "plan", "doctor"]
+
+
+@pytest.mark.parametrize("command", LONG)
+def test_a_page_shows_what_most_runs_use_in_sixty_lines(command: str) -> None:
+    short, whole = page(command, "--help"), page(command, "--help-all")
+    assert len(short.splitlines()) <= 60
+    assert "--help-all" in short
+    assert len(whole.splitlines()) > len(short.splitlines())
+
+
+def test_the_page_of_train_has_the_usual_options_by_their_first_clause() -> None:
+    usual = {
+        "--mode",
+        "--workers",
+        "--local-steps",
+        "--moving-rate",
+        "--max-iter",
+        "--lr",
+        "--batch",
+    }
+    usual |= {
+        "--weights",
+        "--resume",
+        "--run-dir",
+        "--engine",
+        "--device",
+        "--ray",
+        "--config",
+        "--host",
+    }
+    text = page("train", "--help")
+    assert usual <= set(text.split())
+    assert "--cpu" not in text
+    assert "--stretch" not in text
+    assert "The SGD mode.  [default: sync]" in text
+    assert "package.module:Class" not in text
+
+
+def test_the_whole_page_of_train_is_by_subject() -> None:
+    lines = page("train", "--help-all").splitlines()
+    headings = [line for line in lines if line and line[0] != " "][1:]
     assert headings == [
-        "How results are merged:", "Instead of the solver's values:", "The run:",
+        "How results are merged:", "How results travel:", "Instead of the solver's values:",
+        "What a run starts from and writes:", "What computes:", "Data:", "Tests, and the end of a run:",
+        "Workers that come and go:", "What is recorded for other tools:",
         "On a Ray cluster that exists already:", "How workers connect:", "Help:",
     ]  # fmt: skip
 
 
 def test_the_page_of_data_names_every_dataset() -> None:
-    text = page("data")
+    text = page("data", "--help")
     for name in ("fashion-mnist", "mnist", "cifar10", "images", "--data-root"):
         assert name in text
 
@@ -147,8 +189,63 @@ def test_a_yaml_file_says_the_same_as_options(asked: list[RunConfig], tmp_path: 
     CliRunner().invoke(main, ["train", "--config", str(file)])
     CliRunner().invoke(main, ["train", *OPTIONS.split()])
     assert asked[0] == asked[1]
-    assert (asked[0].workers, asked[0].cpu) == (3, True)
+    assert (asked[0].workers, asked[0].device) == (3, "cpu")
     assert asked[0].phases[1].moving_rate == 0.25
+
+
+def test_two_devices_are_refused_before_anything_starts(asked: list[RunConfig]) -> None:
+    told = CliRunner().invoke(main, ["train", "--cpu", "--device", "cuda"])
+    assert told.exit_code == 2
+    assert "--cpu and --device name two devices; leave one of the two out" in told.stderr
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("train --port 7000 --own", "--own, --port: give --host ADDRESS, too"),
+        ("train --host 127.0.0.1 --ray auto", "--ray: a Ray cluster has its workers itself"),
+        ("worker --master 127.0.0.1 --workers 0 --threads 2", "threads: with --workers 0 no worker uses it"),
+    ],
+)  # fmt: skip
+def test_what_needs_workers_of_other_machines_says_so(typed: str, said: str) -> None:
+    told = CliRunner().invoke(main, typed.split())
+    assert told.exit_code == 2
+    assert said in str(told.exception or "") + told.stderr
+
+
+@pytest.mark.parametrize("command", ["master", "train --host 127.0.0.1"])
+def test_train_with_a_host_is_a_master(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    from speedo.actors import launch as launcher
+
+    seen: list[tuple[RunConfig, Path | None]] = []
+
+    def serve(config: RunConfig, watch: object, token_file: Path | None) -> RunResult:
+        seen.append((config, token_file))
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(launcher, "serve_master", serve)
+    CliRunner().invoke(main, [*command.split(), "--token-file", "secret", "--port", "7000"])
+    assert [(one.host, one.port, file) for one, file in seen] == [
+        ("127.0.0.1", 7000, Path("secret"))
+    ]
+
+
+def test_a_server_is_a_host_without_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    from speedo.actors.join import worker_command
+
+    seen: list[tuple[object, ...]] = []
+
+    def serve(address: str, count: int, watch: object, **options: object) -> None:
+        seen.append((address, count, options))
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(worker_command, "serve_worker", serve)
+    for command in ("server", "worker --workers 0"):
+        CliRunner().invoke(main, [*command.split(), "--master", "127.0.0.1", "--logs", "here"])
+    assert len(seen) == 2
+    assert seen[0] == seen[1]
+    assert seen[0][:2] == ("127.0.0.1:56126", 0)
 
 
 def test_the_command_line_comes_before_the_file(asked: list[RunConfig], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import sys
 import click
 import pytest
 
-from speedo.cli.main import COMMANDS, main
+from speedo.cli.main import GROUPS, HIDDEN, main
 
 HEAVY = {"ray", "numpy", "pydantic", "google", "torch", "matplotlib", "rich", "yaml", "redis"}
 
@@ -36,11 +36,14 @@ def test_the_page_of_train_needs_no_ray_and_no_terminal() -> None:
 
 
 def test_every_command_of_the_list_is_there_under_its_name() -> None:
-    for name, (_, text) in COMMANDS.items():
-        command = main.commands[name]
-        assert command.name == name
-        assert command.hidden == (text == "")
-        assert command.hidden or text.endswith(".")
     page = " ".join(main.get_help(click.Context(main)).split())
-    assert all(f" {name} {text}" in page for name, (_, text) in COMMANDS.items() if text)
-    assert "launch-host" not in page
+    for group, commands in GROUPS.items():
+        assert f" {group}: {next(iter(commands))} " in page
+        for name, (_, text) in commands.items():
+            assert main.commands[name].name == name
+            assert not main.commands[name].hidden
+            assert text.endswith(".")
+            assert f" {name} {text}" in page
+    for name in HIDDEN:
+        assert main.commands[name].hidden
+        assert name not in page

@@ -10,7 +10,13 @@ from speedo.errors import ConfigError
 
 
 def test_what_a_solver_would_have_is_refused_by_its_flag() -> None:
-    options = {"lr": 0.1, "solver": "lenet.prototxt", "workers": 2, "servers": None, "cpu": False}
+    options = {
+        "lr": 0.1,
+        "solver": "lenet.prototxt",
+        "workers": 2,
+        "servers": None,
+        "keep_best": False,
+    }
     with pytest.raises(ConfigError, match=r"^--lr, SOLVER: with --own there is no solver"):
         options_of_own(options)
 

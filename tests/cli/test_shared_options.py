@@ -6,9 +6,11 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from speedo.cli.doctor import doctor
 from speedo.cli.join import worker
+from speedo.cli.main import main
 from speedo.cli.plan import plan
 from speedo.config.option_table import rows
 from speedo.errors import ConfigError
@@ -18,8 +20,8 @@ from speedo.run.prepare import chosen_solver
 @pytest.mark.parametrize(
     ("command", "names"),
     [
-        (doctor, {"data_root", "redis", "run_dir", "host", "cpu"}),
-        (plan, {"compress", "compress_center", "overlap", "split_batch", "data_root", "cpu"}),
+        (doctor, {"data_root", "redis", "run_dir", "host", "device"}),
+        (plan, {"compress", "compress_center", "overlap", "split_batch", "data_root", "device"}),
         (worker, {"data_root"}),
     ],
 )
@@ -28,6 +30,33 @@ def test_a_shared_option_is_that_of_the_run(command: click.Command, names: set[s
     options = [one for one in command.params if isinstance(one, click.Option)]
     found = {str(one.name): one.help for one in options if one.name in names}
     assert found == {name: table[name] for name in names}
+
+
+def test_json_and_the_run_are_the_same_in_all_commands() -> None:
+    options = [one for name in main.commands for one in main.commands[name].params]
+    assert (
+        len(
+            {one.help for one in options if one.name == "as_json" and isinstance(one, click.Option)}
+        )
+        == 1
+    )
+    assert {one.make_metavar(click.Context(main)) for one in options if one.name == "run"} == {
+        "[RUN]"
+    }
+
+
+@pytest.mark.parametrize(
+    "command", ["topology node1:2 --threads 2", "template systemd worker --address 10.0.0.5"]
+)
+def test_what_is_printed_can_be_written_to_a_file(tmp_path: Path, command: str) -> None:
+    file = tmp_path / "written"
+    printed = CliRunner().invoke(main, command.split())
+    written = CliRunner().invoke(main, [*command.split(), "-o", str(file)])
+    assert (written.exit_code, written.output) == (0, "")
+    assert file.read_text() == printed.output
+    refused = CliRunner().invoke(main, [*command.split(), "-o", str(tmp_path / "no" / "folder")])
+    assert refused.exit_code == 2
+    assert "folder cannot be written (No such file or directory); give another" in refused.stderr
 
 
 def test_a_solver_of_the_environment_that_is_no_file_is_refused_only_where_it_counts(

@@ -38,8 +38,8 @@ def test_a_device_is_a_kind_or_one_of_it(device: str) -> None:
         ({"engine": "tf"}, "engine is 'tf'; use one of 'caffe' or 'torch'"),
         ({"precision": "half"}, "precision is 'half'; use one of 'float32' or 'bfloat16'"),
         ({"engine": "caffe", "device": "cuda:1"},
-         ("device is cuda:1, but with the engine caffe the solver's solver_mode decides where Caffe computes; leave "
-          "device out, or use --engine torch")),
+         ("device is cuda:1, but with the engine caffe the solver's solver_mode decides about GPUs; leave device out, "
+          "or use --engine torch")),
         ({"engine": "caffe", "precision": "bfloat16"},
          "precision is bfloat16, but Caffe computes with float32 alone; leave precision out, or use --engine torch"),
         ({"engine": "torch", "cpu": True, "device": "cuda"},
@@ -51,11 +51,12 @@ def test_what_an_engine_does_not_have_is_refused(options: dict[str, Any], proble
 
 
 @pytest.mark.caffe
-def test_caffe_is_the_default_and_refuses_a_device_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caffe_is_the_default_and_refuses_a_gpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPEEDO_ENGINE", raising=False)
     assert with_engine(make_config({}), quiet).engine == "caffe"
-    found = problems_of(lambda: with_engine(make_config({"device": "cpu"}), quiet))
-    assert found[0].startswith("device is cpu, but with the engine caffe")
+    assert with_engine(make_config({"device": "cpu"}), quiet).device == "cpu"
+    found = problems_of(lambda: with_engine(make_config({"device": "cuda"}), quiet))
+    assert found[0].startswith("device is cuda, but with the engine caffe")
 
 
 @pytest.mark.caffe
@@ -71,9 +72,11 @@ def test_the_environment_names_the_engine_and_an_option_overrides_it(
 
 
 @pytest.mark.torch
-def test_cpu_is_the_device_of_pytorch() -> None:
+def test_cpu_as_earlier_versions_had_it_is_the_device_cpu() -> None:
     config = with_engine(make_config({"engine": "torch", "cpu": True}), quiet)
     assert decided_choice(config) == EngineChoice("torch", "cpu", "float32")
+    assert make_config({"cpu": False}) == make_config({})
+    assert make_config({"cpu": True}) == make_config({"device": "cpu"})
 
 
 @pytest.mark.torch
@@ -86,11 +89,18 @@ def test_workers_have_the_precision_and_testers_and_the_master_float32() -> None
 def test_a_run_resumed_with_the_other_engine_leaves_the_device_of_the_former(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "config.yaml").write_text("engine: torch\ndevice: cpu\nprecision: bfloat16\n")
+    (tmp_path / "config.yaml").write_text("engine: torch\ndevice: cuda:1\nprecision: bfloat16\n")
     former = make_config({"resume": tmp_path})
-    assert (former.engine, former.device, former.precision) == ("torch", "cpu", "bfloat16")
+    assert (former.engine, former.device, former.precision) == ("torch", "cuda:1", "bfloat16")
     other = make_config({"resume": tmp_path, "engine": "caffe"})
     assert (other.engine, other.device, other.precision) == ("caffe", "auto", "float32")
+
+
+@pytest.mark.parametrize("former", ["engine: caffe\ncpu: true\n", "engine: torch\ndevice: cpu\n"])
+def test_a_run_on_the_cpu_stays_there_with_either_engine(tmp_path: Path, former: str) -> None:
+    (tmp_path / "config.yaml").write_text(former)
+    assert make_config({"resume": tmp_path, "engine": "torch"}).device == "cpu"
+    assert make_config({"resume": tmp_path, "engine": "caffe"}).device == "cpu"
 
 
 def test_a_folder_of_the_name_is_no_installed_engine(

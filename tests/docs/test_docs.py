@@ -77,7 +77,7 @@ def leaf(words: list[str]) -> tuple[click.Command, list[str]]:
 
 def options_of(command: click.Command) -> set[str]:
     """Every option of this command and of those below it."""
-    names = {"--help"}
+    names = {"--help", "--help-all"}
     for parameter in command.params:
         names.update(parameter.opts + parameter.secondary_opts)
     if isinstance(command, click.Group):

@@ -12,9 +12,9 @@ import yaml
 from click.testing import CliRunner
 
 from speedo.bounds import Option, Whole
-from speedo.cli.run_options import GroupedCommand, options_for
+from speedo.cli.run_options import RunCommand, options_for
 from speedo.config.option_table import markdown, markdown_of_modes, rows
-from speedo.config.run_config import MASTER, MERGING, RUN, SOLVER, RunConfig, make_config
+from speedo.config.run_config import WORKERS, RunConfig, make_config
 from speedo.errors import ConfigError
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -52,15 +52,15 @@ class Wider(RunConfig):
     """A run with one more option."""
 
     helpers: Annotated[
-        int, Option("Helpers of each worker.", Whole(0, 9), source="a guess", group=RUN)
+        int, Option("Helpers of each worker.", Whole(0, 9), source="a guess", group=WORKERS)
     ] = 3
 
 
 def test_an_option_that_is_declared_once_is_in_help_docs_yaml_and_checks(tmp_path: Path) -> None:
     seen: dict[str, object] = {}
 
-    @click.command(cls=GroupedCommand)
-    @options_for(Wider, MERGING, SOLVER, RUN, MASTER)
+    @click.command(cls=RunCommand)
+    @options_for(lambda row: True, Wider)
     def train(**options: object) -> None:
         seen.update(options)
 

@@ -226,9 +226,9 @@ def test_the_words_for_the_master_are_understood_by_the_master() -> None:
     words = shlex.split(line)[2:]
     with main.commands["master"].make_context("master", words) as context:
         assert context.params["phases"] == ("sync:5", "easgd:7,moving_rate=0.3")
-        assert (context.params["redis_tls"], context.params["cpu"], context.params["lr"]) == (
+        assert (context.params["redis_tls"], context.params["device"], context.params["lr"]) == (
             True,
-            True,
+            "cpu",
             0.5,
         )
         assert (context.params["workers"], context.params["host"]) == (2, "127.0.0.1")

@@ -66,7 +66,13 @@ def test_several_runs_are_all_shown(two_runs: None) -> None:
 
 
 def test_a_run_is_shown_in_lines_that_people_read(two_runs: None, tmp_path: Path) -> None:
-    assert typed("status", "--run", "1a2").output.splitlines() == [
+    told = typed("status", "1a2").output
+    assert (
+        typed("status", "--run", "1a2").output
+        == typed("status", str(tmp_path / "1a2b3c")).output
+        == told
+    )
+    assert told.splitlines() == [
         "run 1a2b3c, mode easgd: training",
         f"  directory  {tmp_path / '1a2b3c'}",
         "  address    10.0.0.5:56126",
@@ -92,10 +98,10 @@ def test_json_is_one_object_with_every_run(two_runs: None) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("stop",), "you have several runs (1a2b3c, 1a9f00): name one with --run"),
+        (("stop",), "you have several runs (1a2b3c, 1a9f00): name one, `speedo status` shows them"),
         (("scale", "3"), "you have several runs"),
-        (("status", "--run", "1a"), "--run 1a matches several runs (1a2b3c, 1a9f00)"),
-        (("status", "--run", "77"), "--run 77 is not a running run"),
+        (("status", "--run", "1a"), "1a matches several runs (1a2b3c, 1a9f00)"),
+        (("status", "--run", "77"), "77 is no running run"),
         (("scale", "3", "--run", "1a9"), "no host has joined: start one"),
     ],
 )

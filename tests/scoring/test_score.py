@@ -169,7 +169,7 @@ def test_the_command_takes_the_solver_and_the_model_of_a_run(home: Path) -> None
 
 def test_the_command_shows_all_snapshots_of_a_run_as_a_table(home: Path) -> None:
     """Without SOLVER it is the one of the run."""
-    done = invoke("--weights", home / "hdf5", "--snapshots", "--workers", "1")
+    done = invoke(home / "hdf5", "--snapshots", "--workers", "1")
     assert done.exit_code == 0, done.output
     head, *rows = [line.split() for line in done.stdout.splitlines()]
     assert head == ["iteration", "accuracy", "loss", "test1/accuracy", "test1/loss", "model"]
@@ -205,6 +205,8 @@ def test_mistakes_are_told_before_a_process_is_started(home: Path, tmp_path: Pat
     cut.write_bytes((home / "run" / MODEL).read_bytes()[:-20])
     alone = write_solver(tmp_path, net_text(), test_iter=None, test_interval=None)
     for arguments, words in {
+        (): "name a run, or give --weights",
+        (solver,): "name a run, or give --weights",
         (solver, "--weights", tmp_path / "none"): "which does not exist or is no file",
         (solver, "--weights", home / "run" / MODEL, "--snapshots"): "--snapshots needs a run",
         (solver, "--weights", cut): "is not a .caffemodel, or a truncated one",

@@ -91,7 +91,7 @@ def problems(options):
 phases = [parse_phase("every-other:4,every=3"), parse_phase("sync:4")]
 print(json.dumps({
     "modes": MODES,
-    "help": CliRunner().invoke(main, ["train", "--help"], terminal_width=200).output,
+    "help": CliRunner().invoke(main, ["train", "--help-all"], terminal_width=200).output,
     "docs": markdown(),
     "low": problems({"mode": "every-other", "every": 0}),
     "elsewhere": problems({"mode": "sync", "every": 3}),
