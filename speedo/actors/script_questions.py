@@ -53,12 +53,14 @@ class ScriptQuestions:
                 case TestPart():
                     found = self._tests.part(*who, question.metrics, question.records)
                     return found if isinstance(found, Tested) else TestTurn(found)
-                case Meet(where):
-                    return Met(self._meeting.meet(*who, where))
+                case Meet(after, call=""):
+                    return Met(others_wait=self._meeting.look(after))
+                case Meet(after, there, call):
+                    return Met(self._meeting.meet(*who, there, call, after))
                 case Tested():
                     self._tests.tested(*who, question)
         except TeamBrokenError as error:
-            return Met((), str(error))
+            return Met(broken=str(error))
         except SpeedoError as error:
             return Failed(first_line(error))
         return None

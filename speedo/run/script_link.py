@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from speedo.leases.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
+from speedo.master.meeting import Group
 from speedo.master.slots import Assignment, ServerAddress
 from speedo.messages import Records, SaveState, StateSaved, Tested
 from speedo.run.script_job import ScriptJob
@@ -134,17 +135,23 @@ class StopRun:
 
 @dataclass(frozen=True, slots=True)
 class Meet:
-    """Of the script: it is at its first collective, or waits in one. Workers of one `place` share memory."""
+    """Of the script: it is at a collective call, and needs a group after that of the number `after`; 0 is none.
 
-    place: str
+    Workers of one `place` share memory. Without a `call` it asks how that group is.
+    """
+
+    after: int
+    place: str = ""
+    call: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """To the script: the places of all workers, once all have come; or whose end has `broken` their collectives."""
+    """To the script: the group, once it has formed; or whose end has `broken` it, or whether others wait for it."""
 
-    places: tuple[str, ...]
+    group: Group | None = None
     broken: str = ""
+    others_wait: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -309,8 +309,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         )
         self._share = turns.share
         self._events.join(start, turns.source)
-        if self.size > 1:
-            self._collectives = Collectives(partial(gather, start, turns.source))
+        self._collectives = Collectives(partial(gather, start, turns.source))
         if turns.gradients is not None:
             self._hooks.append(self._stepped.before_step(turns.before_step))
         if start.settings.epoch > 0:  # of a master that has resumed the run

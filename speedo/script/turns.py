@@ -79,8 +79,8 @@ class TurnSource:
         assert isinstance(answer, Dealt)
         return answer
 
-    def meet(self, meet: Meet) -> tuple[str, ...]:
-        """The places of all workers, once all have come to a collective. Raises `TeamBrokenError`, `ConfigError`."""
+    def meet(self, meet: Meet) -> Met:
+        """The next group of workers for collectives, or how the present one is. Raises `TeamBrokenError`."""
         try:
             answer = self._ask(meet)
         except (EOFError, OSError):
@@ -88,7 +88,7 @@ class TurnSource:
         assert isinstance(answer, Met)
         if answer.broken:
             raise TeamBrokenError(answer.broken)
-        return answer.places
+        return answer
 
     def _ask(self, question: FromScript) -> ToScript:
         self._link.send(question)

@@ -113,7 +113,7 @@ def test_a_worker_that_tests_ends_the_turn_of_its_team_and_nothing_is_lost(
     lines = lines_of(tmp_path)
     results = [line for line in lines if line["event"] == "result"]
     assert [line for line in results if line["decision"] != "merged"] == []
-    epochs, records, tests = 4, 1200, 501
+    epochs, records, tests = 2, 600, 201
     assert trained(lines) == Counter({(e, r): 1 for e in range(epochs) for r in range(records)})
     found = [line for line in lines if line["event"] == "test"]
     assert [line["problem"] for line in found] == [None] * epochs

@@ -10,10 +10,10 @@ import speedo
 
 torch.manual_seed(4)
 torch.set_num_threads(1)
-x = torch.randn(1200, 4)
+x = torch.randn(600, 4)
 y = x.sum(1, keepdim=True)
 loader = DataLoader(TensorDataset(x, y), batch_size=6)
-tests = DataLoader(TensorDataset(x[:501], y[:501]), batch_size=10)
+tests = DataLoader(TensorDataset(x[:201], y[:201]), batch_size=10)
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
@@ -28,7 +28,7 @@ def loss_of(batches):
 
 
 with speedo.join(model, optimizer) as run:
-    for _ in run.epochs(4):
+    for _ in run.epochs(2):
         for some, right in run.share(loader):
             optimizer.zero_grad()
             loss = nn.functional.mse_loss(model(some), right)
