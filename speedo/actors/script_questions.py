@@ -56,7 +56,8 @@ class ScriptQuestions:
                 case Meet(after, call=""):
                     return Met(others_wait=self._meeting.look(after))
                 case Meet(after, there, call):
-                    return Met(self._meeting.meet(*who, there, call, after))
+                    late = self._meeting.is_late(*who)
+                    return Met(self._meeting.meet(*who, there, call, after), late=late)
                 case Tested():
                     self._tests.tested(*who, question)
         except TeamBrokenError as error:

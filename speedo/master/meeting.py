@@ -64,6 +64,12 @@ class Meeting:
                 del self._waiting[one]
             return self._formed() if worker in self._group else None
 
+    def is_late(self, worker: int, incarnation: int) -> bool:
+        """Whether a group has formed without this worker: it waits until the others make the same call."""
+        with self._lock:
+            own = self._group.get(worker)
+            return self._number > 0 and (own is None or own.incarnation != incarnation)
+
     def look(self, number: int) -> bool:
         """Whether the group of this number is to form anew, because others wait. Raises `TeamBrokenError`."""
         with self._lock:

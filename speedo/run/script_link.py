@@ -147,11 +147,15 @@ class Meet:
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """To the script: the group, once it has formed; or whose end has `broken` it, or whether others wait for it."""
+    """To the script: the group, once it has formed; or whose end has `broken` it, or whether others wait for it.
+
+    A worker that is `late` waits for a group until the others make the same call.
+    """
 
     group: Group | None = None
     broken: str = ""
     others_wait: bool = False
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)

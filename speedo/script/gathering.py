@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,6 +23,7 @@ from speedo.transport.spread_collective import SpreadCollective
 
 FOLDER: Final = "collective"  # in the run's memory on this host
 AGAIN_S: Final = 0.02  # before the master is asked again whether all have come
+SAY_S: Final = 1.0  # between two words of a worker that pauses
 CALLS: Final = 1 << 32  # of a group, at most
 
 
@@ -36,10 +37,18 @@ class Gathered:
     others_wait: Callable[[], bool]
 
 
-def gather(start: Start, turns: TurnSource, call: str, after: int) -> Gathered:
+def gather(
+    start: Start,
+    turns: TurnSource,
+    paused: Callable[[], AbstractContextManager[Callable[[], None]]],
+    call: str,
+    after: int,
+) -> Gathered:
     """The next group of this worker after that of the number `after`, for this `call`.
 
-    Raises `TeamBrokenError` if the others do not come in time, `ConfigError` if this one cannot take part.
+    It is `paused`, so that nobody waits for its turn, if it comes later than the others; what that yields is to be
+    called now and then. Raises `TeamBrokenError` if the others do not come in time, `ConfigError` if this worker cannot
+    take part.
     """
     patience_s = start.settings.timeout_s
     near = start.settings.near
@@ -48,7 +57,10 @@ def gather(start: Start, turns: TurnSource, call: str, after: int) -> Gathered:
     while True:
         # Without memory that it shares a worker is a host of its own.
         place = f"{this_machine()}:{memory or os.getpid()}"
-        group = _next_group(turns, Meet(after, place, call), deadline, patience_s)
+        meet = Meet(after, place, call)
+        met = turns.meet(meet)
+        with paused() if met.late and met.group is None else nullcontext(_nothing) as say_again:
+            group = met.group or _next_group(turns, meet, deadline, patience_s, say_again)
         try:
             return _met(start, turns, group, Path(memory) if memory else None)
         except TeamBrokenError:  # one of them is gone already
@@ -57,9 +69,24 @@ def gather(start: Start, turns: TurnSource, call: str, after: int) -> Gathered:
             after = group.number
 
 
-def _next_group(turns: TurnSource, meet: Meet, deadline: float, patience_s: float) -> Group:
+def _nothing() -> None:
+    """Who does not pause need not say so again."""
+
+
+def _next_group(
+    turns: TurnSource,
+    meet: Meet,
+    deadline: float,
+    patience_s: float,
+    say_again: Callable[[], None],
+) -> Group:
+    said = time.monotonic()
     while (group := turns.meet(meet).group) is None:
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if now > said + SAY_S:
+            said = now
+            say_again()
+        if now > deadline:
             raise TeamBrokenError(
                 f"not all workers came to {meet.call} within {patience_s:g} s: a worker that comes later, or again, "
                 "takes part once the others make the same call as it"

@@ -251,18 +251,19 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         """The `sum`, `mean` or `max` of all workers' arrays or tensors `x`, in place; the same to the bit everywhere.
 
         All workers make the same collective calls in the same order. Raises `TeamBrokenError` if one of them ends or
-        does not come within `--timeout`, `ConfigError` in all if they call different things.
+        does not come within `--timeout`, `ConfigError` in all if they call different things. The next call is of those
+        that are there then; one that is started again, or comes in addition, takes part in it from its first call on.
         """
         with self._between():
             return self._collectives.all_reduce(x, op)
 
     def broadcast(self, x: Any, root: int = 0) -> Any:
-        """Worker `root`'s `x` in everybody's, in place."""
+        """Worker `root`'s `x` in everybody's, in place. Raises `TeamBrokenError` if it is not there."""
         with self._between():
             return self._collectives.broadcast(x, root)
 
     def all_gather(self, x: Any) -> Any:
-        """All workers' `x`, one after another by rank, as an array or tensor with one dimension more."""
+        """All workers' `x` that are there, by rank, as an array or tensor with one dimension more."""
         with self._between():
             return self._collectives.all_gather(x)
 
@@ -309,7 +310,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         )
         self._share = turns.share
         self._events.join(start, turns.source)
-        self._collectives = Collectives(partial(gather, start, turns.source))
+        self._collectives = Collectives(partial(gather, start, turns.source, turns.paused))
         if turns.gradients is not None:
             self._hooks.append(self._stepped.before_step(turns.before_step))
         if start.settings.epoch > 0:  # of a master that has resumed the run

@@ -69,6 +69,7 @@ class ScriptTurns:
         self._start, self._weights, self._kept = start, weights, kept
         self._module = stepped
         self._asked: LeaseRequest | None = None
+        self._pauses = False
         self._publisher: Publisher | None = None  # of results, where turns overlap
         self.share = Share(
             self._lease,
@@ -269,7 +270,7 @@ class ScriptTurns:
         begun = worker is not None and worker.command is not None and not worker.steps
         # The members of a team come together, and where turns overlap there are no rounds.
         waits = begun and not self._in_team and self._publisher is None
-        return self._paused() if waits else nullcontext()
+        return self.paused() if waits else nullcontext()
 
     def test(
         self, number: int, measure: Measure, data: Any, batch: int | None
@@ -284,7 +285,7 @@ class ScriptTurns:
         turn = self.source.test_turn(number, records, pauses=False)
         if self.over or not turn.takes_part:
             return None
-        with self._paused(tests=turn.begins) as say_again:
+        with self.paused(tests=turn.begins) as say_again:
             turn = self.source.test_turn(number, records, pauses=True)
             if not turn.takes_part:
                 return None
@@ -298,7 +299,7 @@ class ScriptTurns:
         return self.gradients is not None and self.gradients.in_team
 
     @contextmanager
-    def _paused(self, *, tests: bool = False) -> Iterator[Callable[[], None]]:
+    def paused(self, *, tests: bool = False) -> Iterator[Callable[[], None]]:
         """Publish what was trained, and let the others go on without this worker.
 
         Longer than a part of the timeout only if what is yielded is called now and then.
@@ -306,7 +307,7 @@ class ScriptTurns:
         worker = self.worker
         if worker is not None and worker.command is not None and worker.steps and not self._in_team:
             self.end()
-        if worker is None or not self.has_turn():
+        if self._pauses or worker is None or not self.has_turn():
             yield lambda: None
             return
         if self.gradients is None or not self._in_team or not self.gradients.leave():
@@ -314,9 +315,11 @@ class ScriptTurns:
         if self._publisher is not None:
             self._publisher.finish()  # results come before the pause
         self.source.pause(tests=tests)
+        self._pauses = True
         try:
             yield self.source.pause
         finally:
+            self._pauses = False
             self.source.pause(over=True)
 
     def _save_state(self, command: SaveState) -> StateSaved:
@@ -349,7 +352,7 @@ class ScriptTurns:
         """Nothing is left but what others hold: it comes back if one of them dies."""
         if self.gradients is not None and self.gradients.trains_first:
             return
-        with self._paused() as say_again:
+        with self.paused() as say_again:
             assert self._asked is not None
             request = replace(self._asked, skipped=(), waits=True)
             while (answer := self._lease(request)) is NoLease.WAIT:
