@@ -167,9 +167,8 @@ class Coordinator(TurnBook):
         team = self._teams.get(member.unit)
         stretch = None if team is None else team.stretch
         if stretch is not None and stretch.has_answer_of(event.worker):
-            stretch.tests += (
-                event.tests
-            )  # its result is in the center once the others have answered
+            # Its result is in the center once the others have answered.
+            stretch.tests += event.tests
         elif event.tests and not self.finished:
             self._evaluate(actions)
 

@@ -96,7 +96,5 @@ class TeamUnit:
         """All have answered, and the payload can be merged."""
         self.stretch, self.broken = None, 0
         assert stretch.result is not None
-        rounds = min(
-            stretch.rounds, max(part.steps for part in stretch.parts)
-        )  # one may have ended it
-        self.round_s = sum(stretch.result.timings.values()) / max(1, rounds)
+        made = max(part.steps for part in stretch.parts)  # a member may have ended it
+        self.round_s = sum(stretch.result.timings.values()) / max(1, min(stretch.rounds, made))

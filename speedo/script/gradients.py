@@ -108,6 +108,7 @@ class GradientTurns:
 
     def before_step(self, samples: int, *, closure: bool) -> None:
         """Put the mean of all workers' gradients in the place of this worker's, which are of so many records."""
+        self.lost = False
         if self.idle:
             return
         if closure:
@@ -115,12 +116,10 @@ class GradientTurns:
                 "optimizer.step(closure) computes gradients while it steps, so they cannot be exchanged before: call "
                 'optimizer.step() after loss.backward(), or use speedo.join(..., exchange="deltas")'
             )
-        self.lost = False
         if not self._has_turn() or self._in_team is None:
             return
         try:
-            epoch = 0 if self._request is None else self._request.epoch
-            self._in_team.come(Comes.STEP, samples, epoch, wants_deal=self._wants_deal())
+            self._in_team.come(Comes.STEP, samples, self._epoch, wants_deal=self._wants_deal())
             if self._in_team.deal_follows:
                 self._take_deal(self._in_team)
         except SpeedoError as problem:
@@ -143,9 +142,7 @@ class GradientTurns:
         assert self._worker is not None
         try:
             with self._gradients.set_aside():
-                if team.come(
-                    Comes.LEAVE, epoch=0 if self._request is None else self._request.epoch
-                ):
+                if team.come(Comes.LEAVE, epoch=self._epoch):
                     self._step_of_the_others()
                 elif self._worker.steps:
                     self._end_turn()
@@ -165,6 +162,11 @@ class GradientTurns:
             self._gradients.step()
         finally:
             self.idle = False
+
+    @property
+    def _epoch(self) -> int:
+        """Of the script's loop."""
+        return 0 if self._request is None else self._request.epoch
 
     @property
     def in_team(self) -> bool:

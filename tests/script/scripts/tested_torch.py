@@ -27,6 +27,7 @@ def loss_of(batches):
     return {"loss": total / seen}
 
 
+steps = 0
 with speedo.join(model, optimizer) as run:
     for _ in run.epochs(2):
         for some, right in run.share(loader):
@@ -35,7 +36,9 @@ with speedo.join(model, optimizer) as run:
             loss.backward()
             run.report(loss.item())
             optimizer.step()
+            steps += 1
         if sys.argv[1] == "all":
             run.test(loss_of, tests)
         else:
             run.test(lambda: loss_of(tests))
+print("stepped", run.rank, steps, flush=True)
