@@ -78,7 +78,7 @@ class Trained:
     `timings` tells where the turn's seconds went: fetch, compute, publish; in a team also `team`: waiting for the
     others, and summing. `losses` has the loss of each round, where there were several. In a team only the leader
     `has_payload` in the store. A script may say no loss: it is NaN then, without `has_loss`. `records` are those that
-    it trained on, where a script leases them.
+    it trained on, where a script leases them. A script that `pauses` takes no turn after it until its `Pause` is over.
     """
 
     worker: int
@@ -91,6 +91,7 @@ class Trained:
     has_payload: bool = True
     has_loss: bool = True
     records: Records = ()
+    pauses: bool = False
 
 
 @dataclass(frozen=True, slots=True)

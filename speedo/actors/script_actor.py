@@ -39,6 +39,8 @@ from speedo.run.script_link import (
     Serve,
     Start,
     StopRun,
+    TestLease,
+    TestPart,
     TestPoint,
     ToScript,
     address_in,
@@ -265,7 +267,7 @@ class ScriptActor:
         match message:
             case Hello():
                 self._hello.put(message)
-            case LeaseRequest() | DealRequest() | TestPoint() | Meet():
+            case LeaseRequest() | DealRequest() | TestPoint() | TestLease() | TestPart() | Meet():
                 threading.Thread(target=self._ask, args=(message,), daemon=True).start()
             case Tested():
                 self._master.ask.remote(self._place, message)

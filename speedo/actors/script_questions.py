@@ -9,10 +9,19 @@ from speedo.master.meeting import Meeting
 from speedo.master.script_tests import ScriptTests
 from speedo.master.slots import Assignment
 from speedo.messages import Tested
-from speedo.run.script_link import Failed, Meet, Met, TestPoint, TestTurn, ToScript
+from speedo.run.script_link import (
+    Failed,
+    Meet,
+    Met,
+    TestLease,
+    TestPart,
+    TestPoint,
+    TestTurn,
+    ToScript,
+)
 from speedo.transport.channel import first_line
 
-Question = LeaseRequest | DealRequest | TestPoint | Tested | Meet
+Question = LeaseRequest | DealRequest | TestPoint | TestLease | TestPart | Tested | Meet
 
 
 class ScriptQuestions:
@@ -33,17 +42,26 @@ class ScriptQuestions:
                     return self._leases.lease(*who, question)
                 case DealRequest():
                     return self._leases.deal(*who, question)
-                case TestPoint(number, pauses=False):
-                    return TestTurn(self._tests.claim(*who, number))
+                case TestPoint(number, records, pauses=False):
+                    begins = self._tests.claim(*who, number, records)
+                    return TestTurn(begins is not None, begins=bool(begins))
                 case TestPoint():
                     version = self._tests.version(*who, self._timeout_s)
-                    return TestTurn(False) if version is None else TestTurn(True, version)
-                case Meet(where):
-                    return Met(self._meeting.meet(*who, where))
+                    return TestTurn(version is not None, version=version or 0)
+                case TestLease():
+                    return self._tests.lease(*who, question.request)
+                case TestPart():
+                    found = self._tests.part(*who, question.metrics, question.records)
+                    return found if isinstance(found, Tested) else TestTurn(found)
+                case Meet(after, call=""):
+                    return Met(others_wait=self._meeting.look(after))
+                case Meet(after, there, call):
+                    late = self._meeting.is_late(*who)
+                    return Met(self._meeting.meet(*who, there, call, after), late=late)
                 case Tested():
                     self._tests.tested(*who, question)
         except TeamBrokenError as error:
-            return Met((), str(error))
+            return Met(broken=str(error))
         except SpeedoError as error:
             return Failed(first_line(error))
         return None

@@ -71,7 +71,6 @@ class Coordinator(TurnBook):
     stopping: Stopping = field(default_factory=Stopping)
     _held: dict[int, Held] = field(default_factory=dict)  # by unit: the book of held results
     _receiving: tuple[Trained, Member, Turn] | Stretch | None = None
-    _parked: set[int] = field(default_factory=set)
     _started: bool = False
     _more: bool = False
     _left: dict[int, bool] = field(default_factory=dict)  # who left, and whether its work is done
@@ -165,7 +164,12 @@ class Coordinator(TurnBook):
         before, member.pauses = member.pauses, not event.over
         if member.pauses and not before:
             self._withdraw(event.worker, member, "it pauses", actions)
-        if event.tests and not self.finished:
+        team = self._teams.get(member.unit)
+        stretch = None if team is None else team.stretch
+        if stretch is not None and stretch.has_answer_of(event.worker):
+            # Its result is in the center once the others have answered.
+            stretch.tests += event.tests
+        elif event.tests and not self.finished:
             self._evaluate(actions)
 
     def _withdraw(self, worker: int, member: Member, cause: str, actions: list[Action]) -> None:
@@ -203,8 +207,12 @@ class Coordinator(TurnBook):
     ) -> Receive | None:
         """Its payload is received once all members have answered."""
         part = self._end_turn(event, member, turn, stretch.leader)
+        team = self._teams[stretch.unit]
+        if event.pauses:
+            member.pauses = True
+            team.remove(event.worker)
+            self._parked.add(event.worker)
         if stretch.void:
-            team = self._teams[stretch.unit]
             team.owing.discard(event.worker)
             actions.append(drop_of(part, "discarded", stretch.void, part.staleness, part.loss))
             self._parked.add(event.worker)
@@ -233,6 +241,8 @@ class Coordinator(TurnBook):
         samples = sum(part.samples for part in parts)
         staleness = max(part.staleness for part in parts)
         self._carry_out(self.strategy.on_result(Result(unit, samples, staleness)), actions)
+        if isinstance(receiving, Stretch):
+            self._test_what_it_came_to(receiving, actions)
 
     def _on_refused(self, event: Refused, actions: list[Action]) -> None:
         receiving, self._receiving = self._receiving, None
@@ -291,12 +301,18 @@ class Coordinator(TurnBook):
     def _void(self, stretch: Stretch, why: str, actions: list[Action]) -> None:
         """None of its results counts. Its team forms anew once all members have answered."""
         stretch.void = why
+        self._test_what_it_came_to(stretch, actions)
         team = self._teams[stretch.unit]
         for part in stretch.parts:
             actions.append(drop_of(part, "discarded", why, part.staleness, part.loss))
         team.stretch, team.owing = None, set(stretch.owing)
         team.broken += 1
         self._dissolve(team, actions)
+
+    def _test_what_it_came_to(self, stretch: Stretch, actions: list[Action]) -> None:
+        """For members that have paused meanwhile."""
+        for _ in range(0 if self.finished else stretch.tests):
+            self._evaluate(actions)
 
     def _dissolve(self, team: TeamUnit, actions: list[Action]) -> None:
         """To the strategy it has left; members without a turn wait."""
@@ -372,10 +388,10 @@ class Coordinator(TurnBook):
         workers = [worker for unit in units for worker in self._workers_of(unit)]
         per_step = sum(self.members[worker].samples_per_step for worker in workers)
         wanted = as_turn_length(self.strategy.local_steps).at(self.iteration)
-        steps = max(1, min(wanted, -(-left // (per_step * self._tuning.batches))))
+        steps = max(1, min(wanted, -(-left // max(1, per_step * self._tuning.batches))))
         enough = len(self.members) >= self._needed
         for unit in units:
-            if unit in self._teams and left > 0 and enough:
+            if unit in self._teams and left > 0 and enough and self._workers_of(unit):
                 left -= self._issue_to_team(unit, steps, left, actions)
         alone = [worker for worker in workers if self.members[worker].unit == worker]
         for depth in range(max((self.members[worker].depth for worker in alone), default=0)):
@@ -409,29 +425,6 @@ class Coordinator(TurnBook):
             units = self._units_to_join()
             if units:
                 self._carry_out(self.strategy.on_join(units), actions)
-
-    def _units_to_join(self) -> tuple[int, ...]:
-        """Parked workers by themselves, and the teams that form of them.
-
-        A team that trains takes them in for its next turn; one whose last stretch was void forms once all its members
-        have answered.
-        """
-        units = []
-        for worker in sorted(one for one in self._parked if not self.members[one].pauses):
-            unit = self.members[worker].unit
-            team = self._teams.get(unit)
-            if team is not None and team.owing:
-                continue
-            if team is not None and team.is_given_up:
-                unit = self.members[worker].unit = worker
-                team = None
-            self._parked.discard(worker)
-            if team is None or not team.joined:
-                units.append(unit)
-            if team is not None:
-                team.joined = True
-                team.add(worker)
-        return tuple(units)
 
     def end(self, reason: str) -> list[Action]:
         """The work is done, whoever is still there."""

@@ -155,6 +155,11 @@ class LeaseBook:
         return given and next(self._unsettled(), None) is None
 
     @property
+    def gives_more(self) -> bool:
+        """Whether there are positions for who asks next."""
+        return bool(self._free) or self.epoch < self._wanted
+
+    @property
     def unsettled(self) -> int:
         """How many positions were given out and are not settled."""
         return sum(map(len, self._unsettled()))

@@ -1,46 +1,92 @@
-"""Who takes part in the collectives of a run's scripts: they meet once, and none of them may be missing afterwards."""
+"""Who takes part in the collectives of a run's scripts: groups of workers, each formed by those that are there."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from speedo.errors import ConfigError, TeamBrokenError
+from speedo.errors import TeamBrokenError
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The `number`-th group of a run, from 1 on; `members` are workers and their places, by worker."""
+
+    number: int
+    members: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Comer:
+    incarnation: int
+    place: str
+    call: str
 
 
 class Meeting:
-    """Of the workers 0 to `size` - 1; asked from any thread.
+    """The first group has `size` members; asked from any thread.
 
-    `gone` says why a worker of this incarnation has left the run; None if it has not.
+    The next one forms once all members of the former one are here again that are still in the run. Others that wait
+    then are new members, if they come for the same call. `gone` says why a worker of this incarnation has left the run;
+    None if it has not.
     """
 
     def __init__(self, size: int, gone: Callable[[int, int], str | None]) -> None:
         self._size, self._gone = size, gone
-        self._came: dict[int, tuple[int, str]] = {}  # incarnation and place, by worker
+        self._number = 0
+        self._group: dict[int, _Comer] = {}  # by worker, as the next
+        self._waiting: dict[int, _Comer] = {}
         self._lock = threading.Lock()
 
-    def meet(self, worker: int, incarnation: int, place: str) -> tuple[str, ...]:
-        """The places of all workers, by their numbers; none until all have come. Workers ask again and again.
-
-        Raises `TeamBrokenError` once one of those that have met is gone, `ConfigError` for a worker too many.
-        """
-        if worker >= self._size:
-            raise ConfigError(
-                f"worker {worker} has come in addition to the {self._size} of --workers, and collectives are of those"
-            )
+    def meet(
+        self, worker: int, incarnation: int, place: str, call: str, after: int
+    ) -> Group | None:
+        """The worker's next group after that of the number `after`; None until it forms, so it asks again and again."""
         with self._lock:
-            if len(self._came) < self._size:
-                self._came[worker] = (incarnation, place)
-                for other, (which, _) in list(self._came.items()):
-                    if self._gone(other, which) is not None:
-                        del self._came[other]  # another one may take its place
-                if len(self._came) < self._size:
-                    return ()
-            if self._came[worker] != (incarnation, place):
-                raise TeamBrokenError(
-                    f"worker {worker} was started again, after the workers had begun their collectives"
-                )
-            for other, (which, _) in self._came.items():
-                if cause := self._gone(other, which):
-                    raise TeamBrokenError(f"worker {other} is gone: {cause}")
-            return tuple(self._came[one][1] for one in range(self._size))
+            own = self._group.get(worker)
+            if self._number > after and own is not None and own.incarnation == incarnation:
+                return self._formed()
+            self._waiting[worker] = _Comer(incarnation, place, call)
+            self._waiting = self._still_here(self._waiting)
+            stays = self._still_here(self._group)
+            enough = self._number > 0 or len(self._waiting) >= self._size
+            if not enough or not stays.keys() <= self._waiting.keys() or not self._waiting:
+                return None
+            wanted = self._waiting[min(stays or self._waiting)].call
+            self._group = {
+                one: comer
+                for one, comer in sorted(self._waiting.items())
+                if self._number == 0 or one in stays or comer.call == wanted
+            }
+            self._number += 1
+            for one in self._group:
+                del self._waiting[one]
+            return self._formed() if worker in self._group else None
+
+    def is_late(self, worker: int, incarnation: int) -> bool:
+        """Whether a group has formed without this worker: it waits until the others make the same call."""
+        with self._lock:
+            own = self._group.get(worker)
+            return self._number > 0 and (own is None or own.incarnation != incarnation)
+
+    def look(self, number: int) -> bool:
+        """Whether the group of this number is to form anew, because others wait. Raises `TeamBrokenError`."""
+        with self._lock:
+            if number != self._number:
+                raise TeamBrokenError("the other workers have left the collective")
+            for worker, one in self._group.items():
+                if cause := self._gone(worker, one.incarnation):
+                    raise TeamBrokenError(f"worker {worker} is gone: {cause}")
+            self._waiting = self._still_here(self._waiting)
+            return bool(self._waiting.keys() - self._group.keys())
+
+    def _formed(self) -> Group:
+        return Group(self._number, tuple((one, it.place) for one, it in self._group.items()))
+
+    def _still_here(self, workers: dict[int, _Comer]) -> dict[int, _Comer]:
+        return {
+            worker: one
+            for worker, one in workers.items()
+            if self._gone(worker, one.incarnation) is None
+        }

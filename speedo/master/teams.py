@@ -13,13 +13,17 @@ MOST_BROKEN: Final = 8  # stretches in a row; a worker whose results are bad is 
 
 @dataclass(slots=True)
 class Stretch:
-    """A turn that the members of a team do together; `void` is why its results do not count, empty if they do."""
+    """A turn that the members of a team do together; `void` is why its results do not count, empty if they do.
+
+    `tests` counts the members that wait for what it comes to, to test that.
+    """
 
     unit: int
     rule: MergeRule
     workers: tuple[int, ...]
     rounds: int = 1
     void: str = ""
+    tests: int = 0
     result: Trained | None = None  # the leader's
     owing: set[int] = field(default_factory=set)
     _trained: dict[int, Part] = field(default_factory=dict)
@@ -35,6 +39,10 @@ class Stretch:
     def parts(self) -> tuple[Part, ...]:
         """The results that have come, in the order of summing."""
         return tuple(self._trained[worker] for worker in self.workers if worker in self._trained)
+
+    def has_answer_of(self, worker: int) -> bool:
+        """Whether this member has answered, and others have not."""
+        return worker in self.workers and worker not in self.owing
 
     def take(self, part: Part, event: Trained) -> bool:
         """A member has answered; whether all have."""
@@ -88,4 +96,5 @@ class TeamUnit:
         """All have answered, and the payload can be merged."""
         self.stretch, self.broken = None, 0
         assert stretch.result is not None
-        self.round_s = sum(stretch.result.timings.values()) / stretch.rounds
+        made = max(part.steps for part in stretch.parts)  # a member may have ended it
+        self.round_s = sum(stretch.result.timings.values()) / max(1, min(stretch.rounds, made))

@@ -41,6 +41,7 @@ class TurnBook:
     members: dict[int, Member] = field(default_factory=dict)
     finished: bool = False
     _teams: dict[int, TeamUnit] = field(default_factory=dict)  # by unit
+    _parked: set[int] = field(default_factory=set)  # members without a turn, that wait for one
     _samples_in_flight: int = 0
     _samples_per_step: int = 0
 
@@ -137,6 +138,29 @@ class TurnBook:
 
     def _workers_of(self, unit: int) -> tuple[int, ...]:
         return tuple(sorted(self._teams[unit].members)) if unit in self._teams else (unit,)
+
+    def _units_to_join(self) -> tuple[int, ...]:
+        """Parked workers by themselves, and the teams that form of them.
+
+        A team that trains takes them in for its next turn; one whose last stretch was void forms once all its members
+        have answered.
+        """
+        units = []
+        for worker in sorted(one for one in self._parked if not self.members[one].pauses):
+            unit = self.members[worker].unit
+            team = self._teams.get(unit)
+            if team is not None and team.owing:
+                continue
+            if team is not None and team.is_given_up:
+                unit = self.members[worker].unit = worker
+                team = None
+            self._parked.discard(worker)
+            if team is None or not team.joined:
+                units.append(unit)
+            if team is not None:
+                team.joined = True
+                team.add(worker)
+        return tuple(units)
 
     def _issue_to_team(self, unit: int, steps: int, left: int, actions: list[Action]) -> int:
         """One turn for all members; the samples of it."""

@@ -7,15 +7,16 @@ tests, and says when it has done its part.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from speedo.leases.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
+from speedo.master.meeting import Group
 from speedo.master.slots import Assignment, ServerAddress
-from speedo.messages import SaveState, StateSaved, Tested
+from speedo.messages import Records, SaveState, StateSaved, Tested
 from speedo.run.script_job import ScriptJob
 from speedo.run.settings import RunSettings
 from speedo.vectors.vector import Blob
@@ -72,22 +73,52 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class TestPoint:
-    """Of the script: it has come to its test of this number. Once it pauses for that, it asks again."""
+    """Of the script: it has come to its test of this number. Once it pauses for that, it asks again.
+
+    `records` are those of the data set that all workers test together; 0 without one.
+    """
 
     __test__ = False  # pytest takes the name for a test's
 
     number: int
+    records: int = 0
     pauses: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TestTurn:
-    """To the script: whether the test is its own, and, when it pauses, of which version."""
+    """To the script: whether it takes part in the test, whether it `begins` it, and, when it pauses, of which version.
+
+    After a part of a test: whether there are more records for it; if not, others test the rest.
+    """
 
     __test__ = False
 
-    own: bool
+    takes_part: bool
+    begins: bool = False
     version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TestLease:
+    """Of the script: it can test some of these records."""
+
+    __test__ = False
+
+    request: LeaseRequest
+
+
+@dataclass(frozen=True, slots=True)
+class TestPart:
+    """Of the script: the metrics of these records; without any it asks how far the test is.
+
+    The answer is `Tested` once all are tested, else a `TestTurn`.
+    """
+
+    __test__ = False
+
+    metrics: Mapping[str, float]
+    records: Records
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +135,27 @@ class StopRun:
 
 @dataclass(frozen=True, slots=True)
 class Meet:
-    """Of the script: it is at its first collective, or waits in one. Workers of one `place` share memory."""
+    """Of the script: it is at a collective call, and needs a group after that of the number `after`; 0 is none.
 
-    place: str
+    Workers of one `place` share memory. Without a `call` it asks how that group is.
+    """
+
+    after: int
+    place: str = ""
+    call: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """To the script: the places of all workers, once all have come; or whose end has `broken` their collectives."""
+    """To the script: the group, once it has formed; or whose end has `broken` it, or whether others wait for it.
 
-    places: tuple[str, ...]
+    A worker that is `late` waits for a group until the others make the same call.
+    """
+
+    group: Group | None = None
     broken: str = ""
+    others_wait: bool = False
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +184,8 @@ FromScript = (
     | LeaseRequest
     | DealRequest
     | TestPoint
+    | TestLease
+    | TestPart
     | Tested
     | Meet
     | StateSaved
@@ -150,4 +193,6 @@ FromScript = (
     | Raised
     | Done
 )
-ToScript = Start | Serve | Lease | NoLease | Dealt | TestTurn | Met | SaveState | RunOver | Failed
+ToScript = (
+    Start | Serve | Lease | NoLease | Dealt | TestTurn | Tested | Met | SaveState | RunOver | Failed
+)

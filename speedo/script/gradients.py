@@ -75,6 +75,7 @@ class GradientTurns:
         self.trains_first = (
             False  # records are asked for again once those that were read are trained
         )
+        self.leaves = False  # this worker will pause, and has the present turn end
         self._times = 0
 
     def open(self, worker: DrivenWorker, folder: Path) -> None:
@@ -107,6 +108,7 @@ class GradientTurns:
 
     def before_step(self, samples: int, *, closure: bool) -> None:
         """Put the mean of all workers' gradients in the place of this worker's, which are of so many records."""
+        self.lost = False
         if self.idle:
             return
         if closure:
@@ -114,12 +116,10 @@ class GradientTurns:
                 "optimizer.step(closure) computes gradients while it steps, so they cannot be exchanged before: call "
                 'optimizer.step() after loss.backward(), or use speedo.join(..., exchange="deltas")'
             )
-        self.lost = False
         if not self._has_turn() or self._in_team is None:
             return
         try:
-            epoch = 0 if self._request is None else self._request.epoch
-            self._in_team.come(Comes.STEP, samples, epoch, wants_deal=self._wants_deal())
+            self._in_team.come(Comes.STEP, samples, self._epoch, wants_deal=self._wants_deal())
             if self._in_team.deal_follows:
                 self._take_deal(self._in_team)
         except SpeedoError as problem:
@@ -132,10 +132,51 @@ class GradientTurns:
         """The optimizer has made a step."""
         self._gradients.made += 1
 
+    def leave(self) -> bool:
+        """Have the team's turn end with one more step, which is the others'; False if there is no result to end with.
+
+        The master gives this worker no other turn before its pause is over.
+        """
+        team, self.leaves = self._in_team, True
+        assert team is not None
+        assert self._worker is not None
+        try:
+            with self._gradients.set_aside():
+                if team.come(Comes.LEAVE, epoch=self._epoch):
+                    self._step_of_the_others()
+                elif self._worker.steps:
+                    self._end_turn()
+        except SpeedoError as problem:
+            if isinstance(problem, ConfigError):
+                raise
+            if self._worker.command is not None:
+                self._lose_turn(problem)
+            return False
+        finally:
+            self.leaves = False
+        return self._worker.command is None
+
+    def _step_of_the_others(self) -> None:
+        self.idle = True
+        try:
+            self._gradients.step()
+        finally:
+            self.idle = False
+
+    @property
+    def _epoch(self) -> int:
+        """Of the script's loop."""
+        return 0 if self._request is None else self._request.epoch
+
     @property
     def in_team(self) -> bool:
         """Whether the present turn is one of a team."""
         return self._in_team is not None
+
+    @property
+    def turn_ends(self) -> bool:
+        """Whether the present turn ends with the present step, because a member of its team will pause."""
+        return self._in_team is not None and self._in_team.ends
 
     @property
     def _in_team(self) -> DrivenTeam | None:
@@ -179,24 +220,21 @@ class GradientTurns:
             if team.come(Comes.IDLE if is_idle else Comes.ASK, epoch=request.epoch):
                 if team.deal_follows:
                     self._take_deal(team)
-                self.idle = True
-                try:
-                    self._gradients.step()
-                finally:
-                    self.idle = False
+                self._step_of_the_others()
                 if is_idle:
                     self._rows.popleft()
                 return None
         if is_idle:
             self._rows.popleft()
-            return None
-        if not team.deal_follows:
+        assert self._worker is not None
+        if team.ends and self._worker.steps:
+            self._end_turn()
+        if is_idle or not team.deal_follows:
             return None
         rows, short = self._take_deal(team)
         if rows:
             self._times = 0
             return None
-        assert self._worker is not None
         if self._worker.steps:  # no record comes back once what they trained is merged
             self._end_turn()
             return None

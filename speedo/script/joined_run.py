@@ -30,6 +30,7 @@ from speedo.script.gathering import gather
 from speedo.script.gradients import check_exchange
 from speedo.script.kept_state import KeptState
 from speedo.script.script_turns import ScriptTurns
+from speedo.script.shared_test import batches_to_test
 from speedo.script.testing import Measure, in_words, measured
 from speedo.vectors.npz import write_arrays
 from speedo.worker.array_weights import ArrayWeights
@@ -180,11 +181,14 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         gradients = None if turns is None else turns.gradients
         if gradients is not None and gradients.lost:
             return
-        given, self._share.given = self._share.given, 0
+        is_idle = gradients is not None and gradients.idle
         if gradients is not None:
             gradients.after_step()
-            samples = 0 if gradients.idle else samples
-        samples = given or 1 if samples is None else samples
+        if is_idle:
+            samples = 0  # a batch that the script has in hand is of its next step
+        else:
+            given, self._share.given = self._share.given, 0
+            samples = given or 1 if samples is None else samples
         loss = self._loss if loss is None else float(loss)
         self._loss = None
         self._steps += 1
@@ -192,7 +196,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
             self._own.trained(self._share.taken()[0])
         elif not turns.stepped(samples, loss):
             return
-        elif not self._shares:  # the next step may follow at once
+        elif not self._shares and not is_idle:  # the next step may follow at once
             turns.has_turn()
         self._events.stepped(self._steps, math.nan if loss is None else loss, samples)
 
@@ -200,17 +204,28 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         """Say the loss of the step that follows, for the log: with an optimizer, before its step."""
         self._loss = float(loss)
 
-    def test(self, measure: Measure) -> dict[str, float] | None:
-        """Test the center: one worker calls `measure` with its weights, a module in eval mode, without gradients.
+    def test(
+        self, measure: Measure, data: Any = None, batch: int | None = None
+    ) -> dict[str, float] | None:
+        """Test the center: `measure` is called with its weights, a module in eval mode, without gradients.
 
-        `measure` returns numbers by their names, as `{"accuracy": 0.9}`; they are in the log, and returned. The first
-        worker that comes to its n-th call makes the n-th test, of the newest center, and has `--timeout` seconds for
-        it. The others get None at once, and go on. Raises `ConfigError` for what is no finite number.
+        It returns numbers by their names, as `{"accuracy": 0.9}`; they are in the log, and returned. The first worker
+        that comes to its n-th call begins the n-th test, of the newest center, and has `--timeout` seconds for it.
+
+        With `data`, which is what `share` takes, it is `measure(batches)`, and returns means over the records of these
+        batches. Workers that come to the same test before all records are given out take part: each record is tested
+        by one of them, and all get the means over all records. Else one worker makes the test. The others get None at
+        once, and go on. Raises `ConfigError` for what is no finite number.
         """
         number, self._tested = self._tested, self._tested + 1
         if self._turns is not None:
-            return self._turns.test(number, measure)
-        metrics = measured(measure, self._stepped)
+            return self._turns.test(number, measure, data, batch)
+        if data is None:
+            metrics = measured(measure, self._stepped)
+        else:
+            share = Share(OwnBook().lease, lambda: None, 0)
+            metrics = measured(measure, self._stepped, batches_to_test(share, data, batch))
+            share.close()
         print(f"test at iteration {self.iteration}: {in_words(metrics)}", flush=True)
         return metrics
 
@@ -234,18 +249,19 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         """The `sum`, `mean` or `max` of all workers' arrays or tensors `x`, in place; the same to the bit everywhere.
 
         All workers make the same collective calls in the same order. Raises `TeamBrokenError` if one of them ends or
-        does not come within `--timeout`, `ConfigError` in all if they call different things.
+        does not come within `--timeout`, `ConfigError` in all if they call different things. The next call is of those
+        that are there then; one that is started again, or comes in addition, takes part in it from its first call on.
         """
         with self._between():
             return self._collectives.all_reduce(x, op)
 
     def broadcast(self, x: Any, root: int = 0) -> Any:
-        """Worker `root`'s `x` in everybody's, in place."""
+        """Worker `root`'s `x` in everybody's, in place. Raises `TeamBrokenError` if it is not there."""
         with self._between():
             return self._collectives.broadcast(x, root)
 
     def all_gather(self, x: Any) -> Any:
-        """All workers' `x`, one after another by rank, as an array or tensor with one dimension more."""
+        """All workers' `x` that are there, by rank, as an array or tensor with one dimension more."""
         with self._between():
             return self._collectives.all_gather(x)
 
@@ -292,8 +308,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         )
         self._share = turns.share
         self._events.join(start, turns.source)
-        if self.size > 1:
-            self._collectives = Collectives(partial(gather, start, turns.source))
+        self._collectives = Collectives(partial(gather, start, turns.source, turns.paused))
         if turns.gradients is not None:
             self._hooks.append(self._stepped.before_step(turns.before_step))
         if start.settings.epoch > 0:  # of a master that has resumed the run

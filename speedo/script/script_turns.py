@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
@@ -30,7 +31,8 @@ from speedo.run.script_link import VARIABLE, Hello, Start
 from speedo.script.gradients import GradientTurns, exchanges_gradients
 from speedo.script.kept_state import KeptState
 from speedo.script.publisher import Publisher
-from speedo.script.testing import Measure, center_tested
+from speedo.script.shared_test import SharedTest
+from speedo.script.testing import Measure, center_tested, measured
 from speedo.script.turns import TurnSource
 from speedo.transport.channel import refusal
 from speedo.vectors.transfer import put_history, take_history
@@ -67,6 +69,7 @@ class ScriptTurns:
         self._start, self._weights, self._kept = start, weights, kept
         self._module = stepped
         self._asked: LeaseRequest | None = None
+        self._pauses = False
         self._publisher: Publisher | None = None  # of results, where turns overlap
         self.share = Share(
             self._lease,
@@ -218,7 +221,8 @@ class ScriptTurns:
         if not self.has_turn():
             return False
         assert self.worker is not None
-        if self.worker.stepped(samples, loss):
+        is_last = self.worker.stepped(samples, loss)
+        if is_last or (self.gradients is not None and self.gradients.turn_ends):
             self.end()
         return True
 
@@ -234,7 +238,10 @@ class ScriptTurns:
             assert self._publisher is not None
             return self._publisher.publish(worker.end_later(records), command, taken)
         try:
-            self.source.answer(worker.end(records))
+            done = worker.end(records)
+            self.source.answer(
+                replace(done, pauses=self.gradients is not None and self.gradients.leaves)
+            )
         except LOST as problem:
             self.share.give_back(taken)
             self._lose(problem)
@@ -263,26 +270,36 @@ class ScriptTurns:
         begun = worker is not None and worker.command is not None and not worker.steps
         # The members of a team come together, and where turns overlap there are no rounds.
         waits = begun and not self._in_team and self._publisher is None
-        return self._paused() if waits else nullcontext()
+        return self.paused() if waits else nullcontext()
 
-    def test(self, number: int, measure: Measure) -> dict[str, float] | None:
-        """Make the test of this number with the center, if no other worker does; see `JoinedRun.test`."""
+    def test(
+        self, number: int, measure: Measure, data: Any, batch: int | None
+    ) -> dict[str, float] | None:
+        """Make the test of this number with the center, or take part in it; see `JoinedRun.test`."""
         if self.worker is None:
             raise ConfigError("run.test is called before the first run.share or run.step")
-        if self.over or self.source.version_to_test(number, pauses=False) is None:
+        part = None
+        if data is not None:
+            part = SharedTest(self.source, data, batch, self._start.settings.workers)
+        records = 0 if part is None else part.records
+        turn = self.source.test_turn(number, records, pauses=False)
+        if self.over or not turn.takes_part:
             return None
-        with self._paused(tests=True):
-            version = self.source.version_to_test(number, pauses=True)
-            if version is None:
+        with self.paused(tests=turn.begins) as say_again:
+            turn = self.source.test_turn(number, records, pauses=True)
+            if not turn.takes_part:
                 return None
-            return center_tested(self.worker, self.source, version, measure, self._module)
+            once = partial(measured, measure, self._module)
+            whole = once if part is None else partial(part.metrics, once, say_again)
+            alone = part is None
+            return center_tested(self.worker, self.source, turn.version, whole, alone=alone)
 
     @property
     def _in_team(self) -> bool:
         return self.gradients is not None and self.gradients.in_team
 
     @contextmanager
-    def _paused(self, *, tests: bool = False) -> Iterator[Callable[[], None]]:
+    def paused(self, *, tests: bool = False) -> Iterator[Callable[[], None]]:
         """Publish what was trained, and let the others go on without this worker.
 
         Longer than a part of the timeout only if what is yielded is called now and then.
@@ -290,16 +307,19 @@ class ScriptTurns:
         worker = self.worker
         if worker is not None and worker.command is not None and worker.steps and not self._in_team:
             self.end()
-        if worker is None or not self.has_turn():
+        if self._pauses or worker is None or not self.has_turn():
             yield lambda: None
             return
-        self._drop()
+        if self.gradients is None or not self._in_team or not self.gradients.leave():
+            self._drop()
         if self._publisher is not None:
             self._publisher.finish()  # results come before the pause
         self.source.pause(tests=tests)
+        self._pauses = True
         try:
             yield self.source.pause
         finally:
+            self._pauses = False
             self.source.pause(over=True)
 
     def _save_state(self, command: SaveState) -> StateSaved:
@@ -332,7 +352,7 @@ class ScriptTurns:
         """Nothing is left but what others hold: it comes back if one of them dies."""
         if self.gradients is not None and self.gradients.trains_first:
             return
-        with self._paused() as say_again:
+        with self.paused() as say_again:
             assert self._asked is not None
             request = replace(self._asked, skipped=(), waits=True)
             while (answer := self._lease(request)) is NoLease.WAIT:

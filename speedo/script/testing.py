@@ -15,13 +15,16 @@ from speedo.vectors.vector import Vector
 from speedo.worker.driven_turn import DrivenWorker
 from speedo.worker.weights import Weights
 
-Measure = Callable[[], Mapping[str, float]]
+Measure = Callable[..., Mapping[str, float]]  # of no argument, or of an iterator of batches
 
 
-def measured(measure: Measure, module: Any) -> dict[str, float]:
-    """What `measure` returns, while the `module` is in its eval mode; raises `ConfigError` for what is no metric."""
+def measured(measure: Measure, module: Any, *batches: Any) -> dict[str, float]:
+    """What `measure` returns, of `batches` if it gets any, while the `module` is in its eval mode.
+
+    Raises `ConfigError` for what is no metric.
+    """
     with nullcontext() if module is None else module.evaluating():
-        found: Any = measure()
+        found: Any = measure(*batches)
     if not isinstance(found, Mapping) or not found:
         raise ConfigError(
             "run.test takes a function that returns numbers by their names, as in "
@@ -40,15 +43,24 @@ def measured(measure: Measure, module: Any) -> dict[str, float]:
 
 
 def center_tested(
-    worker: DrivenWorker, turns: TurnSource, version: int, measure: Measure, module: Any
+    worker: DrivenWorker,
+    turns: TurnSource,
+    version: int,
+    measure: Callable[[], dict[str, float] | None],
+    *,
+    alone: bool,
 ) -> dict[str, float] | None:
-    """Measure with the weights of this version of the center, and tell the master; None if the center is not there."""
-    metrics, problem = dict[str, float](), "its script has ended"
+    """Measure with the weights of this version of the center, and tell the master what came of it.
+
+    If it is not made `alone`, the master knows the metrics. None if the center is not there.
+    """
+    metrics: dict[str, float] | None = None
+    problem = "its script has ended"
     try:
         center = worker.weights.layout.zeros()
         worker.exchange.fetch_center(version, center)
         with _with_weights(worker.weights, center):
-            metrics, problem = measured(measure, module), ""
+            metrics, problem = measure(), ""
     except (MissingKeyError, PayloadError, StoreUnavailableError) as error:
         problem = first_line(error)
         return None
@@ -56,7 +68,8 @@ def center_tested(
         problem = f"the script's test failed: {type(error).__name__}: {first_line(error)}"
         raise
     finally:
-        turns.tested(version, metrics, problem)
+        if alone or problem:
+            turns.tested(version, metrics or {}, problem)
     return metrics
 
 

@@ -15,7 +15,7 @@ from typing import Final
 from speedo.errors import ConfigError, TeamBrokenError
 from speedo.leases.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
 from speedo.master.slots import ServerAddress
-from speedo.messages import Pause, Refused, SaveState, StateSaved, Tested, Train, Trained
+from speedo.messages import Pause, Records, Refused, SaveState, StateSaved, Tested, Train, Trained
 from speedo.run.script_link import (
     Done,
     Failed,
@@ -27,6 +27,8 @@ from speedo.run.script_link import (
     RunOver,
     Serve,
     StopRun,
+    TestLease,
+    TestPart,
     TestPoint,
     TestTurn,
     ToScript,
@@ -77,8 +79,8 @@ class TurnSource:
         assert isinstance(answer, Dealt)
         return answer
 
-    def meet(self, meet: Meet) -> tuple[str, ...]:
-        """The places of all workers, once all have come to a collective. Raises `TeamBrokenError`, `ConfigError`."""
+    def meet(self, meet: Meet) -> Met:
+        """The next group of workers for collectives, or how the present one is. Raises `TeamBrokenError`."""
         try:
             answer = self._ask(meet)
         except (EOFError, OSError):
@@ -86,7 +88,7 @@ class TurnSource:
         assert isinstance(answer, Met)
         if answer.broken:
             raise TeamBrokenError(answer.broken)
-        return answer.places
+        return answer
 
     def _ask(self, question: FromScript) -> ToScript:
         self._link.send(question)
@@ -131,13 +133,27 @@ class TurnSource:
         """Give back the turn that was begun, and get no other until the pause is over."""
         self.answer(Pause(*self._who, over, tests))
 
-    def version_to_test(self, number: int, *, pauses: bool) -> int | None:
-        """Whether this worker makes the test of this number: None if not. In the pause for it also the version."""
+    def test_turn(self, number: int, records: int, *, pauses: bool) -> TestTurn:
+        """Whether this worker takes part in the test of this number; in the pause for it also of which version."""
         with suppress(EOFError, OSError):
-            answer = self._ask(TestPoint(number, pauses))
+            answer = self._ask(TestPoint(number, records, pauses))
             assert isinstance(answer, TestTurn)
-            return answer.version if answer.own else None
-        return None
+            return answer
+        return TestTurn(takes_part=False)
+
+    def lease_to_test(self, request: LeaseRequest) -> Lease | NoLease:
+        """Records to test; raises as `lease`."""
+        answer = self._ask(TestLease(request))
+        assert isinstance(answer, Lease | NoLease)
+        return answer
+
+    def test_part(
+        self, metrics: Mapping[str, float] | None = None, records: Records = ()
+    ) -> Tested | TestTurn:
+        """Say the metrics of these records, or ask how far the test is; see `TestPart`. Raises as `lease`."""
+        answer = self._ask(TestPart(metrics or {}, records))
+        assert isinstance(answer, Tested | TestTurn)
+        return answer
 
     def tested(self, version: int, metrics: Mapping[str, float], problem: str = "") -> None:
         """What came of the test."""

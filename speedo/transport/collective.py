@@ -33,6 +33,7 @@ WHOLE: Final = 1 << 16  # bytes; up to here each member combines all, which save
 SLOTS: Final = 3
 LINE: Final = 64  # bytes of a cache line
 DTYPES: Final = ("float32", "float64", "float16", "int32", "int64")
+REGROUP: Final = b"\1"  # behind the words of a call: after it all form a new group
 SAME_CALLS: Final = (
     "all workers must make the same calls in the same order, with arrays of the same shape and type"
 )
@@ -45,6 +46,9 @@ class Collective:
     Returns once all members are there. Every member makes the same calls in the same order. All calls raise
     `TeamBrokenError` if a member ends, leaves, or is not there within `patience_s`, and `ConfigError` in every
     member if they call different things; after an error the collective is of no more use.
+
+    A member that `asks` says with its next call that others wait to take part; after that call all know, by `regroups`,
+    that they are to leave this collective before the next one, and form a new one.
     """
 
     def __init__(
@@ -55,8 +59,13 @@ class Collective:
         *,
         patience_s: float,
         names: Sequence[int] = (),
+        gone: Callable[[], str] = str,
     ) -> None:
-        """`names` are what errors call the workers of these ranks, if not by their ranks."""
+        """`names` are what errors call the workers of these ranks, if not by their ranks.
+
+        `gone` says, while they are not all there, which one has left the run; empty while none has.
+        """
+        self.asks = self.regroups = False
         if not 0 <= rank < size:
             raise ConfigError(f"rank is {rank}: use 0 to {size - 1}, with {size} workers")
         self.rank, self.size = rank, size
@@ -64,7 +73,7 @@ class Collective:
         self._share_bytes -= self._share_bytes % LINE
         nbytes = SLOTS * (CHUNK + self._share_bytes) if size > 1 else 0
         self._names = names or range(size)
-        self._memory = MemberMemory(folder, rank, size, nbytes, patience_s, self._names)
+        self._memory = MemberMemory(folder, rank, size, nbytes, patience_s, self._names, gone)
         self._calls = self._chunks = 0
         self._broken = ""
         self._buffers: dict[str, tuple[list[list[Array]], list[list[Array]]]] = {}
@@ -83,6 +92,11 @@ class Collective:
     def close(self) -> None:
         """Leave; members that wait for this one raise `TeamBrokenError`. May be called twice."""
         self._break("it is closed")
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it is of no more use."""
+        return bool(self._broken)
 
     # ------------------------------------------------------------ the calls
 
@@ -225,7 +239,7 @@ class Collective:
         self._calls += 1
         self._chunks += chunks
         said = call.encode()
-        memory.say_call(self._calls, said)
+        memory.say_call(self._calls, said + (REGROUP if self.asks else b""))
         if chunks:
             fill(0, first % SLOTS)
             memory.publish(FILLED, first + 1)
@@ -250,6 +264,8 @@ class Collective:
 
     def _require_same(self, said: bytes) -> None:
         calls = [self._memory.call_of(rank, self._calls) for rank in range(self.size)]
+        self.regroups = any(call.endswith(REGROUP) for call in calls)
+        calls = [call.removesuffix(REGROUP) for call in calls]
         if calls.count(calls[0]) == self.size:
             return
         other = next(rank for rank, call in enumerate(calls) if call != calls[0])

@@ -14,7 +14,7 @@ from typing import Final
 from speedo.errors import ConfigError, MissingKeyError, StoreError, TeamBrokenError
 from speedo.storage import keys
 from speedo.storage.base import MAX_HEAD_BYTES, Store
-from speedo.transport.collective import SAME_CALLS
+from speedo.transport.collective import REGROUP, SAME_CALLS
 
 LEAST_PAUSE_S: Final = 2e-4
 MOST_PAUSE_S: Final = 5e-3
@@ -31,7 +31,7 @@ class HostExchange:
     """The side of the leader `leaders[own]`, for one thread.
 
     `gone` says which member is gone, as a sentence; empty while all are there. `run` is the keyspace of the store,
-    which is closed with this.
+    which is closed with this. `first` is added to the numbers of the calls, which are those of the keys.
     """
 
     def __init__(
@@ -42,10 +42,12 @@ class HostExchange:
         own: int,
         patience_s: float,
         gone: Callable[[], str],
+        first: int = 0,
     ) -> None:
+        self.regroups = False  # a leader has said so with the last call
         self._store, self._run, self._leaders = store, run, leaders
         self.own, self._patience_s, self._gone = own, patience_s, gone
-        self._said = self._heard = 0  # calls
+        self._said = self._heard = self._first = first  # calls
         self._words = b""
 
     @property
@@ -53,10 +55,11 @@ class HostExchange:
         """How many there are."""
         return len(self._leaders)
 
-    def say(self, call: str, body: memoryview = NOTHING) -> None:
-        """Bring `body` to the next call, named so."""
-        self._words = (CALLED + call.encode())[:MAX_HEAD_BYTES]
-        self._write(self._words, body)
+    def say(self, call: str, body: memoryview = NOTHING, *, asks: bool = False) -> None:
+        """Bring `body` to the next call, named so; this leader `asks` all to form a new group after it."""
+        self._words = (CALLED + call.encode())[: MAX_HEAD_BYTES - len(REGROUP)]
+        self.regroups = asks
+        self._write(self._words + (REGROUP if asks else b""), body)
 
     def hear(self, host: int, into: memoryview | None = None) -> None:
         """Wait until this host has brought its part, and fill `into` with it.
@@ -69,6 +72,8 @@ class HostExchange:
             raise ConfigError(words.removeprefix(DIFFERS).decode(errors="replace"))
         if words.startswith(BROKEN):
             raise TeamBrokenError(words.removeprefix(BROKEN).decode(errors="replace"))
+        self.regroups |= words.endswith(REGROUP)
+        words = words.removesuffix(REGROUP)
         if words != self._words:
             first, theirs = (
                 one.removeprefix(CALLED).decode(errors="replace") for one in (self._words, words)
@@ -82,7 +87,7 @@ class HostExchange:
 
     def heard_all(self) -> None:
         """All have brought their parts to this call: what was brought to the one before is not read any more."""
-        if self._heard:
+        if self._heard > self._first:
             self._store.delete(keys.collective(self._run, self._leaders[self.own], self._heard))
         self._heard = self._said
 

@@ -17,7 +17,7 @@ import os
 import platform
 import select
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -33,6 +33,7 @@ YIELDS: Final = 50  # times to let others run, before a waiting member sleeps
 LEAST_PAUSE_S: Final = 20e-6
 MOST_PAUSE_S: Final = 2e-3
 LOOK_EVERY_S: Final = 0.02  # for members that are gone
+ASK_EVERY_S: Final = 0.5  # whether one has left the run that has not come yet
 
 MEMBARRIER: Final = 283  # number of the system call, on ARM64 and RISC-V
 GLOBAL_EXPEDITED: Final = 1 << 1
@@ -53,9 +54,10 @@ class MemberMemory:
         nbytes: int,
         patience_s: float,
         names: Sequence[int],
+        gone: Callable[[], str] = str,
     ) -> None:
-        """`names` are what errors call the members, by rank."""
-        self._names = names
+        """`names` are what errors call the members, by rank; `gone` as of `Collective`."""
+        self._names, self._gone = names, gone
         self._rank, self._size, self._patience_s = rank, size, patience_s
         self._bytes = BUFFERS_AT + nbytes
         self._others = [other for other in range(size) if other != rank]
@@ -120,11 +122,17 @@ class MemberMemory:
         return self.counters[self._rank]
 
     def _map(self, other: int, name: str, deadline: float) -> None:
+        looked = time.monotonic()
         while not self._is_mapped(other, name):
-            if time.monotonic() > deadline:
+            now = time.monotonic()
+            if now > deadline:
                 raise TeamBrokenError(
                     f"worker {self._names[other]} does not come within {self._patience_s:g} s"
                 )
+            if now > looked + ASK_EVERY_S:
+                looked = now
+                if gone := self._gone():
+                    raise TeamBrokenError(gone)
             time.sleep(MOST_PAUSE_S)
 
     def _is_mapped(self, other: int, name: str) -> bool:

@@ -7,6 +7,7 @@ the hosts by the lowest rank of each. So all have the same result to the bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -17,6 +18,7 @@ from speedo.transport.collective import OPERATIONS, Array, Collective, require_c
 from speedo.transport.host_exchange import HostExchange
 
 WORDS: Final = 512  # bytes in which a leader tells its host how a call between hosts went
+TEXT_AT: Final = 8  # after what it is, and whether all are to form a new group
 _FINE, _DIFFERS, _BROKEN = range(3)
 
 
@@ -35,8 +37,15 @@ class SpreadCollective:
         exchange: Callable[[int], HostExchange],
         *,
         patience_s: float,
+        names: Sequence[int] = (),
+        gone: Callable[[], str] = str,
     ) -> None:
-        """`folder` is private, in memory, and that of all members of this host; one that is alone needs none."""
+        """`folder` is private, in memory, and that of all members of this host; one that is alone needs none.
+
+        `names` are what errors call the workers of these ranks, if not by their ranks. `gone` as of `Collective`.
+        """
+        self.asks = self.regroups = False
+        self._names = names or range(sum(map(len, hosts)))
         self._hosts, self.rank, self.size = hosts, rank, sum(map(len, hosts))
         self._own = next(at for at, ranks in enumerate(hosts) if rank in ranks)
         mine = hosts[self._own]
@@ -44,14 +53,24 @@ class SpreadCollective:
         if len(mine) > 1:
             assert folder is not None
             self._local = Collective(
-                folder, mine.index(rank), len(mine), patience_s=patience_s, names=mine
+                folder,
+                mine.index(rank),
+                len(mine),
+                patience_s=patience_s,
+                names=[self._names[one] for one in mine],
+                gone=gone,
             )
         self._exchange = exchange(self._own) if rank == mine[0] else None
         self._broken = ""
 
     def close(self) -> None:
         """Leave; whoever waits for this one raises `TeamBrokenError`. May be called twice."""
-        self._break(f"worker {self.rank} has left the collective")
+        self._break(f"worker {self._names[self.rank]} has left the collective")
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it is of no more use."""
+        return bool(self._broken)
 
     # ------------------------------------------------------------ the calls
 
@@ -61,7 +80,7 @@ class SpreadCollective:
         def within(local: Collective) -> None:
             local.barrier()
 
-        self._run("barrier", within, _meet)
+        self._run("barrier", within, partial(_meet, asks=self.asks))
 
     def all_reduce(self, array: Array, op: str = "sum") -> Array:
         """The `sum`, `mean` or `max` of all members' arrays, in `array` itself; `mean` divides the sum."""
@@ -73,7 +92,7 @@ class SpreadCollective:
             local.all_reduce(flat, "max" if op == "max" else "sum")
 
         def between(exchange: HostExchange, call: str) -> None:
-            exchange.say(call, bytes_of(flat))
+            exchange.say(call, bytes_of(flat), asks=self.asks)
             total, part = np.empty_like(flat), np.empty_like(flat)
             for host in range(exchange.hosts):
                 into = part if host else total
@@ -107,7 +126,7 @@ class SpreadCollective:
             rows = local.all_gather(array)
 
         def between(exchange: HostExchange, call: str) -> None:
-            exchange.say(call, bytes_of(rows))
+            exchange.say(call, bytes_of(rows), asks=self.asks)
             whole[mine] = rows
             for host, ranks in enumerate(self._hosts):
                 if host != exchange.own:
@@ -135,7 +154,7 @@ class SpreadCollective:
 
         def between(exchange: HostExchange, call: str) -> None:
             brings = (bytes_of(flat),) if exchange.own == roots else ()
-            exchange.say(call, *brings)
+            exchange.say(call, *brings, asks=self.asks)
             for host in range(exchange.hosts):
                 if host != exchange.own:
                     exchange.hear(host, bytes_of(flat) if host == roots else None)
@@ -170,6 +189,7 @@ class SpreadCollective:
                     self._exchange.heard_all()
                 except SpeedoError as error:
                     problem = error
+                self.regroups = self._exchange.regroups
             if self._local is not None:
                 self._tell(self._local, problem)
             elif problem is not None:
@@ -184,12 +204,14 @@ class SpreadCollective:
         """The host hears from its leader how the call between hosts went. Raises what it says."""
         said = np.zeros(WORDS // 4, np.int32)
         if problem is not None:
-            text = str(problem).encode()[: WORDS - 4]
+            text = str(problem).encode()[: WORDS - TEXT_AT]
             said[0] = _DIFFERS if isinstance(problem, ConfigError) else _BROKEN
-            said.view(np.uint8)[4 : 4 + len(text)] = np.frombuffer(text, np.uint8)
+            said.view(np.uint8)[TEXT_AT : TEXT_AT + len(text)] = np.frombuffer(text, np.uint8)
+        said[1] = self.regroups
         local.broadcast(said)
+        self.regroups = bool(said[1])
         if said[0] != _FINE:
-            text = said.view(np.uint8)[4:].tobytes().rstrip(b"\0")
+            text = said.view(np.uint8)[TEXT_AT:].tobytes().rstrip(b"\0")
             kind = ConfigError if said[0] == _DIFFERS else TeamBrokenError
             raise kind(text.decode(errors="replace"))
 
@@ -202,8 +224,8 @@ class SpreadCollective:
             self._local.close()
 
 
-def _meet(exchange: HostExchange, call: str) -> None:
-    exchange.say(call)
+def _meet(exchange: HostExchange, call: str, *, asks: bool) -> None:
+    exchange.say(call, asks=asks)
     for host in range(exchange.hosts):
         if host != exchange.own:
             exchange.hear(host)

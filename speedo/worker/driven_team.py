@@ -39,6 +39,7 @@ class Comes(enum.IntEnum):
     STEP = 1
     IDLE = 2  # the others train the last records of an epoch
     ASK = 3  # it has no records left
+    LEAVE = 4  # it will pause: the turn ends with this step
 
 
 class Optimizer(Protocol):
@@ -130,6 +131,9 @@ class DrivenTeam:
         self._epoch = 0
         self.all_ask = False  # all came to the last meeting to ask for records
         self.deal_follows = False  # the leader will deal records after the last meeting
+        self.ends = (
+            False  # the turn ends with the step of the last meeting, because a member will pause
+        )
 
     @property
     def team(self) -> Team | None:
@@ -144,6 +148,7 @@ class DrivenTeam:
 
     def begin(self, command: Train) -> None:
         """Begin a turn of the team, from the same weights and state. Raises `TeamBrokenError`, as the other calls."""
+        self.ends = False
         self._worker.begin(command, self._load)
 
     def part(self) -> None:
@@ -244,7 +249,8 @@ class DrivenTeam:
         # Who has come to the next meeting but one writes to the same place.
         self._epoch = int(said[:, _EPOCH].max())
         self.all_ask = bool((said[:, _COMES] == Comes.ASK).all())
-        self.deal_follows = self.all_ask or bool(said[0, _DEALS])
+        self.ends = bool((said[:, _COMES] == Comes.LEAVE).any())
+        self.deal_follows = self.all_ask or (bool(said[0, _DEALS]) and not self.ends)
         comes = said[:, _COMES] == Comes.STEP
         if not comes.any():
             return False

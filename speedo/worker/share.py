@@ -77,6 +77,17 @@ class Share:
         return bool(self._ahead_of_loop)
 
     @property
+    def has_kept(self) -> bool:
+        """Whether it has records that no loop has come to."""
+        return bool(self._kept)
+
+    @property
+    def records(self) -> int:
+        """Of the data set that `batches` was given."""
+        assert self._source is not None
+        return self._source.records
+
+    @property
     def batch(self) -> int:
         """Records of a batch, of the data set that `batches` was given."""
         assert self._source is not None

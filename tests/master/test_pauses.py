@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
+from speedo.errors import ConfigError
+from speedo.leases.lease import Lease, LeaseRequest, NoLease
 from speedo.master.coordinator import Coordinator
 from speedo.master.plan import Plan
 from speedo.master.script_tests import ScriptTests
 from speedo.master.turn_deadlines import TurnDeadlines, TurnsUnderWay
-from speedo.messages import Evaluate, Event, Joined, Left, Pause, Train
+from speedo.messages import (
+    Action,
+    Drop,
+    Evaluate,
+    Event,
+    Joined,
+    Left,
+    Merge,
+    Pause,
+    Train,
+    Trained,
+)
 from speedo.messages import Tested as Answer
 from speedo.sgd_modes.asynchronous import Asynchronous
-from speedo.sgd_modes.rules import AddDelta
+from speedo.sgd_modes.rules import AddDelta, AverageDeltas
+from speedo.sgd_modes.synchronous import Synchronous
 from tests.master.test_joining import Crew, strategies
 from tests.support.receiving import handle
 
@@ -130,7 +145,7 @@ class TestsOfScripts:
 def test_the_first_that_comes_to_a_test_makes_it() -> None:
     run = TestsOfScripts()
     assert run.tests.claim(1, 1, 0)
-    assert not run.tests.claim(0, 1, 0)
+    assert run.tests.claim(0, 1, 0) is None
     run.take(Pause(1, 1, tests=True))
     assert run.tests.version(1, 1, 0.0) == 0
     answer = Answer(0, {"accuracy": 0.5})
@@ -168,3 +183,146 @@ def test_there_is_no_test_once_the_run_is_over() -> None:
     [told] = run.told
     assert isinstance(told, Answer)
     assert told.problem == "no script tests it any more"
+
+
+class TeamOfScripts:
+    """Workers that a coordinator has in a team, whose turns are of several rounds."""
+
+    def __init__(self, workers: int) -> None:
+        plan = Plan(4 * workers, 1000, workers, teams=True, stretch_s=1.0, own_counts=True)
+        self.coordinator = Coordinator(Synchronous(AverageDeltas()), plan)
+        self.owes: dict[int, Train] = {}
+        self.actions: list[Action] = []
+        for worker in range(workers):
+            self.take(Joined(worker, 1, 4, meets="here"))
+
+    def take(self, event: Event) -> list[Action]:
+        found = handle(self.coordinator, event)
+        self.owes |= {one.worker: one for one in found if isinstance(one, Train)}
+        self.actions += found
+        return found
+
+    def finish(self, worker: int, steps: int, *, pauses: bool = False) -> list[Action]:
+        turn = self.owes.pop(worker)
+        trained = Trained(worker, 1, turn.ticket, 0.5, 4 * steps, {"compute": 0.01 * steps})
+        return self.take(replace(trained, pauses=pauses))
+
+    def of(self, kind: type) -> list[Action]:
+        return [one for one in self.actions if isinstance(one, kind)]
+
+
+@pytest.mark.parametrize("leaves", [0, 1])
+def test_a_member_that_pauses_ends_the_turn_of_its_team_and_nothing_is_lost(leaves: int) -> None:
+    team = TeamOfScripts(2)
+    for worker in (0, 1):
+        team.finish(worker, 1)
+    assert team.owes[0].team is not None
+    assert team.owes[0].team.rounds > 3
+    before = team.coordinator.samples
+    assert team.finish(leaves, 3, pauses=True) == []
+    assert team.take(Pause(leaves, 1, tests=True)) == []  # what the others still owe is tested, too
+    team.finish(1 - leaves, 3)
+    assert team.coordinator.samples == before + 2 * 3 * 4
+    assert team.of(Evaluate) == [Evaluate(2, team.coordinator.iteration)]
+    assert set(team.owes) == {1 - leaves}  # alone
+    assert team.owes[1 - leaves].team is None
+    team.take(Pause(leaves, 1, over=True))
+    team.finish(1 - leaves, 1)
+    assert set(team.owes) == {0, 1}
+    assert team.of(Drop) == []
+
+
+def test_all_members_may_pause_at_once() -> None:
+    team = TeamOfScripts(2)
+    for worker in (0, 1):
+        team.finish(worker, 2, pauses=True)
+        team.take(Pause(worker, 1, tests=worker == 0))
+    assert (team.owes, team.coordinator.version) == ({}, 1)
+    assert len(team.of(Evaluate)) == 1
+    for worker in (1, 0):
+        team.take(Pause(worker, 1, over=True))
+    team.finish(1, 1)
+    assert set(team.owes) == {0, 1}
+    assert team.of(Drop) == []
+
+
+def test_a_member_that_dies_while_one_tests_breaks_the_turn_and_the_test_is_made() -> None:
+    team = TeamOfScripts(3)
+    team.finish(1, 2, pauses=True)
+    team.take(Pause(1, 1, tests=True))
+    found = team.take(Left(2, 1, "killed"))
+    assert [one for one in found if isinstance(one, Evaluate)] == [Evaluate(0, 0)]
+    assert team.of(Merge) == []
+
+
+def test_rounds_that_were_not_made_do_not_shorten_what_a_round_takes() -> None:
+    team = TeamOfScripts(2)
+    for worker in (0, 1):
+        team.finish(worker, 1)
+    rounds = team.owes[0].team.rounds if team.owes[0].team else 0
+    for worker in (0, 1):
+        team.finish(worker, 2)  # one of the two had it end
+    assert team.owes[0].team is not None
+    assert team.owes[0].team.rounds == rounds
+
+
+ASKS = LeaseRequest(10, shuffle=False, count=4, epoch=0, epochs=1)
+
+
+def shared_test() -> TestsOfScripts:
+    """Both workers take part in test 0, of ten records."""
+    run = TestsOfScripts()
+    assert run.tests.claim(1, 1, 0, 10) is True
+    run.take(Pause(1, 1, tests=True))
+    assert run.tests.claim(0, 1, 0, 10) is False
+    assert [run.tests.version(worker, 1, 0.0) for worker in (0, 1)] == [0, 0]
+    return run
+
+
+def test_a_test_that_workers_share_has_the_means_over_all_records() -> None:
+    run = shared_test()
+    leases = [run.tests.lease(worker, 1, ASKS) for worker in (1, 0, 1, 0)]
+    assert leases == [Lease(0, 0, 4), Lease(0, 4, 8), Lease(0, 8, 10), NoLease.OVER]
+    assert run.tests.claim(0, 1, 0, 10) is None  # no more comes to it
+    assert run.tests.part(0, 1, {"accuracy": 1.0}, ((0, 4, 8),)) is False
+    found = run.tests.part(1, 1, {"accuracy": 0.5}, ((0, 0, 4), (0, 8, 10)))
+    assert isinstance(found, Answer)
+    assert found.metrics == {"accuracy": pytest.approx(0.7)}
+    assert run.told == [found]
+    assert run.tests.part(0, 1, {}, ()) == found
+
+
+def test_what_a_worker_that_dies_has_not_tested_is_tested_by_the_others() -> None:
+    run = shared_test()
+    assert run.tests.lease(1, 1, ASKS) == Lease(0, 0, 4)
+    assert run.tests.part(1, 1, {"accuracy": 1.0}, ((0, 0, 4),)) is True
+    assert run.tests.lease(1, 1, ASKS) == Lease(0, 4, 8)
+    assert run.tests.lease(0, 1, ASKS) == Lease(0, 8, 10)
+    assert run.tests.part(0, 1, {"accuracy": 1.0}, ((0, 8, 10),)) is False
+    run.take(Left(1, 1, "killed"))
+    assert run.tests.part(0, 1, {}, ()) is True
+    assert run.tests.lease(0, 1, ASKS) == Lease(0, 4, 8)
+    found = run.tests.part(0, 1, {"accuracy": 0.0}, ((0, 4, 8),))
+    assert isinstance(found, Answer)
+    assert found.metrics == {"accuracy": pytest.approx(0.6)}
+
+
+def test_a_shared_test_of_which_all_workers_die_begins_again() -> None:
+    run = shared_test()
+    for worker in (0, 1):
+        run.take(Left(worker, 1, "killed"))
+    assert [one.problem for one in run.told if isinstance(one, Answer)] == [
+        "worker 1, which made it, is gone: killed"
+    ]
+    assert run.tests.claim(0, 2, 0, 10) is True
+
+
+def test_data_sets_and_numbers_of_workers_must_be_the_same() -> None:
+    run = shared_test()
+    with pytest.raises(ConfigError, match=r"give run\.test the same data set on every worker"):
+        run.tests.claim(0, 1, 0, 11)
+    run.tests.lease(0, 1, ASKS)
+    run.tests.lease(1, 1, ASKS)
+    run.tests.part(0, 1, {"accuracy": 1.0}, ((0, 0, 4),))
+    with pytest.raises(ConfigError, match="worker 1 returned loss, another one accuracy"):
+        run.tests.part(1, 1, {"loss": 1.0}, ((0, 4, 8),))

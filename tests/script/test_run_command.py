@@ -187,6 +187,23 @@ def test_collectives_meet_all_workers_of_the_run(speedo: Commands, tmp_path: Pat
     assert causes == ["its script has ended"] * 3  # nobody was overdue
 
 
+@pytest.mark.ray
+@pytest.mark.redis
+def test_collectives_go_on_without_a_worker_that_dies_and_with_it_again(
+    speedo: Commands, tmp_path: Path
+) -> None:
+    script = SCRIPT.with_name("regroup.py")
+    words = ("--workers", "3", "--mode", "async", str(script), str(tmp_path / "died"))
+    status, _, errors = run(speedo, *words)
+    assert status == 0, errors
+    logs = tmp_path / "run" / "logs"
+    said = [(logs / f"worker-{rank}.log").read_text() for rank in range(3)]
+    assert "met 3 broken 2 3" in said[0]
+    assert "met 3 broken 2 3" in said[2]
+    assert "met 3\n" in said[1]
+    assert trained(lines_of(tmp_path)) == Counter({(0, record): 1 for record in range(60)})
+
+
 def test_a_script_alone_is_a_run_of_one_worker() -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=60, check=False

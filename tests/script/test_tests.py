@@ -60,6 +60,31 @@ def test_who_dies_in_a_test_leaves_it_to_another(speedo: Commands, tmp_path: Pat
 
 @pytest.mark.ray
 @pytest.mark.redis
+@pytest.mark.parametrize(
+    ("mode", "dies"),
+    [
+        ("async", "-dies"),
+        pytest.param("sync", "", marks=pytest.mark.matrix),
+        pytest.param("easgd", "", marks=pytest.mark.matrix),
+    ],
+)
+def test_workers_share_a_test_and_what_one_that_dies_has_not_tested_is_tested_by_the_others(
+    speedo: Commands, tmp_path: Path, mode: str, dies: str
+) -> None:
+    """The mean of their parts is that over all records."""
+    words = ("--workers", "2", "--restarts", "0", "--mode", mode, str(SCRIPT), f"shared{dies}")
+    status, _, errors = run(speedo, *words, str(tmp_path / "joined"))
+    assert status == 0, errors
+    lines = lines_of(tmp_path)
+    assert trained(lines) == EACH_ONCE
+    tests = [line for line in lines if line["event"] == "test"]
+    assert [line["problem"] for line in tests] == [None] * 3
+    for line in tests:
+        assert line["metrics"]["loss"] == pytest.approx(line["metrics"]["whole"], rel=1e-5)
+
+
+@pytest.mark.ray
+@pytest.mark.redis
 def test_a_target_ends_the_run(speedo: Commands, tmp_path: Path) -> None:
     words = ("--workers", "2", "--mode", "easgd", "--target", "loss<=100", str(SCRIPT))
     status, out, errors = run(speedo, *words)
@@ -78,6 +103,15 @@ def test_a_script_alone_tests_its_own_weights() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("test at iteration") == 3
     assert "test at iteration 30: loss " in done.stdout
+
+
+def test_a_script_alone_tests_all_records() -> None:
+    w, x = np.zeros(1, np.float32), np.arange(10)
+    with speedo.join({"w": w}) as run:
+        found = run.test(lambda batches: {"mean": np.mean([*map(np.sum, batches)])}, x, batch=5)
+        assert found == {"mean": 22.5}
+        with pytest.raises(ConfigError, match=r"run\.test was given 2 arrays without a batch size"):
+            run.test(lambda batches: {"mean": 0.0}, (x, x))
 
 
 @pytest.mark.parametrize(

@@ -100,3 +100,27 @@ def script_of(speedo: Commands, worker: int) -> psutil.Process:
         for one in speedo.scripts(SCRIPT)
         if f"worker-0.{worker}." in environment_of(one).get("SPEEDO_WORKER", "")
     )
+
+
+@pytest.mark.parametrize("made_by", ["one", "all"])
+def test_a_worker_that_tests_ends_the_turn_of_its_team_and_nothing_is_lost(
+    speedo: Commands, tmp_path: Path, made_by: str
+) -> None:
+    """No batch is trained twice. A test that all workers make has each record once."""
+    script = SCRIPT.with_name("tested_torch.py")
+    status, _, errors = run(speedo, "--workers", "3", str(script), made_by)
+    assert status == 0, errors
+    lines = lines_of(tmp_path)
+    assert [line for line in lines if line.get("decision") == "discarded"] == []
+    epochs, records, tests = 2, 600, 201
+    assert trained(lines) == Counter({(e, r): 1 for e in range(epochs) for r in range(records)})
+    found = [line for line in lines if line["event"] == "test"]
+    assert [line["problem"] for line in found] == [None] * epochs
+    said = [file.read_text().splitlines() for file in (tmp_path / "run" / "logs").glob("worker-*")]
+    tested, stepped = (
+        [int(line.split()[-1]) for one in said for line in one if line.startswith(word)]
+        for word in ("tested", "stepped")
+    )
+    assert sum(tested) == epochs * tests
+    assert (len(tested) > epochs) == (made_by == "all")
+    assert sum(stepped) == epochs * records // 6

@@ -364,3 +364,15 @@ def test_what_cannot_work_is_refused(tmp_path: Path, call: str, message: str) ->
 def test_a_rank_outside_the_workers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="rank is 2: use 0 to 1, with 2 workers"):
         Collective(tmp_path, 2, 2, patience_s=1)
+
+
+def test_all_know_after_a_call_that_one_asks_for_a_new_group(tmp_path: Path) -> None:
+    program = """
+with join() as c:
+    c.barrier()
+    assert not c.regroups
+    c.asks = rank == 1
+    same(c.all_gather(np.array([rank])), np.arange(size).reshape(size, 1))
+    assert c.regroups and not c.is_broken
+"""
+    outputs(tmp_path, 3, program)

@@ -146,6 +146,24 @@ except TeamBrokenError as error:
         assert after == "broken"
 
 
+@pytest.mark.parametrize(
+    "call", ["c.barrier()", "c.all_reduce(np.ones(3))", "c.broadcast(np.ones(3), 3)"]
+)
+def test_all_know_after_a_call_that_the_first_asks_for_a_new_group(
+    tmp_path: Path, call: str
+) -> None:
+    program = f"""
+c = join()
+c.barrier()
+assert not c.regroups
+c.asks = rank == 0
+{call}
+assert c.regroups and not c.is_broken
+c.close()
+"""
+    outputs(tmp_path, "0,2/1,3", program)
+
+
 @pytest.mark.parametrize("victim", [0, 3])
 def test_the_others_hear_of_a_member_that_is_killed(tmp_path: Path, victim: int) -> None:
     """A leader, whose host and the other hosts hear it in different ways, or another member."""

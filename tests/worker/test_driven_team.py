@@ -225,3 +225,25 @@ def test_one_that_is_gone_breaks_the_step_of_the_others(team: Callable[[int], Me
     members.teams[1].part()
     with pytest.raises(TeamBrokenError, match="worker 1 has left the team"):
         members.teams[0].come(Comes.STEP, 4)
+
+
+@pytest.mark.parametrize("steps", [True, False])
+def test_the_turn_of_all_ends_with_the_step_in_which_one_leaves(
+    team: Callable[[int], Members], steps: bool
+) -> None:
+    members = team(3)
+    members.begin(1, rounds=9)
+    ones: list[float] = [1, 1]
+    members.step((ones, 1), (ones, 1), (ones, 1), samples=[4, 4, 4])
+    assert not any(team.ends for team in members.teams.values())
+    others = Comes.STEP if steps else Comes.ASK
+
+    def come(worker: int) -> tuple[bool, bool]:
+        team = members.teams[worker]
+        what = Comes.LEAVE if worker == 2 else others
+        return team.come(what, 4 * (worker != 2), wants_deal=worker == 0), team.deal_follows
+
+    assert members.all(come) == [(steps, False)] * 3
+    assert all(team.ends for team in members.teams.values())
+    members.begin(2)
+    assert not any(team.ends for team in members.teams.values())
