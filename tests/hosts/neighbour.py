@@ -104,7 +104,7 @@ def _open_up(path: Path) -> None:
 
 def rounds() -> Iterator[int]:
     number = 0
-    while not select.select([sys.stdin], [], [], 0.01)[0]:
+    while not select.select([sys.stdin], [], [], 0.05)[0]:
         yield number
         number += 1
 

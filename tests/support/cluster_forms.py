@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import cycle
 from pathlib import Path
 
 import yaml
@@ -57,9 +56,10 @@ def core_of(rank: int) -> Core:
 
 def as_rank_file(hosts: Site, folder: Path, count: int | None = None) -> list[str]:
     """Four ranks on all hosts, or on so many."""
+    addresses = hosts.addresses[:count]
     ranks = [
-        f"rank {rank}={one} slot={slots_of([core_of(rank)])}"
-        for rank, one in zip(range(4), cycle(hosts.addresses[:count]), strict=False)
+        f"rank {rank}={addresses[rank * len(addresses) // 4]} slot={slots_of([core_of(rank)])}"
+        for rank in range(4)
     ]
     (folder / "hosts.rankfile").write_text("\n".join([*ranks, ""]))
     (folder / "ssh_config").write_text("Host *\n    IdentityFile ~/.ssh/id_ed25519\n")

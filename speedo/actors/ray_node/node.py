@@ -24,7 +24,8 @@ from speedo.system.background_process import start_in_background
 START_S: Final = 90.0
 LOOK_S: Final = 0.05
 TRIES: Final = 3
-LATE: Final = "timed out during startup"  # Ray gives a node 30 s, which a busy machine may exceed
+# What Ray says where a machine is busy: it gives a node 30 s, and others as long for the head's to be there.
+LATE: Final = ("timed out during startup", "No node info found for head node")
 READY: Final = "--block"  # the command says so once its node is there
 LOG: Final = "start.log"
 # Without a dashboard its process is there nevertheless, and does nothing, but Ray waits for its start: 0.8 s of a core
@@ -99,7 +100,7 @@ def ray_node(
                 break
             except ClusterError as error:
                 running.close()
-                if not tries_left or LATE not in str(error):
+                if not tries_left or not any(late in str(error) for late in LATE):
                     raise
             finally:
                 if words is not None:
