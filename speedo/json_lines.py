@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping
@@ -29,11 +30,13 @@ def values_of(line: bytes) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """The value with null for NaN and infinity, so that `json` accepts it."""
+    """Records, tuples and paths as JSON values; a number that is not finite becomes null."""
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {one.name: plain(getattr(value, one.name)) for one in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {key: plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
         return [plain(one) for one in value]
-    return value
+    return value if value is None or isinstance(value, bool | int | str) else str(value)

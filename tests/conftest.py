@@ -5,14 +5,18 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from speedo.engines.caffe_import import prepare_environment
 from tests.support import left_behind
+
+if TYPE_CHECKING:
+    from tests.support.commands import Commands
 
 # Before any BLAS is loaded: one thread, as in a worker, so that sums have one order.
 prepare_environment(1)
@@ -68,6 +72,23 @@ def tested_problem(tmp_path: Path) -> Path:
     from tests.support.sabotaged_net import write_problem
 
     return write_problem(tmp_path / "problem")
+
+
+@pytest.fixture
+def speedo(tmp_path: Path) -> Iterator[Commands]:
+    """The real commands, started in the test's own folder; nothing of them is left behind."""
+    from tests.support.commands import commands
+
+    with commands(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of this test's sockets; it does not exist yet."""
+    folder = tmp_path / "runtime"
+    monkeypatch.setenv("SPEEDO_RUNTIME_DIR", str(folder))
+    return folder
 
 
 WITHOUT_TORCH = "PyTorch is not installed"

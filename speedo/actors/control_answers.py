@@ -13,8 +13,9 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from speedo.bounds import said
 from speedo.config.run_config import LARGEST_WORKERS
 from speedo.errors import ClusterError, SpeedoError
+from speedo.json_lines import plain
 from speedo.monitor.console import Watch
-from speedo.monitor.control_socket import Asked, ControlServer, plain
+from speedo.monitor.control_socket import Asked, ControlServer
 from speedo.monitor.status import Status
 from speedo.transport.channel import first_line
 from speedo.version import VERSION

@@ -7,9 +7,7 @@ removes the socket of a process that died. An exchange is one line of JSON each 
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 import os
 import socket
 import stat
@@ -18,11 +16,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
 from speedo.errors import ClusterError, SpeedoError
+from speedo.json_lines import plain
 
 RUNTIME_VARIABLE: Final = "SPEEDO_RUNTIME_DIR"
 SUFFIX: Final = ".sock"
@@ -179,7 +179,7 @@ class ControlServer:
 # ---------------------------------------------------------------- the commands' side
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class RunSocket:
     """A run that a process of this user on this machine leads."""
 
@@ -272,18 +272,3 @@ def _line(connection: socket.socket, most: int, timeout_s: float) -> bytes:
             raise ValueError("no line, or a line that is too long")
         if b"\n" in part:  # what follows would be a second question
             return b"".join(parts)
-
-
-def plain(value: Any) -> Any:
-    """Records, tuples and paths as JSON values; a number that is not finite becomes null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {one.name: plain(getattr(value, one.name)) for one in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(one) for one in value]
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    return str(value)

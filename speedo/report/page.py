@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import resources
-from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
@@ -38,7 +38,6 @@ class Heading:
     subtitle: str
     facts: Sequence[tuple[str, str]] = ()
     warnings: Sequence[str] = ()
-    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 def page(figures: Figures, heading: Heading) -> str:
@@ -144,7 +143,8 @@ def _table(figures: Figures) -> list[list[Cell]]:
     return rows
 
 
-def _tiles(figures: Figures) -> list[dict[str, str]]:
+def _tiles(figures: Figures) -> list[tuple[str, str, str]]:
+    """The figures at the top: what stands above each, the figure, and what stands below."""
     found = []
     targets = [loss for seed, loss in figures.targets.items() if seed is not None] or list(
         figures.targets.values()
@@ -152,13 +152,7 @@ def _tiles(figures: Figures) -> list[dict[str, str]]:
     if targets:
         whose = "given" if figures.target_given else f"that of {figures.reference.label} at its end"
         kind = "training loss" if figures.measure == "train" else "test loss"
-        found.append(
-            {
-                "above": f"{kind} to reach",
-                "value": number(sum(targets) / len(targets)),
-                "below": whose,
-            }
-        )
+        found.append((f"{kind} to reach", number(sum(targets) / len(targets)), whose))
     others = [one for one in figures.series if one is not figures.reference]
     for above, attribute in (
         ("largest speed-up to equal loss", "speedup"),
@@ -173,35 +167,24 @@ def _tiles(figures: Figures) -> list[dict[str, str]]:
                 " (throughput predicted)" if attribute == "speedup" and best.predicted else ""
             )
             said = f"{value:.4f}" if attribute == "accuracy" else f"{value:.2f}"
-            found.append({"above": above, "value": said, "below": best.label + predicted})
+            found.append((above, said, best.label + predicted))
     count = sum(len(one.runs) for one in figures.series)
     done = sum(run.complete for one in figures.series for run in one.runs)
-    found.append(
-        {
-            "above": "runs",
-            "value": str(count),
-            "below": "all complete" if done == count else f"{done} complete",
-        }
-    )
+    found.append(("runs", str(count), "all complete" if done == count else f"{done} complete"))
     return found
 
 
-def _refused(figures: Figures) -> list[dict[str, str]]:
+def _refused(figures: Figures) -> list[tuple[str, str, str, str, str]]:
+    """Of each series: its name, results that were merged, that were not, their share, and why."""
     found = []
     for one in figures.series:
-        why: dict[str, int] = {}
+        why = Counter[str]()
         for run in one.runs:
             for part in run.refused:
-                words = f"{part.decision}: {part.reason}" if part.reason else part.decision
-                why[words] = why.get(words, 0) + part.count
+                why[f"{part.decision}: {part.reason}".removesuffix(": ")] += part.count
         if why:
-            share = f"{one.refused_share:.1%}" if one.refused_share is not None else ""
-            most = sorted(why.items(), key=lambda item: -item[1])
-            found.append(
-                {
-                    "label": one.label, "merged": f"{sum(run.merged for run in one.runs):,}",
-                    "count": f"{sum(why.values()):,}", "share": share,
-                    "why": "; ".join(f"{words} ({count:,})" for words, count in most[:4]),
-                }
-            )  # fmt: skip
+            merged = sum(run.merged for run in one.runs)
+            words = "; ".join(f"{text} ({count:,})" for text, count in why.most_common(4))
+            share = f"{one.refused_share:.1%}"
+            found.append((one.label, f"{merged:,}", f"{why.total():,}", share, words))
     return found

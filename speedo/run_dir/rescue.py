@@ -16,6 +16,7 @@ from typing import Final
 from speedo.errors import EngineError, SpeedoError
 from speedo.system import daemon_thread
 from speedo.system.daemon_thread import within
+from speedo.system.files import written_whole
 from speedo.system.private_folders import make_private_folder
 
 LAST_PLACES: Final = (Path("/var/tmp"), Path("/dev/shm"))
@@ -41,28 +42,28 @@ class Rescue:
         try:
             within(daemon_thread.HUNG_S, lambda: write(wanted))
         except (OSError, SpeedoError) as error:
-            return self._elsewhere(name, write, wanted, _reason(error))
+            return self._elsewhere(name, write, _reason(error))
         return wanted
 
     def keep_rest(self, name: str, lines: bytes, reason: str) -> bool:
         """Write the last lines of a file whose own disk is full; returns whether that worked."""
-        wanted, count = self._run_dir / name, lines.count(b"\n")
+
+        def write(path: Path) -> None:
+            with written_whole(path) as file:
+                file.write(lines)
+
+        count = lines.count(b"\n")
         try:
-            self._elsewhere(
-                name,
-                lambda path: _write(path, lines),
-                wanted,
-                reason,
-                f"the last {count} lines of ",
-            )
+            self._elsewhere(name, write, reason, f"the last {count} lines of ")
         except EngineError as error:
             self.problems.append(str(error))
             return False
         return True
 
     def _elsewhere(
-        self, name: str, write: Callable[[Path], None], wanted: Path, reason: str, part: str = ""
+        self, name: str, write: Callable[[Path], None], reason: str, part: str = ""
     ) -> Path:
+        wanted = self._run_dir / name
         tried = [f"{wanted.parent} ({reason})"]
         for folder in self._folders(tried):
             try:
@@ -101,15 +102,6 @@ def _places() -> tuple[Path, ...]:
     with suppress(RuntimeError):  # no home is known
         found.insert(0, Path.home())
     return tuple(dict.fromkeys(found))
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        path.write_bytes(data)
-    except OSError:
-        with suppress(OSError):
-            path.unlink()
-        raise
 
 
 def _reason(error: BaseException) -> str:

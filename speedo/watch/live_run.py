@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from speedo.errors import ClusterError
 from speedo.foreign_text import clean_values
-from speedo.monitor.control_socket import RunGone, RunSocket, plain, running
+from speedo.json_lines import plain
+from speedo.monitor.control_socket import RunGone, RunSocket, running
 from speedo.run_dir.directory import RESULT
 from speedo.run_dir.read_back import read_result
 from speedo.watch.curves import Curve, Rate, Sent

@@ -11,7 +11,7 @@ def test_servers_have_a_row_each_with_the_size_of_their_range() -> None:
         {"server": 1, "host": "south:2b", "bytes": 12_000_000, "state": "waiting: no answer"},
     ]
     assert table_of_servers(servers) == [
-        "server  host        MB  state             ",
-        "     0  north:1a   0.9  serving           ",
+        "server  host        MB  state",
+        "     0  north:1a   0.9  serving",
         "     1  south:2b  12.0  waiting: no answer",
     ]

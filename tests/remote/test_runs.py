@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,19 +14,13 @@ from speedo.config.former_run import options_of_run
 from speedo.remote.fetch import fetch
 from tests.remote.test_fetch_and_copy import put_at, read
 from tests.runs.local import model_made_here, weights_in
-from tests.support.commands import Commands, commands, free_port, wait_for_line
+from tests.support.commands import Commands, free_port, wait_for_line
 from tests.support.nets import net_text, write_data, write_solver
 from tests.support.sabotaged_net import BODY
 from tests.support.stores import S3, Http
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 240
-
-
-@pytest.fixture
-def speedo(tmp_path: Path) -> Iterator[Commands]:
-    with commands(tmp_path) as made:
-        yield made
 
 
 def run(speedo: Commands, *words: str) -> str:

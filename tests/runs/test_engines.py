@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from speedo.solver import SolverOverrides
 from speedo.storage.memory_store import MemoryStore
 from tests.runs.local import train_here
 from tests.runs.test_resume import smooth_solver, weights
-from tests.support.commands import Commands, commands
+from tests.support.commands import Commands
 from tests.support.nets import relative_difference
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
@@ -36,12 +36,6 @@ class Trap:
 
 sys.meta_path.insert(0, Trap)
 """
-
-
-@pytest.fixture
-def speedo(tmp_path: Path) -> Iterator[Commands]:
-    with commands(tmp_path) as made:
-        yield made
 
 
 def said(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -164,19 +163,6 @@ def test_a_worker_is_credited_with_the_samples_it_was_asked_for() -> None:
     assert isinstance(train, Train)
     handle(coordinator, Trained(0, 1, train.ticket, 0.5, 1_000_000))
     assert coordinator.samples == 10
-
-
-@pytest.mark.parametrize("make", [lambda: Synchronous(AverageDeltas()), lambda: easgd()])
-def test_a_simulation_replays_to_the_byte(make: Callable[[], Strategy]) -> None:
-    faults = Faults(die=0.05, lose=0.02, repeat=0.1, late=0.05, poison=0.05, return_s=0.5)
-    texts = [
-        simulate(
-            make(), Plan(10, 60, workers=4), world=World(faults=faults), seed=seed
-        ).trace.text()
-        for seed in (5, 5, 6)
-    ]
-    assert texts[0] == texts[1]
-    assert texts[0] != texts[2]
 
 
 def test_a_simulation_that_keeps_no_trace_has_none() -> None:
