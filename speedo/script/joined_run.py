@@ -32,6 +32,7 @@ from speedo.script.kept_state import KeptState
 from speedo.script.script_turns import ScriptTurns
 from speedo.script.shared_test import batches_to_test
 from speedo.script.testing import Measure, in_words, measured
+from speedo.system.kept_memory import keep_freed_memory
 from speedo.vectors.npz import write_arrays
 from speedo.worker.array_weights import ArrayWeights
 from speedo.worker.share import Share
@@ -281,6 +282,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
             raise ConfigError(
                 "speedo.join is called inside another: a script has one run at a time"
             )
+        keep_freed_memory()
         if folder := os.environ.get(VARIABLE):
             self._enter_run(folder)
         if self._stepped is not None:

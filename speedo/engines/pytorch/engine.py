@@ -23,7 +23,7 @@ from speedo.engines.base import Schedule
 from speedo.engines.evaluation import WHOLE, Part, Share, combined
 from speedo.engines.files import WrittenModel
 from speedo.engines.pytorch.devices import use_device
-from speedo.engines.pytorch.memory import is_lack_of_memory, keep_freed_memory
+from speedo.engines.pytorch.memory import is_lack_of_memory
 from speedo.engines.pytorch.model_files import matched, read_model, write_model
 from speedo.engines.pytorch.net import Net
 from speedo.engines.pytorch.test_nets import TestNets
@@ -35,6 +35,7 @@ from speedo.engines.solver_update import multipliers
 from speedo.engines.solverstate import read_solverstate, write_solverstate
 from speedo.engines.update_rules import SolverFields, float32
 from speedo.errors import EngineError
+from speedo.system.kept_memory import keep_freed_memory
 from speedo.vectors.vector import Blob, Layout, Vector
 
 PRECISIONS = ("float32", "bfloat16")
