@@ -16,7 +16,7 @@ from typing import Any, Final
 from speedo.comparison.compare import Watch, alone
 from speedo.comparison.one_run import Place, beginning, make, remove_former
 from speedo.comparison.outcome import histories, keep_outcome
-from speedo.comparison.wish import MOST_RUNS, Planned, keep_wish, variants
+from speedo.comparison.wish import MOST_RUNS, Planned, keep_wish, planned, variants
 from speedo.config.run_config import make_config
 from speedo.errors import ConfigError
 from speedo.report.figures import Figures, Series, figures_of
@@ -147,18 +147,11 @@ def prepared(wish: ScriptWish, folder: Path, fixed: Mapping[str, Any]) -> Script
 def _runs_of(wish: ScriptWish) -> list[Planned]:
     runs: list[Planned] = []
     for seed in range(1, wish.seeds + 1):
-        runs.append(_planned(ALONE, 1, seed, {}))
+        runs.append(planned(ALONE, 1, seed, {}, {}, 0))
         for workers, mode in product(wish.workers, wish.modes):
             for variant in variants(wish.sweeps, mode):
-                runs.append(_planned(mode, workers, seed, variant))
+                runs.append(planned(mode, workers, seed, variant, variant, 0))
     return list({run.name: run for run in runs}.values())  # that with one worker once
-
-
-def _planned(mode: str, workers: int, seed: int, variant: Mapping[str, Any]) -> Planned:
-    words = "".join(f"-{name}={value}" for name, value in variant.items())
-    options = {**variant, "mode": mode, "workers": workers, "seed": seed}
-    name = f"{mode}-w{workers}{words}-seed{seed}".replace("/", "_")
-    return Planned(name, mode, workers, seed, options, 0)
 
 
 def _words(options: Mapping[str, Any]) -> list[str]:

@@ -46,7 +46,7 @@ def center_tested(
     metrics, problem = dict[str, float](), "its script has ended"
     try:
         center = worker.weights.layout.zeros()
-        worker.exchange.fetch_center(version, center)
+        worker.exchange.fetch_center(version, center, exact=True)
         with _with_weights(worker.weights, center):
             metrics, problem = measured(measure, module), ""
     except (MissingKeyError, PayloadError, StoreUnavailableError) as error:

@@ -77,6 +77,11 @@ class Share:
         return bool(self._ahead_of_loop)
 
     @property
+    def has_records(self) -> bool:
+        """Whether it holds records that are in no batch yet."""
+        return bool(self._kept)
+
+    @property
     def batch(self) -> int:
         """Records of a batch, of the data set that `batches` was given."""
         assert self._source is not None
