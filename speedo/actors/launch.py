@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,7 +24,7 @@ from speedo.actors.signals import stop_signals
 from speedo.actors.token import how_to_join, load_token, new_token
 from speedo.config.run_config import RunConfig
 from speedo.engines.record_watch import RecordWatch
-from speedo.errors import EngineError, SpeedoError, StoreError
+from speedo.errors import ConfigError, EngineError, SpeedoError, StoreError
 from speedo.monitor.console import Watch
 from speedo.remote.run_copy import RunCopy
 from speedo.run.division import with_division
@@ -207,6 +208,7 @@ def _start(
 ) -> Servers:
     """Start Redis and Ray while Caffe builds the nets once in a child."""
     config = prepared.config
+    stack.push(partial(_discard_if_refused, prepared))  # once its processes have ended
     stack.enter_context(owned(prepared.run_dir, take_over=config.take_over))
     watch.begin(prepared.run_dir)
     try:
@@ -263,6 +265,12 @@ def _start(
             watch.note(line)
 
     return Servers(prepared, settings, head, scratch, records, copy, show_output)
+
+
+def _discard_if_refused(prepared: Prepared, kind: object, error: object, trace: object) -> None:
+    """Leave no directory of a run that a mistake of its user kept from beginning, found by the master or a script."""
+    if isinstance(error, ConfigError) and not isinstance(prepared.resumed, Resumed):
+        discard_run_dir(prepared.run_dir, logs=True)
 
 
 def _known(prepared: Prepared, address: str | None = None) -> dict[str, Any]:

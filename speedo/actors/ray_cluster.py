@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from speedo.messages import (
     Event,
     Joined,
     Left,
+    Pause,
     Refused,
     SaveState,
     StateSaved,
@@ -85,7 +87,8 @@ class RayCluster:
         # Told of each result before the driver is, with what to call once the driver may know.
         self.expect: Callable[[Trained, Callable[[], None]], None] | None = None
         self._expected: dict[int, int] = {}  # worker, by ticket
-        self._leaving: dict[int, Left] = {}  # by worker, until its results are there
+        self._behind: dict[int, list[Event]] = {}  # by worker, until its results are there
+        self._ready = deque[Event]()
         self.together: Callable[[], AbstractContextManager[None]] = nullcontext  # around several
         self.tests = VersionTests(new_tester, self._events.put, testers)
         self.script_tests: ScriptTests | None = None
@@ -191,33 +194,39 @@ class RayCluster:
     def next_event(self, timeout_s: float) -> Event | None:
         end = time.monotonic() + timeout_s
         while True:
+            if self._ready:
+                return self._ready.popleft()
             event = self._events.get(max(0.0, end - time.monotonic()))
             self._core.awake()
-            if event is None or self._may_know(event):
-                return event
+            if event is None:
+                return None
+            self._ready += self._to_be_known(event)
 
     def waiting(self, most: int) -> list[Event]:
+        ready = list(self._ready)
+        self._ready.clear()
         with self.together():
-            return [event for event in self._events.waiting(most) if self._may_know(event)]
+            for event in self._events.waiting(most):
+                ready += self._to_be_known(event)
+        return ready
 
-    def _may_know(self, event: Event) -> bool:
-        """Whether the driver may have it now; a result comes once more after it was `expected`.
+    def _to_be_known(self, event: Event) -> list[Event]:
+        """What the driver may have now; a result comes once more after it was `expected`.
 
-        The end of a worker whose work is done comes behind its results.
+        A pause of a worker, and its end where its work is done, come behind its results.
         """
-        if isinstance(event, Left) and event.done and event.worker in self._expected.values():
-            self._leaving[event.worker] = event
-            return False
-        if self.expect is None or not isinstance(event, Trained):
-            return True
-        if event.ticket in self._expected:
-            worker = self._expected.pop(event.ticket)
-            if worker in self._leaving and worker not in self._expected.values():
-                self._events.put(self._leaving.pop(worker))
-            return True
-        self._expected[event.ticket] = event.worker
-        self.expect(event, partial(self._events.put, event))
-        return False
+        if isinstance(event, Pause) or (isinstance(event, Left) and event.done):
+            if event.worker in self._expected.values():
+                self._behind.setdefault(event.worker, []).append(event)
+                return []
+        elif self.expect is not None and isinstance(event, Trained):
+            if self._expected.pop(event.ticket, None) is None:
+                self._expected[event.ticket] = event.worker
+                self.expect(event, partial(self._events.put, event))
+                return []
+            if event.worker not in self._expected.values():
+                return [event, *self._behind.pop(event.worker, ())]
+        return [event]
 
     def evict(self, worker: int, incarnation: int, reason: str, *, for_good: bool = False) -> None:
         """Its host ends it for sure: a process that hangs does not hear `ray.kill`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -50,8 +50,9 @@ class CompareCommand(PagedCommand):
 @click.argument("solver", required=False, type=PATH)
 @click.argument("arguments", nargs=-1)
 @click.option(
-    "--modes", default="all", show_default=True, metavar="MODE[,MODE...]",
-    help="Modes to compare; all: every one but hybrid.",
+    "--modes", default="all", show_default=True, metavar="MODE[+RULE][,MODE[+RULE]...]",
+    help="Modes to compare, each with its usual rule or another one, as in async,async+delay-compensated; both also as "
+    "package.module:Class. all: every mode but hybrid.",
 )  # fmt: skip
 @click.option(
     "--workers",
@@ -131,23 +132,24 @@ def compare(
     """
     from speedo.comparison import script_runs
     from speedo.comparison.compare import prepared, solver_named
-    from speedo.comparison.wish import ScriptWish, Wish, parse_modes, parse_sweep
+    from speedo.comparison.wish import ScriptWish, Wish, declared_by, parse_modes, parse_sweep
     from speedo.report.tables import as_text
 
     for name, number in (("epochs", epochs), ("longer", longer)):
         if math.isnan(number):
             raise ConfigError(f"--{name} is nan; use a number")
-    swept = [parse_sweep(text) for text in sweeps]
+    chosen = parse_modes(modes)
+    swept = [parse_sweep(text, chosen) for text in sweeps]
     if len(dict(swept)) < len(swept):
         raise ConfigError(
             "--sweep names an option twice; give all its values at once, as in local_steps=1,5"
         )
     if solver is not None and solver.suffix == SCRIPT:
         script = (str(solver.absolute()), *arguments)
-        _refuse_for_script(click.get_current_context(), measure, dict(swept))
-        script_wish = ScriptWish(
-            script, parse_modes(modes), parse_workers(workers), seeds, dict(swept)
-        )
+        own = declared_by(chosen)
+        others = [name for name, _ in swept if name not in own]
+        _refuse_for_script(click.get_current_context(), measure, others)
+        script_wish = ScriptWish(script, chosen, parse_workers(workers), seeds, dict(swept))
         folder = out or Path("runs") / f"compare-{solver.stem}"
         scripts = script_runs.prepared(script_wish, folder, FIXED)
         if dry_run:
@@ -165,7 +167,7 @@ def compare(
     if "data_root" in given:
         given["data_root"] = str(Path(given["data_root"]).absolute())
     wish = Wish(
-        parse_modes(modes),
+        chosen,
         parse_workers(workers),
         epochs,
         seeds,
@@ -190,7 +192,7 @@ def compare(
     _make(comparison, folder, watch, as_text)
 
 
-def _refuse_for_script(context: click.Context, measure: str, swept: Mapping[str, object]) -> None:
+def _refuse_for_script(context: click.Context, measure: str, swept: Sequence[str]) -> None:
     """Raises `ConfigError` for options that only runs of solvers have."""
     problems = []
     given = [

@@ -154,7 +154,7 @@ def launch(
     if problems:
         raise ConfigError(problems)
     found = _cluster(cluster, hosts, hostfile, access)
-    _check_options(given, found.count)
+    check_options(given, found.count)
     secrets = _without_secrets(given)
     words = tuple(_words(given))
     plan = Plan(
@@ -199,7 +199,7 @@ def _cluster(
     return read_cluster.cluster_of(str(hosts), access)
 
 
-def _check_options(given: Mapping[str, Any], workers: int) -> None:
+def check_options(given: Mapping[str, Any], workers: int) -> None:
     """Raises `ConfigError` for options that the master would refuse; its own file is read on its host."""
     if given["config_file"] is not None:
         return

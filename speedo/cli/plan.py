@@ -12,13 +12,15 @@ import click
 
 from speedo.bounds import LARGEST_SEED, Overlap
 from speedo.cli.page import PagedCommand, json_option
-from speedo.cli.run_options import FILE, PATH, options_named
+from speedo.cli.run_options import FILE, PATH, NameOrPlace, options_named
 from speedo.cli.say import say
 from speedo.config.run_config import LARGEST_WORKERS, make_config
 from speedo.engines.make import EngineName, Precision
 from speedo.errors import ConfigError
+from speedo.sgd_modes.foreign import look_here
 from speedo.sgd_modes.options import ModeOptions
-from speedo.sgd_modes.registry import MODES, PLAIN, is_elastic
+from speedo.sgd_modes.registry import MODES, PLAIN, RULES, is_elastic, rule_named
+from speedo.sgd_modes.rules import AddDelta
 from speedo.system.workplace import check_names, check_workplace
 from speedo.vectors.codecs import is_fraction, parse_compression
 
@@ -74,8 +76,14 @@ AS_IT_IS: Final = {"compress": "none", "compress_center": "none"}
     "--mode",
     "modes",
     multiple=True,
-    type=click.Choice(MODES),
-    help="Predict this mode; repeat the option.  [default: all but hybrid]",
+    type=NameOrPlace(MODES),
+    help="Predict this mode, one of your own as package.module:Class; repeat the option.  [default: all but hybrid]",
+)
+@click.option(
+    "--rule",
+    type=NameOrPlace(tuple(RULES)),
+    help="Measure how long the master merges by this rule, or one of your own as package.module:Class.  "
+    "[default: add-delta]",
 )
 @click.option(
     "--local-steps",
@@ -135,6 +143,7 @@ def plan(
     per_machine: int,
     cores: int | None,
     modes: tuple[str, ...],
+    rule: str | None,
     local_steps: str,
     compress: str | None,
     compress_center: str | None,
@@ -185,20 +194,23 @@ def plan(
     bits, round_trip = None if link is None else parse_link(link), parse_time(latency)
     kept, work = parse_servers(servers), _steps(threads, step_time)
     how = {"compress": compress or "none", "compress_center": compress_center or "none"}
-    wish = Wish(modes or _modes_that_take(how["compress"]), steps, counts, split_batch, seed)
+    look_here()
+    wish = Wish(modes or _modes_that_take(how["compress"], rule), steps, counts, split_batch, seed)
     for mode in modes:
-        make_config({"mode": mode, "phases": ANY_PHASE if mode == "hybrid" else None, **how})
+        phases = ANY_PHASE if mode == "hybrid" else None
+        make_config({"mode": mode, "rule": rule, "phases": phases, **how})
     if solver is None and source is not None:
-        if how != AS_IT_IS:
+        if how != AS_IT_IS or rule is not None:
+            what = "--compress" if rule is None else "--rule"
             raise ConfigError(
-                f"--compress is measured: give SOLVER beside --from {source}, or leave it out"
+                f"{what} is measured: give SOLVER beside --from {source}, or leave it out"
             )
         calibration = work.of(_known(source, here))
     else:
         calibration = _measured(
             solver, source, wish, how, seconds, work,
             {"engine": engine, "device": device, "precision": precision},
-            data_root=data_root,
+            data_root=data_root, rule=rule or AddDelta.name,
         )  # fmt: skip
     if save is not None:
         from speedo.planning.calibration import write_calibration
@@ -264,11 +276,14 @@ def _steps(threads: str | None, step_time: str | None) -> _Steps:
     return _Steps() if threads is None else _Steps(*parse_threads(threads))
 
 
-def _modes_that_take(compress: str) -> tuple[str, ...]:
-    """All but hybrid; easgd sends weights, of which a few make no model."""
+def _modes_that_take(compress: str, rule: str | None) -> tuple[str, ...]:
+    """All but hybrid that fit the rule; easgd sends weights, of which a few make no model."""
     name, _ = parse_compression(compress)
     return tuple(
-        mode for mode in PLAIN if not (is_fraction(name) and is_elastic(ModeOptions(mode=mode)))
+        mode
+        for mode, one in PLAIN.items()
+        if not (is_fraction(name) and is_elastic(ModeOptions(mode=mode)))
+        and (rule is None or one.fits(rule_named(rule)))
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from speedo.cli.launch import check_options
 from speedo.cli.page import output_option
 from speedo.cli.say import put
 from speedo.config.run_config import LARGEST_WORKERS
@@ -83,10 +84,12 @@ def _common(what: str) -> Callable[[Make], Make]:
 
 
 def _training(options: tuple[str, ...], **values: Any) -> Training:
-    """Raises click's own error for options that `speedo master` would refuse."""
+    """Raises click's own error, or `ConfigError`, for options that `speedo master` would refuse."""
     root = click.get_current_context().find_root()
     assert isinstance(root.command, click.Group)
-    root.command.commands["master"].make_context("master", list(options), parent=root)
+    context = root.command.commands["master"].make_context("master", list(options), parent=root)
+    given = {name: value for name, value in context.params.items() if name != "token_file"}
+    check_options(given, values["nodes"] * values["workers"])
     return Training(options=tuple(options), **values)
 
 

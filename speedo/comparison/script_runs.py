@@ -76,8 +76,7 @@ def _runs_of(wish: ScriptWish) -> list[Planned]:
             for variant in variants(wish.sweeps, mode)
         ]
         for mode, workers, variant in each:
-            options = {**variant, "mode": mode, "workers": workers, "seed": seed}
-            run = planned(variant, options, 0)
+            run = planned(mode, workers, seed, variant, variant, 0)
             found.setdefault(run.name, run)
     return list(found.values())
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from speedo.bounds import whole_number
 from speedo.comparison.sequential import engine_of
-from speedo.comparison.wish import Planned, Wish
+from speedo.comparison.wish import Planned, Wish, mode_and_rule
 from speedo.errors import SpeedoError
 from speedo.planning.calibrate_by_measuring import measure_solver
 from speedo.planning.calibration import Calibration, read_calibration, write_calibration
@@ -41,7 +41,7 @@ def measured(wish: Wish, seconds: float, note: Note) -> Calibration:
     root = options.get("data_root")
     found = measure_solver(
         Path(str(wish.solver)),
-        wish.modes,
+        [mode_and_rule(mode)["mode"] for mode in wish.modes],
         wish.workers,
         options.get("split_batch"),
         seconds,

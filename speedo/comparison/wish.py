@@ -18,19 +18,24 @@ from speedo.config.run_config import RunConfig, make_config
 from speedo.errors import ConfigError
 from speedo.report.equal_loss import Measure
 from speedo.report.figures import SEQUENTIAL
-from speedo.sgd_modes.registry import PLAIN, takers
+from speedo.sgd_modes.base import options_of
+from speedo.sgd_modes.foreign import is_foreign, look_here
+from speedo.sgd_modes.options import ModeOptions
+from speedo.sgd_modes.registry import PLAIN, RULES, mode_named, rule_class, uses
 from speedo.solver import SolverSpec, check_solver
 
 MOST_RUNS: Final = 2000
 FILE: Final = "compare.yaml"
 # Options that a comparison sets itself, or that would make its runs differ in more than their mode.
-NOT_SWEPT: Final = ("mode", "workers", "seed", "solver", "run_dir", "resume", "take_over", "max_iter", "test_interval",
-                    "phases", "data_root", "weights", "copy_to")  # fmt: skip
+NOT_SWEPT: Final = ("mode", "rule", "workers", "seed", "solver", "run_dir", "resume", "take_over", "max_iter",
+                    "test_interval", "phases", "data_root", "weights", "copy_to")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
     """One comparison. `sweeps` are options with their values, `options` those that all runs have.
+
+    A mode may name its rule, as `parse_modes` says.
 
     The modes train `longer` times the epochs of sequential Caffe, so that one that needs more reaches its loss, too.
     `tests` is the number of tests in an epoch, 0 for one test at the end.
@@ -82,22 +87,24 @@ class Planned:
         return int(self.options.get("max_iter", 0))
 
 
-def parse_sweep(text: str) -> tuple[str, list[Any]]:
-    """`local_steps=1,5,10`: the option and its values. Raises `ConfigError`."""
+def parse_sweep(text: str, modes: Sequence[str] = ()) -> tuple[str, list[Any]]:
+    """`local_steps=1,5,10`: the option, also one that a class of these modes declares, and its values.
+
+    Raises `ConfigError`.
+    """
     name, equals, values = text.partition("=")
     name = name.strip().removeprefix("--").replace("-", "_")
     if not equals or not values.strip():
         raise ConfigError(
             f"--sweep {said(text)} names no values; use OPTION=VALUE,VALUE as in local_steps=1,5,10"
         )
-    if name not in RunConfig.model_fields:
+    if name not in RunConfig.model_fields and name not in declared_by(modes):
         raise ConfigError(
             f"--sweep {said(text)}: {name} is no option of a run; see `speedo train --help`"
         )
     if name in NOT_SWEPT:
-        raise ConfigError(
-            f"--sweep {said(text)}: {name} is set by the comparison itself; leave it out"
-        )
+        remedy = "leave it out" if name != "rule" else "give it with its mode: --modes MODE+RULE"
+        raise ConfigError(f"--sweep {said(text)}: {name} is set by the comparison itself; {remedy}")
     try:
         found = [yaml.safe_load(value) for value in values.split(",")]
     except yaml.YAMLError:
@@ -132,20 +139,12 @@ def runs_of(wish: Wish, spec: SolverSpec, records: int) -> list[Planned]:
         end = max(1, round(wish.epochs * longer * epoch))
         for workers, mode in product(wish.workers, wish.modes):
             for variant in variants(wish.sweeps, mode):
-                options = {**common, **variant, "mode": mode, "workers": workers, "max_iter": end}
-                runs.append(planned(variant, options, end * spec.batch))
+                more = {**common, **variant, "max_iter": end}
+                runs.append(planned(mode, workers, seed, variant, more, end * spec.batch))
                 if seed == 1:
                     problems += _problems(runs[-1], spec)
     check_runs(runs, problems)
     return runs
-
-
-def planned(variant: Mapping[str, Any], options: Mapping[str, Any], images: int) -> Planned:
-    """The run with these options, named after the mode, the workers, the swept options and the seed."""
-    mode, workers, seed = (options[name] for name in ("mode", "workers", "seed"))
-    words = "".join(f"-{name}={value}" for name, value in variant.items())
-    name = f"{mode}-w{workers}{words}-seed{seed}".replace("/", "_")
-    return Planned(name, mode, workers, seed, options, images)
 
 
 def check_runs(runs: Sequence[Planned], problems: Sequence[str]) -> None:
@@ -159,9 +158,45 @@ def check_runs(runs: Sequence[Planned], problems: Sequence[str]) -> None:
         raise ConfigError(list(dict.fromkeys(problems)))
 
 
+def planned(
+    mode: str,
+    workers: int,
+    seed: int,
+    variant: Mapping[str, Any],
+    options: Mapping[str, Any],
+    images: int,
+) -> Planned:
+    """The run of a mode, as `parse_modes` gives it, with these options; its name tells those of its variant."""
+    words = "".join(f"-{name}={value}" for name, value in variant.items())
+    name = f"{mode}-w{workers}{words}-seed{seed}".replace("/", "_").replace(":", ".")
+    chosen = mode_and_rule(mode)
+    every = {**options, **chosen, "workers": workers, "seed": seed}
+    return Planned(name, chosen["mode"], workers, seed, every, images)
+
+
+def mode_and_rule(text: str) -> dict[str, str]:
+    """The options of `async` or `async+delay-compensated`."""
+    mode, _, rule = text.partition("+")
+    return {"mode": mode, "rule": rule} if rule else {"mode": mode}
+
+
+def declared_by(modes: Sequence[str]) -> set[str]:
+    """The options that the classes of these modes and rules declare."""
+    found = set[str]()
+    for text in modes:
+        options = ModeOptions(**mode_and_rule(text))
+        if (mode := mode_named(options.mode)) is not None:
+            found |= {*mode.own, *options_of(rule_class(options))}
+    return found
+
+
 def variants(sweeps: Mapping[str, Sequence[Any]], mode: str) -> list[dict[str, Any]]:
     """Every combination of the swept options that this mode uses; one without any, where it uses none."""
-    names = [name for name in sweeps if not takers(name) or mode in takers(name)]
+    options, known = (
+        ModeOptions(**mode_and_rule(mode)),
+        {*RunConfig.model_fields, *declared_by([mode])},
+    )
+    names = [name for name in sweeps if name in known and uses(options, name)]
     return [
         dict(zip(names, values, strict=True)) for values in product(*(sweeps[n] for n in names))
     ]
@@ -177,13 +212,25 @@ def _problems(run: Planned, spec: SolverSpec) -> list[str]:
 
 
 def parse_modes(text: str) -> tuple[str, ...]:
-    """`all`, or modes with commas between. Raises `ConfigError`."""
+    """`all`, or modes with commas between, each alone or as MODE+RULE. Raises `ConfigError`.
+
+    Each of both is a name or the place of a class, as in `package.module:Class`.
+    """
     if text == "all":
         return tuple(PLAIN)
+    look_here()
     modes = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
-    wrong = [mode for mode in modes if mode not in PLAIN]
-    if wrong:
-        raise ConfigError(f"--modes has {said(wrong[0])}; use all, or some of {', '.join(PLAIN)}")
+    for one in modes:
+        mode, plus, rule = one.partition("+")
+        if mode not in PLAIN and not is_foreign(mode):
+            raise ConfigError(
+                f"--modes has {said(one)}; use all, or some of {', '.join(PLAIN)}, or package.module:Class"
+            )
+        if plus and rule not in RULES and not is_foreign(rule):
+            raise ConfigError(
+                f"--modes has {said(one)}; behind the + use one of {', '.join(RULES)}, or package.module:Class"
+            )
+    declared_by(modes)  # their classes can be imported
     return modes
 
 

@@ -10,6 +10,8 @@ import yaml
 from speedo.bounds import said, whole_number
 from speedo.errors import ConfigError
 from speedo.sgd_modes.conditions import check_condition
+from speedo.sgd_modes.foreign import place_in
+from speedo.sgd_modes.registry import PLAIN
 from speedo.system.files import read_text
 
 MOST_BYTES: Final = 100_000  # of a file of options; PyYAML takes a second for so many
@@ -19,10 +21,13 @@ MOST_LEVELS: Final = 12
 def parse_phase(text: str) -> dict[str, Any]:
     """Parse `easgd:1000,moving_rate=0.3,local_steps=1,10@500` into the mapping that a YAML file would hold.
 
-    After the colon there may be a condition, as in `sync:accuracy>=0.8`.
+    After the colon there may be a condition, as in `sync:accuracy>=0.8`. A mode of the user's has a colon of its own:
+    `mine:MyMode:500`.
     """
     head, *options = text.split(",")
     mode, colon, end = head.partition(":")
+    if mode not in PLAIN and (place := place_in(head)):
+        mode, (_, colon, end) = place, head.removeprefix(place).partition(":")
     phase: dict[str, Any] = {"mode": mode.strip()}
     if (count := whole_number(end)) is not None:
         phase["iterations"] = count

@@ -11,6 +11,7 @@ from speedo.sgd_modes.registry import (
     PLAIN,
     given_options,
     mode_named,
+    rivals,
     rule_class,
     rule_of,
     rules_with,
@@ -74,8 +75,7 @@ def _problems_of_rule(options: ModeOptions, mode: Mode) -> list[str]:
             why = f"merges {rule.payload.name.lower()}, which only workers of those modes send"
         where = f"use --mode {_listed(fitting)}" if fitting else "a rule of your own merges deltas"
         found.append(f"rule {name} does not go with mode {mode.name}: it {why}; {where}")
-    theirs = {option for one in mode.rules for option in (*options_of(one), one.option) if option}
-    for other in sorted(theirs - options_of(rule).keys()):
+    for other in sorted(rivals(mode) - options_of(rule).keys()):
         if (value := getattr(options, other)) not in (None, False):
             found.append(
                 f"{other} is {value}, but rule {name} does not use it; leave one of the two out"

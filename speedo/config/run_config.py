@@ -109,7 +109,7 @@ if TYPE_CHECKING:  # what the modes declare is known when they are found
     _Phase: TypeAlias = PhaseOptions
     _Run: TypeAlias = RunOptions
 else:
-    Mode, PlainMode = one_of(MODES), Literal[tuple(PLAIN)]
+    Mode, PlainMode = one_of(MODES), one_of(tuple(PLAIN))
     _Phase, _Run = with_own_options(PhaseOptions), with_own_options(RunOptions)
 
 

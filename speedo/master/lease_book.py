@@ -93,7 +93,7 @@ class LeaseBook:
             self.epoch, self.position = (self.epoch + 1, 0) if at_end else (self.epoch, stop)
         else:
             return NoLease.OVER if self._nothing_comes(holder) else NoLease.WAIT
-        holder.leases = join_ranges((*holder.leases, found))
+        holder.leases, holder.waits = join_ranges((*holder.leases, found)), False
         return found
 
     def deal(self, worker: int, incarnation: int, deal: DealRequest) -> Dealt:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from speedo.leases.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
 from speedo.master.lease_book import LeaseBook
-from speedo.messages import Action, Drop, Event, Finish, Left, Merge, Trained
+from speedo.messages import Action, Drop, Event, Finish, Left, Merge, Pause, Trained
 
 
 class Leases:
@@ -19,6 +20,7 @@ class Leases:
         """`note` is told if records stay untrained at the end."""
         self._book, self._note, self._lock = book, note, threading.Lock()
         self._gone: set[tuple[int, int]] = set()
+        self._pausing: set[tuple[int, int]] = set()
         self._last: dict[int, int] = {}  # ticket, by worker
         self._again = Counter[int]()  # results that came once more, by ticket
         self._finished = False
@@ -34,7 +36,9 @@ class Leases:
             if self._finished or (worker, incarnation) in self._gone:
                 return NoLease.OVER
             self._book.joined(worker, incarnation)
-            return self._book.lease(worker, incarnation, request)
+            # What it trained before its pause is known only once the pause is.
+            waits = request.waits and (worker, incarnation) in self._pausing
+            return self._book.lease(worker, incarnation, replace(request, waits=waits))
 
     def deal(self, worker: int, incarnation: int, deal: DealRequest) -> Dealt:
         """What the members of this worker's team may train in their next rounds. Raises as `lease`."""
@@ -56,6 +60,9 @@ class Leases:
             if isinstance(event, Left):
                 self._gone.add((event.worker, event.incarnation))
                 self._book.left(event.worker, event.incarnation)
+            elif isinstance(event, Pause):
+                change = self._pausing.discard if event.over else self._pausing.add
+                change((event.worker, event.incarnation))
             elif isinstance(event, Trained) and event.ticket <= self._last.get(event.worker, 0):
                 self._again[event.ticket] += 1
             elif isinstance(event, Trained):

@@ -41,6 +41,8 @@ from speedo.planning.measuring_process import MARK
 from speedo.planning.predict import HYBRID
 from speedo.run.datasets import make_dataset, preparable_dataset
 from speedo.run.prepare import chosen_solver
+from speedo.sgd_modes.foreign import folders_of
+from speedo.sgd_modes.rules import AddDelta
 from speedo.solver import (
     SolverOverrides,
     SolverSpec,
@@ -66,7 +68,8 @@ Note = Callable[[str], None]
 class Effort:
     """How long to measure steps, at which batch sizes, whether in several processes at once, and what is sent.
 
-    Each process has `threads` BLAS threads. If `step_s`, the time of a step, is given, no steps are measured.
+    Results are merged by `rule`. Each process has `threads` BLAS threads. If `step_s`, the time of a step, is given, no
+    steps are measured.
     """
 
     seconds: float = 3.0
@@ -76,6 +79,7 @@ class Effort:
     threads: int = 1
     step_s: float | None = None
     choice: EngineChoice = CAFFE
+    rule: str = AddDelta.name
 
 
 def measure_solver(
@@ -91,6 +95,7 @@ def measure_solver(
     threads: int = 1,
     step_s: float | None = None,
     choice: EngineChoice = CAFFE,
+    rule: str = AddDelta.name,
 ) -> Calibration:
     """Measure this solver; without one, that of the environment, or LeNet, whose data is made if it is missing.
 
@@ -115,7 +120,13 @@ def measure_solver(
             )
         sizes = batches_between(spec.batch_size, max(workers))
     effort = Effort(
-        seconds, sizes, compression=compression, threads=threads, step_s=step_s, choice=choice
+        seconds,
+        sizes,
+        compression=compression,
+        threads=threads,
+        step_s=step_s,
+        choice=choice,
+        rule=rule,
     )
     return measure(spec, effort, note)
 
@@ -170,7 +181,9 @@ def measure(spec: SolverSpec, effort: Effort, note: Note) -> Calibration:
             "cores": at_once * effort.threads,
             "crowding": crowding,
             "threads": effort.threads,
-            "origin": _origin(first, at_once if effort.crowd else 1, core, effort.threads),
+            "origin": _origin(
+                first, at_once if effort.crowd else 1, core, effort.threads, effort.rule
+            ),
         }
     )
 
@@ -214,7 +227,7 @@ def _calibration(
         message=CHANNEL_S,
         far_message=MESSAGE_S,
         meeting=MEETING_S,
-        origin=_origin(first, 1, 1.0, 1),
+        origin=_origin(first, 1, 1.0, 1, effort.rule),
     )
 
 
@@ -264,7 +277,9 @@ def _passage(told: dict[str, float], name: str, served: bool) -> Passage:
     return Passage(seconds=seconds, client=client, server=min(seconds, server))
 
 
-def _origin(answer: dict[str, Any], at_once: int, core: float, threads: int) -> dict[str, str]:
+def _origin(
+    answer: dict[str, Any], at_once: int, core: float, threads: int, rule: str
+) -> dict[str, str]:
     crowding = f"measured here, {at_once} processes at once" if at_once > 1 else "assumed: none"
     if "read server" in answer["far"]:
         server = "measured here"
@@ -280,7 +295,8 @@ def _origin(answer: dict[str, Any], at_once: int, core: float, threads: int) -> 
         "crowding": crowding + _remark(core),
         "store": "measured here, with a Redis and shared memory of our own",
         "time of Redis itself": server,
-        "master": "measured here: check, merge and publication of a payload",
+        "master": f"measured here: check, merge by rule {rule} and publication of a payload; nothing else depends on "
+        "the rule",
         "messages": (
             f"assumed: {1000 * CHANNEL_S:g} ms each way on one machine, {1000 * MESSAGE_S:g} ms between machines, "
             f"and {1000 * HANDLE_S:g} ms of the master for a result"
@@ -343,6 +359,8 @@ class _Children:
             "engine": asdict(self._effort.choice),
             "number": self._count - 1,
             "compression": [self._effort.compression.payload, self._effort.compression.center],
+            "rule": self._effort.rule,
+            "code_from": folders_of(self._effort.rule),
             "redis": {} if server is None else {"far": server.url, "near": server.unix_url},
             "server": None if server is None else server.process_id,
         }

@@ -23,6 +23,8 @@ from speedo.engines.make import EngineChoice, make_engine, prepare_process
 from speedo.errors import SpeedoError
 from speedo.master.center import Center
 from speedo.messages import Merge, Part, Train
+from speedo.sgd_modes.foreign import look_in
+from speedo.sgd_modes.registry import rule_named
 from speedo.sgd_modes.rules import AddDelta, Elastic, MergeRule
 from speedo.solver.lr_policies import LrPolicy
 from speedo.storage.base import Store
@@ -31,7 +33,7 @@ from speedo.storage.redis.store import RedisStore
 from speedo.storage.shared_memory.folder import SharedMemory
 from speedo.storage.shared_memory.store import SharedMemoryStore
 from speedo.vectors.codecs import Compression, is_fraction
-from speedo.vectors.vector import HEADER_BYTES, Layout, Vector, as_bytes
+from speedo.vectors.vector import HEADER_BYTES, Kind, Layout, Vector, as_bytes
 from speedo.worker.turn import Worker
 
 MARK: Final = "speedo-plan: "
@@ -69,9 +71,10 @@ class _Exchange:
         compression: Compression,
         store: Callable[[], Store],
         server_cpu: Callable[[], float | None],
+        rule: MergeRule,
     ) -> None:
         still: Any = _Still(engine)
-        self._server_cpu = server_cpu
+        self._server_cpu, self._rule = server_cpu, rule
         self._store, layout = store(), engine.layout
         self._center = Center(
             "plan",
@@ -96,7 +99,7 @@ class _Exchange:
         self._note("write", lambda: self._store.write("plan:probe", b"probe", body))
         self._note("read", lambda: self._store.read("plan:probe", body))
         self._note("small", lambda: self._store.delete("plan:probe"))
-        self._turn(AddDelta(), None, "")
+        self._turn(self._rule, None, "")
         if self._elastic:
             self._turn(Elastic(), 0.5, "elastic ")
 
@@ -133,10 +136,18 @@ class _Exchange:
 
 
 def exchange(
-    engine: Engine, compression: Compression, store: Callable[[], Store], server: int | None
+    engine: Engine,
+    compression: Compression,
+    store: Callable[[], Store],
+    server: int | None,
+    rule: MergeRule,
 ) -> dict[str, float]:
-    """Median seconds of each part; for the server's processor time the mean, because its clock may be coarse."""
-    trial = _Exchange(engine, compression, store, lambda: processor_seconds(server))
+    """Median seconds of each part; for the server's processor time the mean, because its clock may be coarse.
+
+    Deltas are merged by `rule`.
+    """
+    cpu = partial(processor_seconds, server)
+    trial = _Exchange(engine, compression, store, cpu, rule)
     try:
         trial.once()
         trial.seconds.clear()
@@ -201,13 +212,18 @@ def _measure(request: dict[str, Any]) -> dict[str, Any]:
     sizes = Center("plan", layout.zeros(), layout, MemoryStore(), compression=compression)
     answer["payload_bytes"] = sizes.payload_bytes - HEADER_BYTES
     answer["center_bytes"] = sizes.center_bytes - HEADER_BYTES
+    look_in(request["code_from"])
+    made = rule_named(request["rule"])
+    rule = made() if made.payload is Kind.DELTA else AddDelta()
     for name, url in request["redis"].items():
-        answer[name] = exchange(engine, compression, partial(RedisStore, url), request["server"])
+        answer[name] = exchange(
+            engine, compression, partial(RedisStore, url), request["server"], rule
+        )
     with SharedMemory(ROOM * layout.nbytes) as memory:
         path = memory.path
         if request["redis"] and path is not None:
             answer["shared_memory"] = exchange(
-                engine, compression, lambda: SharedMemoryStore(path), None
+                engine, compression, lambda: SharedMemoryStore(path), None, rule
             )
     engine.close()
     return answer

@@ -29,7 +29,12 @@ from speedo.run.script_job import ScriptJob
 from speedo.run.settings import RunSettings
 from speedo.run_dir.directory import check_run_dir, create_run_dir
 from speedo.run_dir.resume import Resumed, find_run
-from speedo.sgd_modes.registry import adds_deltas, rules_outside, with_whole_gradient
+from speedo.sgd_modes.registry import (
+    adds_deltas,
+    folders_outside,
+    rules_outside,
+    with_whole_gradient,
+)
 from speedo.solver import (
     Draws,
     SolverOverrides,
@@ -212,7 +217,7 @@ def run_settings(config: RunConfig, spec: SolverSpec, run: str) -> RunSettings:
         data_share=config.data_share,
         engine=decided_choice(config),
         rules=rules_outside(config),
-        code_from=config.code_from,
+        code_from=folders_outside(config),
     )
 
 

@@ -17,7 +17,7 @@ from speedo.run.script_resume import FormerRun, read_former_run
 from speedo.run.script_weights import check_script_weights
 from speedo.run.settings import RunSettings
 from speedo.run_dir.resume import Resumed, find_run
-from speedo.sgd_modes.registry import has_rounds, rules_outside
+from speedo.sgd_modes.registry import folders_outside, has_rounds, rules_outside
 from speedo.system.cores import CoreOptions
 from speedo.vectors.codecs import Compression
 from speedo.version import VERSION
@@ -98,7 +98,7 @@ def _settings(config: RunConfig, job: ScriptJob, run: str, seed: int) -> RunSett
         compression=Compression(config.compress, config.compress_center),
         cores=CoreOptions(config.threads, config.bind),
         rules=rules_outside(config),
-        code_from=config.code_from,
+        code_from=folders_outside(config),
         teams=not job.no_gradients,
     )
 

@@ -70,11 +70,17 @@ def make_own_folders(folder: Path) -> None:
     folder.mkdir(exist_ok=True)  # what is there and is no folder is an error
 
 
-def discard_run_dir(folder: Path) -> None:
-    """Remove what a run that never began has made here, unless a process has written a log there."""
+def discard_run_dir(folder: Path, *, logs: bool = False) -> None:
+    """Remove what a run that never began has made here, unless a process has written a log there.
+
+    With `logs` these go, too, if nothing was trained.
+    """
     try:
-        if any((folder / LOGS).iterdir()):
+        written = list((folder / LOGS).iterdir())
+        if written and (not logs or (folder / METRICS).exists()):
             return
+        for log in written:
+            log.unlink()
         for name in (LOG, LOCK):
             (folder / name).unlink(missing_ok=True)
         (folder / LOGS).rmdir()

@@ -170,7 +170,7 @@ class ScriptTurns:
         if version is None or worker is None:
             return
         center = self._weights.layout.zeros()
-        worker.exchange.fetch_center(version, center)
+        worker.exchange.fetch_center(version, center, exact=True)
         self._weights.load_weights(center)
 
     def close(self, error: BaseException | None) -> None:
@@ -339,8 +339,8 @@ class ScriptTurns:
         try:
             if self.gradients is None or request.waits:
                 answer = self.source.lease(request)
-                # With a turn ahead, which a pause would make late, it leaves instead of waiting for what others hold.
-                waits = answer is NoLease.WAIT and self._publisher is None
+                # With a turn ahead, which a pause makes late, it waits only for the last records of the run.
+                waits = answer is NoLease.WAIT and (self._publisher is None or request.epochs > 0)
                 return answer if waits or isinstance(answer, Lease) else NoLease.OVER
             return self.gradients.lease(request)
         except (EOFError, OSError):
@@ -353,6 +353,8 @@ class ScriptTurns:
         if self.gradients is not None and self.gradients.trains_first:
             return
         with self.paused() as say_again:
+            if self.share.has_kept:  # its last result is lost: they are trained once more
+                return
             assert self._asked is not None
             request = replace(self._asked, skipped=(), waits=True)
             while (answer := self._lease(request)) is NoLease.WAIT:

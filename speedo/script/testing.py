@@ -58,7 +58,7 @@ def center_tested(
     problem = "its script has ended"
     try:
         center = worker.weights.layout.zeros()
-        worker.exchange.fetch_center(version, center)
+        worker.exchange.fetch_center(version, center, exact=True)
         with _with_weights(worker.weights, center):
             metrics, problem = measure(), ""
     except (MissingKeyError, PayloadError, StoreUnavailableError) as error:

@@ -34,6 +34,12 @@ def is_foreign(name: object) -> bool:
     return isinstance(name, str) and ":" in name
 
 
+def place_in(text: str) -> str:
+    """The place of a class with which the text begins, before its end or a colon; empty for none."""
+    found = _FORM.match(text)
+    return found[0] if found is not None and text[found.end() :][:1] in ("", ":") else ""
+
+
 def look_in(folders: str) -> None:
     """Let modules of these folders be found, after all others: no file there takes the place of an installed module.
 

@@ -7,6 +7,7 @@ of installed packages are found by their entry points (`speedo.sgd_modes.foreign
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -110,11 +111,14 @@ def mode_named(name: str) -> Mode | None:
     return mode_at(name) if is_foreign(name) else PLAIN.get(name)
 
 
+def rule_named(name: str) -> type[MergeRule]:
+    """The rule of this name or place. Raises `ConfigError` for one that cannot be imported."""
+    return rule_at(name) if is_foreign(name) else RULES[name]
+
+
 def rule_of(options: ModeOptions) -> type[MergeRule] | None:
     """The rule that `--rule` chose. Raises `ConfigError` for one that cannot be imported."""
-    if options.rule is None:
-        return None
-    return rule_at(options.rule) if is_foreign(options.rule) else RULES[options.rule]
+    return None if options.rule is None else rule_named(options.rule)
 
 
 # ---------------------------------------------------------------- options
@@ -150,10 +154,15 @@ def parts_outside(config: RunOptions) -> list[ModeOptions]:
 
 def rules_outside(config: RunOptions) -> tuple[str, ...]:
     """Where the rules of this run are that are not in the package, as `package.module:Class`."""
-    rules = [rule_of(part) for part in (config, *config.phases)]
-    return tuple(
-        f"{rule.__module__}:{rule.__qualname__}" for rule in rules if rule and is_outside(rule)
-    )
+    parts = [part for part in config.phases or (config,) if part.mode != HYBRID]
+    rules = dict.fromkeys(rule_class(part) for part in parts)
+    return tuple(f"{rule.__module__}:{rule.__qualname__}" for rule in rules if is_outside(rule))
+
+
+def folders_outside(config: RunOptions) -> str:
+    """Where the modules of its classes that are not in the package are looked for, as `look_in` takes it."""
+    folders = dict.fromkeys(part.code_from for part in (config, *config.phases) if part.code_from)
+    return os.pathsep.join(folders)
 
 
 def own_options(options: ModeOptions) -> dict[str, Any]:
@@ -187,6 +196,22 @@ def takers(option: str) -> tuple[str, ...]:
         for name, mode in PLAIN.items()
         if mode.takes(option) or any(mode.fits(rule) for rule in theirs)
     )
+
+
+def rivals(mode: Mode) -> set[str]:
+    """The options of the mode's own rules, and those that choose them."""
+    return {option for one in mode.rules for option in (*options_of(one), one.option) if option}
+
+
+def uses(options: ModeOptions, option: str) -> bool:
+    """Whether this mode with its rule uses the option; also those of every run."""
+    mode, declared_own = mode_named(options.mode), options_of(rule_class(options))
+    assert mode is not None
+    if option in declared_own or option in mode.own:
+        return True
+    if options.rule is not None and option in rivals(mode):
+        return False
+    return mode.takes(option) or not takers(option)
 
 
 def given_options(options: ModeOptions) -> dict[str, Any]:

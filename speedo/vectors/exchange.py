@@ -111,13 +111,20 @@ class Exchange:
             return None
         return self._lanes[0].look(version)
 
-    def fetch_center(self, version: int, into: Vector, *, alone: bool = False) -> None:
+    def fetch_center(
+        self, version: int, into: Vector, *, alone: bool = False, exact: bool = False
+    ) -> None:
         """Fill `into` with this version; `alone`: no other worker of this host wants it.
 
+        `exact`: as the master has it, also where turns begin from a rounded one.
         Raises `MissingKeyError`, `StoreError`, `PayloadError`.
         """
         end = time.monotonic() + self._patience_s
-        self._each(lambda lane, _: lane.fetch_by(end, version, into[lane.range.place], alone=alone))
+        self._each(
+            lambda lane, _: lane.fetch_by(
+                end, version, into[lane.range.place], alone=alone, exact=exact
+            )
+        )
 
     def memory_for(self, worker: int, ticket: int) -> Vector | None:
         """Memory in the store to make a payload in, or None."""
@@ -258,28 +265,29 @@ class _Lane:
             _require(key, version, seen.header.version)
         return seen
 
-    def fetch_by(self, end: float, version: int, into: Vector, *, alone: bool) -> None:
+    def fetch_by(self, end: float, version: int, into: Vector, *, alone: bool, exact: bool) -> None:
         """As `fetch`, again and again until `end`, a time of the monotonic clock, while the version is missing."""
         began = time.monotonic()
         while True:
             try:
-                return self.fetch(version, into, alone=alone)
+                return self.fetch(version, into, alone=alone, exact=exact)
             except MissingKeyError:
                 now = time.monotonic()
                 if now >= end:
                     raise
             time.sleep(SHORT_PAUSE_S if now < began + SOON_S else LONG_PAUSE_S)
 
-    def fetch(self, version: int, into: Vector, *, alone: bool) -> None:
-        key = self._center_key(self._run, version)
-        layout, codec = self.range.layout, self._center_codec
+    def fetch(self, version: int, into: Vector, *, alone: bool, exact: bool) -> None:
+        rounded = not self._center_codec.is_exact
+        key = (keys.center if exact else self._center_key)(self._run, version)
+        layout, codec = self.range.layout, None if exact else self._center_codec
 
         def from_server() -> Header:
             header = fetch_vector(self.store, key, layout, Kind.CENTER, into, codec)
             _require(key, version, header.version)
             return header
 
-        if self.host is None:
+        if self.host is None or (exact and rounded):  # the host has it rounded
             from_server()
         else:
             self.host.fetch(version, into, from_server, partial(self._head, key), alone=alone)

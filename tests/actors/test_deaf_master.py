@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from speedo.actors.worker_actor import Ready
 from speedo.actors.worker_host import WorkerHost
 from speedo.actors.worker_process import WorkerProcess
 from speedo.master.fetch_pacing import Pace
-from speedo.messages import Evaluate, Joined, Left, RunsAt, StopAsked, Train, Trained
+from speedo.messages import Evaluate, Joined, Left, Pause, RunsAt, StopAsked, Train, Trained
 from speedo.vectors.vector import Kind
 
 WAIT_S = 10.0
@@ -70,6 +71,21 @@ def test_what_a_callback_raises_ends_the_run_with_its_cause() -> None:
     assert cluster.next_event(WAIT_S) == StopAsked(
         "the master cannot follow its workers: KeyError: 'fetch'"
     )
+
+
+def test_a_pause_comes_behind_the_results_that_servers_take_in() -> None:
+    """It overtook the last one, which was late then: its records were trained once more."""
+    cluster = RayCluster(lambda worker, incarnation: None)
+    taken: list[Callable[[], None]] = []
+    cluster.expect = lambda event, then: taken.append(then)
+    trained, pauses = Trained(0, 1, 7, 0.5, 10, {}), [Pause(0, 1), Pause(0, 1, over=True)]
+    for event in (trained, *pauses, Pause(1, 1)):
+        cluster.answered(event)
+    assert cluster.next_event(WAIT_S) == Pause(1, 1)  # another's
+    assert cluster.waiting(9) == []
+    taken[0]()
+    assert cluster.next_event(WAIT_S) == trained
+    assert cluster.waiting(9) == pauses
 
 
 def test_a_worker_whose_channel_does_not_open_is_lost(

@@ -14,6 +14,7 @@ from speedo.errors import ConfigError
 from speedo.report.run_history import RunHistory
 from tests.planning.times import calibration
 from tests.support.nets import net_text, write_data, write_solver
+from tests.support.outside import outside as outside
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +72,51 @@ def test_a_sweep_goes_to_the_modes_that_use_it(solver: Path, tmp_path: Path) -> 
     ]
 
 
+def test_a_mode_may_name_its_rule_and_sweeps_go_to_the_rules_that_use_them(
+    solver: Path, tmp_path: Path, outside: str
+) -> None:
+    modes = parse_modes(f"async,async+delay-compensated,sync+{outside}:Heavy")
+    swept = dict(
+        parse_sweep(text, modes) for text in ("compensation=0.5,2", "heavy=0.3", "window=4")
+    )
+    runs = prepared(wish(solver, modes=modes, sweeps=swept), tmp_path, print).runs
+    assert [run.name for run in runs] == [
+        "sequential-seed1",
+        "async-w2-seed1",
+        "async+delay-compensated-w2-compensation=0.5-seed1",
+        "async+delay-compensated-w2-compensation=2-seed1",
+        f"sync+{outside}.Heavy-w2-heavy=0.3-seed1",
+    ]
+    assert [(run.mode, run.options.get("rule")) for run in runs[1:]] == [
+        ("async", None),
+        ("async", "delay-compensated"),
+        ("async", "delay-compensated"),
+        ("sync", f"{outside}:Heavy"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("modes", "words"),
+    [
+        ("async+fast", "behind the . use one of average-deltas, "),
+        ("async+nowhere:Rule", "there is no module nowhere"),
+        ("fast", "or package.module:Class"),
+    ],
+)
+def test_a_mode_or_rule_that_is_not_there_is_told(modes: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        parse_modes(modes)
+
+
+def test_a_rule_that_does_not_go_with_its_mode_is_told(solver: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="outer-momentum does not go with mode async"):
+        prepared(wish(solver, modes=("async+outer-momentum",)), tmp_path, print)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("rule=add-delta", r"give it with its mode: --modes MODE\+RULE"),
         ("local_steps", "names no values"),
         ("nonsense=1", "is no option of a run"),
         ("workers=1,2", "set by the comparison itself"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from speedo.leases.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
 from speedo.master.lease_book import LeaseBook
 from speedo.master.leases import Leases
-from speedo.messages import Left
+from speedo.messages import Drop, Left, Pause, Trained
 
 MEMBERS = ((0, 1), (1, 1))
 
@@ -56,6 +58,24 @@ def test_a_member_that_is_gone_is_dealt_nothing() -> None:
     request = DealRequest(LeaseRequest(10, False, 4, 0, 2), MEMBERS, 3)
     assert leases.deal(0, 1, request) == Dealt((), NoLease.WAIT)
     assert leases.lease(0, 1, request.request) == Lease(0, 0, 4)
+
+
+def test_a_worker_waits_once_its_pause_is_known_with_what_it_trained_before() -> None:
+    """Its question overtook its last result: that counted as records that it does not train, and it was sent home."""
+    leases = Leases(LeaseBook(seed=1), pytest.fail)
+    request = LeaseRequest(4, False, 4, 0, 1)
+    assert leases.lease(0, 1, request) == Lease(0, 0, 4)
+    waits = replace(request, waits=True)
+    assert leases.lease(0, 1, waits) is NoLease.WAIT
+    leases.saw(Trained(0, 1, 7, 0.5, 4, {}, records=((0, 0, 4),)), 0.0)
+    leases.saw(Pause(0, 1), 0.0)
+    assert leases.lease(0, 1, waits) is NoLease.WAIT  # it may be dropped
+    leases.did(Drop(0, 1, 7, "late", ""), 0.0)
+    assert leases.lease(0, 1, waits) == Lease(0, 0, 4)  # and makes no step on them
+    leases.saw(Pause(0, 1, over=True), 0.0)
+    assert leases.lease(0, 1, waits) is NoLease.WAIT
+    leases.saw(Pause(0, 1), 0.0)
+    assert leases.lease(0, 1, waits) is NoLease.OVER
 
 
 @given(

@@ -321,6 +321,16 @@ def test_workers_that_wait_for_each_other_end() -> None:
     assert book.lease(0, 1, ask(waits=True)) is NoLease.OVER
 
 
+def test_a_worker_that_got_records_while_it_waited_trains_them() -> None:
+    book = book_with(0, 1)
+    book.lease(0, 1, ask(count=10))
+    assert book.lease(1, 1, ask(waits=True)) is NoLease.WAIT
+    book.trained(0, 1, 1, [Lease(0, 0, 10)])
+    book.dropped(1)
+    assert book.lease(0, 1, ask(count=10, waits=True)) == Lease(0, 0, 10)
+    assert book.lease(1, 1, ask(waits=True)) is NoLease.WAIT  # it was told that nothing comes
+
+
 def test_where_the_number_of_epochs_is_unknown_the_book_is_never_over() -> None:
     book = book_with(0)
     book.lease(0, 1, ask(count=10, epochs=0))

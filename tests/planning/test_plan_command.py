@@ -14,6 +14,7 @@ from speedo.planning.calibration import read_calibration, write_calibration
 from tests.planning.test_from_run import write_run
 from tests.planning.times import calibration, passage
 from tests.support.nets import net_text, write_data, write_solver
+from tests.support.outside import outside as outside
 
 
 def typed(*arguments: str | Path) -> Result:
@@ -57,6 +58,28 @@ def test_a_net_is_measured_planned_and_kept(solver: Path, tmp_path: Path) -> Non
     assert kept.far.write.seconds > 0
     assert len(kept.steps) == 3
     assert set(tmp_path.iterdir()) == before | {tmp_path / "kept.json"}
+
+
+@pytest.mark.caffe
+@pytest.mark.redis
+def test_the_merge_is_measured_by_the_rule_and_planned_for_the_modes_that_it_goes_with(
+    solver: Path, outside: str
+) -> None:
+    rule = f"{outside}:Backwards"
+    result = typed(solver, "--rule", rule, "--workers", "2", "--seconds", "0.1", "--json")
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert {one["mode"] for one in told["predictions"]} == {"async", "partial", "weed-out"}
+    assert f"merge by rule {rule} and" in told["calibration"]["origin"]["master"]
+
+
+def test_a_rule_that_cannot_be_planned_with_is_told_first(file: Path) -> None:
+    result = typed("--from", file, "--rule", "delay-compensated")
+    assert (result.exit_code, "--rule is measured: give SOLVER" in result.output) == (2, True)
+    result = typed("--mode", "async", "--rule", "outer-momentum")
+    assert (result.exit_code, "does not go with mode async" in result.output) == (2, True)
+    result = typed("--from", file, "--mode", "nowhere:Mode", "--workers", "2")
+    assert (result.exit_code, "there is no module nowhere" in result.output) == (2, True)
 
 
 @pytest.mark.caffe

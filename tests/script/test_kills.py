@@ -126,6 +126,26 @@ def test_the_last_records_of_a_worker_that_dies_are_trained_by_those_that_wait_f
     assert finish["reason"] == "every record of every epoch is trained"
 
 
+@pytest.mark.parametrize("overlap", ["none", "all"])
+def test_the_last_records_of_a_worker_that_is_set_aside_are_trained_by_the_others(
+    speedo: Commands, tmp_path: Path, overlap: str
+) -> None:
+    """They were lost: the others took a worker that had got records while it waited for one that waits for ever."""
+    process = speedo.start(
+        *("run", "--run-dir", "run", "--workers", "3", "--mode", "async", "--overlap", overlap),
+        *(str(SCRIPT), "nan-at-end"),
+    )
+    deadline = time.monotonic() + WAIT_S
+    while merged(tmp_path) < RECORDS * EPOCHS - 8 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    (tmp_path / "go").touch()
+    _, errors = process.communicate(timeout=WAIT_S)
+    lines = lines_of(tmp_path)
+    assert trained(lines) == EACH_ONCE
+    assert [line["worker"] for line in lines if line["event"] == "set-aside"] in ([], [1])
+    assert process.returncode in (0, 3), errors
+
+
 def test_a_script_that_is_killed_when_all_is_trained_ends_the_run_well(
     speedo: Commands, tmp_path: Path
 ) -> None:

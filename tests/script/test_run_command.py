@@ -176,6 +176,31 @@ def test_what_a_script_cannot_have_is_refused_before_anything_is_made(
     assert not (tmp_path / "run").exists()
 
 
+def test_weights_that_the_model_refuses_leave_no_directory(
+    speedo: Commands, tmp_path: Path
+) -> None:
+    """It stayed with the workers' logs alone."""
+    np.savez(tmp_path / "other.npz", w=np.zeros(5, np.float32))
+    words = ("--workers", "2", "--mode", "async", "--weights", "other.npz", str(SCRIPT))
+    status, _, errors = run(speedo, *words)
+    assert status == 2, errors
+    assert "other.npz has w in shape (5,), the model in shape (3,)" in errors
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_scripts_end_with_the_weights_of_the_model_where_centers_are_rounded(
+    speedo: Commands, tmp_path: Path
+) -> None:
+    """They had the rounded ones, from which turns begin."""
+    script = SCRIPT.with_name("fit_wide.py")
+    words = ("--workers", "2", "--mode", "async", "--compress-center", "bfloat16")
+    status, _, errors = run(speedo, *words, str(script), "16")
+    assert status == 0, errors
+    model = np.load(tmp_path / "run" / "model.npz")["w"]
+    for rank in range(2):
+        np.testing.assert_array_equal(np.load(tmp_path / f"w{rank}.npy"), model)
+
+
 def test_collectives_meet_all_workers_of_the_run(speedo: Commands, tmp_path: Path) -> None:
     script = SCRIPT.with_name("collect.py")
     status, _, errors = run(speedo, "--workers", "3", "--mode", "sync", str(script))
