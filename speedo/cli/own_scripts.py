@@ -11,7 +11,7 @@ from speedo.config.option_table import rows
 from speedo.config.run_config import MASTER
 from speedo.errors import ConfigError
 
-_ALSO: Final = {"max_iter", "seed", "config_file"}
+_ALSO: Final = {"max_iter", "seed", "config_file", "resume"}
 
 
 def options_of_own(options: dict[str, Any]) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def former_script(run_dir: Path) -> tuple[tuple[str, ...], str]:
             f"resume names {run_dir}, which holds no run: it has no {CONFIG}; give a run directory"
         )
     values = options_of_run(file, otherwise="begin a run of your own with --weights")
-    without_script(values, ("script",), file, resumes=True)
+    without_script(values, {"own": True}, file, resumes=True)
     return script_of(values, file)
 
 

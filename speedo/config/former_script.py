@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,12 +36,18 @@ def script_of(values: Mapping[str, Any], file: Path) -> tuple[tuple[str, ...], s
 
 
 def without_script(
-    values: dict[str, Any], given: Container[str], file: Path, *, resumes: bool
+    values: dict[str, Any], given: Mapping[str, Any], file: Path, *, resumes: bool
 ) -> dict[str, Any]:
     """The other options. Raises `ConfigError` if the file is of a script and the command trains none, or reversely."""
-    own = any(name in values for name in OWN)
-    if own != ("script" in given):
-        kind, command = ("a script", "run") if own else ("a solver's net", "train")
+    own = bool(values.get("own")) or any(name in values for name in OWN)
+    if own != bool(given.get("own") or given.get("script")):
+        kind, command = ("a solver's net", "train")
+        if own:
+            kind, command = (
+                ("a script", "run")
+                if "script" in values
+                else ("each host's own script", "master --own")
+            )
         remedy = f"resume it with speedo {command} --resume" if resumes else f"use speedo {command}"
         raise ConfigError(f"{file} is of a run that trains {kind}: {remedy}")
     if own:  # its first weights are in the checkpoint

@@ -9,21 +9,20 @@ import subprocess
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.support.commands import Commands, commands, wait_for_line
+from tests.faults.invariants import Line, read_lines
+from tests.faults.rows import Finding, row
+from tests.faults.scripts import EACH_ONCE, SCRIPT_MODES, options_of, trained
+from tests.support.commands import Commands, commands, how_loaded, wait_for_line
 from tests.support.network import Host, ip, network
 from tests.support.ray_cluster import users_cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis]
 SCRIPTS = Path(__file__).parents[1] / "script" / "scripts"
-RECORDS, EPOCHS, WAIT_S = 240, 3, 240
-EACH_ONCE = Counter(
-    {(epoch, position): 1 for epoch in range(EPOCHS) for position in range(RECORDS)}
-)
+WAIT_S = 240
 
 
 def master(chief: Host, *options: str) -> tuple[str, ...]:
@@ -35,25 +34,13 @@ def worker(chief: Host, count: int, script: str, *arguments: str) -> tuple[str, 
     return (*words, "--", "python", str(SCRIPTS / script), *arguments)
 
 
-def lines_of(folder: Path) -> list[dict[str, Any]]:
-    written = (folder / "run" / "metrics.jsonl").read_text().rpartition("\n")[0]
-    return [json.loads(line) for line in written.splitlines()]
-
-
-def trained(lines: list[dict[str, Any]]) -> Counter[tuple[int, int]]:
-    """How often each position of each epoch is in a result that was merged."""
-    return Counter(
-        (epoch, position)
-        for line in lines
-        if line["event"] == "result" and line["decision"] == "merged"
-        for epoch, start, stop in line["records"]
-        for position in range(start, stop)
-    )
+def lines_of(folder: Path) -> list[Line]:
+    return read_lines(folder / "run" / "metrics.jsonl")
 
 
 def ended(process: subprocess.Popen[str], status: int = 0) -> str:
     """What a command said on standard error, once it has ended with this status."""
-    _, errors = process.communicate(timeout=WAIT_S)
+    _, errors = process.communicate(timeout=WAIT_S * how_loaded())
     assert process.returncode == status, errors
     assert "Traceback" not in errors
     return errors
@@ -103,16 +90,18 @@ def kill_all_at(host: Host) -> None:
             os.kill(int(process), signal.SIGKILL)
 
 
+@row(8, "the host of users' scripts killed; another joins", SCRIPT_MODES, usual="sync")
 def test_a_host_that_is_killed_loses_no_record_and_one_more_joins_the_others(
-    speedo: Commands, hosts: list[Host], tmp_path: Path
+    speedo: Commands, hosts: list[Host], tmp_path: Path, mode: str, finding: Finding
 ) -> None:
     chief, other, third = hosts
-    first = speedo.start(*master(chief, "--workers", "4"), inside=chief.inside)
+    words = master(chief, "--workers", "4", *options_of(mode))
+    first = speedo.start(*words, inside=chief.inside)
     stays = speedo.start(*worker(chief, 2, "fit.py", "none", "0.7"), inside=other.inside)
     speedo.start(*worker(chief, 2, "fit.py", "none", "0.7"), inside=third.inside)
     wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":3,', 90)
     status = speedo.start("status", "--json", inside=chief.inside)
-    out, _ = status.communicate(timeout=WAIT_S)
+    out, _ = status.communicate(timeout=WAIT_S * how_loaded())
     (found,) = json.loads(out)["runs"]
     assert (found["address"], len(found["workers"])) == (f"{chief.address}:56126", 4)
     kill_all_at(third)
@@ -125,6 +114,9 @@ def test_a_host_that_is_killed_loses_no_record_and_one_more_joins_the_others(
     causes = Counter(line["cause"] for line in lines if line["event"] == "left")
     assert causes.pop("its script has ended") in (2, 4)  # the new host may come when all is trained
     assert causes.total() == 2, causes
+    left = next(line["time"] for line in lines if line["event"] == "left")
+    after = (line["time"] for line in lines if line.get("decision") == "merged")
+    finding.recovered(next(time for time in after if time > left) - left)
 
 
 def test_hosts_that_do_not_fit_the_master_are_told_why_and_it_goes_on(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
+import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -15,10 +15,12 @@ import pytest
 
 from speedo.run.script_resume import read_former_run
 from speedo.run_dir.checkpoint_file import checkpoints_in
-from tests.script.test_run_command import RECORDS, WAIT_S, lines_of, trained
-from tests.support.commands import KEEPERS, Commands, wait_for_line
+from tests.faults.rows import Finding, row
+from tests.faults.scripts import RECORDS, SCRIPT_MODES, kept, options_of, trained
+from tests.script.test_run_command import WAIT_S, lines_of
+from tests.support.commands import KEEPERS, Commands, how_loaded, wait_for_line
 
-pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.timeout(540)]
 SCRIPT = Path(__file__).parent / "scripts" / "go_on.py"
 OFTEN = ("--checkpoint-interval", "0.5")
 
@@ -33,46 +35,41 @@ def kill_all(speedo: Commands) -> None:
 
 def resumed(speedo: Commands, *words: str) -> tuple[int, str]:
     process = speedo.start("run", "--resume", "run", *words)
-    _, errors = process.communicate(timeout=WAIT_S)
+    _, errors = process.communicate(timeout=WAIT_S * how_loaded())
     return process.returncode, errors
-
-
-def kept(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The lines of the log, without results that a resumption has undone."""
-    found: list[dict[str, Any]] = []
-    for line in lines:
-        if line["event"] == "resumed":
-            found = [
-                one
-                for one in found
-                if one.get("decision") != "merged" or one["version"] <= line["version"]
-            ]
-        found.append(line)
-    return found
 
 
 def each_once(epochs: int) -> Counter[tuple[int, int]]:
     return Counter({(epoch, place): 1 for epoch in range(epochs) for place in range(RECORDS)})
 
 
+@row(
+    3,
+    "every process killed in mid-epoch, resumed with another number of workers, a user's script",
+    SCRIPT_MODES,
+    usual="async",
+)
 def test_a_killed_run_goes_on_with_more_workers_and_later_for_more_epochs(
-    speedo: Commands, tmp_path: Path
+    speedo: Commands, tmp_path: Path, mode: str, finding: Finding
 ) -> None:
-    run, words = tmp_path / "run", ("--run-dir", "run", "--workers", "2", "--mode", "async")
+    run, words = tmp_path / "run", ("--run-dir", "run", "--workers", "2", *options_of(mode))
     process = speedo.start("run", *words, *OFTEN, str(SCRIPT), "numpy", "2", "0.15")
     wait_for_line(run / "metrics.jsonl", '"checkpoint"', 60)
     kill_all(speedo)
-    process.wait(WAIT_S)
+    process.wait(WAIT_S * how_loaded())
     former = read_former_run(checkpoints_in(run / "checkpoints")[0])
     counters = former.checkpoint.counters
     assert 0 < counters.iteration < RECORDS / 8, "it was not killed in the first epoch"
     assert former.book.settled(0) == counters.samples
     shown = (run / "logs" / "worker-0.log").read_text()
 
+    since = time.monotonic()
     process = speedo.start("run", "--resume", "run", "--workers", "3")
-    wait_for_line(run / "metrics.jsonl", f'"iteration":{counters.iteration + 12},', 60)
+    wait_for_line(run / "metrics.jsonl", f'"version":{counters.version + 1},', 60)
+    finding.recovered(time.monotonic() - since)
+    wait_for_line(run / "metrics.jsonl", f'"version":{counters.version + 3},', 60)
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=WAIT_S)
+    _, errors = process.communicate(timeout=WAIT_S * how_loaded())
     assert process.returncode == 143, errors
     assert (
         f"resumed at iteration {counters.iteration} (version {counters.version}), in epoch 0"
@@ -83,7 +80,7 @@ def test_a_killed_run_goes_on_with_more_workers_and_later_for_more_epochs(
     ((n, weights),) = re.findall(r"begins at (\d+) (.*)", errors)
     assert int(n) == counters.iteration
     assert weights == str(former.checkpoint.center.round(3).tolist())
-    assert re.findall(r"restored (\d+)", errors)[0] <= str(counters.iteration)
+    assert int(re.findall(r"restored (\d+)", errors)[0]) <= counters.iteration
     assert "restored" not in shown
 
     status, errors = resumed(speedo, str(SCRIPT), "numpy", "3", "0")
@@ -104,12 +101,12 @@ def test_one_worker_in_rounds_is_the_same_to_the_bit_after_a_kill_and_after_its_
     """Adam's moments, the rate of a scheduler that is kept, and the order of the records all matter here."""
     words = ("--workers", "1", "--mode", "sync", "--seed", "7", *OFTEN)
     whole = speedo.start("run", "--run-dir", "whole", *words, str(SCRIPT), "adam", "3", "0")
-    _, errors = whole.communicate(timeout=WAIT_S)
+    _, errors = whole.communicate(timeout=WAIT_S * how_loaded())
     assert whole.returncode == 0, errors
     process = speedo.start("run", "--run-dir", "run", *words, str(SCRIPT), "adam", "2", "0.1")
     wait_for_line(tmp_path / "run" / "metrics.jsonl", '"checkpoint"', 60)
     kill_all(speedo)
-    process.wait(WAIT_S)
+    process.wait(WAIT_S * how_loaded())
     for epochs in ("2", "3"):
         status, errors = resumed(speedo, str(SCRIPT), "adam", epochs, "0")
         assert status == 0, errors

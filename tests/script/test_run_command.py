@@ -7,45 +7,30 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.support.commands import Commands
+from tests.faults.rows import row
+from tests.faults.scripts import EACH_ONCE, RECORDS, SCRIPT_MODES, options_of, trained
+from tests.faults.scripts import FIT as SCRIPT
+from tests.support.commands import Commands, how_loaded
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis]
-SCRIPT = Path(__file__).parent / "scripts" / "fit.py"
-RECORDS, EPOCHS, WAIT_S = 240, 3, 200
+WAIT_S = 200
 RIGHT = [1.0, -2.0, 3.0]
 
 
 def run(speedo: Commands, *words: str) -> tuple[int, str, str]:
     process = speedo.start("run", "--run-dir", "run", *words)
-    out, errors = process.communicate(timeout=WAIT_S)
+    out, errors = process.communicate(timeout=WAIT_S * how_loaded())
     return process.returncode, out, errors
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").open()]
-
-
-def trained(lines: list[dict[str, Any]]) -> Counter[tuple[int, int]]:
-    """How often each position of each epoch is in a result that was merged."""
-    return Counter(
-        (epoch, position)
-        for line in lines
-        if line["event"] == "result" and line["decision"] == "merged"
-        for epoch, start, stop in line.get("records", ())  # in a team one may have none
-        for position in range(start, stop)
-    )
-
-
-EACH_ONCE = Counter(
-    {(epoch, position): 1 for epoch in range(EPOCHS) for position in range(RECORDS)}
-)
 
 
 def test_every_mode_trains_each_record_once_and_the_model_is_everybodys(
@@ -83,11 +68,11 @@ def test_ctrl_c_ends_the_run_and_the_model_so_far_is_there(
     words = ("--workers", "2", "--mode", "async", str(SCRIPT), "none", "0.2")
     process = speedo.start("run", "--run-dir", "run", *words)
     log = tmp_path / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + WAIT_S * how_loaded()
     while time.monotonic() < deadline and not (log.exists() and '"merged"' in log.read_text()):
         time.sleep(0.2)
     process.send_signal(signal.SIGINT)
-    out, errors = process.communicate(timeout=WAIT_S)
+    out, errors = process.communicate(timeout=WAIT_S * how_loaded())
     assert process.returncode == 130, errors
     assert (tmp_path / "run" / "model.npz").is_file()
     assert "fitted 0" in errors  # it came out of its loop, with the model
@@ -132,12 +117,18 @@ def test_a_script_that_cannot_train_ends_the_run_with_the_cause(
     assert speedo.left() == []
 
 
+@row(
+    18,
+    "a user's script raises in one worker, exits in another, and leaves early in a third",
+    SCRIPT_MODES,
+    "async",
+)
 def test_workers_that_end_as_they_should_not_leave_their_records_to_the_others(
-    speedo: Commands, tmp_path: Path
+    speedo: Commands, tmp_path: Path, mode: str
 ) -> None:
     """One leaves early, one raises, one exits, and the first joins a second time."""
     script = SCRIPT.with_name("misused.py")
-    words = ("--workers", "4", "--restarts", "0", "--mode", "async", str(script))
+    words = ("--workers", "4", "--restarts", "0", *options_of(mode), str(script))
     status, out, errors = run(speedo, *words)
     assert status == 0, errors
     assert out.splitlines()[-1] == str(tmp_path / "run" / "model.npz")

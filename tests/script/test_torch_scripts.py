@@ -12,8 +12,9 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.script.test_run_command import WAIT_S, lines_of, run, trained
-from tests.support.commands import Commands
+from tests.faults.scripts import trained
+from tests.script.test_run_command import WAIT_S, lines_of, run
+from tests.support.commands import Commands, how_loaded
 
 pytestmark = [pytest.mark.torch, pytest.mark.ray, pytest.mark.redis]
 SCRIPT = Path(__file__).parent / "scripts" / "fit_torch.py"
@@ -74,14 +75,14 @@ def test_records_of_a_torch_script_that_is_killed_are_trained_by_others(
     log, to_kill, deadline = (
         tmp_path / "run" / "metrics.jsonl",
         list(killed),
-        time.monotonic() + WAIT_S,
+        time.monotonic() + WAIT_S * how_loaded(),
     )
     while to_kill and time.monotonic() < deadline:
         time.sleep(0.3)
         events = [line["event"] for line in lines_of(tmp_path)] if log.exists() else []
         if events.count("joined") == 3 + len(killed) - len(to_kill) and events[-1] == "result":
             script_of(speedo, to_kill.pop(0)).kill()
-    _, errors = process.communicate(timeout=WAIT_S)
+    _, errors = process.communicate(timeout=WAIT_S * how_loaded())
     assert (process.returncode, to_kill) == (0, []), errors
     lines = lines_of(tmp_path)
     each_once = {(epoch, position): 1 for epoch in range(2) for position in range(RECORDS)}
