@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.faults.rows import Finding, row
-from tests.faults.running import BY_REDIS, HANG_S, stand_still
-from tests.faults.scripts import FIT, SCRIPT_MODES, ScriptRun, scripts
+from tests.faults.running import BY_REDIS, HANG_S
+from tests.faults.scripts import FIT, SCRIPT_MODES, ScriptRun
 from tests.support.commands import Commands, free_port, how_loaded
 from tests.support.disks import fill, small_disk
 
@@ -61,21 +61,6 @@ def test_scripts_wait_for_a_redis_that_comes_back_empty(
     run.ends(0)
     causes = {line["cause"] for line in run.check() if line["event"] == "left"}
     assert causes == {"its script has ended"}
-
-
-@row(9, "a user's script hangs (SIGSTOP)", SCRIPT_MODES)
-def test_a_script_that_hangs_is_killed_and_started_again(
-    speedo: Commands, mode: str, finding: Finding
-) -> None:
-    run = ScriptRun(speedo, mode, "--workers", "3", str(FIT), "none", "0.9")
-    run.has_begun(BEGUN)
-    stand_still(next(one for one in scripts(speedo) if ".1.1" in one.environ()["SPEEDO_WORKER"]))
-    since = time.monotonic()
-    run.wait_for(lambda: run.lines("left"))
-    finding.note = f"gave its worker up after {time.monotonic() - since:.1f} s"
-    finding.recovered(run.recovery(since))
-    run.ends(0)
-    run.check()
 
 
 @row(11, "NaN in the weights of a user's script", SCRIPT_MODES)

@@ -24,7 +24,8 @@ RIGHT = [1.0, -2.0, 3.0]
 
 
 def run(speedo: Commands, *words: str) -> tuple[int, str, str]:
-    process = speedo.start("run", "--run-dir", "run", *words)
+    slowly = ("--timeout", f"{120 * how_loaded():.0f}")
+    process = speedo.start("run", "--run-dir", "run", *slowly, *words)
     out, errors = process.communicate(timeout=WAIT_S * how_loaded())
     return process.returncode, out, errors
 
@@ -100,7 +101,7 @@ def test_ctrl_c_ends_the_run_and_the_model_so_far_is_there(
             ),
             marks=[pytest.mark.matrix, pytest.mark.torch],
         ),
-        ("raises", 3, "ended with status 1: ValueError: no such column"),
+        ("raises", 3, "ValueError: no such column"),
         ("never-steps", 1, "without a step: train inside of it, with run.step()"),
         ("shape", 1, "w of shape (3,) instead of w of shape (4,)"),
         ("nan", 3, "it is not finite (NaN or infinity)"),
@@ -136,7 +137,7 @@ def test_workers_that_end_as_they_should_not_leave_their_records_to_the_others(
     assert trained(lines) == EACH_ONCE
     causes = {line["worker"]: line["cause"] for line in lines if line["event"] == "left"}
     assert causes[1] == "its script has ended"
-    assert causes[2] == "its script ended with status 1: ValueError: no such column"
+    assert causes[2].endswith("ValueError: no such column")  # that it ended may be known later
     assert causes[3].startswith("its script ended with status 0 inside of `with speedo.join(...)`")
     np.testing.assert_allclose(np.load(tmp_path / "run" / "model.npz")["w"], RIGHT, atol=0.1)
     assert "told: speedo.join is called once more" in errors
