@@ -155,7 +155,7 @@ class Watched:
 
     def ends(self, status: int) -> str:
         """What it said when it ended by itself."""
-        _, errors = self.process.communicate(timeout=HANG_S * how_loaded())
+        _, errors = self.process.communicate(timeout=HANG_S)
         assert self.process.returncode == status, errors
         assert "Traceback" not in errors
         return errors
@@ -207,7 +207,7 @@ class Run(Watched):
     def stop(self) -> None:
         """End it as Ctrl-C does, and see that it ends well."""
         interrupt(self.process)
-        _, errors = self.process.communicate(timeout=HANG_S * how_loaded())
+        _, errors = self.process.communicate(timeout=HANG_S)
         assert self.process.returncode == 130, errors
         assert "Traceback" not in errors
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tests.faults.rows import Finding, row
-from tests.faults.running import BY_REDIS, HANG_S
-from tests.faults.scripts import FIT, SCRIPT_MODES, ScriptRun
-from tests.support.commands import Commands, free_port, how_loaded
+from tests.faults.running import BY_REDIS, HANG_S, stand_still
+from tests.faults.scripts import FIT, SCRIPT_MODES, ScriptRun, scripts
+from tests.support.commands import Commands, free_port
 from tests.support.disks import fill, small_disk
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis]
@@ -41,7 +41,7 @@ def test_hosts_of_scripts_join_a_resumed_master_and_one_more_comes(
     finding.recovered(time.monotonic() - since)
     run.ends(0)
     for host in hosts:
-        _, errors = host.communicate(timeout=HANG_S * how_loaded())
+        _, errors = host.communicate(timeout=HANG_S)
         assert host.returncode == 0, errors
     lines = run.check()
     after = lines[lines.index(resumed) :]
@@ -61,6 +61,21 @@ def test_scripts_wait_for_a_redis_that_comes_back_empty(
     run.ends(0)
     causes = {line["cause"] for line in run.check() if line["event"] == "left"}
     assert causes == {"its script has ended"}
+
+
+@row(9, "a user's script hangs (SIGSTOP)", SCRIPT_MODES)
+def test_a_script_that_hangs_is_killed_and_started_again(
+    speedo: Commands, mode: str, finding: Finding
+) -> None:
+    run = ScriptRun(speedo, mode, "--workers", "3", str(FIT), "none", "0.7")
+    run.has_begun(8)  # enough turns to know how long one may take
+    stand_still(next(one for one in scripts(speedo) if ".1.1" in one.environ()["SPEEDO_WORKER"]))
+    since = time.monotonic()
+    run.wait_for(lambda: run.lines("left"))
+    finding.note = f"its worker was given up after {time.monotonic() - since:.1f} s"
+    finding.recovered(run.recovery(since))
+    run.ends(0)
+    run.check()
 
 
 @row(11, "NaN in the weights of a user's script", SCRIPT_MODES)

@@ -16,7 +16,7 @@ import pytest
 from tests.faults.invariants import Line, read_lines
 from tests.faults.rows import Finding, row
 from tests.faults.scripts import EACH_ONCE, SCRIPT_MODES, options_of, trained
-from tests.support.commands import Commands, commands, how_loaded, wait_for_line
+from tests.support.commands import Commands, commands, wait_for_line
 from tests.support.network import Host, ip, network
 from tests.support.ray_cluster import users_cluster
 
@@ -40,7 +40,7 @@ def lines_of(folder: Path) -> list[Line]:
 
 def ended(process: subprocess.Popen[str], status: int = 0) -> str:
     """What a command said on standard error, once it has ended with this status."""
-    _, errors = process.communicate(timeout=WAIT_S * how_loaded())
+    _, errors = process.communicate(timeout=WAIT_S)
     assert process.returncode == status, errors
     assert "Traceback" not in errors
     return errors
@@ -101,7 +101,7 @@ def test_a_host_that_is_killed_loses_no_record_and_one_more_joins_the_others(
     speedo.start(*worker(chief, 2, "fit.py", "none", "0.7"), inside=third.inside)
     wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":3,', 90)
     status = speedo.start("status", "--json", inside=chief.inside)
-    out, _ = status.communicate(timeout=WAIT_S * how_loaded())
+    out, _ = status.communicate(timeout=WAIT_S)
     (found,) = json.loads(out)["runs"]
     assert (found["address"], len(found["workers"])) == (f"{chief.address}:56126", 4)
     kill_all_at(third)

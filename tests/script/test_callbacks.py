@@ -14,7 +14,7 @@ import speedo
 from speedo.errors import ConfigError
 from speedo.run_dir.checkpoint_file import checkpoint_path
 from speedo.run_dir.directory import CHECKPOINTS
-from tests.support.commands import Commands, how_loaded
+from tests.support.commands import Commands
 
 SCRIPT = Path(__file__).parent / "scripts" / "told.py"
 WAIT_S = 200
@@ -22,7 +22,7 @@ WAIT_S = 200
 
 def run(speedo: Commands, *words: str) -> tuple[int, str]:
     process = speedo.start("run", "--run-dir", "run", "--workers", "2", *words)
-    _, errors = process.communicate(timeout=WAIT_S * how_loaded())
+    _, errors = process.communicate(timeout=WAIT_S)
     return process.returncode, errors
 
 

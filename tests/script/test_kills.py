@@ -85,7 +85,7 @@ def each_record_is_trained_once(
             wanted = chance.choice([count for count in (2, 3, 4, 5) if count != wanted])
             speedo.start("scale", str(wanted))
         happened.append(what)
-    _, errors = process.communicate(timeout=2 * WAIT_S * how_loaded())
+    _, errors = process.communicate(timeout=2 * WAIT_S)
     print(mode, happened, errors[-3000:])
     assert process.returncode == 0
     assert len(happened) == events
@@ -111,7 +111,7 @@ def test_the_last_records_of_a_worker_that_dies_are_trained_by_those_that_wait_f
     assert merged(tmp_path) == RECORDS * EPOCHS - 8
     [hangs] = [one for one in scripts(speedo) if one.environ()["SPEEDO_WORKER"].endswith(".1.1")]
     hangs.kill()
-    _, errors = process.communicate(timeout=WAIT_S * how_loaded())
+    _, errors = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0, errors
     lines = lines_of(tmp_path)
     assert trained(lines) == EACH_ONCE
@@ -147,6 +147,6 @@ def test_the_end_does_not_wait_for_a_script_that_has_not_joined(
     while len(scripts(speedo)) < 3 and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)
     assert process.poll() is None
-    _, errors = process.communicate(timeout=WAIT_S * how_loaded())
+    _, errors = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0, errors
     assert trained(lines_of(tmp_path)) == EACH_ONCE

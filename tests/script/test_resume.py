@@ -16,9 +16,9 @@ import pytest
 from speedo.run.script_resume import read_former_run
 from speedo.run_dir.checkpoint_file import checkpoints_in
 from tests.faults.rows import Finding, row
-from tests.faults.scripts import RECORDS, SCRIPT_MODES, kept, options_of, trained
+from tests.faults.scripts import RECORDS, SCRIPT_MODES, ScriptRun, kept, trained
 from tests.script.test_run_command import WAIT_S, lines_of
-from tests.support.commands import KEEPERS, Commands, how_loaded, wait_for_line
+from tests.support.commands import KEEPERS, Commands, wait_for_line
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.timeout(540)]
 SCRIPT = Path(__file__).parent / "scripts" / "go_on.py"
@@ -35,7 +35,7 @@ def kill_all(speedo: Commands) -> None:
 
 def resumed(speedo: Commands, *words: str) -> tuple[int, str]:
     process = speedo.start("run", "--resume", "run", *words)
-    _, errors = process.communicate(timeout=WAIT_S * how_loaded())
+    _, errors = process.communicate(timeout=WAIT_S)
     return process.returncode, errors
 
 
@@ -52,25 +52,26 @@ def each_once(epochs: int) -> Counter[tuple[int, int]]:
 def test_a_killed_run_goes_on_with_more_workers_and_later_for_more_epochs(
     speedo: Commands, tmp_path: Path, mode: str, finding: Finding
 ) -> None:
-    run, words = tmp_path / "run", ("--run-dir", "run", "--workers", "2", *options_of(mode))
-    process = speedo.start("run", *words, *OFTEN, str(SCRIPT), "numpy", "2", "0.15")
-    wait_for_line(run / "metrics.jsonl", '"checkpoint"', 60)
+    run = ScriptRun(speedo, mode, "--workers", "2", *OFTEN, str(SCRIPT), "numpy", "2", "0.15")
+    run.wait_for(lambda: run.lines("checkpoint"))
     kill_all(speedo)
-    process.wait(WAIT_S * how_loaded())
-    former = read_former_run(checkpoints_in(run / "checkpoints")[0])
+    run.process.wait(WAIT_S)
+    former = read_former_run(checkpoints_in(run.dir / "checkpoints")[0])
     counters = former.checkpoint.counters
     assert 0 < counters.iteration < RECORDS / 8, "it was not killed in the first epoch"
     assert former.book.settled(0) == counters.samples
-    shown = (run / "logs" / "worker-0.log").read_text()
+    shown = (run.dir / "logs" / "worker-0.log").read_text()
 
     since = time.monotonic()
-    process = speedo.start("run", "--resume", "run", "--workers", "3")
-    wait_for_line(run / "metrics.jsonl", f'"version":{counters.version + 1},', 60)
+    run.resume("--workers", "3")
+    run.wait_for(lambda: run.lines("resumed"))
+    (resumed,) = run.lines("resumed")
+    run.wait_for(lambda: run.merged_after(resumed))
     finding.recovered(time.monotonic() - since)
-    wait_for_line(run / "metrics.jsonl", f'"version":{counters.version + 3},', 60)
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=WAIT_S * how_loaded())
-    assert process.returncode == 143, errors
+    run.wait_for(lambda: run.version >= counters.version + 3)
+    run.process.send_signal(signal.SIGTERM)
+    _, errors = run.process.communicate(timeout=WAIT_S)
+    assert run.process.returncode == 143, errors
     assert (
         f"resumed at iteration {counters.iteration} (version {counters.version}), in epoch 0"
         in errors
@@ -101,12 +102,12 @@ def test_one_worker_in_rounds_is_the_same_to_the_bit_after_a_kill_and_after_its_
     """Adam's moments, the rate of a scheduler that is kept, and the order of the records all matter here."""
     words = ("--workers", "1", "--mode", "sync", "--seed", "7", *OFTEN)
     whole = speedo.start("run", "--run-dir", "whole", *words, str(SCRIPT), "adam", "3", "0")
-    _, errors = whole.communicate(timeout=WAIT_S * how_loaded())
+    _, errors = whole.communicate(timeout=WAIT_S)
     assert whole.returncode == 0, errors
     process = speedo.start("run", "--run-dir", "run", *words, str(SCRIPT), "adam", "2", "0.1")
     wait_for_line(tmp_path / "run" / "metrics.jsonl", '"checkpoint"', 60)
     kill_all(speedo)
-    process.wait(WAIT_S * how_loaded())
+    process.wait(WAIT_S)
     for epochs in ("2", "3"):
         status, errors = resumed(speedo, str(SCRIPT), "adam", epochs, "0")
         assert status == 0, errors

@@ -26,7 +26,7 @@ RIGHT = [1.0, -2.0, 3.0]
 def run(speedo: Commands, *words: str) -> tuple[int, str, str]:
     slowly = ("--timeout", f"{120 * how_loaded():.0f}")
     process = speedo.start("run", "--run-dir", "run", *slowly, *words)
-    out, errors = process.communicate(timeout=WAIT_S * how_loaded())
+    out, errors = process.communicate(timeout=WAIT_S)
     return process.returncode, out, errors
 
 
@@ -73,7 +73,7 @@ def test_ctrl_c_ends_the_run_and_the_model_so_far_is_there(
     while time.monotonic() < deadline and not (log.exists() and '"merged"' in log.read_text()):
         time.sleep(0.2)
     process.send_signal(signal.SIGINT)
-    out, errors = process.communicate(timeout=WAIT_S * how_loaded())
+    out, errors = process.communicate(timeout=WAIT_S)
     assert process.returncode == 130, errors
     assert (tmp_path / "run" / "model.npz").is_file()
     assert "fitted 0" in errors  # it came out of its loop, with the model
@@ -141,6 +141,15 @@ def test_workers_that_end_as_they_should_not_leave_their_records_to_the_others(
     assert causes[3].startswith("its script ended with status 0 inside of `with speedo.join(...)`")
     np.testing.assert_allclose(np.load(tmp_path / "run" / "model.npz")["w"], RIGHT, atol=0.1)
     assert "told: speedo.join is called once more" in errors
+
+
+@pytest.mark.matrix
+def test_a_script_may_load_for_as_long_as_timeout_says(speedo: Commands, tmp_path: Path) -> None:
+    """Without it two minutes are all that a worker has to start."""
+    words = ("--timeout", "600", "--workers", "1", "--mode", "async", str(SCRIPT), "loads-long")
+    status, _, errors = run(speedo, *words)
+    assert status == 0, errors
+    assert trained(lines_of(tmp_path)) == EACH_ONCE
 
 
 def test_a_script_that_fails_after_the_training_is_told(speedo: Commands, tmp_path: Path) -> None:

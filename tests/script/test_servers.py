@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from tests.faults.rows import row
-from tests.faults.scripts import trained
-from tests.support.commands import Commands, how_loaded, wait_for_line
+from tests.faults.scripts import scripts, trained
+from tests.support.commands import Commands, wait_for_line
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis]
 SCRIPT = Path(__file__).parent / "scripts" / "fit_wide.py"
@@ -28,7 +28,7 @@ def run(speedo: Commands, *words: str, **more: Any) -> subprocess.Popen[str]:
 
 def ended(process: subprocess.Popen[str], folder: Path) -> tuple[list[dict[str, Any]], str]:
     """Log and standard error of a run that is over well; each record was trained once."""
-    _, errors = process.communicate(timeout=WAIT_S * how_loaded())
+    _, errors = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0, errors
     lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").open()]
     assert trained(lines) == EACH_ONCE
@@ -94,13 +94,12 @@ def test_turns_that_overlap_train_each_record_once_and_all_are_merged(
 def test_a_script_that_is_started_again_is_let_in_by_the_servers(
     speedo: Commands, tmp_path: Path, overlap: str
 ) -> None:
-    process = run(speedo, "--mode", "async", "--overlap", overlap, str(SCRIPT), "16", "0.2")
+    process = run(speedo, "--mode", "async", "--overlap", overlap, str(SCRIPT), "16", "1")
     wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":6,', WAIT_S)
+    scripts(speedo, SCRIPT)[0].kill()
     asked = speedo.start("status", "--json")
-    (told,) = json.loads(asked.communicate(timeout=WAIT_S * how_loaded())[0])["runs"]
+    (told,) = json.loads(asked.communicate(timeout=WAIT_S)[0])["runs"]
     assert [(one["server"], one["state"]) for one in told["servers"]] == [(0, "serving"), (1, "serving")]  # fmt: skip
-    scripts = [one for one in speedo.left() if one.cmdline()[1:2] == [str(SCRIPT)]]
-    scripts[0].kill()
     lines, _ = ended(process, tmp_path)
     causes = [line["cause"] for line in lines if line["event"] == "left"]
     assert sum("killed by SIGKILL" in cause for cause in causes) == 1, causes

@@ -82,7 +82,7 @@ def test_records_of_a_torch_script_that_is_killed_are_trained_by_others(
         events = [line["event"] for line in lines_of(tmp_path)] if log.exists() else []
         if events.count("joined") == 3 + len(killed) - len(to_kill) and events[-1] == "result":
             script_of(speedo, to_kill.pop(0)).kill()
-    _, errors = process.communicate(timeout=WAIT_S * how_loaded())
+    _, errors = process.communicate(timeout=WAIT_S)
     assert (process.returncode, to_kill) == (0, []), errors
     lines = lines_of(tmp_path)
     each_once = {(epoch, position): 1 for epoch in range(2) for position in range(RECORDS)}
