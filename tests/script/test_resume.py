@@ -52,7 +52,7 @@ def each_once(epochs: int) -> Counter[tuple[int, int]]:
 def test_a_killed_run_goes_on_with_more_workers_and_later_for_more_epochs(
     speedo: Commands, tmp_path: Path, mode: str, finding: Finding
 ) -> None:
-    run = ScriptRun(speedo, mode, "--workers", "2", *OFTEN, str(SCRIPT), "numpy", "2", "0.15")
+    run = ScriptRun(speedo, mode, "--workers", "2", *OFTEN, str(SCRIPT), "numpy", "2", "0.5")
     run.wait_for(lambda: run.lines("checkpoint"))
     kill_all(speedo)
     run.process.wait(WAIT_S)

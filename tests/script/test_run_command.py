@@ -137,8 +137,10 @@ def test_workers_that_end_as_they_should_not_leave_their_records_to_the_others(
     assert trained(lines) == EACH_ONCE
     causes = {line["worker"]: line["cause"] for line in lines if line["event"] == "left"}
     assert causes[1] == "its script has ended"
-    assert causes[2].endswith("ValueError: no such column")  # that it ended may be known later
-    assert causes[3].startswith("its script ended with status 0 inside of `with speedo.join(...)`")
+    # On a busy machine what a script has raised is known, and not yet that it has ended.
+    assert causes[2].endswith("ValueError: no such column")
+    left = "its script ended with status 0 inside of `with speedo.join(...)`"
+    assert causes[3].startswith((left, "its script raised SystemExit"))
     np.testing.assert_allclose(np.load(tmp_path / "run" / "model.npz")["w"], RIGHT, atol=0.1)
     assert "told: speedo.join is called once more" in errors
 
