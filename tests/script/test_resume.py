@@ -52,8 +52,9 @@ def each_once(epochs: int) -> Counter[tuple[int, int]]:
 def test_a_killed_run_goes_on_with_more_workers_and_later_for_more_epochs(
     speedo: Commands, tmp_path: Path, mode: str, finding: Finding
 ) -> None:
-    run = ScriptRun(speedo, mode, "--workers", "2", *OFTEN, str(SCRIPT), "numpy", "2", "0.5")
-    run.wait_for(lambda: run.lines("checkpoint"))
+    run = ScriptRun(speedo, mode, "--workers", "2", *OFTEN, str(SCRIPT), "numpy", "2", "1")
+    run.wait_for(lambda: any(line["version"] > 0 for line in run.lines("checkpoint")))
+    run.process.kill()
     kill_all(speedo)
     run.process.wait(WAIT_S)
     former = read_former_run(checkpoints_in(run.dir / "checkpoints")[0])
@@ -65,8 +66,8 @@ def test_a_killed_run_goes_on_with_more_workers_and_later_for_more_epochs(
     since = time.monotonic()
     run.resume("--workers", "3")
     run.wait_for(lambda: run.lines("resumed"))
-    (resumed,) = run.lines("resumed")
-    run.wait_for(lambda: run.merged_after(resumed))
+    (line,) = run.lines("resumed")
+    run.wait_for(lambda: run.merged_after(line))
     finding.recovered(time.monotonic() - since)
     run.wait_for(lambda: run.version >= counters.version + 3)
     run.process.send_signal(signal.SIGTERM)
