@@ -1,4 +1,4 @@
-"""The profile of Hypothesis, what is left out without PyTorch, Ctrl-C for what is started, problems, golden traces."""
+"""The profile of Hypothesis, what is left out, timeouts, the report of the fault matrix, Ctrl-C, problems."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from speedo.engines.caffe_import import prepare_environment
+from tests.faults.rows import EVERY, Finding, Tried, fault_of, is_wanted, mode_of, write_down
 from tests.support import left_behind
+from tests.support.commands import how_loaded
 
 if TYPE_CHECKING:
     from tests.support.commands import Commands
@@ -92,17 +94,58 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 WITHOUT_TORCH = "PyTorch is not installed"
+MOST_LOADED = 6.0  # times the timeout of a test, on however busy a machine
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if os.environ.get("SPEEDO_FAULTS") != "all":
-        more = [item for item in items if item.get_closest_marker("matrix") is not None]
-        config.hook.pytest_deselected(items=more)
-        items[:] = [item for item in items if item not in set(more)]
+    unwanted = [
+        item
+        for item in items
+        if not is_wanted(item)
+        or (os.environ.get(EVERY) != "all" and item.get_closest_marker("matrix") is not None)
+    ]
+    if unwanted:
+        config.hook.pytest_deselected(items=unwanted)
+        left_out = set(unwanted)
+        items[:] = [item for item in items if item not in left_out]
+    longest = float(config.getoption("timeout") or config.getini("timeout"))
+    factor = min(how_loaded(), MOST_LOADED)
+    for item in items:
+        own = item.get_closest_marker("timeout")
+        scaled = factor * (longest if own is None else own.args[0])
+        item.add_marker(pytest.mark.timeout(scaled), append=False)
     if importlib.util.find_spec("torch") is None:
         for item in items:
             if item.get_closest_marker("torch") is not None:
                 item.add_marker(pytest.mark.skip(reason=WITHOUT_TORCH))
+
+
+FINDING = pytest.StashKey[Finding]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    mark = item.get_closest_marker("faults")
+    if mark is not None and (report.when == "call" or report.failed):
+        found = item.stash.get(FINDING, Finding())
+        note = found.note if report.passed else f"{report.when}: {_last_line(report)}"
+        number, fault = fault_of(item)
+        write_down(Tried(number, fault, mode_of(item), report.outcome, found.seconds, note))
+    return report
+
+
+def _last_line(report: pytest.TestReport) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return str(getattr(crash, "message", report.longrepr)).splitlines()[0]
+
+
+@pytest.fixture
+def finding(request: pytest.FixtureRequest) -> Finding:
+    request.node.stash[FINDING] = Finding()
+    return request.node.stash[FINDING]
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # after the list of all that was skipped

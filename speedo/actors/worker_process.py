@@ -26,7 +26,8 @@ from speedo.run.settings import RunSettings
 from speedo.system.cores import UNBOUND, CoreShare
 from speedo.transport.channel import first_line
 
-START_S: Final = 120.0  # building a solver may take this long
+START_S: Final = 120.0  # building a solver may take this long; `--timeout` may give more, as to a script that loads
+_SLOW: Final = "if it loads for longer, raise --timeout; else "
 END_S: Final = 2.0  # for a process to vanish after SIGKILL
 OVERLAP_THREADS: Final = 4  # of an actor whose turns overlap: two turns, and whoever asks meanwhile
 
@@ -71,6 +72,7 @@ class WorkerProcess:
     ) -> None:
         """Start a process for this place, or take one that `warm` began; it is ready once `answer` says so."""
         self.place, self.former, self.since = place, place.worker, now
+        self._limit_s = max(START_S, settings.timeout_s)
         self.log = logs / f"worker-{place.worker}.log"
         self._scratch = scratch_of(scratch, place, settings.epoch)
         self._log_begin, self._kills = size_of(self.log), memory_kills()
@@ -80,20 +82,23 @@ class WorkerProcess:
             settings, place, self.log, self._scratch, data_root, master, share
         )
 
-    def wait(self, now: float, timeout_s: float = START_S) -> Ready:
+    def wait(self, now: float) -> Ready:
         """Wait until it is ready. Raises `SpeedoError` with what kept it from starting."""
         assert self.place is not None
         who = f"worker {self.place.worker}"
-        ready: Ready = started(self.starting, self.log, who, self._log_begin, timeout_s)
+        ready: Ready = started(self.starting, self.log, who, self._log_begin, self._limit_s, _SLOW)
         self.starting, self.since = None, now
         self._process = _process(ready.runs_at.process)
         return ready
 
     def answer(self, now: float) -> Ready | None:
         """As `wait`, but None while it is not ready yet."""
-        if now < self.since + START_S and not ray.wait([self.starting], timeout=0)[0]:
+        if ray.wait([self.starting], timeout=0)[0]:
+            return self.wait(now)
+        if now < self.since + self._limit_s:
             return None
-        return self.wait(now, 0.0)
+        assert self.place is not None
+        raise _too_late(f"worker {self.place.worker}", self._limit_s, self.log, _SLOW)
 
     def is_dead(self) -> bool:
         """Whether it was ready and its process has ended."""
@@ -150,7 +155,12 @@ def _process(number: int) -> psutil.Process | None:
 
 
 def started(
-    reference: Any, log: Path, who: str, log_begin: int = 0, timeout_s: float = START_S
+    reference: Any,
+    log: Path,
+    who: str,
+    log_begin: int = 0,
+    timeout_s: float = START_S,
+    remedy: str = "",
 ) -> Any:
     """The answer of an actor's `start`; a death becomes an error with Caffe's own words."""
     try:
@@ -163,4 +173,8 @@ def started(
         cause = cause_in(log, log_begin) or death_cause(error)
         raise EngineError(f"{who} could not start: {cause}; see {log}") from None
     except GetTimeoutError:
-        raise EngineError(f"{who} did not start within {START_S:.0f} s; see {log}") from None
+        raise _too_late(who, timeout_s, log, remedy) from None
+
+
+def _too_late(who: str, limit_s: float, log: Path, remedy: str) -> EngineError:
+    return EngineError(f"{who} did not start within {limit_s:.0f} s; {remedy}see {log}")

@@ -26,7 +26,7 @@ FIXED: Final = {
     "final_test": False,
     "reshard_after": 0.0,
 }
-_ALSO: Final = {"max_iter", "seed", "config_file"}
+_ALSO: Final = {"max_iter", "seed", "config_file", "resume"}
 
 
 def options_of_own(options: dict[str, Any]) -> dict[str, Any]:

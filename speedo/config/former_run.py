@@ -64,7 +64,7 @@ def former_script(run_dir: Path) -> tuple[tuple[str, ...], str]:
             f"resume names {run_dir}, which holds no run: it has no {CONFIG}; give a run directory"
         )
     values = options_of_run(file, otherwise="begin a run of your own with --weights")
-    _without_script(values, ("script",), file, resumes=True)
+    _without_script(values, {"own": True}, file, resumes=True)
     return _script_of(values, file)
 
 
@@ -91,12 +91,18 @@ def _script_of(values: Mapping[str, Any], file: Path) -> tuple[tuple[str, ...], 
 
 
 def _without_script(
-    values: dict[str, Any], given: Container[str], file: Path, *, resumes: bool
+    values: dict[str, Any], given: Mapping[str, Any], file: Path, *, resumes: bool
 ) -> dict[str, Any]:
     """The other options. Raises `ConfigError` if the file is of a script and the command trains none, or reversely."""
-    own = any(name in values for name in OWN)
-    if own != ("script" in given):
-        kind, command = ("a script", "run") if own else ("a solver's net", "train")
+    own = bool(values.get("own")) or any(name in values for name in OWN)
+    if own != bool(given.get("own") or given.get("script")):
+        kind, command = ("a solver's net", "train")
+        if own:
+            kind, command = (
+                ("a script", "run")
+                if "script" in values
+                else ("each host's own script", "master --own")
+            )
         remedy = f"resume it with speedo {command} --resume" if resumes else f"use speedo {command}"
         raise ConfigError(f"{file} is of a run that trains {kind}: {remedy}")
     if own:  # its first weights are in the checkpoint

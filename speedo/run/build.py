@@ -180,9 +180,10 @@ def build_training(
     )
     values = config_for_people(config, spec.path, settings.seed)
     if isinstance(spec, ScriptJob):
-        values["script"] = values.pop("solver")
-        values["script_folder"] = spec.folder
-        values["arguments"] = [hide_secrets(one) for one in spec.words[2:]]
+        script = values.pop("solver")
+        if spec.words:  # else each host brings its own
+            values |= {"script": script, "script_folder": spec.folder}
+            values["arguments"] = [hide_secrets(one) for one in spec.words[2:]]
     try:
         write_config(run_dir, values)
         now_ours(run_dir)

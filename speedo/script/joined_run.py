@@ -202,8 +202,10 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         self._events.stepped(self._steps, math.nan if loss is None else loss, samples)
 
     def report(self, loss: float) -> None:
-        """Say the loss of the step that follows, for the log: with an optimizer, before its step."""
-        self._loss = float(loss)
+        """Say the loss of the step that follows, for the log: with an optimizer, before its step. May be a tensor."""
+        self._loss = float(
+            getattr(loss, "detach", lambda: loss)()
+        )  # PyTorch warns of one with gradients
 
     def test(
         self, measure: Measure, data: Any = None, batch: int | None = None

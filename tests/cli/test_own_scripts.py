@@ -21,7 +21,8 @@ def test_what_a_solver_would_have_is_refused_by_its_flag() -> None:
         options_of_own(options)
 
 
-def test_a_run_of_scripts_has_no_team_test_or_checkpoint() -> None:
+def test_a_run_of_scripts_has_no_team_and_no_last_test_and_may_be_resumed() -> None:
+    assert options_of_own({"resume": "run"})["resume"] == "run"
     config = make_config(options_of_own({"workers": 3, "mode": "easgd", "host": "10.0.0.5"}))
     assert (config.own, config.script, config.workers) == (True, (), 3)
     assert (config.final_test, config.splits_batch) == (False, False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -49,41 +50,16 @@ def states(process: psutil.Process) -> list[str]:
     return [stat.read_text().rpartition(")")[2].split()[0] for stat in stats]
 
 
-class Run:
-    """`speedo train`, or `speedo master` with what belongs to it, on a solver of `nets`."""
+class Watched:
+    """A command that is started and its run, in the directory `name`."""
 
-    def __init__(
-        self,
-        speedo: Commands,
-        solver: Path,
-        mode: str,
-        *options: str,
-        command: str = "train",
-        name: str = "run",
-        environment: Mapping[str, str] | None = None,
-        inside: Sequence[str] = (),
-    ) -> None:
-        self.speedo, self.solver, self.mode = speedo, solver, mode
+    process: subprocess.Popen[str]
+
+    def __init__(self, speedo: Commands, mode: str, name: str = "run") -> None:
+        self.speedo, self.mode = speedo, mode
         self.dir = speedo.folder / name
-        if "--redis" in options:
-            options += BY_REDIS
-        if mode == "sync" and "--team" not in options:
-            options += EACH_BY_ITSELF
-        arguments = (
-            command, str(solver), "--mode", mode, "--max-iter", "100000000", "--test-interval", "0",
-            "--run-dir", name,
-        )  # fmt: skip
-        self.process = speedo.start(*arguments, *options, environment=environment, inside=inside)
         self._lines: list[Line] = []
         self._read = self._file = 0
-
-    def resume(
-        self, *options: str, command: str = "train", environment: Mapping[str, str] | None = None
-    ) -> None:
-        """Go on with it in a new command, which is `process` from now on."""
-        self.process = self.speedo.start(
-            command, "--resume", str(self.dir), *options, environment=environment
-        )
 
     # ------------------------------------------------------------ what it says
 
@@ -168,19 +144,57 @@ class Run:
 
     # ------------------------------------------------------------ the end
 
-    def stop(self) -> None:
-        """End it as Ctrl-C does, and see that it ends well."""
-        interrupt(self.process)
-        _, errors = self.process.communicate(timeout=HANG_S)
-        assert self.process.returncode == 130, errors
-        assert "Traceback" not in errors
-
     def ends(self, status: int) -> str:
         """What it said when it ended by itself."""
         _, errors = self.process.communicate(timeout=HANG_S)
         assert self.process.returncode == status, errors
         assert "Traceback" not in errors
         return errors
+
+
+class Run(Watched):
+    """`speedo train`, or `speedo master` with what belongs to it, on a solver of `nets`."""
+
+    def __init__(
+        self,
+        speedo: Commands,
+        solver: Path,
+        mode: str,
+        *options: str,
+        command: str = "train",
+        name: str = "run",
+        environment: Mapping[str, str] | None = None,
+        inside: Sequence[str] = (),
+    ) -> None:
+        super().__init__(speedo, mode, name)
+        self.solver = solver
+        if "--redis" in options:
+            options += BY_REDIS
+        if mode == "sync" and "--team" not in options:
+            options += EACH_BY_ITSELF
+        arguments = (
+            command, str(solver), "--mode", mode, "--max-iter", "100000000", "--test-interval", "0",
+            "--run-dir", name,
+        )  # fmt: skip
+        self.process = speedo.start(*arguments, *options, environment=environment, inside=inside)
+
+    def resume(
+        self, *options: str, command: str = "train", environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Go on with it in a new command, which is `process` from now on."""
+        self.process = self.speedo.start(
+            command, "--resume", str(self.dir), *options, environment=environment
+        )
+
+    def workers(self) -> dict[int, psutil.Process]:
+        return self.speedo.workers()
+
+    def stop(self) -> None:
+        """End it as Ctrl-C does, and see that it ends well."""
+        interrupt(self.process)
+        _, errors = self.process.communicate(timeout=HANG_S)
+        assert self.process.returncode == 130, errors
+        assert "Traceback" not in errors
 
     def check(self, *, gap_s: float = GAP_S) -> list[Line]:
         """The promises hold in what it left."""

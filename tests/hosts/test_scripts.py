@@ -6,21 +6,20 @@ import json
 import subprocess
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.faults.invariants import Line, read_lines
+from tests.faults.rows import Finding, row
+from tests.faults.scripts import EACH_ONCE, SCRIPT_MODES, options_of, trained
 from tests.support.commands import Commands, commands, wait_for_line
 from tests.support.network import Host, network
 from tests.support.ray_cluster import users_cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis]
 SCRIPTS = Path(__file__).parents[1] / "script" / "scripts"
-RECORDS, EPOCHS, WAIT_S = 240, 3, 240
-EACH_ONCE = Counter(
-    {(epoch, position): 1 for epoch in range(EPOCHS) for position in range(RECORDS)}
-)
+WAIT_S = 240
 
 
 def master(chief: Host, *options: str) -> tuple[str, ...]:
@@ -32,20 +31,8 @@ def worker(chief: Host, count: int, script: str, *arguments: str) -> tuple[str, 
     return (*words, "--", "python", str(SCRIPTS / script), *arguments)
 
 
-def lines_of(folder: Path) -> list[dict[str, Any]]:
-    written = (folder / "run" / "metrics.jsonl").read_text().rpartition("\n")[0]
-    return [json.loads(line) for line in written.splitlines()]
-
-
-def trained(lines: list[dict[str, Any]]) -> Counter[tuple[int, int]]:
-    """How often each position of each epoch is in a result that was merged."""
-    return Counter(
-        (epoch, position)
-        for line in lines
-        if line["event"] == "result" and line["decision"] == "merged"
-        for epoch, start, stop in line["records"]
-        for position in range(start, stop)
-    )
+def lines_of(folder: Path) -> list[Line]:
+    return read_lines(folder / "run" / "metrics.jsonl")
 
 
 def ended(process: subprocess.Popen[str], status: int = 0) -> str:
@@ -94,11 +81,13 @@ def test_collectives_are_of_all_workers_wherever_they_are(
     assert "collected [0, 1, 2, 3] [10.0, 10.0, 10.0] [3.0] [7.0]" in errors
 
 
+@row(8, "the host of users' scripts killed; another joins", SCRIPT_MODES, usual="sync")
 def test_a_host_that_is_killed_loses_no_record_and_one_more_joins_the_others(
-    speedo: Commands, hosts: list[Host], tmp_path: Path
+    speedo: Commands, hosts: list[Host], tmp_path: Path, mode: str, finding: Finding
 ) -> None:
     chief, other, third = hosts
-    first = speedo.start(*master(chief, "--workers", "4"), inside=chief.inside)
+    words = master(chief, "--workers", "4", *options_of(mode))
+    first = speedo.start(*words, inside=chief.inside)
     stays = speedo.start(*worker(chief, 2, "fit.py", "none", "0.7"), inside=other.inside)
     speedo.start(*worker(chief, 2, "fit.py", "none", "0.7"), inside=third.inside)
     wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":3,', 90)
@@ -116,6 +105,9 @@ def test_a_host_that_is_killed_loses_no_record_and_one_more_joins_the_others(
     causes = Counter(line["cause"] for line in lines if line["event"] == "left")
     assert causes.pop("its script has ended") in (2, 4)  # the new host may come when all is trained
     assert causes.total() == 2, causes
+    left = next(line["time"] for line in lines if line["event"] == "left")
+    after = (line["time"] for line in lines if line.get("decision") == "merged")
+    finding.recovered(next(time for time in after if time > left) - left)
 
 
 def test_hosts_that_do_not_fit_the_master_are_told_why_and_it_goes_on(

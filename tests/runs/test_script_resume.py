@@ -15,13 +15,14 @@ import yaml
 from click.testing import CliRunner
 
 from speedo.cli.main import main
+from speedo.cli.own_scripts import options_of_own
 from speedo.config.former_run import former_script
 from speedo.config.run_config import make_config
 from speedo.errors import CheckpointError, ClusterError, ConfigError
 from speedo.leases.lease import LeaseRequest
 from speedo.master.lease_book import LeaseBook
 from speedo.run.prepare_script import prepare_script
-from speedo.run.script_job import FirstModel
+from speedo.run.script_job import FirstModel, ScriptJob
 from speedo.run.script_resume import read_former_run, state_bytes
 from speedo.run_dir.checkpoint_file import Checkpoint, Counters, WorkerState, write_checkpoint
 from speedo.vectors.transfer import take_history
@@ -205,6 +206,23 @@ def test_the_command_says_what_it_cannot_resume(
     done = CliRunner().invoke(main, [one.replace("RUN", str(where)) for one in words])
     assert done.exit_code == 2
     assert said in " ".join(done.output.split())
+
+
+def test_a_run_of_the_scripts_of_hosts_is_resumed_without_a_script(tmp_path: Path) -> None:
+    where, own = tmp_path / "run", options_of_own({"own": True, "workers": 3})
+    run = ScriptRun(where, own=True)
+    run.first_weights()
+    run.join()
+    write_checkpoint(where / "checkpoints", checkpoint())
+    job = prepare_script(make_config({**own, "resume": where, "seed": 5}), print).settings.spec
+    assert isinstance(job, ScriptJob)
+    assert (job.words, job.batch, job.first_epoch) == ((), 8, 1)
+    with pytest.raises(
+        ConfigError, match="each host's own script: resume it with speedo master --own --resume"
+    ):
+        make_config({"resume": where})
+    with pytest.raises(ConfigError, match="names no script with a folder: name the script again"):
+        former_script(where)
 
 
 def test_a_strangers_run_is_resumed_with_a_script_of_ones_own(tmp_path: Path) -> None:

@@ -11,30 +11,21 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.script.test_run_command import (
+from tests.faults.rows import Finding, row
+from tests.faults.scripts import (
     EACH_ONCE,
     EPOCHS,
     RECORDS,
-    SCRIPT,
-    WAIT_S,
-    lines_of,
-    run,
+    SCRIPT_MODES,
+    options_of,
     trained,
 )
-from tests.support.commands import Commands
+from tests.faults.scripts import FIT as SCRIPT
+from tests.script.test_run_command import WAIT_S, lines_of, run
+from tests.support.commands import Commands, how_loaded
 from tests.support.processes import environment_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis]
-MODES = ("sync", "async", "partial", "weed-out", "easgd", "hybrid")
-PHASES = [
-    word
-    for mode in ("sync", "async", "easgd", "partial")
-    for word in ("--phase", f"{mode}:20" if mode != "partial" else mode)
-]
-
-
-def options_of(mode: str) -> list[str]:
-    return ["--mode", mode, "--local-steps", "2"] if mode != "hybrid" else ["--mode", mode, *PHASES]
 
 
 def merged(folder: Path) -> int:
@@ -57,16 +48,22 @@ def pauses_after_deaths(lines: list[dict[str, object]]) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("mode", "events", "pause"),
-    [
-        ("easgd", 3, 0.25),
-        ("sync", 2, 0.25),
-        *(pytest.param(mode, 20, 1.2, marks=pytest.mark.matrix) for mode in MODES),
-    ],
-)
+@row(1, "a user's script killed three times", SCRIPT_MODES, usual="sync")
+def test_each_record_is_trained_once_whichever_script_is_killed(
+    speedo: Commands, tmp_path: Path, mode: str, finding: Finding
+) -> None:
+    each_record_is_trained_once(speedo, tmp_path, mode, 3, 0.25, finding)
+
+
+@row(15, "users' scripts killed, added and taken away, 20 times", SCRIPT_MODES)
 def test_each_record_is_trained_once_whoever_dies_joins_or_leaves(
-    speedo: Commands, tmp_path: Path, mode: str, events: int, pause: float
+    speedo: Commands, tmp_path: Path, mode: str, finding: Finding
+) -> None:
+    each_record_is_trained_once(speedo, tmp_path, mode, 20, 1.2, finding)
+
+
+def each_record_is_trained_once(
+    speedo: Commands, tmp_path: Path, mode: str, events: int, pause: float, finding: Finding
 ) -> None:
     chance = random.Random(f"{mode} {events}")
     process = speedo.start(
@@ -74,7 +71,7 @@ def test_each_record_is_trained_once_whoever_dies_joins_or_leaves(
         *(*options_of(mode), str(SCRIPT), "none", str(pause)),
     )
     happened, wanted = list[str](), 4
-    deadline = time.monotonic() + 2 * WAIT_S
+    deadline = time.monotonic() + 2 * WAIT_S * how_loaded()
     while len(happened) < events and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.2)
         done = merged(tmp_path) / (RECORDS * EPOCHS)
@@ -93,7 +90,8 @@ def test_each_record_is_trained_once_whoever_dies_joins_or_leaves(
     assert process.returncode == 0
     assert len(happened) == events
     lines = lines_of(tmp_path)
-    print("seconds until the others went on:", pauses_after_deaths(lines))
+    for seconds in pauses_after_deaths(lines):
+        finding.recovered(seconds)
     assert trained(lines) == EACH_ONCE
     assert speedo.left() == []
 
@@ -106,7 +104,7 @@ def test_the_last_records_of_a_worker_that_dies_are_trained_by_those_that_wait_f
         *("run", "--run-dir", "run", "--workers", "3", "--restarts", "0", "--mode", "async"),
         *(str(SCRIPT), "hangs"),
     )
-    deadline = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + WAIT_S * how_loaded()
     while merged(tmp_path) < RECORDS * EPOCHS - 8 and time.monotonic() < deadline:
         time.sleep(0.2)
     time.sleep(1.0)  # the others wait by now
@@ -166,7 +164,7 @@ def test_the_end_does_not_wait_for_a_script_that_has_not_joined(
         *("run", "--run-dir", "run", "--workers", "2", "--mode", "async"),
         *(str(SCRIPT), "loads", "0.3"),
     )
-    deadline = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + WAIT_S * how_loaded()
     while not merged(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.2)
     speedo.start("scale", "3")

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from speedo.run.script_resume import read_former_run
 from speedo.run_dir.checkpoint_file import checkpoints_in
-from tests.script.test_run_command import RECORDS, WAIT_S, lines_of, trained
+from tests.faults.rows import Finding, row
+from tests.faults.scripts import RECORDS, SCRIPT_MODES, ScriptRun, kept, trained
+from tests.script.test_run_command import WAIT_S, lines_of
 from tests.support.commands import Commands, wait_for_line
 
-pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.timeout(540)]
 SCRIPT = Path(__file__).parent / "scripts" / "go_on.py"
 OFTEN = ("--checkpoint-interval", "0.5")
 
@@ -27,43 +29,40 @@ def resumed(speedo: Commands, *words: str) -> tuple[int, str]:
     return process.returncode, errors
 
 
-def kept(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The lines of the log, without results that a resumption has undone."""
-    found: list[dict[str, Any]] = []
-    for line in lines:
-        if line["event"] == "resumed":
-            found = [
-                one
-                for one in found
-                if one.get("decision") != "merged" or one["version"] <= line["version"]
-            ]
-        found.append(line)
-    return found
-
-
 def each_once(epochs: int) -> Counter[tuple[int, int]]:
     return Counter({(epoch, place): 1 for epoch in range(epochs) for place in range(RECORDS)})
 
 
+@row(
+    3,
+    "every process killed in mid-epoch, resumed with another number of workers, a user's script",
+    SCRIPT_MODES,
+    usual="async",
+)
 def test_a_killed_run_goes_on_with_more_workers_and_later_for_more_epochs(
-    speedo: Commands, tmp_path: Path
+    speedo: Commands, tmp_path: Path, mode: str, finding: Finding
 ) -> None:
-    run, words = tmp_path / "run", ("--run-dir", "run", "--workers", "2", "--mode", "async")
-    process = speedo.start("run", *words, *OFTEN, str(SCRIPT), "numpy", "2", "0.15")
-    wait_for_line(run / "metrics.jsonl", '"checkpoint"', 60)
+    run = ScriptRun(speedo, mode, "--workers", "2", *OFTEN, str(SCRIPT), "numpy", "2", "1")
+    run.wait_for(lambda: any(line["version"] > 0 for line in run.lines("checkpoint")))
+    run.process.kill()
     speedo.kill_all()
-    process.wait(WAIT_S)
-    former = read_former_run(checkpoints_in(run / "checkpoints")[0])
+    run.process.wait(WAIT_S)
+    former = read_former_run(checkpoints_in(run.dir / "checkpoints")[0])
     counters = former.checkpoint.counters
     assert 0 < counters.iteration < RECORDS / 8, "it was not killed in the first epoch"
     assert former.book.settled(0) == counters.samples
-    shown = (run / "logs" / "worker-0.log").read_text()
+    shown = (run.dir / "logs" / "worker-0.log").read_text()
 
-    process = speedo.start("run", "--resume", "run", "--workers", "3")
-    wait_for_line(run / "metrics.jsonl", f'"iteration":{counters.iteration + 12},', 60)
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 143, errors
+    since = time.monotonic()
+    run.resume("--workers", "3")
+    run.wait_for(lambda: run.lines("resumed"))
+    (line,) = run.lines("resumed")
+    run.wait_for(lambda: run.merged_after(line))
+    finding.recovered(time.monotonic() - since)
+    run.wait_for(lambda: run.version >= counters.version + 3)
+    run.process.send_signal(signal.SIGTERM)
+    _, errors = run.process.communicate(timeout=WAIT_S)
+    assert run.process.returncode == 143, errors
     assert (
         f"resumed at iteration {counters.iteration} (version {counters.version}), in epoch 0"
         in errors
@@ -73,7 +72,7 @@ def test_a_killed_run_goes_on_with_more_workers_and_later_for_more_epochs(
     ((n, weights),) = re.findall(r"begins at (\d+) (.*)", errors)
     assert int(n) == counters.iteration
     assert weights == str(former.checkpoint.center.round(3).tolist())
-    assert re.findall(r"restored (\d+)", errors)[0] <= str(counters.iteration)
+    assert int(re.findall(r"restored (\d+)", errors)[0]) <= counters.iteration
     assert "restored" not in shown
 
     status, errors = resumed(speedo, str(SCRIPT), "numpy", "3", "0")

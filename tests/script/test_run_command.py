@@ -14,38 +14,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.commands import Commands
+from tests.faults.rows import row
+from tests.faults.scripts import EACH_ONCE, RECORDS, SCRIPT_MODES, options_of, trained
+from tests.faults.scripts import FIT as SCRIPT
+from tests.support.commands import Commands, how_loaded
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis]
-SCRIPT = Path(__file__).parent / "scripts" / "fit.py"
-RECORDS, EPOCHS, WAIT_S = 240, 3, 200
+WAIT_S = 200
 RIGHT = [1.0, -2.0, 3.0]
 
 
 def run(speedo: Commands, *words: str) -> tuple[int, str, str]:
-    process = speedo.start("run", "--run-dir", "run", *words)
+    slowly = ("--timeout", f"{120 * how_loaded():.0f}")
+    process = speedo.start("run", "--run-dir", "run", *slowly, *words)
     out, errors = process.communicate(timeout=WAIT_S)
     return process.returncode, out, errors
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").open()]
-
-
-def trained(lines: list[dict[str, Any]]) -> Counter[tuple[int, int]]:
-    """How often each position of each epoch is in a result that was merged."""
-    return Counter(
-        (epoch, position)
-        for line in lines
-        if line["event"] == "result" and line["decision"] == "merged"
-        for epoch, start, stop in line.get("records", ())  # in a team one may have none
-        for position in range(start, stop)
-    )
-
-
-EACH_ONCE = Counter(
-    {(epoch, position): 1 for epoch in range(EPOCHS) for position in range(RECORDS)}
-)
 
 
 def test_every_mode_trains_each_record_once_and_the_model_is_everybodys(
@@ -83,7 +70,7 @@ def test_ctrl_c_ends_the_run_and_the_model_so_far_is_there(
     words = ("--workers", "2", "--mode", "async", str(SCRIPT), "none", "0.2")
     process = speedo.start("run", "--run-dir", "run", *words)
     log = tmp_path / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + WAIT_S * how_loaded()
     while time.monotonic() < deadline and not (log.exists() and '"merged"' in log.read_text()):
         time.sleep(0.2)
     process.send_signal(signal.SIGINT)
@@ -115,7 +102,7 @@ def test_ctrl_c_ends_the_run_and_the_model_so_far_is_there(
             ),
             marks=[pytest.mark.matrix, pytest.mark.torch],
         ),
-        ("raises", 3, "ended with status 1: ValueError: no such column"),
+        ("raises", 3, "ValueError: no such column"),
         ("never-steps", 1, "without a step: train inside of it, with run.step()"),
         ("shape", 1, "w of shape (3,) instead of w of shape (4,)"),
         ("nan", 3, "it is not finite (NaN or infinity)"),
@@ -133,12 +120,18 @@ def test_a_script_that_cannot_train_ends_the_run_with_the_cause(
     assert speedo.left() == []
 
 
+@row(
+    18,
+    "a user's script raises in one worker, exits in another, and leaves early in a third",
+    SCRIPT_MODES,
+    "async",
+)
 def test_workers_that_end_as_they_should_not_leave_their_records_to_the_others(
-    speedo: Commands, tmp_path: Path
+    speedo: Commands, tmp_path: Path, mode: str
 ) -> None:
     """One leaves early, one raises, one exits, and the first joins a second time."""
     script = SCRIPT.with_name("misused.py")
-    words = ("--workers", "4", "--restarts", "0", "--mode", "async", str(script))
+    words = ("--workers", "4", "--restarts", "0", *options_of(mode), str(script))
     status, out, errors = run(speedo, *words)
     assert status == 0, errors
     assert out.splitlines()[-1] == str(tmp_path / "run" / "model.npz")
@@ -146,10 +139,21 @@ def test_workers_that_end_as_they_should_not_leave_their_records_to_the_others(
     assert trained(lines) == EACH_ONCE
     causes = {line["worker"]: line["cause"] for line in lines if line["event"] == "left"}
     assert causes[1] == "its script has ended"
-    assert causes[2] == "its script ended with status 1: ValueError: no such column"
-    assert causes[3].startswith("its script ended with status 0 inside of `with speedo.join(...)`")
+    # On a busy machine what a script has raised is known, and not yet that it has ended.
+    assert causes[2].endswith("ValueError: no such column")
+    left = "its script ended with status 0 inside of `with speedo.join(...)`"
+    assert causes[3].startswith((left, "its script raised SystemExit"))
     np.testing.assert_allclose(np.load(tmp_path / "run" / "model.npz")["w"], RIGHT, atol=0.1)
     assert "told: speedo.join is called once more" in errors
+
+
+@pytest.mark.matrix
+def test_a_script_may_load_for_as_long_as_timeout_says(speedo: Commands, tmp_path: Path) -> None:
+    """Without it two minutes are all that a worker has to start."""
+    words = ("--timeout", "600", "--workers", "1", "--mode", "async", str(SCRIPT), "loads-long")
+    status, _, errors = run(speedo, *words)
+    assert status == 0, errors
+    assert trained(lines_of(tmp_path)) == EACH_ONCE
 
 
 def test_a_script_that_fails_after_the_training_is_told(speedo: Commands, tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.faults.rows import row
+from tests.faults.scripts import trained
 from tests.support.commands import Commands, wait_for_line
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis]
@@ -29,28 +31,22 @@ def ended(process: subprocess.Popen[str], folder: Path) -> tuple[list[dict[str, 
     _, errors = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0, errors
     lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").open()]
-    trained = Counter(
-        (epoch, position)
-        for line in lines
-        if line.get("decision") == "merged"
-        for epoch, start, stop in line["records"]
-        for position in range(start, stop)
-    )
-    assert trained == EACH_ONCE
+    assert trained(lines) == EACH_ONCE
     model = np.load(folder / "run" / "model.npz")["w"]
     for rank in (0, 1):  # both have what the run came to
         assert np.array_equal(np.load(folder / f"w{rank}.npy"), model)
     return lines, errors
 
 
+@row(20, "a server of the center killed in a merge, a user's script", ("sync",), usual="sync")
 def test_a_server_that_is_killed_in_a_round_is_replaced_and_the_model_is_one_processs(
-    speedo: Commands, tmp_path: Path
+    speedo: Commands, tmp_path: Path, mode: str
 ) -> None:
     alone = tmp_path / "alone"
     alone.mkdir()
     subprocess.run([sys.executable, str(SCRIPT), "32"], cwd=alone, check=True, timeout=60)
     process = run(
-        *(speedo, "--mode", "sync", str(SCRIPT), "16"),
+        *(speedo, "--mode", mode, str(SCRIPT), "16"),
         environment={
             "SPEEDO_FAILPOINT": "server-merging:1@10",
             "SPEEDO_FAILPOINT_DONE": str(tmp_path / "done"),
@@ -98,13 +94,12 @@ def test_turns_that_overlap_train_each_record_once_and_all_are_merged(
 def test_a_script_that_is_started_again_is_let_in_by_the_servers(
     speedo: Commands, tmp_path: Path, overlap: str
 ) -> None:
-    process = run(speedo, "--mode", "async", "--overlap", overlap, str(SCRIPT), "16", "0.2")
+    process = run(speedo, "--mode", "async", "--overlap", overlap, str(SCRIPT), "16", "1")
     wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":6,', WAIT_S)
+    speedo.scripts(SCRIPT)[0].kill()
     asked = speedo.start("status", "--json")
     (told,) = json.loads(asked.communicate(timeout=WAIT_S)[0])["runs"]
     assert [(one["server"], one["state"]) for one in told["servers"]] == [(0, "serving"), (1, "serving")]  # fmt: skip
-    scripts = speedo.scripts(SCRIPT)
-    scripts[0].kill()
     lines, _ = ended(process, tmp_path)
     causes = [line["cause"] for line in lines if line["event"] == "left"]
     assert sum("killed by SIGKILL" in cause for cause in causes) == 1, causes

@@ -11,7 +11,8 @@ import pytest
 
 import speedo
 from speedo.errors import ConfigError
-from tests.script.test_run_command import EACH_ONCE, lines_of, run, trained
+from tests.faults.scripts import EACH_ONCE, trained
+from tests.script.test_run_command import lines_of, run
 from tests.support.commands import Commands
 
 SCRIPT = Path(__file__).parent / "scripts" / "tested.py"

@@ -35,6 +35,22 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+class Command(subprocess.Popen[str]):
+    """Its timeouts are those of a machine with nothing else to do."""
+
+    def communicate(
+        self, input: str | None = None, timeout: float | None = None
+    ) -> tuple[str, str]:
+        return super().communicate(input, _scaled(timeout))
+
+    def wait(self, timeout: float | None = None) -> int:
+        return super().wait(_scaled(timeout))
+
+
+def _scaled(timeout: float | None) -> float | None:
+    return None if timeout is None else timeout * how_loaded()
+
+
 class Commands:
     """`speedo` commands of one test, marked through their environment, which all their children inherit.
 
@@ -62,7 +78,7 @@ class Commands:
 
         It has the `terminal`, a descriptor, for its own, or else pipes.
         """
-        process = subprocess.Popen(
+        process = Command(
             [*inside, sys.executable, "-m", "speedo", *arguments],
             cwd=self.folder,
             env={

@@ -25,6 +25,8 @@ if fault == "early":
     raise ValueError("the file of settings is not there")
 if fault == "loads" and ".2." in os.path.basename(os.environ["SPEEDO_WORKER"]):
     time.sleep(1000)
+if fault == "loads-long":
+    time.sleep(125)
 if fault == "never-joins":
     sys.exit()
 if fault == "foreign":

@@ -33,7 +33,7 @@ with speedo.join(model, optimizer, exchange=exchange or None) as run:
             optimizer.zero_grad()
             loss = nn.functional.mse_loss(model(some), right)
             loss.backward()
-            run.report(loss.item())
+            run.report(loss)
             time.sleep(float(pause))
             optimizer.step()
             steps += 1
