@@ -20,6 +20,7 @@ from speedo.errors import ConfigError
 from tests.deployment.kuberay_fields import RAY_JOB, problems
 from tests.support.fuzz import randoms
 from tests.support.fuzz import text as awkward
+from tests.support.outside import outside as outside
 
 KUBERNETES = "1.31"
 # What a shell, YAML and systemd would each read as something else.
@@ -62,6 +63,15 @@ def check_ray_job(document: dict[str, Any]) -> None:
 
 
 # ------------------------------------------------------------ Kubernetes
+
+
+def test_a_rule_is_checked_with_its_mode_and_a_class_of_the_users_goes_along(outside: str) -> None:
+    """The master refused it, on the cluster."""
+    refused = speedo("slurm", "--", "--mode", "async", "--rule", "outer-momentum")
+    assert "outer-momentum does not go with mode async" in refused.output
+    assert "sbatch" not in refused.output
+    words = ("--mode", "sync", "--rule", f"{outside}:Heavy", "--heavy", "0.3", "--team", "off")
+    assert " ".join(words) in speedo("slurm", "--", *words).output
 
 
 @pytest.mark.parametrize("claim", ["", "mnist"])

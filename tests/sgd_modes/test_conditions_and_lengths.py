@@ -172,6 +172,8 @@ def test_options_that_do_not_go_together_are_refused(options: dict[str, object],
         ("sync:500", {"mode": "sync", "iterations": 500}),
         ("sync:accuracy>=0.8", {"mode": "sync", "until": "accuracy>=0.8"}),
         ("async,lr=0.001", {"mode": "async", "lr": "0.001"}),
+        ("my.modes:Mine:500,every=3", {"mode": "my.modes:Mine", "iterations": 500, "every": "3"}),
+        ("mine:M:loss<=0.1", {"mode": "mine:M", "until": "loss<=0.1"}),
         (
             "easgd:9,local_steps=adaptive:10/50,lr=0.1",
             {"mode": "easgd", "iterations": 9, "local_steps": "adaptive:10/50", "lr": "0.1"},

@@ -8,10 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from speedo.config.formats import parse_phase
 from speedo.config.run_config import make_config
 from speedo.errors import ConfigError, TrainingStopped
 from speedo.master.plan import Plan
-from speedo.sgd_modes.registry import make_strategy
+from speedo.sgd_modes.registry import (
+    folders_outside,
+    make_strategy,
+    parts_outside,
+    rules_outside,
+)
 from speedo.simulation.simulator import Simulation, simulate
 from speedo.simulation.world import World
 from tests.support.outside import outside as outside
@@ -65,6 +71,27 @@ def test_a_team_carries_a_rule_of_means(outside: str) -> None:
     assert team.outcome.samples == alone.outcome.samples
     assert team.center.state.numbers == alone.center.state.numbers
     np.testing.assert_allclose(team.center.vector, alone.center.vector, rtol=1e-5)
+
+
+def test_a_mode_and_a_rule_outside_the_package_are_phases_of_hybrid(outside: str) -> None:
+    phases = [
+        parse_phase(f"{outside}:EveryOther:4,every=3"),
+        parse_phase(f"sync:4,rule={outside}:Heavy,heavy=0.2"),
+    ]
+    config = make_config({"mode": "hybrid", "phases": phases, "team": "off", "workers": 3})
+    assert [part.foreign for part in config.phases] == [{"every": 3}, {"heavy": 0.2}]
+    assert len(parts_outside(config)) == 2
+    assert rules_outside(config) == (f"{outside}:Heavy",)
+    assert Path(folders_outside(config), f"{outside}.py").is_file()  # servers look there, too
+    one, two = (
+        simulate(make_strategy(config, 10), Plan(10, 16, workers=3), servers=count)
+        for count in (0, 2)
+    )
+    assert one.outcome.complete
+    assert one.center.vector.tobytes() == two.center.vector.tobytes()
+    assert any(line.count("not its turn") for line in one.trace.text().splitlines())
+    with pytest.raises(ConfigError, match="hybrid"):
+        make_config({"mode": "hybrid", "phases": [{"mode": "hybrid", "iterations": 4}]})
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
