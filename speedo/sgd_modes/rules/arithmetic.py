@@ -55,30 +55,46 @@ def add_mean(center: Vector, contributions: Sequence[Contribution], rate: float)
     precision of the weights, which is a ten-thousandth of a small step. If all counts are equal, the sum is scaled: one
     pass for each vector instead of two.
     """
-    total = sum(contribution.samples for contribution in contributions)
-    factors = [np.float32(rate * contribution.samples / total) for contribution in contributions]
-    alike = len(contributions) > 1 and len(set(factors)) == 1
+    factors = _factors(contributions, rate)
     with scratch_blocks(2) as (mean, scratch):
         for block in blocks(center.size):
             part = mean[: block.stop - block.start]
-            if alike:
-                np.add(contributions[0].vector[block], contributions[1].vector[block], out=part)
-                for contribution in contributions[2:]:
-                    part += contribution.vector[block]
-                part *= factors[0]
-            else:
-                np.multiply(contributions[0].vector[block], factors[0], out=part)
-                for contribution, factor in zip(contributions[1:], factors[1:], strict=True):
-                    other = scratch[: part.size]
-                    np.multiply(contribution.vector[block], factor, out=other)
-                    part += other
+            _sum_into(part, block, contributions, factors, scratch)
             center[block] += part
 
 
 def mean_into(out: Vector, contributions: Sequence[Contribution]) -> None:
-    """out = sum_w (samples_w / samples) vector_w."""
-    out.fill(0.0)
-    add_mean(out, contributions, 1.0)
+    """out = sum_w (samples_w / samples) vector_w; `out` is none of these vectors."""
+    factors = _factors(contributions, 1.0)
+    with scratch_blocks(1) as (scratch,):
+        for block in blocks(out.size):
+            _sum_into(out[block], block, contributions, factors, scratch)
+
+
+def _factors(contributions: Sequence[Contribution], rate: float) -> list[np.float32]:
+    total = sum(contribution.samples for contribution in contributions)
+    return [np.float32(rate * contribution.samples / total) for contribution in contributions]
+
+
+def _sum_into(
+    part: Vector,
+    block: slice,
+    contributions: Sequence[Contribution],
+    factors: Sequence[np.float32],
+    scratch: Vector,
+) -> None:
+    """part = sum_w factor_w vector_w of this block."""
+    if len(contributions) > 1 and len(set(factors)) == 1:
+        np.add(contributions[0].vector[block], contributions[1].vector[block], out=part)
+        for contribution in contributions[2:]:
+            part += contribution.vector[block]
+        part *= factors[0]
+        return
+    np.multiply(contributions[0].vector[block], factors[0], out=part)
+    for contribution, factor in zip(contributions[1:], factors[1:], strict=True):
+        other = scratch[: part.size]
+        np.multiply(contribution.vector[block], factor, out=other)
+        part += other
 
 
 def add_sums(
