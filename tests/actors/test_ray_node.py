@@ -20,7 +20,7 @@ from speedo.actors.ray_node.session import Head, clean_environment
 from speedo.actors.token import new_token
 from speedo.errors import ClusterError
 from tests.support.network import ROOT
-from tests.support.processes import listening
+from tests.support.processes import listening, words_of
 from tests.support.ray_cluster import oldest_ray
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -97,10 +97,13 @@ def test_a_head_that_serves_who_has_no_token_ends_the_start() -> None:
             Head(node).require_token()
 
 
-def test_a_node_for_this_machine_alone_listens_on_loopback_alone() -> None:
+def test_a_head_for_this_machine_alone_listens_on_loopback_alone_and_has_no_dashboard() -> None:
     with ExitStack() as stack:
         token = clean_environment(new_token())
         node = stack.enter_context(ray_node("127.0.0.1", Ports(), ray_folder(stack), token))
         processes = psutil.Process(node.command.pid).children(recursive=True)
         addresses = {address for one in processes for address, _ in listening(one)}
+        commands = [" ".join(words_of(one)) for one in processes]
+        assert any("gcs_server" in words for words in commands)
+        assert not any("dashboard.py" in words for words in commands)
         assert {address.removeprefix("::ffff:") for address in addresses} == {"127.0.0.1"}

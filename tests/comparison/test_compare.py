@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +15,7 @@ from click.testing import CliRunner
 
 from speedo.cli.main import main
 from speedo.report.run_history import read_history
-from tests.support.commands import commands
+from tests.support.commands import commands, wait_for_line
 from tests.support.nets import LENET, net_text, records, write_data, write_lmdb, write_solver
 
 pytestmark = [pytest.mark.caffe, pytest.mark.ray, pytest.mark.redis, pytest.mark.slow]
@@ -51,7 +49,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     runs = folder / "out" / "runs"
     with commands(folder) as started:
         first = started.start(*words)
-        _wait_for(runs / "async-w2-seed1" / "metrics.jsonl", b'"decision":"merged"', first)
+        wait_for_line(runs / "async-w2-seed1" / "metrics.jsonl", '"decision":"merged"', 120)
         os.kill(first.pid, signal.SIGINT)  # alone, as its child has a session of its own
         _, errors = first.communicate(timeout=200)
         between = {run.name: int(read_history(run).images // 8) for run in runs.iterdir()}
@@ -63,14 +61,6 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
             folder / "out", words, (first.returncode, errors), between,
             (second.returncode, output, said), (before, log.stat().st_ino),
         )  # fmt: skip
-
-
-def _wait_for(path: Path, text: bytes, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 120
-    while not (path.exists() and text in path.read_bytes()):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.timeout(600)
