@@ -39,7 +39,8 @@ class Child:
         """What it prints, to the end of its output."""
         assert self.process.stdout is not None
         with suppress(ValueError):  # it was closed
-            yield from self.process.stdout
+            while line := self.process.stdout.readline():  # its iterator would close it with ours
+                yield line
 
     def death(self, what: str = "") -> SolverError:
         """Why it ended, in Caffe's own words; `what` says what it was to do."""
