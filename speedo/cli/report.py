@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -63,7 +64,7 @@ def report(
     target = output or runs[0] / "report.html"
     if target.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(f"--output {target} is no page: give a name that ends in .html")
-    histories = [read_history(run if run.exists() else run_dir_of(run)) for run in runs]
+    histories = [read_history(run if os.path.lexists(run) else run_dir_of(run)) for run in runs]
     if not any(run.ends for run in histories):
         where = f"{runs[0]} holds" if len(runs) == 1 else "these runs hold"
         raise ConfigError(f"{where} no merged result yet: there is nothing to report")
