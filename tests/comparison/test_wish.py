@@ -172,3 +172,10 @@ def test_throughput_is_predicted_only_where_workers_outnumber_the_cores() -> Non
     assert four.images_per_s == pytest.approx(four.factor * calibration().images_per_s)
     assert known.of(run("sync", 4, compress="int8")) is None  # was not measured
     assert Forecasts(None, 2).of(run("sync", 4)) is None
+
+
+def test_a_comparison_of_an_earlier_version_on_the_cpu_is_gone_on_with(tmp_path: Path) -> None:
+    keep_wish(tmp_path / "out", Wish(("sync",), (2,), 1.0, options={"cpu": True}))
+    keep_wish(tmp_path / "out", Wish(("sync",), (2,), 1.0, options={"device": "cpu"}))
+    with pytest.raises(ConfigError, match="another comparison"):
+        keep_wish(tmp_path / "out", Wish(("sync",), (2,), 1.0, options={"device": "cuda"}))
