@@ -38,7 +38,8 @@ class Joined:
 
     `depth` is how many turns it may have at once. More than one is for modes that merge every result as it comes and
     let its worker train on: their strategies then speak of workers that have room for one more turn. `meets` names the
-    place where it can meet others to sum with them, as a team; workers with the same place can. Empty: it cannot.
+    place where it can meet others to sum with them, as a team; workers with the same place share memory. Empty: it
+    cannot.
     A simulated worker runs nowhere. `lost` is what it could not restore of a checkpoint, as a sentence.
     """
 
@@ -216,13 +217,14 @@ NO_RESULTS = OwnResults()
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """The workers of one host that do this turn together: `rounds` rounds, after each of which they sum.
+    """The workers that do this turn together: `rounds` rounds, after each of which they sum.
 
     `members` are worker, incarnation and samples of a step, in the order of summing; the first leads: it fetches the
     center and publishes the result of all. `formed` is a ticket that names this gathering: as long as it is the same,
     the members go on with the connections that they have. `rate` is the factor of the mean after each round, where
     there are several; the team then carries its own center on, and publishes that. `patience_s` bounds each wait for
-    another member, in seconds.
+    another member, in seconds. `spread` are the places in `members` of those that share memory, host by host, the
+    leader's host first; empty if all are on one.
     """
 
     formed: int
@@ -230,6 +232,7 @@ class Team:
     rounds: int = 1
     rate: float = 1.0
     patience_s: float = 60.0
+    spread: tuple[tuple[int, ...], ...] = ()
 
     @property
     def leader(self) -> int:
@@ -240,6 +243,12 @@ class Team:
     def workers(self) -> tuple[int, ...]:
         """All members, in their order."""
         return tuple(worker for worker, _, _ in self.members)
+
+    def beside(self, worker: int) -> tuple[int, ...]:
+        """The places in `members` of this worker and of those on its host; the first leads them."""
+        rank = self.workers.index(worker)
+        everywhere = tuple(range(len(self.members)))
+        return next((ranks for ranks in self.spread if rank in ranks), everywhere)
 
 
 @dataclass(frozen=True, slots=True)

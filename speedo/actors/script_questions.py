@@ -9,10 +9,10 @@ from speedo.master.meeting import Meeting
 from speedo.master.script_tests import ScriptTests
 from speedo.master.slots import Assignment
 from speedo.messages import Tested
-from speedo.run.script_link import Failed, Meet, Met, TestPoint, TestTurn, ToScript
+from speedo.run.script_link import Failed, Meet, Met, Missing, TestPoint, TestTurn, ToScript
 from speedo.transport.channel import first_line
 
-Question = LeaseRequest | DealRequest | TestPoint | Tested | Meet
+Question = LeaseRequest | DealRequest | TestPoint | Tested | Meet | Missing
 
 
 class ScriptQuestions:
@@ -40,6 +40,8 @@ class ScriptQuestions:
                     return TestTurn(False) if version is None else TestTurn(True, version)
                 case Meet(where):
                     return Met(self._meeting.meet(*who, where))
+                case Missing(members):
+                    return Met((), self._meeting.missing(members))
                 case Tested():
                     self._tests.tested(*who, question)
         except TeamBrokenError as error:

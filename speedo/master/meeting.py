@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from speedo.errors import ConfigError, TeamBrokenError
 
@@ -40,7 +40,13 @@ class Meeting:
                 raise TeamBrokenError(
                     f"worker {worker} was started again, after the workers had begun their collectives"
                 )
-            for other, (which, _) in self._came.items():
-                if cause := self._gone(other, which):
-                    raise TeamBrokenError(f"worker {other} is gone: {cause}")
+            if missing := self.missing([(one, which) for one, (which, _) in self._came.items()]):
+                raise TeamBrokenError(missing)
             return tuple(self._came[one][1] for one in range(self._size))
+
+    def missing(self, members: Sequence[tuple[int, int]]) -> str:
+        """Which of these workers and incarnations is gone, as a sentence; empty while all are there."""
+        for worker, incarnation in members:
+            if cause := self._gone(worker, incarnation):
+                return f"worker {worker} is gone: {cause}"
+        return ""

@@ -54,7 +54,7 @@ class Start:
 class Hello:
     """Of the script: what it trains, whose first weights lie in the store; `batch` is the records of one step.
 
-    With `gradients` it exchanges them before each step, with the other workers of its host.
+    With `gradients` it exchanges them before each step, with the other workers.
     """
 
     blobs: tuple[Blob, ...]
@@ -110,8 +110,15 @@ class Meet:
 
 
 @dataclass(frozen=True, slots=True)
+class Missing:
+    """Of the script: whether one of these workers and incarnations is gone; it waits for them in a team."""
+
+    members: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Met:
-    """To the script: the places of all workers, once all have come; or whose end has `broken` their collectives."""
+    """To the script: the places of all workers, once all have come; or whose end has `broken` what they do together."""
 
     places: tuple[str, ...]
     broken: str = ""
@@ -145,6 +152,7 @@ FromScript = (
     | TestPoint
     | Tested
     | Meet
+    | Missing
     | StateSaved
     | StopRun
     | Raised

@@ -1,4 +1,4 @@
-"""How the workers of a run find each other for collectives: those of a host in its memory, hosts through the store."""
+"""How the workers of a run find each other: those of a host in its memory, hosts through the store."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from speedo.errors import ConfigError, TeamBrokenError
+from speedo.messages import Team
 from speedo.run.open_store import is_near, redis_store, this_machine
 from speedo.run.script_link import Meet, Start
 from speedo.script.turns import TurnSource
+from speedo.storage.redis.store import RedisStore
 from speedo.storage.retrying_store import RetryingStore
 from speedo.transport.collective import Collective
 from speedo.transport.host_exchange import HostExchange
@@ -41,11 +43,6 @@ def gather(start: Start, turns: TurnSource) -> Collective | SpreadCollective:
         folder.mkdir(mode=0o700, exist_ok=True)
     if len(hosts) == 1 and folder is not None:
         return Collective(folder, rank, len(places), patience_s=settings.timeout_s)
-    if not start.place.redis_url:
-        raise ConfigError(
-            "collectives need memory that the workers of a host share, and there is none here: leave out "
-            "--same-node redis, or make room in /dev/shm"
-        )
 
     def gone() -> str:
         try:
@@ -55,13 +52,41 @@ def gather(start: Start, turns: TurnSource) -> Collective | SpreadCollective:
         return ""
 
     def exchange(own: int) -> HostExchange:
-        store = RetryingStore(
-            redis_store(start.place.redis_url, settings), patience_s=settings.timeout_s
-        )
         leaders = [ranks[0] for ranks in hosts]
+        store = RetryingStore(_store(start), patience_s=settings.timeout_s)
         return HostExchange(store, settings.keyspace, leaders, own, settings.timeout_s, gone)
 
     return SpreadCollective(folder, rank, hosts, exchange, patience_s=settings.timeout_s)
+
+
+def between_hosts(start: Start, turns: TurnSource, team: Team) -> HostExchange:
+    """The way of a host's first member of this team to those of its other hosts.
+
+    A store that fails breaks the team, which forms anew once the center can be fetched: so its calls are not repeated.
+    """
+    leaders = [team.workers[ranks[0]] for ranks in team.spread]
+    own = leaders.index(start.place.worker)
+    members = tuple((worker, incarnation) for worker, incarnation, _ in team.members)
+    return HostExchange(
+        _store(start),
+        start.settings.keyspace,
+        leaders,
+        own,
+        team.patience_s,
+        lambda: turns.missing(members),
+        team.formed,
+    )
+
+
+def _store(start: Start) -> RedisStore:
+    """The run's. Raises `ConfigError` where there is none that all hosts reach."""
+    url = start.place.redis_url
+    if not url:
+        raise ConfigError(
+            "workers that share no memory exchange through Redis, and this run has none: leave out "
+            "--same-node redis, or make room in /dev/shm"
+        )
+    return redis_store(url, start.settings)
 
 
 def _all_places(meet: Callable[[], tuple[str, ...]], patience_s: float) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +28,7 @@ from speedo.messages import SaveState, StateSaved
 from speedo.run.host_memory import host_centers, too_little_memory
 from speedo.run.open_store import is_near, overlaps, run_store, server_stores
 from speedo.run.script_link import VARIABLE, Hello, Start
+from speedo.script.gathering import between_hosts
 from speedo.script.gradients import GradientTurns, exchanges_gradients
 from speedo.script.kept_state import KeptState
 from speedo.script.publisher import Publisher
@@ -125,7 +127,8 @@ class ScriptTurns:
             host=host_centers(settings, replace(place, servers=servers), layout),
         )
         if self.gradients is not None:
-            self.gradients.open(self.worker, Path(os.environ[VARIABLE]).parent)
+            reach = partial(between_hosts, self._start, self.source)
+            self.gradients.open(self.worker, Path(os.environ[VARIABLE]).parent, reach)
         if isinstance(self.worker, OverlappingDrivenWorker):
             self.source.read_ahead(self.worker.fetch_ahead)
             self._publisher = Publisher(self.source, self.share)

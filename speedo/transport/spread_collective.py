@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Final
 
 import numpy as np
 
@@ -61,29 +61,18 @@ class SpreadCollective:
         def within(local: Collective) -> None:
             local.barrier()
 
-        self._run("barrier", within, _meet)
+        self._run("barrier", within, HostExchange.barrier)
 
     def all_reduce(self, array: Array, op: str = "sum") -> Array:
         """The `sum`, `mean` or `max` of all members' arrays, in `array` itself; `mean` divides the sum."""
         dtype = require_collective(array, op)
         flat = np.ascontiguousarray(array).reshape(-1)
-        combine = OPERATIONS[op]
 
         def within(local: Collective) -> None:
             local.all_reduce(flat, "max" if op == "max" else "sum")
 
         def between(exchange: HostExchange, call: str) -> None:
-            exchange.say(call, bytes_of(flat))
-            total, part = np.empty_like(flat), np.empty_like(flat)
-            for host in range(exchange.hosts):
-                into = part if host else total
-                if host == exchange.own:
-                    into[:] = flat
-                else:
-                    exchange.hear(host, bytes_of(into))
-                if host:
-                    combine(total, part, out=total)
-            flat[:] = total
+            exchange.all_reduce(call, flat, OPERATIONS[op])
             if op == "mean":
                 np.divide(flat, self.size, out=flat)
 
@@ -99,7 +88,6 @@ class SpreadCollective:
         """All members' arrays, by rank: new, of shape `(size, *array.shape)`."""
         dtype = require_collective(array)
         whole = np.empty((self.size, *array.shape), dtype)
-        mine = list(self._hosts[self._own])
         rows = np.ascontiguousarray(array)[None]
 
         def within(local: Collective) -> None:
@@ -107,13 +95,7 @@ class SpreadCollective:
             rows = local.all_gather(array)
 
         def between(exchange: HostExchange, call: str) -> None:
-            exchange.say(call, bytes_of(rows))
-            whole[mine] = rows
-            for host, ranks in enumerate(self._hosts):
-                if host != exchange.own:
-                    theirs = np.empty((len(ranks), *array.shape), dtype)
-                    exchange.hear(host, bytes_of(theirs))
-                    whole[list(ranks)] = theirs
+            exchange.all_gather(call, rows, self._hosts, whole)
 
         def after(local: Collective) -> None:
             local.broadcast(whole)
@@ -134,11 +116,7 @@ class SpreadCollective:
             local.broadcast(flat, at)
 
         def between(exchange: HostExchange, call: str) -> None:
-            brings = (bytes_of(flat),) if exchange.own == roots else ()
-            exchange.say(call, *brings)
-            for host in range(exchange.hosts):
-                if host != exchange.own:
-                    exchange.hear(host, bytes_of(flat) if host == roots else None)
+            exchange.broadcast(call, flat, roots)
 
         def after(local: Collective) -> None:
             local.broadcast(flat)
@@ -167,13 +145,12 @@ class SpreadCollective:
             if self._exchange is not None:
                 try:
                     between(self._exchange, call)
-                    self._exchange.heard_all()
                 except SpeedoError as error:
                     problem = error
             if self._local is not None:
                 self._tell(self._local, problem)
             elif problem is not None:
-                _raise(problem)
+                raise problem
             if self._local is not None and after is not None:
                 after(self._local)
         except BaseException as error:
@@ -200,22 +177,3 @@ class SpreadCollective:
             exchange.close(why, differs=differs)
         if self._local is not None:
             self._local.close()
-
-
-def _meet(exchange: HostExchange, call: str) -> None:
-    exchange.say(call)
-    for host in range(exchange.hosts):
-        if host != exchange.own:
-            exchange.hear(host)
-
-
-def _raise(problem: SpeedoError) -> NoReturn:
-    """The store's troubles, too, are the end of a collective."""
-    if isinstance(problem, ConfigError | TeamBrokenError):
-        raise problem
-    raise TeamBrokenError(str(problem)) from problem
-
-
-def bytes_of(array: np.ndarray[Any, Any]) -> memoryview:
-    """The memory of a contiguous array; one byte of nothing for an empty one."""
-    return memoryview(array.data).cast("B") if array.nbytes else memoryview(bytearray(1))
