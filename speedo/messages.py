@@ -38,8 +38,7 @@ class Joined:
 
     `depth` is how many turns it may have at once. More than one is for modes that merge every result as it comes and
     let its worker train on: their strategies then speak of workers that have room for one more turn. `meets` names the
-    place where it can meet others to sum with them, as a team; workers with the same place share memory. Empty: it
-    cannot.
+    memory that it shares with others of its host, to sum with them as a team. Empty: it can be in no team.
     A simulated worker runs nowhere. `lost` is what it could not restore of a checkpoint, as a sentence.
     """
 
@@ -243,12 +242,6 @@ class Team:
     def workers(self) -> tuple[int, ...]:
         """All members, in their order."""
         return tuple(worker for worker, _, _ in self.members)
-
-    def beside(self, worker: int) -> tuple[int, ...]:
-        """The places in `members` of this worker and of those on its host; the first leads them."""
-        rank = self.workers.index(worker)
-        everywhere = tuple(range(len(self.members)))
-        return next((ranks for ranks in self.spread if rank in ranks), everywhere)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from speedo.transport.collective import SAME_CALLS, Array
 LEAST_PAUSE_S: Final = 2e-4
 MOST_PAUSE_S: Final = 5e-3
 LOOK_EVERY_S: Final = 0.5  # for members that are gone
+KEPT: Final = 2.0  # times the patience; nobody waits longer for what was brought
 CALLED: Final = b"call "
 BROKEN: Final = (
     b"broken "  # whoever says so takes part no more: its members are gone, or it has left
@@ -151,16 +152,10 @@ class HostExchange:
             )
         self._store.close()
 
-    def forget(self) -> None:
-        """After `close`, once no other reads of it any more: nothing of it is left in the store."""
-        with suppress(StoreError):
-            calls = range(max(1, self._heard), self._said + 1)
-            self._store.delete(*(self._key(self.own, call) for call in calls))
-        self._store.close()
-
     def _write(self, words: bytes, body: memoryview) -> None:
         self._said += 1
-        self._store.write(self._key(self.own, self._said), words, body)
+        expire_s = KEPT * self._patience_s  # what a leader that died has brought
+        self._store.write(self._key(self.own, self._said), words, body, expire_s=expire_s)
 
     def _key(self, host: int, call: int) -> str:
         return keys.collective(self._run, self._leaders[host], self._formed, call)

@@ -91,7 +91,6 @@ class DrivenTeam:
         self._worker, self._gathering, self._optimizer = worker, gathering, optimizer
         self._reach = reach
         self._exchange: HostExchange | None = None
-        self._former: HostExchange | None = None
         self._team: Team | None = None
         self._space: TeamSpace | None = None
         self._rank = 0  # the place of this one in the team
@@ -132,7 +131,6 @@ class DrivenTeam:
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.close(f"worker {self._worker.worker} has left the team")
-            self._former = exchange
 
     # ------------------------------------------------------------ a turn
 
@@ -154,10 +152,10 @@ class DrivenTeam:
         """Meet the members of this host, and reach the other hosts."""
         who = self._worker.worker
         self._leave_hosts()
-        if self._former is not None:  # all its members have answered before this team formed
-            self._former.forget()
-            self._former = None
-        self._rank, self._here, self._times = team.workers.index(who), team.beside(who), 0
+        self._rank = rank = team.workers.index(who)
+        everywhere = tuple(range(len(team.members)))
+        self._here = next((ranks for ranks in team.spread if rank in ranks), everywhere)
+        self._times = 0
         if team.spread and self._rank == self._here[0]:
             self._exchange = self._reach(team)
         numbers = len(team.members), len(self._here), self._worker.weights.layout.size

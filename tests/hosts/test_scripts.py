@@ -47,7 +47,7 @@ def trained(lines: list[dict[str, Any]]) -> Counter[tuple[int, int]]:
         (epoch, position)
         for line in lines
         if line["event"] == "result" and line["decision"] == "merged"
-        for epoch, start, stop in line["records"]
+        for epoch, start, stop in line.get("records", ())  # in a team one may have none
         for position in range(start, stop)
     )
 

@@ -31,6 +31,13 @@ def test_once_they_have_met_nobody_may_be_missing_and_nobody_comes_anew() -> Non
         meeting.meet(1, 2, "b")
 
 
+def test_who_is_missing_of_a_team_is_told_in_a_sentence() -> None:
+    gone = {(1, 1): "it was killed"}
+    meeting = Meeting(2, lambda *who: gone.get(who))
+    assert meeting.missing(((0, 1), (1, 2))) == ""
+    assert meeting.missing(((0, 1), (1, 1))) == "worker 1 is gone: it was killed"
+
+
 def test_a_worker_beyond_those_wanted_takes_no_part() -> None:
     with pytest.raises(ConfigError, match="in addition to the 2"):
         Meeting(2, lambda *who: None).meet(2, 1, "a")
