@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -69,7 +70,7 @@ def report(
     if target_loss is not None and math.isnan(target_loss):
         raise ConfigError("--target-loss is nan; use a number above 0")
     ends, what = (FORMS, "picture") if png else (("html", "htm"), "page")
-    folders = [run if run.exists() else run_dir_of(run) for run in runs]
+    folders = [run if os.path.lexists(run) else run_dir_of(run) for run in runs]
     target = output or folders[0] / f"report.{ends[0]}"
     if target.suffix.lower().removeprefix(".") not in ends:
         names = " or ".join(f".{end}" for end in ends)

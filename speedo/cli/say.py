@@ -10,6 +10,7 @@ import click
 from speedo.errors import ConfigError
 from speedo.foreign_text import MOST_TEXT, clean_lines
 from speedo.redaction import hide_secrets
+from speedo.system.files import open_to_write
 from speedo.system.standard_streams import unread
 
 
@@ -19,16 +20,18 @@ def say(text: object, *, err: bool = False) -> None:
 
 
 def put(text: str, output: Path | None) -> None:
-    """A text of ours to a file, or to standard output. Raises `ConfigError`."""
+    """A text of ours to standard output, or to a file, whose name is said then. Raises `ConfigError`."""
     if output is None:
         click.echo(text, nl=False)
         return
     try:
-        output.write_text(text, encoding="utf-8")
+        with open_to_write(output) as file:
+            file.write(text.encode())
     except OSError as error:
         raise ConfigError(
             f"--output {output} cannot be written ({error.strerror}); give another"
         ) from None
+    say(output)
 
 
 def complain(*problems: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -124,7 +125,7 @@ def score(
 
 def _run(named: Path | None) -> Path:
     """The run whose model is scored. Raises `ClusterError`, click's own error if no run is named."""
-    if named is None or named.is_file():
+    if named is None or os.path.isfile(named):
         raise click.UsageError("name a run, or give --weights")
     return named if uri_of(named) is not None else run_dir_of(named)
 

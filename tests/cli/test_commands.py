@@ -79,8 +79,10 @@ def test_every_option_of_a_run_can_stand_in_the_configuration_and_has_its_words(
     for name, command in main.commands.items():
         if name in ("train", "master"):
             named = {parameter.name for parameter in command.params}
-            assert named - fields <= {"config_file", "token_file"}
-            assert all(one.help for one in command.params if isinstance(one, click.Option))
+            assert named - fields <= {"config_file", "token_file", "cpu"}
+            options = [one for one in command.params if isinstance(one, click.Option)]
+            assert {one.name for one in options if one.hidden} == {"cpu"}
+            assert all(one.help or one.hidden for one in options)
             missing = fields - named
             ray = {"ray", "resources", "placement"} if name == "master" else set[str]()
             assert missing - {"script", "script_folder", "foreign", "code_from"} == ray

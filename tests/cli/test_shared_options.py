@@ -52,7 +52,7 @@ def test_what_is_printed_can_be_written_to_a_file(tmp_path: Path, command: str) 
     file = tmp_path / "written"
     printed = CliRunner().invoke(main, command.split())
     written = CliRunner().invoke(main, [*command.split(), "-o", str(file)])
-    assert (written.exit_code, written.output) == (0, "")
+    assert (written.exit_code, written.output) == (0, f"{file}\n")
     assert file.read_text() == printed.output
     refused = CliRunner().invoke(main, [*command.split(), "-o", str(tmp_path / "no" / "folder")])
     assert refused.exit_code == 2

@@ -73,8 +73,8 @@ def test_nothing_given_is_a_synchronous_run_of_two_workers() -> None:
         ({"mode": "async", "overlap": "far", "server_gradient": True},
          ("overlap is far together with server_gradient, whose updates only the master can apply; leave one of the "
          "two out")),
-        ({"servers": "many"}, "servers is 'many'; use 0 to 64, or auto"),
-        ({"servers": 65}, "servers is '65'; use 0 to 64, or auto"),
+        ({"servers": "many"}, "servers is 'many': use 0 to 64, or auto"),
+        ({"servers": 65}, "servers is '65': use 0 to 64, or auto"),
         ({"overlap": "near"}, "overlap is 'near'; use one of 'far', 'all' or 'none'"),
         ({"mode": "partial", "max_advance": 0},
          "max_advance is 0: every worker would wait forever; use 1 or more"),

@@ -92,13 +92,13 @@ def test_a_host_that_is_killed_loses_no_record_and_one_more_joins_the_others(
     first = speedo.start(*words, inside=chief.inside)
     stays = speedo.start(*worker(chief, 2, "fit.py", "none", "0.7"), inside=other.inside)
     speedo.start(*worker(chief, 2, "fit.py", "none", "0.7"), inside=third.inside)
-    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":3,', 90)
+    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":3,', 90, first)
     status = speedo.start("status", "--json", inside=chief.inside)
     out, _ = status.communicate(timeout=WAIT_S)
     (found,) = json.loads(out)["runs"]
     assert (found["address"], len(found["workers"])) == (f"{chief.address}:56126", 4)
     third.kill_all()
-    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"event":"left"', 60)
+    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"event":"left"', 60, first)
     comes = speedo.start(*worker(chief, 2, "fit.py", "none", "0.3"), inside=third.inside)
     for process in (first, stays, comes):
         ended(process)

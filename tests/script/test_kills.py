@@ -68,7 +68,7 @@ def each_record_is_trained_once(
     chance = random.Random(f"{mode} {events}")
     process = speedo.start(
         *("run", "--run-dir", "run", "--workers", "4", "--restarts", "100"),
-        *(*options_of(mode), str(SCRIPT), "none", str(pause)),
+        *(*options_of(mode), str(SCRIPT), "none", str(pause * how_loaded())),
     )
     happened, wanted = list[str](), 4
     deadline = time.monotonic() + 2 * WAIT_S * how_loaded()

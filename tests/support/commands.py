@@ -207,12 +207,18 @@ def still_open(addresses: set[tuple[str, int]]) -> list[tuple[str, int]]:
     return found
 
 
-def wait_for_line(file: Path, text: str, seconds: float) -> None:
-    """Return once the file holds the text; within so many seconds of a machine with nothing else to do."""
+def wait_for_line(
+    file: Path, text: str, seconds: float, process: subprocess.Popen[str] | None = None
+) -> None:
+    """Return once the file holds the text; within so many seconds of a machine with nothing else to do.
+
+    Fails at once if the `process` that is to write it has ended.
+    """
     began = time.monotonic()
     while not (file.exists() and text in file.read_text()):
         late = time.monotonic() > began + seconds * how_loaded()
         assert not late, f"{text!r} did not appear in {file} within {seconds} s"
+        assert process is None or process.poll() is None, f"ended without {text!r} in {file}"
         time.sleep(0.1)
 
 
