@@ -16,7 +16,7 @@ from tests.faults.invariants import Line, read_lines
 from tests.faults.rows import Finding, row
 from tests.faults.scripts import EACH_ONCE, SCRIPT_MODES, options_of, trained
 from tests.support.commands import Commands, commands, wait_for_line
-from tests.support.network import Host, ip, network
+from tests.support.network import Host, network
 from tests.support.ray_cluster import users_cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis]
@@ -208,14 +208,14 @@ def test_a_host_that_is_killed_breaks_the_step_of_the_others_which_train_its_rec
     processes = {
         host: speedo.start(*torch_worker(chief, 2, *words), inside=host.inside) for host in others
     }
-    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":4,', 90)
+    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":4,', 90, first)
     leader = next(
         line["process"]
         for line in lines_of(tmp_path)
         if line["event"] == "joined" and line["worker"] == 0
     )
     killed, stays = others
-    if (str(leader) in ip("netns", "pids", killed.name).split()) != leads:
+    if (leader in killed.processes()) != leads:
         killed, stays = stays, killed
     killed.kill_all()
     for process in (first, processes[stays]):
@@ -239,7 +239,7 @@ def test_one_that_exchanges_something_else_is_refused_and_stop_ends_the_scripts_
     words = ("6", "adam", "", "2")
     first = speedo.start(*master(chief, "--workers", "2"), inside=chief.inside)
     some = [speedo.start(*torch_worker(chief, 1, *words), inside=one.inside) for one in others]
-    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":1,', 90)
+    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":1,', 90, first)
     wrong = speedo.start(*torch_worker(chief, 1, "6", "adam", "deltas"), inside=chief.inside)
     told = (
         r"worker 2 exchanges deltas, worker [01] gradients: give speedo.join the same exchange= in"
