@@ -38,7 +38,7 @@ class Joined:
 
     `depth` is how many turns it may have at once. More than one is for modes that merge every result as it comes and
     let its worker train on: their strategies then speak of workers that have room for one more turn. `meets` names the
-    place where it can meet others to sum with them, as a team; workers with the same place can. Empty: it cannot.
+    memory that it shares with others of its host, to sum with them as a team. Empty: it can be in no team.
     A simulated worker runs nowhere. `lost` is what it could not restore of a checkpoint, as a sentence.
     """
 
@@ -217,13 +217,14 @@ NO_RESULTS = OwnResults()
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """The workers of one host that do this turn together: `rounds` rounds, after each of which they sum.
+    """The workers that do this turn together: `rounds` rounds, after each of which they sum.
 
     `members` are worker, incarnation and samples of a step, in the order of summing; the first leads: it fetches the
     center and publishes the result of all. `formed` is a ticket that names this gathering: as long as it is the same,
     the members go on with the connections that they have. `rate` is the factor of the mean after each round, where
     there are several; the team then carries its own center on, and publishes that. `patience_s` bounds each wait for
-    another member, in seconds.
+    another member, in seconds. `spread` are the places in `members` of those that share memory, host by host, the
+    leader's host first; empty if all are on one.
     """
 
     formed: int
@@ -231,6 +232,7 @@ class Team:
     rounds: int = 1
     rate: float = 1.0
     patience_s: float = 60.0
+    spread: tuple[tuple[int, ...], ...] = ()
 
     @property
     def leader(self) -> int:

@@ -254,16 +254,12 @@ class MasterActor:
             self.lost(place, str(error))
 
     def _check(self, worker: int, ready: Ready, layout: Layout) -> None:
-        if ready.layout == layout.digest:
-            return
         if ready.model is not None:
+            self._start.check(worker, ready.model, layout, gradients=bool(ready.meets))
+        elif ready.layout != layout.digest:
             raise ClusterError(
-                f"worker {worker}: the model's parameters differ in names or shapes from worker 0's: "
-                f"{'; '.join(ready.model.differences(layout))}; let the script build the same model in every worker"
+                f"worker {worker} has a net that differs from the master's: run the same SpeeDO and Caffe on every node"
             )
-        raise ClusterError(
-            f"worker {worker} has a net that differs from the master's: run the same SpeeDO and Caffe on every node"
-        )
 
     def ask(self, place: Assignment, question: Question) -> ToScript | None:
         """See `ScriptQuestions.answer`."""

@@ -34,6 +34,7 @@ from speedo.run.script_link import (
     FromScript,
     Hello,
     Meet,
+    Missing,
     Raised,
     RunOver,
     Serve,
@@ -267,7 +268,15 @@ class ScriptActor:
         match message:
             case Hello():
                 self._hello.put(message)
-            case LeaseRequest() | DealRequest() | TestPoint() | TestLease() | TestPart() | Meet():
+            case (
+                LeaseRequest()
+                | DealRequest()
+                | TestPoint()
+                | TestLease()
+                | TestPart()
+                | Meet()
+                | Missing()
+            ):
                 threading.Thread(target=self._ask, args=(message,), daemon=True).start()
             case Tested():
                 self._master.ask.remote(self._place, message)

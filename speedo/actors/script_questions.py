@@ -13,6 +13,7 @@ from speedo.run.script_link import (
     Failed,
     Meet,
     Met,
+    Missing,
     TestLease,
     TestPart,
     TestPoint,
@@ -21,7 +22,7 @@ from speedo.run.script_link import (
 )
 from speedo.transport.channel import first_line
 
-Question = LeaseRequest | DealRequest | TestPoint | TestLease | TestPart | Tested | Meet
+Question = LeaseRequest | DealRequest | TestPoint | TestLease | TestPart | Tested | Meet | Missing
 
 
 class ScriptQuestions:
@@ -58,6 +59,8 @@ class ScriptQuestions:
                 case Meet(after, there, call):
                     late = self._meeting.is_late(*who)
                     return Met(self._meeting.meet(*who, there, call, after), late=late)
+                case Missing(members):
+                    return Met(broken=self._meeting.missing(members))
                 case Tested():
                     self._tests.tested(*who, question)
         except TeamBrokenError as error:

@@ -139,7 +139,7 @@ class Coordinator(TurnBook):
         self._aside.pop(event.worker, None)
         unit = self._unit_for(event)
         self.members[event.worker] = Member(
-            event.incarnation, event.samples_per_step, event.depth, unit
+            event.incarnation, event.samples_per_step, event.depth, unit, meets=event.meets
         )
         self._samples_per_step += event.samples_per_step
         self._parked.add(event.worker)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from speedo.errors import TeamBrokenError
@@ -75,11 +75,18 @@ class Meeting:
         with self._lock:
             if number != self._number:
                 raise TeamBrokenError("the other workers have left the collective")
-            for worker, one in self._group.items():
-                if cause := self._gone(worker, one.incarnation):
-                    raise TeamBrokenError(f"worker {worker} is gone: {cause}")
+            members = [(worker, one.incarnation) for worker, one in self._group.items()]
+            if missing := self.missing(members):
+                raise TeamBrokenError(missing)
             self._waiting = self._still_here(self._waiting)
             return bool(self._waiting.keys() - self._group.keys())
+
+    def missing(self, members: Sequence[tuple[int, int]]) -> str:
+        """Which of these workers and incarnations is gone, as a sentence; empty while all are there."""
+        for worker, incarnation in members:
+            if cause := self._gone(worker, incarnation):
+                return f"worker {worker} is gone: {cause}"
+        return ""
 
     def _formed(self) -> Group:
         return Group(self._number, tuple((one, it.place) for one, it in self._group.items()))

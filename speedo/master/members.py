@@ -45,6 +45,7 @@ class Member:
     samples_per_step: int
     depth: int = 1
     unit: int = 0  # what the strategy knows it by: itself, or its team
+    meets: str = ""  # as in `Joined`
     turns: list[Turn] = field(default_factory=list)  # the oldest first
     latest: int = 0  # the ticket of the turn that was issued last
     strikes: int = 0

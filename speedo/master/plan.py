@@ -20,6 +20,7 @@ class Plan:
     test_initialization: bool = False
     snapshot: int = 0
     teams: bool = False  # whether workers that can meet sum among themselves
+    over_hosts: bool = False  # whether a team has the workers of all hosts, else those of one
     stretch_s: float = 0.0  # seconds that a team may train between two reports
     own_counts: bool = False  # whether workers may train less than a turn: their scripts end, or have no records left
 

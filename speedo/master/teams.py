@@ -59,7 +59,7 @@ class Stretch:
 
 @dataclass(slots=True)
 class TeamUnit:
-    """The workers that can meet at one place, as the one unit that the strategy knows.
+    """The workers that can meet, as the one unit that the strategy knows; `meets` is the place of the first.
 
     `members` train in its next turn. `owing` still have to answer for a stretch that is void. `formed` names the
     gathering whose connections they use, 0 if they have to connect anew. `round_s` is what a round of the last stretch

@@ -102,7 +102,7 @@ class TurnBook:
         if not (self.plan.teams and event.meets and event.depth == 1):
             return event.worker
         for unit, team in self._teams.items():
-            if team.meets == event.meets:
+            if self.plan.over_hosts or team.meets == event.meets:
                 return event.worker if team.is_given_up else unit
         unit = -1 - len(self._teams)
         self._teams[unit] = TeamUnit(event.meets)
@@ -185,13 +185,21 @@ class TurnBook:
                 (worker, self.members[worker].incarnation, self.members[worker].samples_per_step)
                 for worker in workers
             )
-            told = Team(team.formed, members, rounds, self._rate(rule))
+            spread = self._spread_of(workers)
+            told = Team(team.formed, members, rounds, self._rate(rule), spread=spread)
         for worker, turn in issued:
             command = self._command(worker, self.members[worker], turn, steps, told)
             if rounds > 1:
                 command = replace(command, stride=per_step)
             actions.append(command)
         return sum(turn.samples for _, turn in issued)
+
+    def _spread_of(self, workers: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """See `Team.spread`."""
+        hosts: dict[str, list[int]] = {}
+        for rank, worker in enumerate(workers):
+            hosts.setdefault(self.members[worker].meets, []).append(rank)
+        return tuple(map(tuple, hosts.values())) if len(hosts) > 1 else ()
 
     def _is_only(self, team: TeamUnit) -> bool:
         """Whether nobody else trains in this run."""

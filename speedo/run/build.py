@@ -228,6 +228,7 @@ def _coordinator(
         test_initialization=spec.test_initialization and test_interval > 0,
         snapshot=spec.snapshot,
         teams=settings.teams,
+        over_hosts=isinstance(spec, ScriptJob),
         # What is compressed loses some at each report, so it is reported as often as without a team.
         stretch_s=config.stretch if settings.compression.payload == "none" else 0.0,
         own_counts=isinstance(spec, ScriptJob),

@@ -134,8 +134,6 @@ def _no_gradients(config: RunConfig) -> str:
     """Why the workers cannot exchange gradients before each step, to go on after "because"; empty if they can."""
     if config.mode != "sync":
         return f"the mode is {config.mode}: use --mode sync"
-    if not config.script or config.ray is not None:
-        return "its workers may be on several hosts: use speedo run on one"
     if config.local_steps != 1 or config.sync_when is not None:
         return "workers make several local steps: leave out --local-steps and --sync-when"
     if not config.teams:

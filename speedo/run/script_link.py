@@ -55,7 +55,7 @@ class Start:
 class Hello:
     """Of the script: what it trains, whose first weights lie in the store; `batch` is the records of one step.
 
-    With `gradients` it exchanges them before each step, with the other workers of its host.
+    With `gradients` it exchanges them before each step, with the other workers.
     """
 
     blobs: tuple[Blob, ...]
@@ -146,6 +146,13 @@ class Meet:
 
 
 @dataclass(frozen=True, slots=True)
+class Missing:
+    """Of the script: whether one of these workers and incarnations is gone; it waits for them in a team."""
+
+    members: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Met:
     """To the script: the group, once it has formed; or whose end has `broken` it, or whether others wait for it.
 
@@ -188,6 +195,7 @@ FromScript = (
     | TestPart
     | Tested
     | Meet
+    | Missing
     | StateSaved
     | StopRun
     | Raised

@@ -33,7 +33,7 @@ from speedo.run_dir.checkpoint_file import Checkpoint
 from speedo.storage.base import Store
 from speedo.storage.shared_memory.folder import room_for
 from speedo.vectors.transfer import take_history
-from speedo.vectors.vector import Vector
+from speedo.vectors.vector import Layout, Vector
 
 
 class ScriptStart:
@@ -69,6 +69,7 @@ class ScriptStart:
         self._training: Training | None = None
         self._waiting: dict[int, Callable[[], None]] = {}
         self._stopped = ""
+        self._exchange: tuple[int, str] | None = None  # of the first that was checked
         self._changed = threading.Condition()
 
     def take(
@@ -94,6 +95,23 @@ class ScriptStart:
             waiting, self._waiting = self._waiting, {}
         for join in waiting.values():
             join()
+
+    def check(self, worker: int, model: FirstModel, layout: Layout, *, gradients: bool) -> None:
+        """Whether it can train with the others: raises `ClusterError` if its model or its exchange is another."""
+        if differences := model.differences(layout):
+            raise ClusterError(
+                f"worker {worker}: the model's parameters differ in names or shapes from worker 0's: "
+                f"{'; '.join(differences)}; let the script build the same model in every worker"
+            )
+        exchange = "gradients" if gradients else "deltas"
+        with self._changed:
+            self._exchange = self._exchange or (worker, exchange)
+        first, others = self._exchange
+        if exchange != others:
+            raise ClusterError(
+                f"worker {worker} exchanges {exchange}, worker {first} {others}: give speedo.join the same exchange= "
+                "in every worker"
+            )
 
     def forget(self, worker: int) -> None:
         """A worker is gone; if it waits for the model, no more."""

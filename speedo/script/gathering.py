@@ -1,4 +1,4 @@
-"""How workers of a run find each other for collectives: those of a host in its memory, hosts through the store."""
+"""How the workers of a run find each other: those of a host in its memory, hosts through the store."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from typing import Final
 
 from speedo.errors import ConfigError, TeamBrokenError
 from speedo.master.meeting import Group
+from speedo.messages import Team
 from speedo.run.open_store import is_near, redis_store, this_machine
 from speedo.run.script_link import Meet, Start
 from speedo.script.turns import TurnSource
+from speedo.storage.redis.store import RedisStore
 from speedo.storage.retrying_store import RetryingStore
 from speedo.transport.collective import Collective
 from speedo.transport.host_exchange import HostExchange
@@ -24,7 +26,6 @@ from speedo.transport.spread_collective import SpreadCollective
 FOLDER: Final = "collective"  # in the run's memory on this host
 AGAIN_S: Final = 0.02  # before the master is asked again whether all have come
 SAY_S: Final = 1.0  # between two words of a worker that pauses
-CALLS: Final = 1 << 32  # of a group, at most
 
 
 @dataclass(frozen=True)
@@ -132,20 +133,44 @@ def _met(start: Start, turns: TurnSource, group: Group, memory: Path | None) -> 
         return gathered(
             Collective(folder, rank, count, patience_s=patience_s, names=workers, gone=gone)
         )
-    if not start.place.redis_url:
-        raise ConfigError(
-            "collectives need memory that the workers of a host share, and there is none here: leave out "
-            "--same-node redis, or make room in /dev/shm"
-        )
 
     def exchange(own: int) -> HostExchange:
-        store = RetryingStore(redis_store(start.place.redis_url, settings), patience_s=patience_s)
         leaders = [workers[ranks[0]] for ranks in hosts]
-        first = CALLS * group.number
-        return HostExchange(store, settings.keyspace, leaders, own, patience_s, gone, first)
+        store = RetryingStore(_store(start), patience_s=patience_s)
+        name = f"group{group.number}"
+        return HostExchange(store, settings.keyspace, name, leaders, own, patience_s, gone)
 
     return gathered(
         SpreadCollective(
             folder, rank, hosts, exchange, patience_s=patience_s, names=workers, gone=gone
         )
     )
+
+
+def between_hosts(start: Start, turns: TurnSource, team: Team) -> HostExchange:
+    """The way of a host's first member of this team to those of its other hosts.
+
+    A store that fails breaks the team, which forms anew once the center can be fetched: so its calls are not repeated.
+    """
+    members = tuple((worker, incarnation) for worker, incarnation, _ in team.members)
+    leaders = [team.workers[ranks[0]] for ranks in team.spread]
+    return HostExchange(
+        _store(start),
+        start.settings.keyspace,
+        f"team{team.formed}",
+        leaders,
+        leaders.index(start.place.worker),
+        team.patience_s,
+        lambda: turns.missing(members),
+    )
+
+
+def _store(start: Start) -> RedisStore:
+    """The run's. Raises `ConfigError` where there is none that all hosts reach."""
+    url = start.place.redis_url
+    if not url:
+        raise ConfigError(
+            "workers that share no memory exchange through Redis, and this run has none: leave out "
+            "--same-node redis, or make room in /dev/shm"
+        )
+    return redis_store(url, start.settings)

@@ -1,4 +1,4 @@
-"""A script's turns in which the workers of the host average their gradients before each step of the optimizer."""
+"""A script's turns in which the workers average their gradients before each step of the optimizer."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from typing import Any, Final
 
 from speedo.errors import ConfigError, SpeedoError
 from speedo.leases.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
-from speedo.messages import Train
+from speedo.messages import Team, Train
 from speedo.run.script_link import Start
 from speedo.script.turns import TurnSource
+from speedo.transport.host_exchange import HostExchange
 from speedo.transport.team_meeting import TeamMeeting
-from speedo.worker.driven_team import MOST_DEALT, Comes, DrivenTeam, Row
+from speedo.worker.driven_team import Comes, DrivenTeam, Row
 from speedo.worker.driven_turn import DrivenWorker
 from speedo.worker.share import Share
+from speedo.worker.team_space import MOST_DEALT
 
 EXCHANGES: Final = ("gradients", "deltas")
 # Before records are asked for again, of which the master does not know yet that they are trained, and how often.
@@ -78,10 +80,13 @@ class GradientTurns:
         self.leaves = False  # this worker will pause, and has the present turn end
         self._times = 0
 
-    def open(self, worker: DrivenWorker, folder: Path) -> None:
-        """Meet the others in this folder of the host."""
+    def open(
+        self, worker: DrivenWorker, folder: Path, reach: Callable[[Team], HostExchange]
+    ) -> None:
+        """Meet those of the host in this folder of it, and `reach` those of the team's other hosts."""
         gathering = TeamMeeting(folder, worker.worker, worker.incarnation)
-        self._worker, self._team = worker, DrivenTeam(worker, gathering, self._gradients)
+        self._worker = worker
+        self._team = DrivenTeam(worker, gathering, self._gradients, reach)
 
     def close(self) -> None:
         """Meet nobody any more. May be called twice."""

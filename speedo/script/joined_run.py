@@ -58,10 +58,10 @@ def join(
     `model` is a torch.nn.Module, with its `optimizer`, each of whose steps counts; or a mapping of names to NumPy
     arrays, which are changed in place, and `run.step()` says that a step was made. Run by itself the script is a run of
     one worker; `speedo run --workers 4 train.py` has four. `exchange` is what the workers average: "gradients" before
-    each step of the optimizer, or "deltas", how far their weights came; None is gradients in sync with one local step
-    and one host, else deltas. The functions `on_...` are called by worker 0 between its steps, for all workers; by a
-    script that runs by itself only `on_result` is, after each step. What one raises ends the run, which exports its
-    model, and comes out of the step then. Raises `ConfigError` for what cannot be trained.
+    each step of the optimizer, or "deltas", how far their weights came; None is gradients in sync with one local step,
+    else deltas; it is the same in all workers. The functions `on_...` are called by worker 0 between its steps, for all
+    workers; by a script that runs by itself only `on_result` is, after each step. What one raises ends the run, which
+    exports its model, and comes out of the step then. Raises `ConfigError` for what cannot be trained.
     """
     events = ScriptEvents(Callbacks(on_result, on_test, on_join, on_leave, on_checkpoint))
     if _now is not None:

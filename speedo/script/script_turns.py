@@ -28,6 +28,7 @@ from speedo.messages import SaveState, StateSaved
 from speedo.run.host_memory import host_centers, too_little_memory
 from speedo.run.open_store import is_near, overlaps, run_store, server_stores
 from speedo.run.script_link import VARIABLE, Hello, Start
+from speedo.script.gathering import between_hosts
 from speedo.script.gradients import GradientTurns, exchanges_gradients
 from speedo.script.kept_state import KeptState
 from speedo.script.publisher import Publisher
@@ -128,7 +129,8 @@ class ScriptTurns:
             host=host_centers(settings, replace(place, servers=servers), layout),
         )
         if self.gradients is not None:
-            self.gradients.open(self.worker, Path(os.environ[VARIABLE]).parent)
+            reach = partial(between_hosts, self._start, self.source)
+            self.gradients.open(self.worker, Path(os.environ[VARIABLE]).parent, reach)
         if isinstance(self.worker, OverlappingDrivenWorker):
             self.source.read_ahead(self.worker.fetch_ahead)
             self._publisher = Publisher(self.source, self.share)

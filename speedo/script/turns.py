@@ -23,6 +23,7 @@ from speedo.run.script_link import (
     Hello,
     Meet,
     Met,
+    Missing,
     Raised,
     RunOver,
     Serve,
@@ -89,6 +90,15 @@ class TurnSource:
         if answer.broken:
             raise TeamBrokenError(answer.broken)
         return answer
+
+    def missing(self, members: tuple[tuple[int, int], ...]) -> str:
+        """Which of these workers and incarnations is gone, as a sentence; empty while all are there."""
+        try:
+            answer = self._ask(Missing(members))
+        except (EOFError, OSError):
+            return "the run is over"
+        assert isinstance(answer, Met)
+        return answer.broken
 
     def _ask(self, question: FromScript) -> ToScript:
         self._link.send(question)

@@ -83,9 +83,9 @@ def states(run: str, worker: int) -> str:
     return f"speedo:{run}:state:{worker}:"
 
 
-def collective(run: str, worker: int, call: int) -> str:
-    """What a worker brings, for its host, to one of the run's collective calls."""
-    return f"speedo:{run}:collective:{worker}:{call}"
+def collective(run: str, worker: int, among: str, call: int) -> str:
+    """What a worker brings, for its host, to a call of the hosts of these members."""
+    return f"speedo:{run}:collective:{worker}:{among}.{call}"
 
 
 def collectives(run: str, worker: int | None = None) -> str:

@@ -83,8 +83,9 @@ def unpack(line: bytes) -> Message:
     if "tuning" in values:
         values["tuning"] = Tuning(**values["tuning"])
     if values.get("team") is not None:
-        members = tuple(tuple(member) for member in values["team"].pop("members"))
-        values["team"] = Team(members=members, **values["team"])
+        for name in ("members", "spread"):
+            values["team"][name] = tuple(tuple(one) for one in values["team"][name])
+        values["team"] = Team(**values["team"])
     if "losses" in values:
         values["losses"] = tuple(math.nan if one is None else one for one in values["losses"])
     if "records" in values:

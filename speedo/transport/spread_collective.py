@@ -7,9 +7,8 @@ the hosts by the lowest rank of each. So all have the same result to the bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Final
 
 import numpy as np
 
@@ -80,29 +79,18 @@ class SpreadCollective:
         def within(local: Collective) -> None:
             local.barrier()
 
-        self._run("barrier", within, partial(_meet, asks=self.asks))
+        self._run("barrier", within, HostExchange.barrier)
 
     def all_reduce(self, array: Array, op: str = "sum") -> Array:
         """The `sum`, `mean` or `max` of all members' arrays, in `array` itself; `mean` divides the sum."""
         dtype = require_collective(array, op)
         flat = np.ascontiguousarray(array).reshape(-1)
-        combine = OPERATIONS[op]
 
         def within(local: Collective) -> None:
             local.all_reduce(flat, "max" if op == "max" else "sum")
 
         def between(exchange: HostExchange, call: str) -> None:
-            exchange.say(call, bytes_of(flat), asks=self.asks)
-            total, part = np.empty_like(flat), np.empty_like(flat)
-            for host in range(exchange.hosts):
-                into = part if host else total
-                if host == exchange.own:
-                    into[:] = flat
-                else:
-                    exchange.hear(host, bytes_of(into))
-                if host:
-                    combine(total, part, out=total)
-            flat[:] = total
+            exchange.all_reduce(call, flat, OPERATIONS[op])
             if op == "mean":
                 np.divide(flat, self.size, out=flat)
 
@@ -118,7 +106,6 @@ class SpreadCollective:
         """All members' arrays, by rank: new, of shape `(size, *array.shape)`."""
         dtype = require_collective(array)
         whole = np.empty((self.size, *array.shape), dtype)
-        mine = list(self._hosts[self._own])
         rows = np.ascontiguousarray(array)[None]
 
         def within(local: Collective) -> None:
@@ -126,13 +113,7 @@ class SpreadCollective:
             rows = local.all_gather(array)
 
         def between(exchange: HostExchange, call: str) -> None:
-            exchange.say(call, bytes_of(rows), asks=self.asks)
-            whole[mine] = rows
-            for host, ranks in enumerate(self._hosts):
-                if host != exchange.own:
-                    theirs = np.empty((len(ranks), *array.shape), dtype)
-                    exchange.hear(host, bytes_of(theirs))
-                    whole[list(ranks)] = theirs
+            exchange.all_gather(call, rows, self._hosts, whole)
 
         def after(local: Collective) -> None:
             local.broadcast(whole)
@@ -153,11 +134,7 @@ class SpreadCollective:
             local.broadcast(flat, at)
 
         def between(exchange: HostExchange, call: str) -> None:
-            brings = (bytes_of(flat),) if exchange.own == roots else ()
-            exchange.say(call, *brings, asks=self.asks)
-            for host in range(exchange.hosts):
-                if host != exchange.own:
-                    exchange.hear(host, bytes_of(flat) if host == roots else None)
+            exchange.broadcast(call, flat, roots)
 
         def after(local: Collective) -> None:
             local.broadcast(flat)
@@ -184,16 +161,16 @@ class SpreadCollective:
                 within(self._local)
             problem: SpeedoError | None = None
             if self._exchange is not None:
+                self._exchange.asks = self.asks
                 try:
                     between(self._exchange, call)
-                    self._exchange.heard_all()
                 except SpeedoError as error:
                     problem = error
                 self.regroups = self._exchange.regroups
             if self._local is not None:
                 self._tell(self._local, problem)
             elif problem is not None:
-                _raise(problem)
+                raise problem
             if self._local is not None and after is not None:
                 after(self._local)
         except BaseException as error:
@@ -222,22 +199,3 @@ class SpreadCollective:
             exchange.close(why, differs=differs)
         if self._local is not None:
             self._local.close()
-
-
-def _meet(exchange: HostExchange, call: str, *, asks: bool) -> None:
-    exchange.say(call, asks=asks)
-    for host in range(exchange.hosts):
-        if host != exchange.own:
-            exchange.hear(host)
-
-
-def _raise(problem: SpeedoError) -> NoReturn:
-    """The store's troubles, too, are the end of a collective."""
-    if isinstance(problem, ConfigError | TeamBrokenError):
-        raise problem
-    raise TeamBrokenError(str(problem)) from problem
-
-
-def bytes_of(array: np.ndarray[Any, Any]) -> memoryview:
-    """The memory of a contiguous array; one byte of nothing for an empty one."""
-    return memoryview(array.data).cast("B") if array.nbytes else memoryview(bytearray(1))

@@ -1,9 +1,12 @@
-"""A script's worker as a member of its host's team: gradients are averaged before each step of the optimizer.
+"""A script's worker as a member of a team: gradients are averaged before each step of the optimizer.
 
 All members hold the same weights and the same state of the optimizer. For a step each writes its gradient into memory
-that they share; they meet; each averages its own stretch of the vector, weighted by the records behind the gradients;
-they meet again, and each steps with the mean. So all come to the same weights, to the bit, and these are those of one
-process with the whole batch. Only the leader fetches the center and publishes.
+that it shares with those on its host; they meet; each averages its own stretch of the vector, weighted by the records
+behind the gradients; they meet again, and each steps with the mean. So all come to the same weights, to the bit, and
+these are those of one process with the whole batch. Only the leader publishes.
+
+A team over several hosts does this in each of them. The first member of each host fetches the center for it, and
+exchanges with those of the other hosts (`speedo.transport.host_exchange`): what the members say, then the hosts' means.
 
 Who comes to a meeting says why: for a step, or because it has nothing to train. If nobody comes for a step, those who
 have no records are dealt new ones, by the leader. Else who comes for none takes part with the weight 0.
@@ -13,9 +16,9 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,11 +28,23 @@ from speedo.failpoints import reached
 from speedo.leases.lease import Dealt, Lease, NoLease
 from speedo.messages import Team, Train
 from speedo.sgd_modes.rules import Contribution, mean_into
+from speedo.transport.host_exchange import HostExchange
 from speedo.vectors.vector import Vector
 from speedo.worker.driven_turn import DrivenWorker
-from speedo.worker.team_turn import ALIGNED, Gathering, stretch_of
+from speedo.worker.team_space import (
+    BAD,
+    COMES,
+    DEALS,
+    EPOCH,
+    LENGTH,
+    MADE,
+    SAMPLES,
+    SHORT,
+    TeamSpace,
+)
+from speedo.worker.team_turn import Gathering, stretch_of
 
-MOST_DEALT: Final = 64  # rounds at once
+_SHORT_AS: Final = (None, NoLease.WAIT, NoLease.OVER)
 Row = Lease | None
 
 
@@ -63,58 +78,6 @@ class Optimizer(Protocol):
     def load_state(self, state: bytes) -> None: ...
 
 
-# What each member says, a row for each; in int64.
-_COMES, _SAMPLES, _BAD, _EPOCH, _DEALS, _MADE = range(6)
-_SAID: Final = 8  # a cache line
-_LENGTH, _SHORT, _ROUNDS = range(3)  # of the deal
-_NUMBERS: Final = 3  # of a lease
-_SHORT_AS: Final = (None, NoLease.WAIT, NoLease.OVER)
-
-
-@dataclass(frozen=True)
-class TeamSpace:
-    """What the members share. `said` and `present` have a part for even and one for odd meetings: who goes on to the
-    next one writes there, while others still look at this one."""
-
-    mean: Vector
-    gradients: tuple[Vector, ...]
-    said: npt.NDArray[np.int64]  # by parity, member, field
-    present: npt.NDArray[np.uint8]  # by parity, member, blob
-    deal: npt.NDArray[np.int64]  # head, then epoch, start, stop by round and member
-    state: npt.NDArray[np.int64]  # bytes of the optimizer's state that is handed on
-
-    @classmethod
-    def over(cls, memory: memoryview, members: int, size: int, blobs: int) -> TeamSpace:
-        at = 0
-
-        def part(count: int, kind: type[np.generic]) -> npt.NDArray[np.generic]:
-            nonlocal at
-            found = np.frombuffer(memory, kind, count=count, offset=at)
-            at += _whole_lines(found.nbytes)
-            return found
-
-        vectors = [part(size, np.float32) for _ in range(members + 1)]
-        said = part(2 * members * _SAID, np.int64).reshape(2, members, _SAID)
-        present = part(2 * members * blobs, np.uint8).reshape(2, members, blobs)
-        deal = part(_ROUNDS + MOST_DEALT * members * _NUMBERS, np.int64)
-        state = part(1, np.int64)
-        return cls(vectors[0], tuple(vectors[1:]), said, present, deal, state)  # type: ignore[arg-type]
-
-    @staticmethod
-    def bytes_for(members: int, size: int, blobs: int) -> int:
-        longs = (2 * members * _SAID, _ROUNDS + MOST_DEALT * members * _NUMBERS, 1)
-        return (
-            (members + 1) * _whole_lines(4 * size)
-            + sum(_whole_lines(8 * count) for count in longs)
-            + _whole_lines(2 * members * blobs)
-        )
-
-
-def _whole_lines(nbytes: int) -> int:
-    line = 4 * ALIGNED
-    return -(-nbytes // line) * line
-
-
 class DrivenTeam:
     """The part of one worker."""
 
@@ -123,11 +86,17 @@ class DrivenTeam:
         worker: DrivenWorker,
         gathering: Gathering,
         optimizer: Optimizer,
+        reach: Callable[[Team], HostExchange],
     ) -> None:
+        """`reach` makes the way to the team's other hosts, for the first member of a host."""
         self._worker, self._gathering, self._optimizer = worker, gathering, optimizer
+        self._reach = reach
+        self._exchange: HostExchange | None = None
         self._team: Team | None = None
         self._space: TeamSpace | None = None
-        self._meetings = 0
+        self._rank = 0  # the place of this one in the team
+        self._here: tuple[int, ...] = (0,)  # the places of those of its host
+        self._times = 0  # that all came
         self._epoch = 0
         self.all_ask = False  # all came to the last meeting to ask for records
         self.deal_follows = False  # the leader will deal records after the last meeting
@@ -155,51 +124,75 @@ class DrivenTeam:
         """Let the others know at once that this member does not go on."""
         self._space = self._team = None
         self._gathering.part()
+        self._leave_hosts()
 
     def close(self) -> None:
         """Part for good."""
         self._space = None
         self._gathering.close()
+        self._leave_hosts()
+
+    def _leave_hosts(self) -> None:
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.close(f"worker {self._worker.worker} has left the team")
 
     # ------------------------------------------------------------ a turn
 
     def _load(self, command: Train) -> None:
         team = command.team
         assert team is not None
-        worker, weights = self._worker, self._worker.weights
+        worker = self._worker
         is_new = self._team is None or self._team.formed != team.formed
-        members, size = len(team.members), weights.layout.size
-        blobs = self._optimizer.blobs
-        memory = self._gathering.gather(team, TeamSpace.bytes_for(members, size, blobs))
-        if is_new or self._space is None:
-            self._space, self._meetings = TeamSpace.over(memory, members, size, blobs), 0
+        space = self._enter(team) if is_new or self._space is None else self._space
         self._team = team
-        space, rank = self._space, self._rank
-        if rank == 0:
+        if self._rank == self._here[0]:
             worker.exchange.fetch_center(command.version, space.mean)
-        space.said[self._meetings % 2, rank, _MADE] = self._optimizer.made
         self._meet()
         worker.begin_from(command, space.mean)
         if is_new:
             self._agree_on_state(space)
 
+    def _enter(self, team: Team) -> TeamSpace:
+        """Meet the members of this host, and reach the other hosts."""
+        who = self._worker.worker
+        self._leave_hosts()
+        self._rank = rank = team.workers.index(who)
+        everywhere = tuple(range(len(team.members)))
+        self._here = next((ranks for ranks in team.spread if rank in ranks), everywhere)
+        self._times = 0
+        if team.spread and self._rank == self._here[0]:
+            self._exchange = self._reach(team)
+        numbers = len(team.members), len(self._here), self._worker.weights.layout.size
+        nbytes = TeamSpace.bytes_for(*numbers, self._optimizer.blobs)
+        here = replace(team, members=tuple(team.members[one] for one in self._here), spread=())
+        memory = self._gathering.gather(here, nbytes)
+        self._space = TeamSpace.over(memory, *numbers, self._optimizer.blobs)
+        return self._space
+
     def _agree_on_state(self, space: TeamSpace) -> None:
         """Who has made the most steps hands its state to those with fewer."""
-        made = [int(one) for one in space.said[(self._meetings - 1) % 2, :, _MADE]]
+        parity = self._parity()
+        space.said[parity, self._rank, MADE] = self._optimizer.made
+        self._meet()
+        self._hear_rows(space.rows[parity])
+        self._meet()
+        made = [int(one) for one in space.said[parity, :, MADE]]
         most = max(made)
         if min(made) == most:
             return
-        gives, takes = self._rank == made.index(most), made[self._rank] < most
+        giver, takes = made.index(most), made[self._rank] < most
+        gives = self._rank == giver
         state, found = self._optimizer.state() if gives else b"", bytearray()
         if gives:
             space.state[0] = len(state)
-        self._meet()
+        self._spread(space.state, giver)
         room, nbytes = space.mean.view(np.uint8), int(space.state[0])
         for at in range(0, nbytes, len(room)):
             part = min(len(room), nbytes - at)
             if gives:
                 room[:part] = np.frombuffer(state, np.uint8, part, at)
-            self._meet()
+            self._spread(room[:part], giver)
             if takes:
                 found += room[:part].tobytes()
             self._meet()
@@ -207,15 +200,45 @@ class DrivenTeam:
             self._optimizer.load_state(bytes(found))
             self._optimizer.made = most
 
-    @property
-    def _rank(self) -> int:
-        assert self._team is not None
-        return self._team.workers.index(self._worker.worker)
+    # ------------------------------------------------------------ on this host, and with the others
+
+    def _parity(self) -> int:
+        """Where all write what they say this time: at least one meeting is between two times."""
+        self._times += 1
+        return self._times % 2
 
     def _meet(self) -> None:
+        """Return once all members of this host are here."""
         assert self._team is not None
-        self._meetings += 1
         self._gathering.meet(self._team.patience_s)
+
+    def _hear_rows(self, rows: npt.NDArray[np.uint8]) -> None:
+        """Whoever exchanges for this host fills in the rows of the others."""
+        if self._exchange is not None and self._team is not None:
+            own = rows[list(self._here)]
+            self._exchange.all_gather("rows", own, self._team.spread, rows)
+
+    def _spread(self, block: npt.NDArray[Any], giver: int) -> None:
+        """Return once what this member has written there is there on all hosts."""
+        assert self._team is not None
+        spread = self._team.spread
+        self._meet()
+        if self._exchange is not None:
+            root = next(host for host, ranks in enumerate(spread) if giver in ranks)
+            self._exchange.broadcast("block", block, root)
+        if spread:
+            self._meet()
+
+    def _average_hosts(self, mean: Vector, samples: Sequence[int]) -> None:
+        """Whoever exchanges for this host makes its mean that of all, by the samples of each host."""
+        if self._exchange is None:
+            return
+        own = samples[self._exchange.own]
+        if own:
+            np.multiply(mean, np.float32(own / sum(samples)), out=mean)
+        else:
+            mean.fill(0.0)
+        self._exchange.all_reduce("mean", mean, np.add)
 
     # ------------------------------------------------------------ meetings within a turn
 
@@ -234,41 +257,44 @@ class DrivenTeam:
         return follows
 
     def _come(self, what: Comes, samples: int, epoch: int, *, wants_deal: bool) -> bool:
-        space, rank, optimizer = self._space, self._rank, self._optimizer
+        space, rank, optimizer, here = self._space, self._rank, self._optimizer, self._here
         assert space is not None
         assert self._team is not None
-        parity = self._meetings % 2
-        own, said, present = space.gradients[rank], space.said[parity], space.present[parity]
+        team, parity = self._team, self._parity()
+        own = space.gradients[here.index(rank)]
+        said, present = space.said[parity], space.present[parity]
         is_bad = False
         present[rank] = 0
         if what is Comes.STEP:
             optimizer.take_gradients(own, present[rank])
             is_bad = not _is_finite(own)
-        said[rank, : _DEALS + 1] = what, samples, is_bad, epoch, wants_deal
+        said[rank, : DEALS + 1] = what, samples, is_bad, epoch, wants_deal
         self._meet()
-        # Who has come to the next meeting but one writes to the same place.
-        self._epoch = int(said[:, _EPOCH].max())
-        self.all_ask = bool((said[:, _COMES] == Comes.ASK).all())
-        self.ends = bool((said[:, _COMES] == Comes.LEAVE).any())
-        self.deal_follows = self.all_ask or (bool(said[0, _DEALS]) and not self.ends)
-        comes = said[:, _COMES] == Comes.STEP
+        self._require_finite(said)
+        self._hear_rows(space.rows[parity])
+        share = stretch_of(here.index(rank), len(here), len(own))
+        contributions = [
+            Contribution(gradient[share], int(said[member, SAMPLES]))
+            for member, gradient in zip(here, space.gradients, strict=True)
+            if said[member, COMES] == Comes.STEP
+        ]
+        if contributions:
+            mean_into(space.mean[share], contributions)
+            reached("team-summed")
+        if contributions or team.spread:
+            self._meet()
+        self._epoch = int(said[:, EPOCH].max())
+        self.all_ask = bool((said[:, COMES] == Comes.ASK).all())
+        self.ends = bool((said[:, COMES] == Comes.LEAVE).any())
+        self.deal_follows = self.all_ask or (bool(said[0, DEALS]) and not self.ends)
+        comes = said[:, COMES] == Comes.STEP
         if not comes.any():
             return False
-        self._require_finite(self._team, rank, said[:, _BAD])
-        contributions = [
-            Contribution(gradient, int(said[member, _SAMPLES]))
-            for member, gradient in enumerate(space.gradients)
-            if comes[member]
-        ]
-        share = stretch_of(rank, len(comes), len(own))
-        mean_into(
-            space.mean[share],
-            [Contribution(one.vector[share], one.samples) for one in contributions],
-        )
-        reached("team-summed")
-        some = present[comes].any(axis=0).astype(np.uint8)
-        self._meet()
-        optimizer.set_gradients(space.mean, some)
+        if team.spread:
+            trained = np.where(comes, said[:, SAMPLES], 0)
+            self._average_hosts(space.mean, [int(trained[list(one)].sum()) for one in team.spread])
+            self._meet()
+        optimizer.set_gradients(space.mean, present[comes].any(axis=0).astype(np.uint8))
         return True
 
     @property
@@ -286,8 +312,7 @@ class DrivenTeam:
         space, rank = self._space, self._rank
         assert space is not None
         assert self._team is not None
-        members = len(self._team.members)
-        table = space.deal[_ROUNDS:].reshape(MOST_DEALT, members, _NUMBERS)
+        table = space.dealt
         if rank == 0:
             answer = deal(self._epoch)
             table[:] = 0
@@ -295,21 +320,23 @@ class DrivenTeam:
                 for member, lease in enumerate(leases):
                     if lease is not None:
                         table[number, member] = lease.epoch, lease.start, lease.stop
-            space.deal[_LENGTH] = len(answer.rounds)
-            space.deal[_SHORT] = _SHORT_AS.index(answer.short)
-        self._meet()
+            space.deal[LENGTH] = len(answer.rounds)
+            space.deal[SHORT] = _SHORT_AS.index(answer.short)
+        self._spread(space.deal, 0)
         rows = [
-            Lease(*map(int, one)) if one[2] else None for one in table[: space.deal[_LENGTH], rank]
+            Lease(*map(int, one)) if one[2] else None for one in table[: space.deal[LENGTH], rank]
         ]
-        short = _SHORT_AS[space.deal[_SHORT]]
-        return rows, short
+        return rows, _SHORT_AS[space.deal[SHORT]]
 
-    def _require_finite(self, team: Team, rank: int, bad: npt.NDArray[np.int64]) -> None:
-        if bad[rank]:
+    def _require_finite(self, said: npt.NDArray[np.int64]) -> None:
+        """Of the gradients of this host: the team breaks, so other hosts need not be told which it is."""
+        assert self._team is not None
+        if said[self._rank, BAD]:
             raise NotFiniteError(NOT_FINITE)
-        if bad.any():
-            worker = team.workers[int(bad.argmax())]
-            raise TeamBrokenError(f"the gradient of worker {worker} is not finite")
+        for member in self._here:
+            if said[member, BAD]:
+                worker = self._team.workers[member]
+                raise TeamBrokenError(f"the gradient of worker {worker} is not finite")
 
 
 def _is_finite(vector: Vector) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -155,3 +157,98 @@ def test_scripts_train_on_the_nodes_of_a_ray_cluster(tmp_path: Path) -> None:
     assert "3 workers on 2 nodes" in errors
     model = np.load(tmp_path / "run" / "model.npz")["w"]
     assert f"fitted 0 {model.round(3).tolist()}" in errors
+
+
+TORCH_RECORDS, WHOLE = 1190, 48  # of fit_torch.py; records of a step of all workers
+
+
+def torch_worker(chief: Host, count: int, *arguments: str) -> tuple[str, ...]:
+    return worker(chief, count, "fit_torch.py", *arguments)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "counts", [(1, 1), pytest.param((2, 1), marks=pytest.mark.matrix), (1, 2)], ids=str
+)
+def test_gradients_between_hosts_make_the_model_of_one_process(
+    speedo: Commands, hosts: list[Host], tmp_path: Path, counts: tuple[int, int]
+) -> None:
+    """50 steps of Adam, within 1e-6 of the largest weight; the first host is that of the master."""
+    chief, other, _ = hosts
+    workers = sum(counts)
+    words = (str(WHOLE // workers), "adam")
+    first = speedo.start(*master(chief, "--workers", str(workers)), inside=chief.inside)
+    near = speedo.start(*torch_worker(chief, counts[0], *words), inside=chief.inside)
+    far = speedo.start(*torch_worker(chief, counts[1], *words), inside=other.inside)
+    for process in (first, near, far):
+        ended(process)
+    file = tmp_path / "alone.npz"
+    alone = [sys.executable, str(SCRIPTS / "fit_torch.py"), str(WHOLE), "adam", "", "0", str(file)]
+    assert "steps 50" in subprocess.run(alone, check=True, capture_output=True, text=True).stdout
+    ours, theirs = np.load(tmp_path / "run" / "model.npz"), np.load(file)
+    largest = max(float(np.abs(theirs[name]).max()) for name in theirs)
+    for name in theirs:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=0, atol=1e-6 * largest)
+    results = [line for line in lines_of(tmp_path) if line["event"] == "result"]
+    assert {line["worker"] for line in results} == set(range(workers))
+    assert (
+        max(line["steps"] for line in results) > 1
+    )  # the master hears of a stretch, not of a step
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("leads", [False, pytest.param(True, marks=pytest.mark.matrix)])
+def test_a_host_that_is_killed_breaks_the_step_of_the_others_which_train_its_records(
+    speedo: Commands, hosts: list[Host], tmp_path: Path, leads: bool
+) -> None:
+    """`leads`: the host that is killed has worker 0."""
+    chief, *others = hosts
+    words = ("6", "adam", "gradients", "0.1")
+    first = speedo.start(*master(chief, "--workers", "4"), inside=chief.inside)
+    processes = {
+        host: speedo.start(*torch_worker(chief, 2, *words), inside=host.inside) for host in others
+    }
+    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":4,', 90, first)
+    leader = next(
+        line["process"]
+        for line in lines_of(tmp_path)
+        if line["event"] == "joined" and line["worker"] == 0
+    )
+    killed, stays = others
+    if (leader in killed.processes()) != leads:
+        killed, stays = stays, killed
+    killed.kill_all()
+    for process in (first, processes[stays]):
+        ended(process)
+    lines = lines_of(tmp_path)
+    each_once = {(epoch, position): 1 for epoch in range(2) for position in range(TORCH_RECORDS)}
+    assert trained(lines) == Counter(each_once)
+    left = [line for line in lines if line["event"] == "left"]
+    dead = [line["worker"] for line in left if line["cause"] != "its script has ended"]
+    assert len(dead) == 2
+    assert (0 in dead) == leads
+    assert max(line["steps"] for line in lines if line.get("decision") == "merged") > 1
+
+
+@pytest.mark.torch
+def test_one_that_exchanges_something_else_is_refused_and_stop_ends_the_scripts_on_all_hosts(
+    speedo: Commands, hosts: list[Host], tmp_path: Path
+) -> None:
+    """The scripts would train for many minutes; the model so far is exported."""
+    chief, *others = hosts
+    words = ("6", "adam", "", "2")
+    first = speedo.start(*master(chief, "--workers", "2"), inside=chief.inside)
+    some = [speedo.start(*torch_worker(chief, 1, *words), inside=one.inside) for one in others]
+    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":1,', 90, first)
+    wrong = speedo.start(*torch_worker(chief, 1, "6", "adam", "deltas"), inside=chief.inside)
+    told = (
+        r"worker 2 exchanges deltas, worker [01] gradients: give speedo.join the same exchange= in"
+    )
+    assert re.search(told, ended(wrong, 1))
+    ended(speedo.start("stop", inside=chief.inside))
+    errors = ended(first, 3)
+    for process in some:
+        ended(process)
+    assert "stopped by `speedo stop`" in errors
+    shapes = sorted(one.shape for one in np.load(tmp_path / "run" / "model.npz").values())
+    assert shapes == [(1,), (1, 8), (8,), (8, 4)]

@@ -78,3 +78,10 @@ def test_those_that_stay_are_waited_for_and_not_those_that_have_ended() -> None:
     assert members(workers.come(2)) == [2]
     with pytest.raises(TeamBrokenError, match="have left the collective"):
         workers.meeting.look(1)
+
+
+def test_who_is_missing_of_a_team_is_told_in_a_sentence() -> None:
+    workers = Workers(2)
+    workers.gone[1, 1] = "it was killed"
+    assert workers.meeting.missing(((0, 1), (1, 2))) == ""
+    assert workers.meeting.missing(((0, 1), (1, 1))) == "worker 1 is gone: it was killed"

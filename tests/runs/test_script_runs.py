@@ -183,6 +183,20 @@ def test_workers_wait_until_the_first_worker_brings_the_model(tmp_path: Path) ->
     assert training.parts.settings.spec.batch == BATCH
 
 
+def test_a_worker_that_exchanges_something_else_is_refused_with_both_names(tmp_path: Path) -> None:
+    run = ScriptRun(tmp_path / "run", workers=2)
+    layout = run.engines[0].layout
+    model = FirstModel(layout.blobs, BATCH)
+    run.start.check(0, model, layout, gradients=True)
+    run.start.check(2, model, layout, gradients=True)
+    problem = (
+        "worker 1 exchanges deltas, worker 0 gradients: give speedo.join the same exchange= in"
+    )
+    with pytest.raises(ClusterError, match=problem):
+        run.start.check(1, model, layout, gradients=False)
+    run.parts.clean_store()
+
+
 def test_without_a_model_the_run_ends_with_the_number_of_workers(tmp_path: Path) -> None:
     run = ScriptRun(tmp_path / "run", workers=3, timeout=1)
     for worker in (1, 2):

@@ -37,6 +37,14 @@ def test_gradients_in_sync_with_one_local_step(tmp_path: Path) -> None:
     assert not exchanges_gradients(None, None, run)  # NumPy arrays
 
 
+def test_gradients_also_where_each_host_brings_its_own_script(tmp_path: Path) -> None:
+    config = make_config({"run_dir": tmp_path / "run", "mode": "sync", "workers": 2})
+    settings = prepare_script(config, lambda line: None).settings
+    assert exchanges_gradients(
+        None, HAS_OPTIMIZER, Start(settings, Assignment(0, 1, 0, 2, 1), True)
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "remedy"),
     [

@@ -111,6 +111,23 @@ def test_every_iteration_of_a_stretch_has_its_number() -> None:
     assert sum(one.team.rounds for one in turns) == 25
 
 
+def test_a_team_over_hosts_is_one_team_that_knows_who_is_on_which_host() -> None:
+    """It does several rounds in a stretch, as a team on one host."""
+    seen = Seen()
+    simulate(
+        Synchronous(AverageDeltas()),
+        Plan(16, 100, 4, teams=True, over_hosts=True, stretch_s=1.0),
+        world=WORLD,
+        samples_per_step=4,
+        observer=seen.follow,
+        places=lambda worker: "near" if worker in (0, 3) else "far",
+    )
+    teams = [one.team for one in seen.all(Train)]
+    assert {team.workers for team in teams} == {(0, 1, 2, 3)}
+    assert {team.spread for team in teams} == {((0, 3), (1, 2))}
+    assert max(team.rounds for team in teams) > 10
+
+
 def test_a_stretch_of_a_part_of_the_batch_moves_the_learning_rate_all_the_same() -> None:
     """Two of four workers of a divided batch are there: a round of two local steps is one iteration."""
     seen = Seen()

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from speedo.storage.memory_store import MemoryStore
+from speedo.transport.host_exchange import HostExchange
+
 LIMIT_S = 90.0
 BEGIN = """
 import os, sys, time
@@ -32,7 +35,7 @@ def join():
     leaders = [ranks[0] for ranks in hosts]
     return SpreadCollective(
         folder / own, rank, hosts,
-        lambda at: HostExchange(SharedMemoryStore(folder / "store"), "run", leaders, at, patience_s, gone),
+        lambda at: HostExchange(SharedMemoryStore(folder / "store"), "run", "group1", leaders, at, patience_s, gone),
         patience_s=patience_s,
     )
 
@@ -188,6 +191,15 @@ except TeamBrokenError as error:
                 said, _ = one.communicate(timeout=LIMIT_S)
                 assert one.returncode == 0, said
                 assert f"worker {victim}" in said
+
+
+def test_what_a_leader_that_is_gone_has_brought_does_not_stay_in_the_store() -> None:
+    now = [0.0]
+    store = MemoryStore(clock=lambda: now[0])
+    HostExchange(store, "run", "group1", (0, 1), 0, 10.0, str).close("it has left")
+    assert len(store.keys("speedo:run:")) == 1
+    now[0] = 20.1  # nobody waits for it any more
+    assert store.keys("speedo:run:") == []
 
 
 def test_a_member_that_leaves_ends_the_next_call_of_the_others(tmp_path: Path) -> None:

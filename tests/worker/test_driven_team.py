@@ -18,6 +18,8 @@ from speedo.leases.lease import Dealt, Lease, NoLease
 from speedo.messages import Team, Train
 from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
+from speedo.storage.shared_memory.store import SharedMemoryStore
+from speedo.transport.host_exchange import HostExchange
 from speedo.transport.team_meeting import TeamMeeting
 from speedo.vectors.vector import Kind, Vector, as_bytes, header_for
 from speedo.worker.array_weights import ArrayWeights
@@ -65,9 +67,12 @@ class Momentum:
 class Members:
     """Workers 0, 1, ... of which each does what it is told in a thread of its own."""
 
-    def __init__(self, folder: Path, count: int) -> None:
-        self.store = MemoryStore(clock=lambda: 0.0)
+    def __init__(self, folder: Path, count: int, hosts: int) -> None:
+        """Worker `w` is on host `w` modulo `hosts`."""
+        self.store, self.hosts = MemoryStore(clock=lambda: 0.0), hosts
         self.folder, self.workers = folder, dict[int, DrivenWorker]()
+        for one in ("store", *map(str, range(hosts))):
+            (folder / one).mkdir()
         self.optimizers, self.teams = dict[int, Momentum](), dict[int, DrivenTeam]()
         for worker in range(count):
             self.add(worker, 1)
@@ -80,8 +85,14 @@ class Members:
         weights = ArrayWeights({"w": w})
         one = DrivenWorker("run", worker, incarnation, weights, self.store, lambda: 0.0)
         self.workers[worker], self.optimizers[worker] = one, Momentum(w)
-        meeting = TeamMeeting(self.folder, worker, incarnation)
-        self.teams[worker] = DrivenTeam(one, meeting, self.optimizers[worker])
+        meeting = TeamMeeting(self.folder / str(worker % self.hosts), worker, incarnation)
+
+        def reach(team: Team) -> HostExchange:
+            leaders = [team.workers[ranks[0]] for ranks in team.spread]
+            store, own = SharedMemoryStore(self.folder / "store"), leaders.index(worker)
+            return HostExchange(store, "run", f"team{team.formed}", leaders, own, 20.0, str)
+
+        self.teams[worker] = DrivenTeam(one, meeting, self.optimizers[worker], reach)
 
     def close(self) -> None:
         for team in self.teams.values():
@@ -89,7 +100,12 @@ class Members:
 
     def begin(self, formed: int, rounds: int = 2) -> None:
         members = tuple((worker, self.workers[worker].incarnation, 4) for worker in self.workers)
-        team = Team(formed, members, rounds, patience_s=20.0)
+        spread = tuple(
+            tuple(rank for rank, worker in enumerate(self.workers) if worker % self.hosts == host)
+            for host in range(self.hosts)
+        )
+        spread = spread if self.hosts > 1 else ()
+        team = Team(formed, members, rounds, patience_s=20.0, spread=spread)
         self.all(
             lambda worker: self.teams[worker].begin(
                 Train(worker, members[worker][1], formed, 0, 0, 1, 1, Kind.WEIGHTS, team=team)
@@ -121,13 +137,13 @@ class Members:
         return [one.w.tolist() for one in self.optimizers.values()]
 
 
-@pytest.fixture
-def team(tmp_path: Path) -> Iterator[Callable[[int], Members]]:
+@pytest.fixture(params=[1, 2], ids=["one-host", "two-hosts"])
+def team(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[int], Members]]:
     """Makes the members of a team, in this count."""
     made: list[Members] = []
 
     def make(count: int) -> Members:
-        made.append(Members(tmp_path, count))
+        made.append(Members(tmp_path, count, request.param))
         return made[-1]
 
     yield make
@@ -158,8 +174,7 @@ def test_one_that_joins_later_has_the_weights_and_the_state_of_the_others(
     members = team(2)
     members.begin(1, rounds=1)
     members.step(([1.0, 0.0], 4.0), ([1.0, 0.0], 4.0), samples=[4, 4])
-    for team in members.teams.values():
-        team.part()
+    members.all(lambda worker: members.teams[worker].part())
     members.teams[0].close()
     members.add(0, 2)  # the leader
     members.begin(2, rounds=1)
@@ -178,12 +193,15 @@ def test_a_gradient_that_is_not_finite_is_its_workers_fault(team: Callable[[int]
         try:
             members.teams[worker].come(Comes.STEP, 4)
         except (NotFiniteError, TeamBrokenError) as error:
+            members.teams[worker].part()
             return error
         return None
 
     other, own = members.all(error_of)
     assert isinstance(own, NotFiniteError)
-    assert str(other) == "the gradient of worker 1 is not finite"
+    assert isinstance(other, TeamBrokenError)
+    on_its_host = "the gradient of worker 1 is not finite"
+    assert str(other) == (on_its_host if members.hosts == 1 else "worker 1 has left the team")
 
 
 def test_the_leader_deals_the_records_of_all(team: Callable[[int], Members]) -> None:
