@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 
 from bench.wire import codec_options
-from speedo.vectors.codecs import is_fraction
+from speedo.exchange.codecs import is_fraction
 
 EPOCH = 938  # iterations of 64 samples: 60,000 records
 BARS = {
@@ -49,7 +49,7 @@ def plain_score(model: Path) -> float:
     """Accuracy of a model over the 10,000 test images, by pycaffe alone."""
     from bench.support.runs import plain_terms
     from speedo.data import default_data_root
-    from speedo.solver.bundled import bundled_solver
+    from speedo.engines.solver.bundled import bundled_solver
 
     net = bundled_solver("lenet").with_name("train_test.prototxt")
     answer = subprocess.run(

@@ -29,7 +29,7 @@ from bench.support.arguments import parser_for, whole
 from bench.support.arguments import rounds as said
 from bench.support.machine import heading
 from bench.support.processes import end_by_signals
-from speedo.transport.collective import Collective
+from speedo.exchange.collective import Collective
 
 MOVED: Final = 3e8  # bytes of the array that go through in a round, about
 MOST_CALLS: Final = 500

@@ -20,8 +20,8 @@ from bench.support import table
 from bench.support.arguments import parser_for, rounds, size
 from bench.support.machine import heading
 from bench.support.processes import end_by_signals
-from speedo.vectors.codecs import Codec, make_codec
-from speedo.vectors.vector import Blob, Layout, Vector
+from speedo.exchange.codecs import Codec, make_codec
+from speedo.exchange.vector import Blob, Layout, Vector
 
 CODECS = ("none", "bfloat16", "int8", "topk:0.1", "topk:0.01", "sparse:0.01")
 HEADING = ["body", "encode", "GB/s", "with feedback", "GB/s", "decode", "GB/s", "pays below"]

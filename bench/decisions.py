@@ -17,19 +17,19 @@ from collections import deque
 from pathlib import Path
 
 from bench.support.table import text
+from speedo.exchange.served_vectors import Exchange, Sender, Stores
+from speedo.exchange.vector import Blob, Layout
 from speedo.master.center import Center
 from speedo.master.coordinator import Coordinator
 from speedo.master.driver import Driver
 from speedo.master.observers import Observers
 from speedo.master.plan import Plan
-from speedo.messages import Command, Event, Joined, Train, Trained
-from speedo.monitor.status import StatusBoard
+from speedo.messages import Command, Event, Joined, Kind, Train, Trained
 from speedo.run_dir.metrics_log import MetricsLog
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.rules import AddDelta
 from speedo.storage.shared_memory.store import SharedMemoryStore
-from speedo.vectors.exchange import Exchange, Sender, Stores
-from speedo.vectors.vector import Blob, Kind, Layout
+from speedo.watch.status import StatusBoard
 
 BATCH = 64
 TIMINGS = {"fetch": 0.001, "compute": 0.02, "publish": 0.001}

@@ -55,8 +55,8 @@ from bench.support.floor_process import (
 from bench.support.machine import heading
 from bench.support.processes import child, end_by_signals, last_words
 from bench.support.runs import START_S, plain_terms
+from speedo.exchange.vector import Vector
 from speedo.storage.shared_memory.folder import MEMORY
-from speedo.vectors.vector import Vector
 from tests.support.bundled_nets import SHAPES, Bench
 
 FREE = "free-running"

@@ -24,7 +24,7 @@ from typing import Any
 
 from bench.support.machine import busy_cores, machine
 from bench.support.table import markdown, text
-from speedo.solver.bundled import bundled_solver
+from speedo.engines.solver.bundled import bundled_solver
 
 RESULTS = Path(__file__).parent / "results"
 ASYNCHRONOUS = ("async", "partial", "weed-out")

@@ -17,11 +17,10 @@ from typing import Any
 
 from speedo.actors.ray_node import session
 from speedo.actors.token import new_token
-from speedo.messages import Train, Trained
-from speedo.transport.channel import Channels, WorkerChannel
-from speedo.transport.core_affinity import DriverCore
-from speedo.transport.event_queue import EventQueue
-from speedo.vectors.vector import Kind
+from speedo.exchange.channel import Channels, WorkerChannel
+from speedo.exchange.core_affinity import DriverCore
+from speedo.exchange.event_queue import EventQueue
+from speedo.messages import Kind, Train, Trained
 
 COMMAND = Train(0, 1, 1, 1, 1, 1, 1, Kind.DELTA)
 RESULT = Trained(0, 1, 1, 0.5, 64, {"fetch": 0.001, "compute": 0.02, "publish": 0.001})

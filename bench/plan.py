@@ -32,11 +32,11 @@ from bench.support.machine import heading
 from bench.support.processes import end_by_signals
 from bench.support.runs import cores, iterations_for, train
 from bench.wire import Hosts
-from speedo.planning.calibrate_by_measuring import measure_solver
-from speedo.planning.calibrate_from_run import with_run
-from speedo.planning.calibration import Calibration
-from speedo.planning.predict import predict
-from speedo.planning.site import Site
+from speedo.study.planning.calibrate_by_measuring import measure_solver
+from speedo.study.planning.calibrate_from_run import with_run
+from speedo.study.planning.calibration import Calibration
+from speedo.study.planning.predict import predict
+from speedo.study.planning.site import Site
 from tests.support.bundled_nets import SHAPES, Bench
 from tests.support.network import limit, network
 

@@ -25,17 +25,17 @@ from typing import Any
 from bench.support.arguments import whole
 from bench.support.processes import end_by_signals
 from bench.support.table import Table, markdown
-from speedo.config.run_config import make_config
+from speedo.exchange.codecs import Compression, bytes_of
 from speedo.master.center import Center
 from speedo.master.coordinator import Coordinator
 from speedo.master.driver import Driver, Limits
 from speedo.master.plan import Plan
+from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
-from speedo.simulation.simulator import SimulatedCluster
-from speedo.simulation.trace import Trace
-from speedo.simulation.world import World
 from speedo.storage.memory_store import MemoryStore
-from speedo.vectors.codecs import Compression, bytes_of
+from speedo.study.simulation.simulator import SimulatedCluster
+from speedo.study.simulation.trace import Trace
+from speedo.study.simulation.world import World
 
 WORKERS = 4
 BATCH = 8  # of each worker: 500 local steps are 16,000 images of all

@@ -40,9 +40,9 @@ from bench.support.processes import end_by_signals
 from bench.support.runs import cores, free_running, plain_caffe
 from bench.support.throughput import Round, Row, rounds_of
 from bench.wire import Hosts, Traffic, overlaps, require
-from speedo.planning.calibration import Calibration
-from speedo.planning.predict import predict
-from speedo.planning.site import Site
+from speedo.study.planning.calibration import Calibration
+from speedo.study.planning.predict import predict
+from speedo.study.planning.site import Site
 from tests.support.bundled_nets import Bench
 from tests.support.network import limit, network
 

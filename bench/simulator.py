@@ -10,11 +10,11 @@ from __future__ import annotations
 import argparse
 import time
 
-from speedo.config.run_config import make_config
 from speedo.master.plan import Plan
 from speedo.messages import Action, Drop, Event, Merge, StopAsked
+from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
-from speedo.simulation.simulator import SimulatedCluster, simulate
+from speedo.study.simulation.simulator import SimulatedCluster, simulate
 from tests.support.every_mode import MODES, options_of
 
 BATCH = 10

@@ -26,12 +26,13 @@ from bench.support.arguments import parser_for, rounds, size
 from bench.support.bare_socket import bare_socket
 from bench.support.machine import heading
 from bench.support.processes import end_by_signals
+from speedo.exchange.transfer import fetch_vector
+from speedo.exchange.vector import Blob, Layout, Vector, as_bytes, header_for
+from speedo.messages import Kind
 from speedo.sgd_modes.rules import AddDelta, AverageDeltas, Contribution, Elastic, MergeRule
 from speedo.storage import PrivateRedis, RedisStore, Store
 from speedo.storage.shared_memory.folder import MEMORY
 from speedo.storage.shared_memory.store import SharedMemoryStore
-from speedo.vectors.transfer import fetch_vector
-from speedo.vectors.vector import Blob, Kind, Layout, Vector, as_bytes, header_for
 
 SIZES = (1.72, 53.5)  # MB: LeNet, GoogLeNet
 SMALL_MB = 20.0  # below it a call takes less than some ms, and chance weighs more

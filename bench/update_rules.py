@@ -23,10 +23,10 @@ from bench.support import table
 from bench.support.arguments import parser_for, rounds
 from bench.support.machine import heading
 from speedo.engines.pycaffe import PycaffeEngine
+from speedo.engines.solver import read_solver, solver_for_server
+from speedo.engines.solver.proto import caffe_proto, parse_text, to_text
 from speedo.engines.solver_update import SolverUpdate, multipliers
 from speedo.engines.update_rules import RULES, SolverFields
-from speedo.solver import read_solver, solver_for_server
-from speedo.solver.proto import caffe_proto, parse_text, to_text
 from tests.support.bundled_nets import SHAPES, Bench
 
 NETS = ("lenet", "googlenet")  # 1.7 and 53.5 MB

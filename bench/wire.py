@@ -35,7 +35,7 @@ from bench.support.processes import child, end_by_signals, last_words
 from bench.support.runs import CTRL_C, START_S, free_running, plain_caffe
 from bench.support.throughput import Round, Row, rounds_of
 from bench.support.timed import FOREVER, Follower, follow
-from speedo.vectors.codecs import is_fraction
+from speedo.exchange.codecs import is_fraction
 from tests.support.bundled_nets import SHAPES, Bench
 from tests.support.network import Host, limit, network
 

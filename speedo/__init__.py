@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from speedo.launch.from_python import Cluster
     from speedo.run.result import RunResult
+    from speedo.run.script.joined_run import current, join
     from speedo.run_dir.events import (
         CheckpointWritten,
         ModelTested,
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
         WorkerJoined,
         WorkerLeft,
     )
-    from speedo.script.joined_run import current, join
     from speedo.sgd_modes.base import Strategy
     from speedo.sgd_modes.rules import MergeRule
 
@@ -46,8 +46,8 @@ _LATER = {
     "WorkerJoined": "speedo.run_dir.events",
     "WorkerLeft": "speedo.run_dir.events",
     "Cluster": "speedo.launch.from_python",
-    "current": "speedo.script.joined_run",
-    "join": "speedo.script.joined_run",
+    "current": "speedo.run.script.joined_run",
+    "join": "speedo.run.script.joined_run",
 }
 
 
@@ -79,11 +79,11 @@ def train(
     run, which exports its model, and is raised here then. Raises `SpeedoError` with what is wrong and what to change.
     """
     from speedo.actors.train_process import train_apart
-    from speedo.config.run_config import make_config
-    from speedo.doctor import require_for
-    from speedo.monitor.callbacks import Callbacks
-    from speedo.remote.uris import uri_of
+    from speedo.data.remote.uris import uri_of
+    from speedo.run.config.run_config import make_config
     from speedo.run.remote_inputs import fetch_run
+    from speedo.study.doctor import require_for
+    from speedo.watch.callbacks import Callbacks
 
     callbacks = Callbacks(on_result, on_test, on_join, on_leave, on_checkpoint)
     given = {"mode": mode, "rule": rule, "workers": workers, **options}

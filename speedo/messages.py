@@ -6,11 +6,21 @@ keys that these messages imply (`speedo.storage.keys`).
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from speedo.vectors.vector import Kind
+
+class Kind(enum.IntEnum):
+    """The kind of a vector; the numbers are part of the format."""
+
+    CENTER = 1
+    DELTA = 2
+    WEIGHTS = 3
+    GRADIENT = 4
+    HISTORY = 5
+
 
 # Ranges of records in the order of an epoch: epoch, first, and the one behind the last.
 Records = tuple[tuple[int, int, int], ...]

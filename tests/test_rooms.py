@@ -20,14 +20,15 @@ CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["import
 
 # A line in a module of ours, and the contract that it breaks.
 VIOLATIONS = {
-    "vectors/vector.py": "import speedo.engines.base",
+    "exchange/vector.py": "import speedo.engines.base",
+    "run/config/option_table.py": "import speedo.run.script.joined_run",
     "storage/keys.py": "import speedo.storage.base",  # which imports it
     "run/result.py": "import ray",
     "storage/memory_store.py": "import redis",
-    "solver/paths.py": "import caffe",
+    "data/split.py": "import caffe",
     "engines/make.py": "import torch",  # its folder pytorch/ has all that does
-    "planning/site.py": "import click",
-    "transport/channel.py": "import pickle",
+    "study/planning/site.py": "import click",
+    "exchange/channel.py": "import pickle",
     "sgd_modes/base.py": "import speedo.system.files",
     "master/divergence.py": "import time",
 }
@@ -87,13 +88,15 @@ def test_the_page_says_of_every_room_what_it_is_for() -> None:
     assert set(re.findall(r"^\| `([a-z_]+)/` \| \S", page, re.MULTILINE)) == rooms
 
 
-def test_at_most_ten_files_lie_outside_the_rooms() -> None:
-    assert len([name for name in SOURCES if "/" not in name]) <= 10
+def test_a_newcomer_sees_fifteen_rooms_and_four_files() -> None:
+    assert len({name.split("/")[0] for name in SOURCES if "/" in name}) <= 15
+    files = {name for name in SOURCES if "/" not in name} - {"__init__.py", "__main__.py"}
+    assert len(files) <= 4
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_a_file_has_at_most_450_lines(name: str) -> None:
-    assert SOURCES[name].count("\n") <= 450
+def test_a_file_has_at_most_460_lines(name: str) -> None:
+    assert SOURCES[name].count("\n") <= 460
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from speedo.engines.make import EngineChoice, make_engine, prepare_process
-from speedo.solver import SolverOverrides, read_solver, solver_for_worker
+from speedo.engines.solver import SolverOverrides, read_solver, solver_for_worker
 
 
 def main() -> None:

@@ -20,9 +20,9 @@ import numpy as np
 import xxhash
 
 from speedo.engines.pycaffe import PycaffeEngine
-from speedo.solver import Draws, read_solver, solver_for_worker
-from speedo.transport.core_affinity import Draw, DriverThread
-from speedo.vectors.vector import Vector, as_bytes
+from speedo.engines.solver import Draws, read_solver, solver_for_worker
+from speedo.exchange.core_affinity import Draw, DriverThread
+from speedo.exchange.vector import Vector, as_bytes
 
 SOCKET: Final = "socket"
 WORD: Final = struct.Struct("<cBd")  # what, which center or way, until when on the machine's clock

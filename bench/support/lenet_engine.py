@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from speedo.data.idx import read_idx
 from speedo.data.mnist import FASHION_MNIST_SOURCE
 from speedo.engines.pytorch.module_weights import ModuleWeights
-from speedo.vectors.vector import Vector
+from speedo.exchange.vector import Vector
 
 RECORDS: Final = 60_000
 TEST_BATCH: Final = 1000

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.support.figures import Measured, MeasureError, mean_of
 from bench.support.runs import LEAST_TURNS, free_running, iterations_for, plain_caffe, train
-from speedo.solver import split_batch
+from speedo.engines.solver import split_batch
 from tests.support.bundled_nets import Bench
 
 MODES = ("sync", "async", "partial", "weed-out", "easgd", "hybrid")

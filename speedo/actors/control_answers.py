@@ -10,15 +10,15 @@ from typing import Any, Final
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from speedo.bounds import said
-from speedo.config.run_config import LARGEST_WORKERS
 from speedo.errors import ClusterError, SpeedoError
-from speedo.json_lines import plain
-from speedo.monitor.console import Watch
-from speedo.monitor.control_socket import Asked, ControlServer
-from speedo.monitor.status import Status
-from speedo.transport.channel import first_line
+from speedo.exchange.channel import first_line
+from speedo.run.config.run_config import LARGEST_WORKERS
+from speedo.system.bounds import said
+from speedo.system.json_lines import plain
 from speedo.version import VERSION
+from speedo.watch.console import Watch
+from speedo.watch.control_socket import Asked, ControlServer
+from speedo.watch.status import Status
 
 ANSWER_S: Final = 20.0
 SCALE_S: Final = 150.0  # workers may be started meanwhile

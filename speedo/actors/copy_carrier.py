@@ -12,10 +12,10 @@ from ray.exceptions import RayError
 
 from speedo.actors.range_copies import BRING_S, Bring
 from speedo.errors import SpeedoError
+from speedo.exchange.channel import first_line
 from speedo.run.host_memory import HostCopies
 from speedo.run.open_store import server_store
 from speedo.run.settings import RunSettings
-from speedo.transport.channel import first_line
 
 TELL_S: Final = 1.0
 SOON_S: Final = 0.1

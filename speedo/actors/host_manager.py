@@ -13,15 +13,15 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from speedo.actors.host_orders import End, Orders
 from speedo.actors.ray_cluster import CAUSE_WAIT_S, Gone, RayCluster, death_cause
-from speedo.bounds import DataShare
-from speedo.config.run_config import LARGEST_WORKERS
+from speedo.engines.solver.holding import Holding
 from speedo.errors import ClusterError, ConfigError, SpeedoError
+from speedo.exchange.channel import first_line
 from speedo.master.restarts import spread
 from speedo.master.sharding import Resharding, sharding_for
 from speedo.master.slots import Assignment, Roster
-from speedo.monitor.status import StatusBoard
-from speedo.solver.holding import Holding
-from speedo.transport.channel import first_line
+from speedo.run.config.run_config import LARGEST_WORKERS
+from speedo.system.bounds import DataShare
+from speedo.watch.status import StatusBoard
 
 SILENT_S: Final = (
     30.0  # a host that was not heard of for so long is left out where workers are spread

@@ -22,11 +22,10 @@ from speedo.actors.ray_node.ports import (
 from speedo.actors.run_stores import goes_without_redis, near, redis
 from speedo.actors.signals import stop_signals
 from speedo.actors.token import how_to_join, load_token, new_token
-from speedo.config.run_config import RunConfig
+from speedo.data.remote.run_copy import RunCopy
 from speedo.engines.record_watch import RecordWatch
 from speedo.errors import ConfigError, EngineError, SpeedoError, StoreError
-from speedo.monitor.console import Watch
-from speedo.remote.run_copy import RunCopy
+from speedo.run.config.run_config import RunConfig
 from speedo.run.division import with_division
 from speedo.run.headline import exchange, headline
 from speedo.run.host_memory import with_host_memory
@@ -42,6 +41,7 @@ from speedo.run_dir.resume import Resumed
 from speedo.system.appended import AppendedLines, length_of
 from speedo.system.daemon_thread import within
 from speedo.version import VERSION
+from speedo.watch.console import Watch
 
 if TYPE_CHECKING:
     from speedo.actors.fleet.fleet import Fleet

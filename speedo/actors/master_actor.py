@@ -23,9 +23,10 @@ from speedo.actors.server_orders import ServerOrder
 from speedo.actors.tester_actor import TesterActor
 from speedo.actors.worker_actor import Ready
 from speedo.actors.worker_process import started
-from speedo.config.run_config import RunConfig
 from speedo.engines.evaluation import Share
+from speedo.engines.solver.holding import Holding
 from speedo.errors import ClusterError, StoreError
+from speedo.exchange.vector import Layout
 from speedo.master.fetch_pacing import Pace
 from speedo.master.lease_book import LeaseBook
 from speedo.master.leases import Leases
@@ -33,9 +34,9 @@ from speedo.master.meeting import Meeting
 from speedo.master.served_center import ServedCenter
 from speedo.master.slots import Assignment, ServerAddress
 from speedo.messages import Event, StoreTrouble
-from speedo.monitor.status import Status
 from speedo.run.build import build_training
 from speedo.run.caffe_snapshot import CaffeSnapshot, is_snapshot, read_snapshot
+from speedo.run.config.run_config import RunConfig
 from speedo.run.open_store import impatient_store, run_store
 from speedo.run.result import RunResult
 from speedo.run.run_facts import run_facts
@@ -49,8 +50,7 @@ from speedo.run.trained_model import CaffeModel
 from speedo.run.training import Training
 from speedo.run_dir.checkpoint_file import Checkpoint, read_checkpoint
 from speedo.run_dir.directory import LOGS
-from speedo.solver.holding import Holding
-from speedo.vectors.vector import Layout
+from speedo.watch.status import Status
 
 NAME = "master"
 KEEP_S = 4.0  # a host that leaves waits so long for the center to be fetched

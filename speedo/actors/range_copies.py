@@ -15,15 +15,15 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from speedo.errors import PayloadError, StoreError
+from speedo.exchange.codecs import make_codec
+from speedo.exchange.host_centers import RangeCopy
+from speedo.exchange.ranges import Range
+from speedo.exchange.transfer import fetch_vector
 from speedo.master.slots import ServerAddress
+from speedo.messages import Kind
 from speedo.storage import keys
 from speedo.storage.base import Store
 from speedo.storage.redis.users import Access
-from speedo.vectors.codecs import make_codec
-from speedo.vectors.host_centers import RangeCopy
-from speedo.vectors.ranges import Range
-from speedo.vectors.transfer import fetch_vector
-from speedo.vectors.vector import Kind
 
 TELL_S: Final = (
     5.0  # for the hosts to say what they have; who has said nothing for so long is not waited for

@@ -19,6 +19,9 @@ from ray.exceptions import RayActorError, RayTaskError
 from speedo.actors.tester_actor import VersionTests
 from speedo.actors.worker_actor import Ready
 from speedo.engines.evaluation import Share
+from speedo.exchange.channel import CONNECT_S, Channels, first_line, refusal
+from speedo.exchange.core_affinity import DriverCore
+from speedo.exchange.event_queue import EventQueue
 from speedo.master.fetch_pacing import Pace
 from speedo.master.script_tests import ScriptTests
 from speedo.messages import (
@@ -35,9 +38,6 @@ from speedo.messages import (
     Train,
     Trained,
 )
-from speedo.transport.channel import CONNECT_S, Channels, first_line, refusal
-from speedo.transport.core_affinity import DriverCore
-from speedo.transport.event_queue import EventQueue
 
 CAUSE_WAIT_S = (
     2.0  # a worker's own host knows better than Ray why it died, and may say so within this time

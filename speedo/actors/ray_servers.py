@@ -17,16 +17,16 @@ from speedo.actors.server_calls import Asked, Found, ServerCalls
 from speedo.actors.server_orders import ServerOrder, places_of
 from speedo.engines.solver_update import Recipe
 from speedo.errors import ClusterError, SpeedoError, StoreError, TrainingStopped
+from speedo.exchange.host_centers import RangeCopy
+from speedo.exchange.ranges import Range, ranges_of
+from speedo.exchange.served_vectors import Stores
+from speedo.exchange.vector import Layout
 from speedo.master.server_requests import Answer, Probe, Request, ServerLost
 from speedo.master.slots import Assignment, ServerAddress
-from speedo.monitor.status import ServerStatus
 from speedo.run.open_store import server_store
 from speedo.run.settings import RunSettings
 from speedo.storage.redis.users import Access
-from speedo.vectors.exchange import Stores
-from speedo.vectors.host_centers import RangeCopy
-from speedo.vectors.ranges import Range, ranges_of
-from speedo.vectors.vector import Layout
+from speedo.watch.status import ServerStatus
 
 SILENT_S: Final = 10.0  # a host that was not heard of for so long does not bring its server back
 MARGIN_S: Final = (

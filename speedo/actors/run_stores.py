@@ -7,9 +7,8 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from speedo.config.run_config import RunConfig
 from speedo.errors import StoreError
-from speedo.monitor.console import Watch
+from speedo.run.config.run_config import RunConfig
 from speedo.run.open_store import this_machine
 from speedo.run.prepare import Prepared
 from speedo.run.settings import Near
@@ -19,6 +18,7 @@ from speedo.storage.redis.store import RedisStore
 from speedo.storage.redis.url import url_with_password
 from speedo.storage.redis.users import Access
 from speedo.storage.shared_memory.folder import SharedMemory, room_for
+from speedo.watch.console import Watch
 
 
 def goes_without_redis(config: RunConfig, port: int | None) -> bool:

@@ -1,6 +1,6 @@
 """The actor of a worker that is a script of the user's: starts it, gives it its place, and passes on what it asks.
 
-The script is a process of its own, in which no Ray is. It trains as `speedo.script` tells.
+The script is a process of its own, in which no Ray is. It trains as `speedo.run.script` tells.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from speedo.actors.script_questions import Question
 from speedo.actors.worker_actor import Ready
 from speedo.engines.native_failures import capture_stderr, describe_exit
 from speedo.errors import EngineError
-from speedo.leases.lease import DealRequest, LeaseRequest
+from speedo.exchange.channel import first_line
+from speedo.exchange.channel_relay import ChannelRelay
+from speedo.exchange.lease import DealRequest, LeaseRequest
+from speedo.exchange.vector import Layout
 from speedo.master.slots import Assignment, ServerAddress
 from speedo.messages import RunsAt, SaveState, StateSaved, Tested, Train
 from speedo.run.open_store import is_near, overlaps, this_machine
@@ -51,9 +54,6 @@ from speedo.run_dir.directory import LOCK
 from speedo.system import dies_with_parent
 from speedo.system.cores import UNBOUND, CoreShare, list_of
 from speedo.system.private_folders import make_private_folder
-from speedo.transport.channel import first_line
-from speedo.transport.channel_relay import ChannelRelay
-from speedo.vectors.vector import Layout
 
 JOIN_S: Final = 0.2  # between two looks whether a script that has not joined yet still lives
 END_S: Final = 5.0  # for a script to end that has left the run

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from speedo.errors import SpeedoError, TeamBrokenError
-from speedo.leases.lease import DealRequest, LeaseRequest
+from speedo.exchange.channel import first_line
+from speedo.exchange.lease import DealRequest, LeaseRequest
 from speedo.master.leases import Leases
 from speedo.master.meeting import Meeting
 from speedo.master.script_tests import ScriptTests
@@ -20,7 +21,6 @@ from speedo.run.script_link import (
     TestTurn,
     ToScript,
 )
-from speedo.transport.channel import first_line
 
 Question = LeaseRequest | DealRequest | TestPoint | TestLease | TestPart | Tested | Meet | Missing
 

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from speedo import failpoints
 from speedo.actors.server_orders import ServerOrder
 from speedo.engines.native_failures import capture_stderr
 from speedo.errors import SpeedoError
@@ -21,6 +20,7 @@ from speedo.master.slots import ServerAddress
 from speedo.run.open_store import log_trouble, server_store
 from speedo.run.settings import RunSettings
 from speedo.sgd_modes.foreign import look_in, rule_at
+from speedo.system import failpoints
 
 
 class ServerActor:

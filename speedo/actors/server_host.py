@@ -19,12 +19,12 @@ from speedo.actors.server_actor import ServerActor
 from speedo.actors.server_orders import ServerOrder
 from speedo.actors.worker_process import started
 from speedo.errors import SpeedoError
+from speedo.exchange.channel import first_line
 from speedo.master.slots import ServerAddress
 from speedo.run.open_store import this_machine
 from speedo.run.settings import RunSettings
 from speedo.storage.redis.errors import clients_of
 from speedo.storage.redis.server import MAX_CLIENTS, PrivateRedis
-from speedo.transport.channel import first_line
 
 LOOK_S: Final = 0.1
 ATTEND_S: Final = 1.0  # how often the master is asked for orders

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from speedo.engines.solver_update import Recipe
-from speedo.vectors.ranges import Range
+from speedo.exchange.ranges import Range
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,11 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from speedo.engines.evaluation import Part, Share, combined
 from speedo.engines.native_failures import capture_stderr
-from speedo.failpoints import reached
+from speedo.exchange.channel import first_line
 from speedo.master.slots import ServerAddress
 from speedo.messages import Evaluate, Tested, Testing
 from speedo.run.settings import RunSettings
-from speedo.transport.channel import first_line
+from speedo.system.failpoints import reached
 
 PROGRESS_S: Final = 1.0  # between two reports of a tester
 MOST_TESTERS: Final = 100  # a tester that dies again and again does so for a reason
@@ -44,7 +44,7 @@ class TesterActor:
         """Build the nets; returns the process id."""
         reached("tester-starting")
         from speedo.engines.make import make_engine, prepare_process
-        from speedo.solver import Draws, solver_for_tester
+        from speedo.engines.solver import Draws, solver_for_tester
 
         spec = self._settings.solver
         prepare_process(self._settings.engine)
@@ -64,8 +64,8 @@ class TesterActor:
 
     def connect(self, redis_url: str, servers: tuple[ServerAddress, ...] = ()) -> None:
         """Open the store, or the servers, from which centers are read; before the first `evaluate`."""
+        from speedo.exchange.served_vectors import PATIENCE_S, Exchange, Stores
         from speedo.run.open_store import run_store, server_stores
-        from speedo.vectors.exchange import PATIENCE_S, Exchange, Stores
 
         settings = self._settings
         stores = server_stores(servers, settings) or [Stores(run_store(redis_url, settings))]

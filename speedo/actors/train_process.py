@@ -20,15 +20,14 @@ from pathlib import Path
 from typing import Final
 
 from speedo.actors.signals import ask_to_stop, stop_signals
-from speedo.config.run_config import RunConfig
-from speedo.errors import EngineError, SpeedoError
-from speedo.monitor.callbacks import CallbackError, Callbacks, LogCallbacks, length_of_log
-from speedo.monitor.console import Quiet
-from speedo.monitor.status import Status
-from speedo.redaction import hide_secrets
+from speedo.errors import EngineError, SpeedoError, hide_secrets
+from speedo.run.config.run_config import RunConfig
 from speedo.run.result import RunResult
 from speedo.system.background_process import start_in_background
 from speedo.system.import_order import with_our_path
+from speedo.watch.callbacks import CallbackError, Callbacks, LogCallbacks, length_of_log
+from speedo.watch.console import Quiet
+from speedo.watch.status import Status
 
 LOOK_S: Final = 0.2
 

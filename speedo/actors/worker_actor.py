@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from speedo import failpoints
 from speedo.engines.base import Engine
 from speedo.engines.make import (
     EngineChoice,
@@ -24,14 +23,15 @@ from speedo.engines.make import (
 )
 from speedo.engines.native_failures import capture_stderr
 from speedo.errors import MissingKeyError, PayloadError, SpeedoError
+from speedo.exchange.channel import WorkerChannel, first_line, refusal
+from speedo.exchange.team_meeting import TeamMeeting
 from speedo.master.slots import Assignment
 from speedo.messages import RunsAt, SaveState, StateSaved, Train, Trained
 from speedo.run.script_job import FirstModel
 from speedo.run.settings import RunSettings
 from speedo.storage.base import Store
+from speedo.system import failpoints
 from speedo.system.cores import UNBOUND, CoreShare, list_of
-from speedo.transport.channel import WorkerChannel, first_line, refusal
-from speedo.transport.team_meeting import TeamMeeting
 from speedo.worker.overlapping_turns import TurnPipeline
 from speedo.worker.team_turn import TeamMember
 
@@ -149,9 +149,9 @@ class WorkerActor:
         return self._ready(engine)
 
     def _begin(self, place: Assignment) -> Engine:
+        from speedo.engines.solver import Draws, solver_for_worker
         from speedo.run.host_memory import host_centers
         from speedo.run.open_store import run_store, server_stores
-        from speedo.solver import Draws, solver_for_worker
         from speedo.worker.overlapping_turns import OverlappingWorker
         from speedo.worker.turn import Worker
 
@@ -267,8 +267,8 @@ class WorkerActor:
         return self._by_engine(self._save_state, command)
 
     def _save_state(self, command: SaveState) -> StateSaved:
+        from speedo.exchange.transfer import put_history
         from speedo.run.open_store import run_store
-        from speedo.vectors.transfer import put_history
 
         worker, place, settings = self._worker, self._place, self._settings
         history = worker.engine.history()
@@ -291,7 +291,7 @@ class WorkerActor:
 
 def _take_over(engine: Engine, store: Store, settings: RunSettings, place: Assignment) -> str:
     """Load the history that this slot had in the checkpoint; why it could not be, if so: momentum begins at 0 then."""
-    from speedo.vectors.transfer import take_history
+    from speedo.exchange.transfer import take_history
 
     assert place.history is not None
     try:

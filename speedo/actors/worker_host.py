@@ -18,14 +18,14 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from speedo.actors.host_orders import Orders
 from speedo.actors.worker_actor import Ready
 from speedo.actors.worker_process import WorkerProcess, warm
+from speedo.engines.solver.holding import Holding, holding_of
 from speedo.errors import ClusterError, SpeedoError
+from speedo.exchange.channel import first_line
 from speedo.master.slots import Assignment
 from speedo.run.open_store import this_machine as network_of_machine
 from speedo.run.script_job import ScriptJob
 from speedo.run.settings import RunSettings
-from speedo.solver.holding import Holding, holding_of
 from speedo.system.cores import share_of, this_machine, threads_of
-from speedo.transport.channel import first_line
 
 WATCH_S: Final = 0.25  # how often the workers' processes are looked at
 SOON_S: Final = 0.05  # the same while one of them starts, or is to be started

@@ -18,13 +18,13 @@ from speedo.actors.ray_node.spawn import spawn
 from speedo.actors.script_actor import ROOM, ScriptActor
 from speedo.actors.worker_actor import Ready, WorkerActor, scratch_of
 from speedo.errors import EngineError, SpeedoError
+from speedo.exchange.channel import first_line
 from speedo.master.restarts import Restarts
 from speedo.master.slots import Assignment
 from speedo.run.open_store import overlaps
 from speedo.run.script_job import ScriptJob
 from speedo.run.settings import RunSettings
 from speedo.system.cores import UNBOUND, CoreShare
-from speedo.transport.channel import first_line
 
 START_S: Final = 120.0  # building a solver may take this long; `--timeout` may give more, as to a script that loads
 _SLOW: Final = "if it loads for longer, raise --timeout; else "

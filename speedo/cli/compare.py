@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import click
 from click.core import ParameterSource
 
-from speedo.bounds import said
 from speedo.cli.own_scripts import FIXED
 from speedo.cli.own_scripts import OPTIONS as OF_SCRIPTS
 from speedo.cli.page import PagedCommand
@@ -20,12 +19,13 @@ from speedo.cli.run_options import PATH, options_named
 from speedo.cli.say import complain, say
 from speedo.cli.units import parse_workers
 from speedo.errors import ConfigError
-from speedo.monitor.console import StatusLine
+from speedo.system.bounds import said
 from speedo.system.workplace import check_names
+from speedo.watch.console import StatusLine
 
 if TYPE_CHECKING:
-    from speedo.comparison.compare import Comparison
-    from speedo.report.figures import Figures
+    from speedo.study.comparison.compare import Comparison
+    from speedo.watch.report.figures import Figures
 
 SCRIPT: Final = ".py"  # how the name of a script ends
 PASSED_ON: Final = (
@@ -130,10 +130,10 @@ def compare(
     A script (see `speedo run`) is followed by its own arguments. It is trained with one worker first: the loss at the
     end of that run is the one to reach. --sweep then takes the options of `speedo run`.
     """
-    from speedo.comparison import script_runs
-    from speedo.comparison.compare import prepared, solver_named
-    from speedo.comparison.wish import ScriptWish, Wish, declared_by, parse_modes, parse_sweep
-    from speedo.report.tables import as_text
+    from speedo.study.comparison import script_runs
+    from speedo.study.comparison.compare import prepared, solver_named
+    from speedo.study.comparison.wish import ScriptWish, Wish, declared_by, parse_modes, parse_sweep
+    from speedo.watch.report.tables import as_text
 
     for name, number in (("epochs", epochs), ("longer", longer)):
         if math.isnan(number):
@@ -232,7 +232,7 @@ def _make(
             watch.note("stopped; the same command goes on from here")
             raise
     if figures is not None:
-        from speedo.report.picture import why_none
+        from speedo.watch.report.picture import why_none
 
         say(as_text(figures))
         say(folder / "report.html")

@@ -15,11 +15,11 @@ from click.core import ParameterSource
 
 from speedo.cli.page import json_option
 from speedo.cli.say import say
-from speedo.config.run_config import LARGEST_WORKERS
 from speedo.errors import ClusterError
-from speedo.monitor.control_socket import RunGone, RunSocket, running
-from speedo.monitor.status_text import lines_of, outcome_of
+from speedo.run.config.run_config import LARGEST_WORKERS
 from speedo.run_dir.directory import METRICS
+from speedo.watch.control_socket import RunGone, RunSocket, running
+from speedo.watch.status_text import lines_of, outcome_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 POLL_S: Final = 0.2

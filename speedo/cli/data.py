@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from speedo.bounds import LARGEST_SEED, said, whole_number
 from speedo.cli.say import say
-from speedo.foreign_text import clean_text
-from speedo.monitor.console import ErrorConsole
+from speedo.system.bounds import LARGEST_SEED, said, whole_number
+from speedo.system.foreign_text import clean_text
 from speedo.system.workplace import check_names, check_workplace
+from speedo.watch.console import ErrorConsole
 
 if TYPE_CHECKING:
     from speedo.data import Prepared
@@ -146,8 +146,8 @@ def fetch_command(uri: str, folder: Path, sha256: str | None) -> None:
     Files that have not changed are not fetched again. If the folder has a file SHA256SUMS, as sha256sum writes it,
     every file in it is checked. The output has a line for each file: its SHA-256 and its name.
     """
-    from speedo.remote.fetch import fetch
-    from speedo.remote.uris import uri_of
+    from speedo.data.remote.fetch import fetch
+    from speedo.data.remote.uris import uri_of
 
     if uri_of(uri) is None:
         raise click.BadParameter(f"{uri!r} is no URI that is known, as in s3://bucket/folder")

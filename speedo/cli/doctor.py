@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from speedo.bounds import said, whole_number
 from speedo.cli.page import PagedCommand, json_option
 from speedo.cli.run_options import (
     FILE,
@@ -19,13 +18,14 @@ from speedo.cli.run_options import (
     options_named,
 )
 from speedo.cli.say import say
-from speedo.config.run_config import DEFAULT_PORT, LARGEST_WORKERS
 from speedo.errors import ConfigError, SpeedoError
+from speedo.run.config.run_config import DEFAULT_PORT, LARGEST_WORKERS
+from speedo.system.bounds import said, whole_number
 from speedo.system.cores import USUAL, Bind
 from speedo.system.workplace import check_names, check_workplace
 
 if TYPE_CHECKING:
-    from speedo.doctor import Finding, Request
+    from speedo.study.doctor import Finding, Request
 
 _IN_SIGHT: Final = (
     *("address", "workers", "data_root", "run_dir", "host", "engine", "device", "own", "as_json"),
@@ -99,7 +99,7 @@ def doctor(
     Exit status: 0 if nothing failed, else 1. --json: `{"ok": true, "checks": [{"name", "level", "text",
     "remedy"}, ...]}`, level being ok, warn or fail.
     """
-    from speedo.doctor import Request, examine
+    from speedo.study.doctor import Request, examine
 
     check_workplace()
     check_names({"the solver": solver, "the data root": options["data_root"]})
@@ -147,7 +147,7 @@ def with_port(address: str) -> str:
 def _print_facts(request: Request) -> None:
     """A line with the facts, if the solver can be read; if not, the findings say why."""
     try:
-        from speedo.doctor.solver import facts_of
+        from speedo.study.doctor.solver import facts_of
 
         found = facts_of(request)
     except (SpeedoError, ImportError):

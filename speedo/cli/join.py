@@ -20,8 +20,8 @@ from speedo.cli.run_options import (
     options_named,
 )
 from speedo.cli.say import say
-from speedo.config.run_config import LARGEST_WORKERS
 from speedo.errors import ConfigError
+from speedo.run.config.run_config import LARGEST_WORKERS
 
 _OF_WORKERS: Final = ("threads", "bind", "device", "cores", "data_root", "command")
 
@@ -97,8 +97,8 @@ def worker(
     speedo worker --master 10.0.0.5 --workers 4 -- python train.py --epochs 3
     """
     from speedo.actors.join.worker_command import serve_worker
-    from speedo.doctor import Request, require
-    from speedo.monitor.console import ErrorConsole, Progress
+    from speedo.study.doctor import Request, require
+    from speedo.watch.console import ErrorConsole, Progress
 
     if not workers:
         typed = click.get_current_context().params

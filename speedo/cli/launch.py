@@ -19,11 +19,10 @@ from speedo.cli.run_options import (
     under,
 )
 from speedo.cli.say import say
-from speedo.config.formats import parse_phase
-from speedo.config.option_table import rows
-from speedo.config.run_config import make_config
-from speedo.errors import ConfigError
-from speedo.redaction import hide_secrets
+from speedo.errors import ConfigError, hide_secrets
+from speedo.run.config.formats import parse_phase
+from speedo.run.config.option_table import rows
+from speedo.run.config.run_config import make_config
 
 CLUSTER: Final = "Cluster"
 COMMAND: Final = "speedo.launch.command"
@@ -128,7 +127,7 @@ def launch(
     from speedo.launch.commands import dry_run as told
     from speedo.launch.launcher import Launcher
     from speedo.launch.picture import Picture
-    from speedo.monitor.console import ErrorConsole
+    from speedo.watch.console import ErrorConsole
 
     access = {name: options.pop(name) for name in _ACCESS}
     solver = options.pop("solver")

@@ -6,9 +6,9 @@ import shutil
 from collections.abc import Sequence
 from typing import Any, Final
 
-from speedo.config.option_table import rows
-from speedo.config.run_config import MASTER
 from speedo.errors import ConfigError
+from speedo.run.config.option_table import rows
+from speedo.run.config.run_config import MASTER
 from speedo.sgd_modes.registry import RULES, rules_own
 
 OPTIONS: Final = (

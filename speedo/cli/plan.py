@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from speedo.bounds import LARGEST_SEED, Overlap
 from speedo.cli.page import PagedCommand, json_option
 from speedo.cli.run_options import FILE, PATH, NameOrPlace, options_named
 from speedo.cli.say import say
-from speedo.config.run_config import LARGEST_WORKERS, make_config
 from speedo.engines.make import EngineName, Precision
 from speedo.errors import ConfigError
+from speedo.exchange.codecs import is_fraction, parse_compression
+from speedo.run.config.run_config import LARGEST_WORKERS, make_config
 from speedo.sgd_modes.foreign import look_here
 from speedo.sgd_modes.options import ModeOptions
 from speedo.sgd_modes.registry import MODES, PLAIN, RULES, is_elastic, rule_named
 from speedo.sgd_modes.rules import AddDelta
+from speedo.system.bounds import LARGEST_SEED, Overlap
 from speedo.system.workplace import check_names, check_workplace
-from speedo.vectors.codecs import is_fraction, parse_compression
 
 if TYPE_CHECKING:
-    from speedo.planning.calibration import Calibration
-    from speedo.planning.predict import Wish
-    from speedo.planning.site import Team
+    from speedo.study.planning.calibration import Calibration
+    from speedo.study.planning.predict import Wish
+    from speedo.study.planning.site import Team
 
 ANY_PHASE: Final = ({"mode": "sync", "iterations": 1},)
 _IN_SIGHT: Final = (
@@ -183,10 +183,10 @@ def plan(
     and the accuracy of a mode are not predicted.
     """
     from speedo.cli.units import parse_link, parse_servers, parse_steps, parse_time, parse_workers
-    from speedo.planning.predict import Wish, predict_all, shares_of
-    from speedo.planning.report import as_json as to_json
-    from speedo.planning.report import as_text
-    from speedo.planning.site import Site
+    from speedo.study.planning.predict import Wish, predict_all, shares_of
+    from speedo.study.planning.report import as_json as to_json
+    from speedo.study.planning.report import as_text
+    from speedo.study.planning.site import Site
 
     here = cores or len(os.sched_getaffinity(0))
     usual = f"1..{here}" if link is None else "1..64"
@@ -213,7 +213,7 @@ def plan(
             data_root=data_root, rule=rule or AddDelta.name,
         )  # fmt: skip
     if save is not None:
-        from speedo.planning.calibration import write_calibration
+        from speedo.study.planning.calibration import write_calibration
 
         write_calibration(calibration, save)
     site = Site(here) if bits is None else Site(here, bits, round_trip, per_machine)
@@ -245,7 +245,7 @@ class _Steps:
 
     def of(self, known: Calibration) -> Calibration:
         """Steps that were measured before. Raises `ConfigError` if they were measured with other threads."""
-        from speedo.planning.calibration import with_step_time
+        from speedo.study.planning.calibration import with_step_time
 
         if self.step_s is not None:
             return with_step_time(known, self.step_s)
@@ -259,7 +259,7 @@ class _Steps:
 
     def scaled(self, known: Calibration) -> Calibration:
         """Steps that were measured with one thread."""
-        from speedo.planning.calibration import with_threads
+        from speedo.study.planning.calibration import with_threads
 
         if self.threads is None or self.speedup is None:
             return known
@@ -289,8 +289,8 @@ def _modes_that_take(compress: str, rule: str | None) -> tuple[str, ...]:
 
 def _known(source: Path, cores: int) -> Calibration:
     """A calibration from a file of --save, or from a run."""
-    from speedo.planning.calibrate_from_run import from_run
-    from speedo.planning.calibration import read_calibration
+    from speedo.study.planning.calibrate_from_run import from_run
+    from speedo.study.planning.calibration import read_calibration
 
     _must_exist(source)
     return from_run(source, cores=cores) if os.path.isdir(source) else read_calibration(source)
@@ -307,10 +307,10 @@ def _measured(
     **options: Any,
 ) -> Calibration:
     """Measured here, with the messages of a run if one is given."""
-    from speedo.planning.calibrate_by_measuring import measure_solver
-    from speedo.planning.calibrate_from_run import check_run, with_run
+    from speedo.exchange.codecs import Compression
     from speedo.run.engine_choice import choice_of
-    from speedo.vectors.codecs import Compression
+    from speedo.study.planning.calibrate_by_measuring import measure_solver
+    from speedo.study.planning.calibrate_from_run import check_run, with_run
 
     check_workplace()
     check_names({"the solver": solver, "the data root": options.get("data_root")})

@@ -9,12 +9,12 @@ from typing import Literal
 
 import click
 
-from speedo.bounds import LARGEST_INT32
 from speedo.cli.control import run_dir_of
 from speedo.cli.run_options import FILE, PATH
 from speedo.cli.say import complain, say
 from speedo.errors import ConfigError
-from speedo.foreign_text import clean_text
+from speedo.system.bounds import LARGEST_INT32
+from speedo.system.foreign_text import clean_text
 
 
 @click.command()
@@ -57,15 +57,15 @@ def report(
     Runs that differ by their seed alone are one series, with the range over the seeds. The page is one file, which
     needs no network. Prints the files.
     """
-    from speedo.report.picture import FORMS, why_none
+    from speedo.watch.report.picture import FORMS, why_none
 
     if png and (words := why_none()):
         raise ConfigError(words)
-    from speedo.report.figures import figures_of
-    from speedo.report.files import write_picture, write_report
-    from speedo.report.page import Heading
-    from speedo.report.run_history import read_history
     from speedo.run.records import records_of
+    from speedo.watch.report.figures import figures_of
+    from speedo.watch.report.files import write_picture, write_report
+    from speedo.watch.report.page import Heading
+    from speedo.watch.report.run_history import read_history
 
     if target_loss is not None and math.isnan(target_loss):
         raise ConfigError("--target-loss is nan; use a number above 0")

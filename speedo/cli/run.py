@@ -18,10 +18,10 @@ from speedo.cli.run_options import (
     under,
 )
 from speedo.cli.train import run_with
-from speedo.config.former_run import former_script
-from speedo.config.run_config import ENDING, FILES
+from speedo.data.remote.uris import uri_of
 from speedo.errors import ConfigError
-from speedo.remote.uris import uri_of
+from speedo.run.config.former_run import former_script
+from speedo.run.config.run_config import ENDING, FILES
 
 
 @click.command(

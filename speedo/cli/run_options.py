@@ -1,4 +1,4 @@
-"""Makes the command line options of a run from the table of options (`speedo.config.option_table`)."""
+"""Makes the command line options of a run from the table of options (`speedo.run.config.option_table`)."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
-from speedo.bounds import said
 from speedo.cli import original_options
 from speedo.cli.page import GroupedOption, PagedCommand
 from speedo.cli.say import say
-from speedo.config.option_checks import check_device
-from speedo.config.option_table import Row, rows
-from speedo.config.run_config import FILES, MASTER, RAY, THREADS, RunConfig
 from speedo.errors import ConfigError
+from speedo.run.config.option_checks import check_device
+from speedo.run.config.option_table import Row, rows
+from speedo.run.config.run_config import FILES, MASTER, RAY, THREADS, RunConfig
 from speedo.sgd_modes.base import options_of
 from speedo.sgd_modes.foreign import BROKEN, is_foreign, look_here, mode_at, rule_at
+from speedo.system.bounds import said
 from speedo.system.cores import USUAL, Core, CoreOptions, cores_in, this_machine
 
 Function = Callable[..., Any]

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import click
 
-from speedo.errors import ConfigError
-from speedo.foreign_text import MOST_TEXT, clean_lines
-from speedo.redaction import hide_secrets
+from speedo.errors import ConfigError, hide_secrets
 from speedo.system.files import open_to_write
+from speedo.system.foreign_text import MOST_TEXT, clean_lines
 from speedo.system.standard_streams import unread
 
 

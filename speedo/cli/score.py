@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from speedo.bounds import LARGEST_INT32
 from speedo.cli import original_options
 from speedo.cli.control import run_dir_of
 from speedo.cli.page import json_option
 from speedo.cli.run_options import PATH, RunCommand, options_named
 from speedo.cli.say import say
-from speedo.config.engine_checks import with_device
+from speedo.data.remote.uris import uri_of
 from speedo.engines.make import EngineChoice, EngineName, is_installed
 from speedo.errors import ConfigError
-from speedo.foreign_text import MOST_NAME, clean_text
-from speedo.monitor.console import StatusLine
-from speedo.remote.uris import uri_of
+from speedo.run.config.engine_checks import with_device
+from speedo.system.bounds import LARGEST_INT32
+from speedo.system.foreign_text import MOST_NAME, clean_text
+from speedo.watch.console import StatusLine
 
 if TYPE_CHECKING:
-    from speedo.scoring.models import Model
-    from speedo.solver import SolverSpec
+    from speedo.engines.solver import SolverSpec
+    from speedo.study.scoring.models import Model
 
 MOST_WORKERS: Final = 1024
 TELL_S: Final = 5.0  # between two lines where nobody looks at a terminal
@@ -87,9 +87,9 @@ def score(
     """
     from speedo.run.engine_choice import choice_of
     from speedo.run.remote_inputs import fetch_weights
-    from speedo.scoring.models import models_of, options_of
-    from speedo.scoring.report import as_fields, as_lines, as_table
-    from speedo.scoring.score import score_models
+    from speedo.study.scoring.models import models_of, options_of
+    from speedo.study.scoring.report import as_fields, as_lines, as_table
+    from speedo.study.scoring.score import score_models
 
     if weights is None:
         solver, weights = None, _run(solver)
@@ -143,13 +143,13 @@ def _tests(
     note: Callable[[str], None],
 ) -> SolverSpec:
     """The test nets, with their data on this machine."""
-    from speedo.config.run_config import make_config
     from speedo.data import default_data_root
+    from speedo.engines.solver.conversion import convert_databases
+    from speedo.engines.solver.scored_nets import check_tests, read_tests
+    from speedo.run.config.run_config import make_config
     from speedo.run.datasets import make_dataset, preparable_dataset
     from speedo.run.prepare import chosen_solver
     from speedo.run.remote_inputs import fetch_sources, located
-    from speedo.solver.conversion import convert_databases
-    from speedo.solver.scored_nets import check_tests, read_tests
     from speedo.system.workplace import check_names
 
     given = {"data_root": data_root, "python_layers": python_layers}

@@ -14,9 +14,9 @@ import click
 from speedo.cli.launch import check_options
 from speedo.cli.page import output_option
 from speedo.cli.say import put
-from speedo.config.run_config import LARGEST_WORKERS
-from speedo.deployment import templates
-from speedo.deployment.templates import Training
+from speedo.launch import templates
+from speedo.launch.templates import Training
+from speedo.run.config.run_config import LARGEST_WORKERS
 
 Make = Callable[..., Any]
 

@@ -10,8 +10,8 @@ import click
 from speedo.cli.page import output_option
 from speedo.cli.run_options import FILE, checked_threads, options_named
 from speedo.cli.say import put
-from speedo.config.topology import plan, read_topology, to_rank_file, to_yaml
 from speedo.errors import ConfigError
+from speedo.run.config.topology import plan, read_topology, to_rank_file, to_yaml
 from speedo.system.cores import USUAL, Bind, CoreOptions, Machine, this_machine
 
 

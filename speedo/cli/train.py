@@ -13,11 +13,11 @@ from speedo.cli.own_scripts import options_of_own
 from speedo.cli.run_options import IN_SIGHT, RunCommand, master_options, ray_options, run_options
 from speedo.cli.say import complain, say
 from speedo.cli.unforeseen import traceback_kept
-from speedo.config.formats import parse_phase
-from speedo.config.run_config import make_config
+from speedo.data.remote.uris import uri_of
 from speedo.errors import ConfigError
 from speedo.messages import AT_MAX_ITER
-from speedo.remote.uris import uri_of
+from speedo.run.config.formats import parse_phase
+from speedo.run.config.run_config import make_config
 from speedo.system.standard_streams import NOBODY_READS, unread
 
 if TYPE_CHECKING:  # what a run needs takes a second to import, and a mistake is told before
@@ -66,9 +66,9 @@ def run_with(
     options: dict[str, Any], token_file: Path | None = None, *, serves: bool = False
 ) -> None:
     """Make the configuration, run, and print what came out. `serves`: workers join from other machines."""
-    from speedo.doctor import require_for
-    from speedo.monitor.console import ErrorConsole, Progress
     from speedo.run.engine_choice import with_engine
+    from speedo.study.doctor import require_for
+    from speedo.watch.console import ErrorConsole, Progress
 
     if serves:
         _refuse(

@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from speedo.errors import SpeedoError
-from speedo.redaction import hide_secrets
+from speedo.errors import SpeedoError, hide_secrets
 
 DEBUG_VARIABLE: Final = "SPEEDO_DEBUG"
 PASSED_ON: Final = (errno.EPIPE, errno.ENOSPC)  # the command line has its own words for them

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from speedo.bounds import said, whole_number
-from speedo.config.run_config import LARGEST_WORKERS
 from speedo.errors import ConfigError
-from speedo.planning.site import AUTO, Servers
+from speedo.run.config.run_config import LARGEST_WORKERS
+from speedo.study.planning.site import AUTO, Servers
+from speedo.system.bounds import said, whole_number
 
 MOST_STEPS: Final = 10_000
 LEAST_LINK: Final = 1e3  # bits/s

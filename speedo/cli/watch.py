@@ -10,8 +10,8 @@ from rich.console import Console
 
 from speedo.cli.control import run_argument, run_dir_of
 from speedo.cli.say import say
-from speedo.watch.live_run import LiveRun
-from speedo.watch.terminal import watch as watch_in_terminal
+from speedo.watch.live.live_run import LiveRun
+from speedo.watch.live.terminal import watch as watch_in_terminal
 
 OPEN: Final = (
     "warning: the page can be read and the run be stopped from other machines by whoever has this URL, and nothing is "
@@ -59,8 +59,8 @@ def watch(run: str | None, web: bool, port: int | None, host: str | None, interv
     if not web:
         watch_in_terminal(live, Console(), interval)
         return
-    from speedo.monitor.own_names import is_loopback
-    from speedo.watch.server import LOOPBACK, listen, server_of, url_of
+    from speedo.watch.live.server import LOOPBACK, listen, server_of, url_of
+    from speedo.watch.own_names import is_loopback
 
     address = host or LOOPBACK
     token = secrets.token_urlsafe(24)

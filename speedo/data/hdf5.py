@@ -9,12 +9,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from speedo.bounds import LARGEST_INT32
 from speedo.data.base import PROGRESS_RECORDS, Progress
 from speedo.data.database import BATCH_BYTES, Record, record_key
 from speedo.data.files import open_file, read_file
 from speedo.data.wire import DatumProto
 from speedo.errors import DataError
+from speedo.system.bounds import LARGEST_INT32
 
 SIGNATURE: Final = b"\x89HDF\r\n\x1a\n"
 _MOST_LIST_BYTES: Final = 64 << 20

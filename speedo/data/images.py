@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from speedo.bounds import said, whole_number
 from speedo.data.base import (
     MANIFEST,
     MEAN_FILE,
@@ -36,6 +35,7 @@ from speedo.data.mean import MeanImage, write_mean
 from speedo.data.picture import Form, Picture, decode
 from speedo.data.wire import Datum
 from speedo.errors import DataError
+from speedo.system.bounds import said, whole_number
 
 IMAGES: Final = "images"
 # Decoded at once: enough to keep the threads busy, few enough to fit in memory at any size of

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
-from speedo.bounds import said
 from speedo.data.base import MANIFEST, Prepared, Shape
 from speedo.data.database import DATA_FILE
 from speedo.errors import DataError
+from speedo.system.bounds import said
 from speedo.system.files import read_bytes, written_whole
 
 FORMAT: Final = 1

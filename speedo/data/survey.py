@@ -15,13 +15,13 @@ import lmdb
 from google.protobuf.message import DecodeError
 from PIL import Image
 
-from speedo.bounds import said
 from speedo.data.base import Shape
 from speedo.data.database import DATA_FILE, Record
 from speedo.data.leveldb import converted, is_leveldb
 from speedo.data.picture import FORMATS
 from speedo.data.wire import DatumProto
 from speedo.errors import DataError
+from speedo.system.bounds import said
 
 SHOWN_FAULTS: Final = 20
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from speedo.engines.evaluation import Part, Share
 from speedo.engines.files import WrittenModel
-from speedo.vectors.vector import Blob, Layout, Vector
+from speedo.exchange.vector import Blob, Layout, Vector
 
 
 class Schedule(Protocol):

@@ -18,7 +18,7 @@ from google.protobuf import text_format
 from speedo.engines.base import ModelEngine, Schedule
 from speedo.engines.make import EngineChoice, make_engine
 from speedo.engines.schema import caffe_schema
-from speedo.vectors.vector import Layout, Vector
+from speedo.exchange.vector import Layout, Vector
 
 Division = Literal["mean", "sum", "none"]
 

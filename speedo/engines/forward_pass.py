@@ -18,7 +18,7 @@ class ForwardPass:
     """Runs `net`, which Caffe built from the NetParameter `parameter`.
 
     Raises `EngineError` for a label without a class, with which Caffe would read beyond its memory. A shuffled HDF5Data
-    layer is read as by a solver alone: its list has a worker's share only (`speedo.solver.hdf5_shares`).
+    layer is read as by a solver alone: its list has a worker's share only (`speedo.engines.solver.hdf5_shares`).
     """
 
     def __init__(self, net: Any, parameter: Any) -> None:

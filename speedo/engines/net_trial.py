@@ -32,8 +32,8 @@ from speedo.engines.record_rules import RecordRule, record_rules
 from speedo.engines.schema import caffe_schema
 from speedo.engines.weights_check import check_start
 from speedo.errors import EngineError, SolverError, SpeedoError
+from speedo.exchange.vector import Vector
 from speedo.system.import_order import with_our_path
-from speedo.vectors.vector import Vector
 
 _MARK: Final = "speedo-check: "
 NEITHER: Final = "the gradients of its parts give neither as mean nor as sum that of the batch"

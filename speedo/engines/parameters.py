@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from speedo.vectors.vector import Blob, Layout, Vector
+from speedo.exchange.vector import Blob, Layout, Vector
 
 
 class Parameters:

@@ -31,7 +31,7 @@ from speedo.engines.python_layers import import_python_layers
 from speedo.engines.snapshot_hdf5 import write_model_hdf5
 from speedo.engines.solver_history import PREFIX, history_from, restore_history, save_history
 from speedo.errors import EngineError, SpeedoError
-from speedo.vectors.vector import Blob, Layout, Vector
+from speedo.exchange.vector import Blob, Layout, Vector
 
 
 class PycaffeEngine:

@@ -18,7 +18,7 @@ import numpy as np
 
 from speedo.engines.files import write_out
 from speedo.errors import EngineError
-from speedo.vectors.vector import Blob, Layout, Vector
+from speedo.exchange.vector import Blob, Layout, Vector
 
 # Divisible by 2, 3, 4, 5 and 6, so that shards of as many workers hold equally many records.
 RECORDS: Final = 240

@@ -13,7 +13,7 @@ import numpy as np
 
 from speedo.engines.solverstate import read_state, state_of
 from speedo.errors import EngineError
-from speedo.vectors.vector import Layout, Vector
+from speedo.exchange.vector import Layout, Vector
 
 
 def write_model_hdf5(

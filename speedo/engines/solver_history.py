@@ -15,7 +15,7 @@ from speedo.engines.files import memory_file
 from speedo.engines.solverstate import read_state
 from speedo.engines.update_rules import RULES
 from speedo.errors import EngineError
-from speedo.vectors.vector import Layout
+from speedo.exchange.vector import Layout
 
 _MAGIC: Final = b"speedo-history-1"
 PREFIX: Final = "state"

@@ -19,7 +19,7 @@ from speedo.engines.solver_history import history_from, solverstate_in
 from speedo.engines.solverstate import read_solverstate, write_solverstate
 from speedo.engines.update_rules import RULES, SolverFields, float32
 from speedo.errors import EngineError
-from speedo.vectors.vector import Layout, Vector
+from speedo.exchange.vector import Layout, Vector
 
 BLOCK: Final = (
     1 << 16

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from speedo.errors import EngineError
-from speedo.vectors.vector import Layout, Vector
+from speedo.exchange.vector import Layout, Vector
 
 _VALUES: Final = np.dtype("<f4")
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from speedo.vectors.vector import Vector
+from speedo.exchange.vector import Vector
 
 
 def float32(value: float) -> float:

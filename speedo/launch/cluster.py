@@ -10,10 +10,10 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from speedo.bounds import said, whole_number
-from speedo.config.option_checks import check_device
-from speedo.config.run_config import LARGEST_WORKERS, THREADS
 from speedo.errors import ConfigError
+from speedo.run.config.option_checks import check_device
+from speedo.run.config.run_config import LARGEST_WORKERS, THREADS
+from speedo.system.bounds import said, whole_number
 from speedo.system.cores import Bind, cores_in
 
 HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")

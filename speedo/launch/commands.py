@@ -10,9 +10,9 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Final
 
-from speedo.config.run_config import DEFAULT_PORT
 from speedo.launch.cluster import Cluster, is_here
 from speedo.launch.ssh import host_command
+from speedo.run.config.run_config import DEFAULT_PORT
 from speedo.run_dir.directory import CONFIG, LOG, LOGS, METRICS, RESULT
 
 MASTER: Final = "master"

@@ -15,10 +15,10 @@ from typing import IO, Any, Final
 import psutil
 
 from speedo.errors import MachineError
-from speedo.foreign_text import clean_text
 from speedo.launch.cluster import Access, is_here
 from speedo.launch.protocol import MOST_LINE, EventError, order, read_event
 from speedo.launch.ssh import cause, host_command
+from speedo.system.foreign_text import clean_text
 
 KEPT_ERRORS: Final = 200
 MOST_ERROR: Final = 64 << 10  # bytes of a line

@@ -8,15 +8,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from speedo.bounds import said
+from speedo.data.remote.uris import uri_of
 from speedo.errors import ClusterError, ConfigError
 from speedo.launch.cluster import Access
 from speedo.launch.held_hosts import HeldHosts
 from speedo.launch.places import Device, Needs, Places, Report, checked_count
 from speedo.launch.read_cluster import cluster_of, read_cluster
-from speedo.remote.uris import uri_of
 from speedo.run.remote_inputs import fetch_run
 from speedo.run.result import RunResult
+from speedo.system.bounds import said
 
 ACCESS = ("ssh_config", *Access.model_fields)
 AWAIT_S = 120.0

@@ -20,8 +20,6 @@ from typing import Any, Final
 
 from speedo.actors.ray_node.ports import is_loopback, resolved
 from speedo.actors.token import TOKEN_VARIABLE, new_token
-from speedo.config.run_config import DEFAULT_PORT, make_config
-from speedo.doctor import require_for
 from speedo.errors import ClusterError, ConfigError, MachineError
 from speedo.launch.cluster import Access, Cluster, is_here, variables
 from speedo.launch.commands import DOCTOR, SERVER, WORKER
@@ -31,10 +29,12 @@ from speedo.launch.places import Failure, Needs, Report, checked_count
 from speedo.launch.places import Worker as ReadyWorker
 from speedo.launch.protocol import BEAT_S, EventError
 from speedo.launch.remote import Command, Remote, failures, greeting_problem
-from speedo.monitor.console import Quiet
-from speedo.monitor.status import Status
+from speedo.run.config.run_config import DEFAULT_PORT, make_config
 from speedo.run.result import RunResult
+from speedo.study.doctor import require_for
 from speedo.system.private_folders import make_private_folder
+from speedo.watch.console import Quiet
+from speedo.watch.status import Status
 
 LOOK_S: Final = 0.2
 READY_S: Final = 120.0  # for those that are still examined when a run begins

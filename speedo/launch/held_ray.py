@@ -14,13 +14,13 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
-from speedo.config.run_config import make_config
-from speedo.doctor import require_for
 from speedo.errors import ClusterError, ConfigError
-from speedo.foreign_text import clean_values
 from speedo.launch.places import Failure, Needs, Report, checked_count
-from speedo.monitor.console import Quiet
+from speedo.run.config.run_config import make_config
 from speedo.run.result import RunResult
+from speedo.study.doctor import require_for
+from speedo.system.foreign_text import clean_values
+from speedo.watch.console import Quiet
 
 READY_S: Final = 120.0
 END_S: Final = 8.0  # then it is killed, and the cluster frees the places

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from speedo.bounds import said
 from speedo.run_dir.directory import make_own_folders
+from speedo.system.bounds import said
 from speedo.system.files_below import append_below, name_below
 
 HOSTS: Final = "hosts"

@@ -10,7 +10,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from speedo.monitor.console import put_line, shown
+from speedo.watch.console import put_line, shown
 
 PROGRESS: Final = re.compile(r"iteration (\d{1,18})/")
 

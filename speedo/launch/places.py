@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from speedo.bounds import said
-from speedo.config.run_config import LARGEST_WORKERS
 from speedo.errors import ConfigError
+from speedo.run.config.run_config import LARGEST_WORKERS
 from speedo.run.result import RunResult
+from speedo.system.bounds import said
 
 Device = Literal["cpu", "gpu"]
 DEVICES = ("cpu", "gpu")

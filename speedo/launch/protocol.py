@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from speedo.foreign_text import MOST_NAME, clean_text
+from speedo.system.foreign_text import MOST_NAME, clean_text
 
 COMMAND: Final = "launch-host"  # the hidden command of the host's end
 SEPARATOR: Final = b"\x1e"

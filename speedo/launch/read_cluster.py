@@ -16,11 +16,11 @@ from typing import Any, Final
 import yaml
 from pydantic import ValidationError
 
-from speedo.bounds import said
-from speedo.config.formats import PlainLoader
-from speedo.config.topology import Topology, from_rank_file, from_yaml
 from speedo.errors import ConfigError
 from speedo.launch.cluster import Access, Cluster, Host, WorkerHost
+from speedo.run.config.formats import PlainLoader
+from speedo.run.config.topology import Topology, from_rank_file, from_yaml
+from speedo.system.bounds import said
 from speedo.system.cores import slots_of
 from speedo.system.files import read_text
 

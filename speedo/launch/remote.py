@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import psutil
 
-from speedo.foreign_text import clean_text
 from speedo.launch.connection import Connection, signal_name
 from speedo.launch.host_files import HostFiles
 from speedo.launch.protocol import EventError
+from speedo.system.foreign_text import clean_text
 from speedo.version import VERSION
 
 MOST_OUT: Final = 1 << 20  # characters of output that are kept; the last line always

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from speedo.vectors.vector import Vector
+from speedo.exchange.vector import Vector
 
 
 @dataclass

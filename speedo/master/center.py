@@ -14,17 +14,17 @@ from typing import Final, Protocol
 import numpy as np
 
 from speedo.errors import MissingKeyError, PayloadError
-from speedo.failpoints import reached
+from speedo.exchange.codecs import NO_COMPRESSION, Codec, Compression, make_codec
+from speedo.exchange.transfer import fetch_vector, look_at_vector, put_state
+from speedo.exchange.vector import HEADER_BYTES, Header, Layout, Vector, header_for
 from speedo.master.begun_versions import BegunVersions
 from speedo.master.guarded_merge import merge_by
 from speedo.master.norm_gate import NormGate
-from speedo.messages import Drop, Merge, Part, Refused, Trained
+from speedo.messages import Drop, Kind, Merge, Part, Refused, Trained
 from speedo.sgd_modes.rules import Contribution, MergeRule, State, add_sums, average_into
 from speedo.storage import keys
 from speedo.storage.base import Store
-from speedo.vectors.codecs import NO_COMPRESSION, Codec, Compression, make_codec
-from speedo.vectors.transfer import fetch_vector, look_at_vector, put_state
-from speedo.vectors.vector import HEADER_BYTES, Header, Kind, Layout, Vector, header_for
+from speedo.system.failpoints import reached
 
 PROBE_EXPIRY_S: Final = 60.0
 

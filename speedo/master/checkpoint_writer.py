@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from speedo.errors import PayloadError, SpeedoError, StoreError
+from speedo.exchange.transfer import take_history
 from speedo.master.center import RunCenter
 from speedo.master.checkpoints import TakenSnapshot
 from speedo.master.coordinator import Coordinator
@@ -35,7 +36,6 @@ from speedo.run_dir.checkpoint_file import (
 from speedo.sgd_modes.turn_length import AdaptiveLength
 from speedo.storage.base import Store
 from speedo.system.daemon_thread import DaemonThread
-from speedo.vectors.transfer import take_history
 
 GATHER_S: Final = 30.0  # workers that have not answered by then keep their history to themselves
 POLL_S: Final = 0.05

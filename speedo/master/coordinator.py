@@ -47,6 +47,7 @@ from speedo.messages import (
     Finish,
     Joined,
     KeepBest,
+    Kind,
     Left,
     Merge,
     Pause,
@@ -59,7 +60,6 @@ from speedo.messages import (
     Trained,
 )
 from speedo.sgd_modes.turn_length import AdaptiveLength, as_turn_length
-from speedo.vectors.vector import Kind
 
 STRIKES = 3  # refused results in a row after which a worker is set aside
 

@@ -15,8 +15,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
+from speedo.messages import Kind
 from speedo.sgd_modes.registry import PLAIN, has_rounds, mode_named
-from speedo.vectors.vector import Kind
 
 WINDOW: Final = 50
 SUSTAINED: Final = 100  # points; a bump of a rate's warm-up is shorter

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from speedo.errors import SpeedoError, TrainingStopped
+from speedo.exchange.vector import Vector
 from speedo.sgd_modes.rules import Contribution, MergeRule, State
 from speedo.sgd_modes.rules.base import title_of
-from speedo.vectors.vector import Vector
 
 
 def merge_by(

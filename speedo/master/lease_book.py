@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any
 
 from speedo.errors import CheckpointError, ConfigError
-from speedo.leases.lease import (
+from speedo.exchange.lease import (
     DealRequest,
     Dealt,
     Lease,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from speedo.leases.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
+from speedo.exchange.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
 from speedo.master.lease_book import LeaseBook
 from speedo.messages import Action, Drop, Event, Finish, Left, Merge, Pause, Trained
 

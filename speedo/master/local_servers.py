@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from speedo.exchange.codecs import make_codec
+from speedo.exchange.host_centers import RangeCopy, newest_copy
+from speedo.exchange.ranges import Range
+from speedo.exchange.served_vectors import Stores
 from speedo.master.range_server import RangeServer
 from speedo.master.server_requests import Answer, Request, ServerLost
 from speedo.storage.base import Store
-from speedo.vectors.codecs import make_codec
-from speedo.vectors.exchange import Stores
-from speedo.vectors.host_centers import RangeCopy, newest_copy
-from speedo.vectors.ranges import Range
 
 
 @dataclass(frozen=True, slots=True)

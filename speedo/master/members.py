@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from speedo.master.teams import Stretch
-from speedo.messages import Drop, Part, Refused, Trained
+from speedo.messages import Drop, Kind, Part, Refused, Trained
 from speedo.sgd_modes.rules import MergeRule
 from speedo.sgd_modes.turn_length import Length
-from speedo.vectors.vector import Kind
 
 
 @dataclass(slots=True)

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from speedo.errors import NOT_FINITE
-from speedo.messages import Trained
-from speedo.vectors.vector import Kind
+from speedo.messages import Kind, Trained
 
 LARGEST_RATIO: Final = (
     1_000.0  # a step of a learning rate policy is 10 or 100; a flipped exponent bit far more

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 
 from speedo.engines.solver_update import SolverUpdate
 from speedo.errors import MissingKeyError, PayloadError, TrainingStopped
+from speedo.exchange.codecs import NO_COMPRESSION, Compression
+from speedo.exchange.transfer import fetch_state, fetch_vector
+from speedo.exchange.vector import Layout
 from speedo.master.center import Center
 from speedo.master.range_update import RangeUpdate
 from speedo.master.server_requests import (
@@ -28,13 +31,10 @@ from speedo.master.server_requests import (
     ServerLost,
     TakeIn,
 )
-from speedo.messages import Merge
+from speedo.messages import Kind, Merge
 from speedo.sgd_modes.rules import State
 from speedo.storage import keys
 from speedo.storage.base import Store
-from speedo.vectors.codecs import NO_COMPRESSION, Compression
-from speedo.vectors.transfer import fetch_state, fetch_vector
-from speedo.vectors.vector import Kind, Layout
 
 
 @dataclass

@@ -14,12 +14,13 @@ import numpy as np
 
 from speedo.engines.solver_update import SolverUpdate
 from speedo.errors import MissingKeyError, PayloadError, TrainingStopped
+from speedo.exchange.transfer import fetch_range_history, put_range_history
+from speedo.exchange.vector import Layout, Vector
 from speedo.master.center import squared_norm
+from speedo.messages import Kind
 from speedo.sgd_modes.rules import NO_STATE, Contribution, MergeRule, State, mean_into
 from speedo.storage import keys
 from speedo.storage.base import Store
-from speedo.vectors.transfer import fetch_range_history, put_range_history
-from speedo.vectors.vector import Kind, Layout, Vector
 
 
 @dataclass(eq=False)

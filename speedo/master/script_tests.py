@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from speedo.errors import ConfigError
-from speedo.leases.lease import Lease, LeaseRequest, NoLease
+from speedo.exchange.lease import Lease, LeaseRequest, NoLease
 from speedo.master.lease_book import LeaseBook
 from speedo.messages import Action, Evaluate, Event, Finish, Left, Pause, Records, Tested
 

@@ -21,6 +21,10 @@ from typing import Final
 
 from speedo.engines.solver_update import History, Recipe
 from speedo.errors import MissingKeyError, StoreError
+from speedo.exchange.codecs import NO_COMPRESSION, Compression
+from speedo.exchange.ranges import ranges_of
+from speedo.exchange.served_vectors import Exchange
+from speedo.exchange.vector import Layout, Vector
 from speedo.master.norm_gate import NormGate
 from speedo.master.server_requests import (
     Answer,
@@ -38,12 +42,8 @@ from speedo.master.server_requests import (
     slowest,
 )
 from speedo.master.whole_center import Whole, fetch_whole, spread_whole
-from speedo.messages import Drop, Merge, Refused, Trained
+from speedo.messages import Drop, Kind, Merge, Refused, Trained
 from speedo.sgd_modes.rules import MergeRule, State
-from speedo.vectors.codecs import NO_COMPRESSION, Compression
-from speedo.vectors.exchange import Exchange
-from speedo.vectors.ranges import ranges_of
-from speedo.vectors.vector import Kind, Layout, Vector
 
 MOST_ORDERED: Final = 16  # merges that are not confirmed yet
 

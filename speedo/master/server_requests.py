@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from speedo.exchange.host_centers import RangeCopy
+from speedo.exchange.served_vectors import Stores
 from speedo.messages import Merge, Refused, Trained
 from speedo.sgd_modes.rules import MergeRule
-from speedo.vectors.exchange import Stores
-from speedo.vectors.host_centers import RangeCopy
 
 
 @dataclass(frozen=True, slots=True)

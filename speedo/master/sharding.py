@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from speedo.bounds import DataShare
-from speedo.solver import split_batch
+from speedo.engines.solver import split_batch
+from speedo.system.bounds import DataShare
 
 
 @dataclass(frozen=True, slots=True)

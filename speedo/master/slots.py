@@ -6,10 +6,10 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from speedo.bounds import DataShare
+from speedo.engines.solver.holding import Holding
 from speedo.master.sharding import Shard, Sharding, own_shards
 from speedo.run_dir.checkpoint_file import WorkerState
-from speedo.solver.holding import Holding
+from speedo.system.bounds import DataShare
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from speedo.engines.solver_update import History, Recipe
+from speedo.exchange.served_vectors import Exchange
+from speedo.exchange.vector import Layout, Vector
 from speedo.sgd_modes.rules import State
-from speedo.vectors.exchange import Exchange
-from speedo.vectors.vector import Layout, Vector
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ from typing import Any
 
 from speedo.engines.base import ModelEngine
 from speedo.errors import EngineError
+from speedo.exchange.vector import Vector
 from speedo.master.center import RunCenter
 from speedo.messages import KeepBest
 from speedo.run_dir.directory import BEST, BEST_MODEL, write_whole
 from speedo.sgd_modes.conditions import Watched
 from speedo.system.disk_calls import on_disk
 from speedo.system.files import read_bytes
-from speedo.vectors.vector import Vector
 
 
 @dataclass

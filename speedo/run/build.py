@@ -11,8 +11,9 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from speedo.config.run_config import RunConfig
-from speedo.errors import CheckpointError
+from speedo.data.remote.fetch import now_ours
+from speedo.data.remote.uris import uri_of
+from speedo.errors import CheckpointError, hide_secrets
 from speedo.master.center import Center, RunCenter
 from speedo.master.checkpoint_writer import CheckpointWriter
 from speedo.master.coordinator import Coordinator
@@ -25,10 +26,8 @@ from speedo.master.script_tests import ScriptTests
 from speedo.master.served_center import ServedCenter
 from speedo.master.server_requests import Servers
 from speedo.master.stopping import Stopping, StopRules
-from speedo.monitor.status import StatusBoard
-from speedo.redaction import hide_secrets
-from speedo.remote.fetch import now_ours
-from speedo.remote.uris import uri_of
+from speedo.messages import Kind
+from speedo.run.config.run_config import RunConfig
 from speedo.run.exports import make_exports
 from speedo.run.run_parts import RunParts
 from speedo.run.script_job import ScriptJob
@@ -41,7 +40,7 @@ from speedo.run_dir.metrics_log import MetricsLog
 from speedo.sgd_modes.registry import Adjust, Update, make_strategy, needs_update
 from speedo.sgd_modes.rules import State, by_servers
 from speedo.storage.base import Store
-from speedo.vectors.vector import Kind
+from speedo.watch.status import StatusBoard
 
 TESTS_WAIT = 5  # times the timeout, for nets and data that a tester opens before its first batch
 TICKETS_OF_AN_EPOCH = 1_000_000_000  # a resumed run gives out no ticket that the log has already

@@ -16,10 +16,10 @@ from google.protobuf.message import DecodeError
 
 from speedo.engines.base import ModelEngine
 from speedo.engines.snapshot_hdf5 import read_hdf5
+from speedo.engines.solver.proto import caffe_proto
 from speedo.errors import ConfigError, EngineError
 from speedo.run.settings import RunSettings
 from speedo.run_dir.checkpoint_file import Checkpoint, Counters, WorkerState
-from speedo.solver.proto import caffe_proto
 from speedo.system.files import problem_with_name, read_bytes
 
 SUFFIX: Final = ".solverstate"

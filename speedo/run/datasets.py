@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from speedo.data import ensure_bundled
-from speedo.solver import SolverSpec
+from speedo.engines.solver import SolverSpec
 
 PREPARABLE: Final = ("fashion-mnist", "mnist", "cifar10")
 

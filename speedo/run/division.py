@@ -9,12 +9,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from speedo.config.run_config import RunConfig
 from speedo.engines.net_trial import NEITHER, CaffeFacts
+from speedo.engines.solver.division import (
+    obstacle_to_parts,
+    order_of_records,
+    state_between_batches,
+)
+from speedo.engines.solver.proto import caffe_proto, parse_text
 from speedo.errors import ConfigError, SolverError
+from speedo.run.config.run_config import RunConfig
 from speedo.run.prepare import Prepared, run_settings
-from speedo.solver.division import obstacle_to_parts, order_of_records, state_between_batches
-from speedo.solver.proto import caffe_proto, parse_text
 
 
 def with_division(prepared: Prepared, facts: CaffeFacts, note: Callable[[str], None]) -> Prepared:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from speedo.config.engine_checks import problems_of_engine
-from speedo.config.run_config import RunConfig, make_config
 from speedo.engines.make import (
     CAFFE_REMEDY,
     TORCH_REMEDY,
@@ -16,6 +14,8 @@ from speedo.engines.make import (
     prepare_to_read,
 )
 from speedo.errors import ConfigError, EngineError
+from speedo.run.config.engine_checks import problems_of_engine
+from speedo.run.config.run_config import RunConfig, make_config
 
 
 def with_engine(config: RunConfig, note: Callable[[str], None]) -> RunConfig:

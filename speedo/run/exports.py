@@ -8,19 +8,19 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from speedo.config.run_config import AUTO_LOG, RunConfig
 from speedo.errors import ConfigError
 from speedo.master.center import RunCenter
-from speedo.monitor.export.background import Background, CenterCopies, Exporter
-from speedo.monitor.export.caffe_log import CaffeLog, display_of
-from speedo.monitor.export.prometheus import HOST, PrometheusMetrics
-from speedo.monitor.export.tensorboard import TensorBoardFile
-from speedo.monitor.status import StatusBoard
+from speedo.run.config.run_config import AUTO_LOG, RunConfig
 from speedo.run.script_job import ScriptJob
 from speedo.run.settings import RunSettings
 from speedo.run_dir.checkpoint_file import Counters
 from speedo.run_dir.directory import CAFFE_LOG
 from speedo.version import VERSION
+from speedo.watch.export.background import Background, CenterCopies, Exporter
+from speedo.watch.export.caffe_log import CaffeLog, display_of
+from speedo.watch.export.prometheus import HOST, PrometheusMetrics
+from speedo.watch.export.tensorboard import TensorBoardFile
+from speedo.watch.status import StatusBoard
 
 
 def check_exports(config: RunConfig, *, resumed: bool) -> RunConfig:

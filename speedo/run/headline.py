@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from speedo.engines.net_trial import CaffeFacts
+from speedo.engines.solver.data_layers import undivided
+from speedo.exchange.codecs import Compression, bytes_of
 from speedo.run.prepare import Prepared
 from speedo.sgd_modes.registry import has_rounds, is_elastic, mode_named, own_options
-from speedo.solver.data_layers import undivided
-from speedo.vectors.codecs import Compression, bytes_of
 
 _SHARES: Final = {
     "own": "; each host reads its own records",

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from speedo.errors import StoreError
+from speedo.exchange.host_centers import HostCenters, newest_of_each
+from speedo.exchange.vector import Layout
 from speedo.master.slots import Assignment
 from speedo.run.open_store import this_machine
 from speedo.run.settings import RunSettings
@@ -19,8 +21,6 @@ from speedo.storage.base import Store
 from speedo.storage.shared_memory.folder import MEMORY, SharedMemory, free_in
 from speedo.storage.shared_memory.locks import SharedLocks
 from speedo.storage.shared_memory.store import SharedMemoryStore
-from speedo.vectors.host_centers import HostCenters, newest_of_each
-from speedo.vectors.vector import Layout
 
 ROOM: Final = 4  # models: two versions, one that is being written, and a spare file
 

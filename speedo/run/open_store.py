@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from speedo.exchange.served_vectors import Stores
 from speedo.master.slots import ServerAddress
 from speedo.run.settings import Near, RunSettings
 from speedo.storage.base import Store
@@ -17,7 +18,6 @@ from speedo.storage.redis.url import url_by_socket
 from speedo.storage.retrying_store import RetryingStore
 from speedo.storage.shared_memory.store import SharedMemoryStore
 from speedo.storage.tiered_store import TieredStore
-from speedo.vectors.exchange import Stores
 
 AStore = TypeVar("AStore", bound=Store)
 

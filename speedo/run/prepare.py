@@ -10,17 +10,32 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from speedo.config.option_checks import weights_in
-from speedo.config.run_config import RunConfig
-from speedo.config.stopping_checks import problems_with_outputs, problems_with_tests
 from speedo.data import default_data_root
+from speedo.data.remote.run_copy import check_writable
 from speedo.data.roots import cache_root
 from speedo.engines.make import prepare_to_read
 from speedo.engines.net_trial import CaffeFacts, check_in_subprocess
+from speedo.engines.solver import (
+    Draws,
+    SolverOverrides,
+    SolverSpec,
+    check_solver,
+    read_solver,
+    solver_for_records,
+    solver_for_tester,
+    solver_for_worker,
+    split_batch,
+)
+from speedo.engines.solver.bundled import bundled_solver
+from speedo.engines.solver.conversion import convert_databases
+from speedo.engines.solver.data_layers import count_records
 from speedo.engines.weights_check import check_weights
 from speedo.errors import ConfigError, SolverError, StoreError
-from speedo.remote.run_copy import check_writable
+from speedo.exchange.codecs import Compression
 from speedo.run.caffe_snapshot import CaffeSnapshot, is_snapshot, read_snapshot
+from speedo.run.config.option_checks import weights_in
+from speedo.run.config.run_config import RunConfig
+from speedo.run.config.stopping_checks import problems_with_outputs, problems_with_tests
 from speedo.run.datasets import make_dataset, preparable_dataset
 from speedo.run.engine_choice import decided_choice, with_engine
 from speedo.run.exports import check_exports
@@ -35,24 +50,9 @@ from speedo.sgd_modes.registry import (
     rules_outside,
     with_whole_gradient,
 )
-from speedo.solver import (
-    Draws,
-    SolverOverrides,
-    SolverSpec,
-    check_solver,
-    read_solver,
-    solver_for_records,
-    solver_for_tester,
-    solver_for_worker,
-    split_batch,
-)
-from speedo.solver.bundled import bundled_solver
-from speedo.solver.conversion import convert_databases
-from speedo.solver.data_layers import count_records
 from speedo.storage.redis.store import RedisStore
 from speedo.system.cores import CoreOptions
 from speedo.system.workplace import check_names
-from speedo.vectors.codecs import Compression
 from speedo.version import VERSION
 
 SOLVER_VARIABLE: Final = "SPEEDO_SOLVER"

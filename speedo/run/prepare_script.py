@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from speedo.config.run_config import RunConfig
 from speedo.errors import ConfigError
+from speedo.exchange.codecs import Compression
+from speedo.run.config.run_config import RunConfig
 from speedo.run.prepare import Prepared, check_there_is_more, new_run_dir
 from speedo.run.script_job import ScriptJob
 from speedo.run.script_resume import FormerRun, read_former_run
@@ -19,7 +20,6 @@ from speedo.run.settings import RunSettings
 from speedo.run_dir.resume import Resumed, find_run
 from speedo.sgd_modes.registry import folders_outside, has_rounds, rules_outside
 from speedo.system.cores import CoreOptions
-from speedo.vectors.codecs import Compression
 from speedo.version import VERSION
 
 HOSTS_OWN: Final = "each host's own script"

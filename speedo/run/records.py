@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from speedo.data import default_data_root
+from speedo.engines.solver import read_solver
+from speedo.engines.solver.data_layers import count_records
 from speedo.errors import SpeedoError
 from speedo.run.prepare import chosen_solver
-from speedo.solver import read_solver
-from speedo.solver.data_layers import count_records
 
 
 def records_of(options: Mapping[str, Any]) -> int | None:

@@ -6,16 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from speedo.bounds import said
-from speedo.config.option_checks import weights_in
+from speedo.data.remote.fetch import RECORD, Progress, fetch
+from speedo.data.remote.uris import local_name, uri_of
 from speedo.data.roots import cache_root
-from speedo.errors import ConfigError, DataError, SolverError
-from speedo.redaction import hide_secrets
-from speedo.remote.fetch import RECORD, Progress, fetch
-from speedo.remote.uris import local_name, uri_of
+from speedo.engines.solver import SolverSpec
+from speedo.engines.solver.data_layers import files_named
+from speedo.errors import ConfigError, DataError, SolverError, hide_secrets
+from speedo.run.config.option_checks import weights_in
 from speedo.run_dir.directory import make_own_folders
-from speedo.solver import SolverSpec
-from speedo.solver.data_layers import files_named
+from speedo.system.bounds import said
 from speedo.system.files_below import name_below
 
 TELL_BYTES: Final = 64 << 20  # progress is told each time that so much has come

@@ -6,10 +6,10 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from speedo.config.run_config import RunConfig
+from speedo.exchange.vector import Layout
+from speedo.run.config.run_config import RunConfig
 from speedo.run.script_job import ScriptJob
 from speedo.run.settings import RunSettings
-from speedo.vectors.vector import Layout
 
 
 def run_facts(

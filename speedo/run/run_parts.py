@@ -6,14 +6,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from speedo.config.run_config import RunConfig
 from speedo.master.slots import Roster
-from speedo.monitor.status import Status, StatusBoard
+from speedo.run.config.run_config import RunConfig
 from speedo.run.script_job import NO_LIMIT
 from speedo.run.settings import RunSettings
 from speedo.run_dir.checkpoint_file import Checkpoint
 from speedo.run_dir.fence import Fence
 from speedo.storage.base import Store, remove_run
+from speedo.watch.status import Status, StatusBoard
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import ClassVar, Final
 
-from speedo.bounds import LARGEST_INT32
-from speedo.vectors.vector import Blob, Layout
+from speedo.exchange.vector import Blob, Layout
+from speedo.system.bounds import LARGEST_INT32
 
 NO_LIMIT: Final = LARGEST_INT32  # iterations of a script, which itself ends the run
 

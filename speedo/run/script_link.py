@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from speedo.leases.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
+from speedo.exchange.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
+from speedo.exchange.vector import Blob
 from speedo.master.meeting import Group
 from speedo.master.slots import Assignment, ServerAddress
 from speedo.messages import Records, SaveState, StateSaved, Tested
 from speedo.run.script_job import ScriptJob
 from speedo.run.settings import RunSettings
-from speedo.vectors.vector import Blob
 
 VARIABLE: Final = "SPEEDO_WORKER"  # the worker's folder
 SOCKET: Final = "script"

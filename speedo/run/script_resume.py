@@ -11,11 +11,11 @@ from typing import Any, Final
 from pydantic import TypeAdapter, ValidationError
 
 from speedo.errors import CheckpointError, ClusterError, ConfigError
+from speedo.exchange.transfer import put_history
 from speedo.master.lease_book import LeaseBook
 from speedo.run.script_job import FirstModel
 from speedo.run_dir.checkpoint_file import Checkpoint, WorkerState, read_checkpoint
 from speedo.storage.base import Store
-from speedo.vectors.transfer import put_history
 
 _MODEL: Final = TypeAdapter(FirstModel)
 _ALONE: Final = ""  # `WorkerState.share`: the state does not depend on a place in the data

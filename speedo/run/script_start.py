@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from speedo.config.run_config import RunConfig
 from speedo.errors import (
     ClusterError,
     MissingKeyError,
@@ -16,12 +15,15 @@ from speedo.errors import (
     SpeedoError,
     TrainingStopped,
 )
+from speedo.exchange.transfer import take_history
+from speedo.exchange.vector import Layout, Vector
 from speedo.master.driver import Cluster
 from speedo.master.leases import Leases
 from speedo.master.reasons import too_few_joined
 from speedo.master.script_tests import ScriptTests
 from speedo.master.server_requests import Servers
 from speedo.run.build import build_training
+from speedo.run.config.run_config import RunConfig
 from speedo.run.host_memory import too_little_memory
 from speedo.run.run_parts import RunParts
 from speedo.run.script_job import FirstModel, ScriptJob
@@ -32,8 +34,6 @@ from speedo.run.training import Training
 from speedo.run_dir.checkpoint_file import Checkpoint
 from speedo.storage.base import Store
 from speedo.storage.shared_memory.folder import room_for
-from speedo.vectors.transfer import take_history
-from speedo.vectors.vector import Layout, Vector
 
 
 class ScriptStart:

@@ -11,10 +11,10 @@ from zipfile import BadZipFile, ZipFile
 import numpy as np
 import numpy.typing as npt
 
-from speedo.config.option_checks import weights_in
 from speedo.errors import ConfigError, EngineError
+from speedo.exchange.vector import Layout, Vector
+from speedo.run.config.option_checks import weights_in
 from speedo.run.remote_inputs import fetch_weights, located_weights
-from speedo.vectors.vector import Layout, Vector
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from speedo.bounds import DataShare, Overlap
 from speedo.engines.make import CAFFE, EngineChoice
+from speedo.engines.solver import SolverSpec
+from speedo.exchange.codecs import NO_COMPRESSION, Compression
 from speedo.run.script_job import ScriptJob
-from speedo.solver import SolverSpec
+from speedo.system.bounds import DataShare, Overlap
 from speedo.system.cores import USUAL, CoreOptions
-from speedo.vectors.codecs import NO_COMPRESSION, Compression
 
 
 @dataclass(frozen=True, slots=True)

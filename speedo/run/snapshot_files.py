@@ -16,13 +16,13 @@ from pathlib import Path
 from speedo.engines.base import ModelEngine
 from speedo.engines.files import WrittenModel, memory_file, write_out
 from speedo.engines.snapshot_hdf5 import write_hdf5
+from speedo.engines.solver import SolverSpec
 from speedo.engines.solver_history import solverstate_in
 from speedo.engines.solverstate import read_solverstate, write_solverstate
 from speedo.engines.update_rules import RULES
 from speedo.errors import EngineError, FencedError
+from speedo.exchange.vector import Layout
 from speedo.master.center import RunCenter
-from speedo.solver import SolverSpec
-from speedo.vectors.vector import Layout
 
 
 @dataclass(frozen=True, slots=True)

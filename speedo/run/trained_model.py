@@ -10,27 +10,27 @@ from typing import ClassVar
 
 import numpy as np
 
-from speedo.config.run_config import RunConfig
 from speedo.engines.base import ModelEngine
 from speedo.engines.chance import loss_of_guessing
 from speedo.engines.make import make_engine, prepare_process
+from speedo.engines.solver import solver_for_server
+from speedo.engines.solver.proto import caffe_proto, parse_text
 from speedo.engines.solver_update import Recipe, multipliers
 from speedo.engines.update_rules import SolverFields
 from speedo.errors import CheckpointError, TrainingStopped
+from speedo.exchange.npz import write_arrays
+from speedo.exchange.vector import Layout, Vector
 from speedo.master.center import RunCenter, squared_norm
 from speedo.messages import Tuning
 from speedo.run.best_model import BestFile
 from speedo.run.caffe_snapshot import CaffeSnapshot
+from speedo.run.config.run_config import RunConfig
 from speedo.run.remote_inputs import located_weights
 from speedo.run.settings import RunSettings
 from speedo.run.snapshot_files import SnapshotFiles
 from speedo.run_dir.checkpoint_file import Checkpoint
 from speedo.run_dir.directory import MODEL, SCRIPT_MODEL
 from speedo.sgd_modes.registry import Adjust, Update
-from speedo.solver import solver_for_server
-from speedo.solver.proto import caffe_proto, parse_text
-from speedo.vectors.npz import write_arrays
-from speedo.vectors.vector import Layout, Vector
 
 
 class TrainedModel(ABC):

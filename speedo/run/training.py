@@ -9,13 +9,13 @@ from functools import partial
 from typing import Any, Final
 
 from speedo.errors import CheckpointError, FencedError, StoreError, TrainingStopped
+from speedo.exchange.transfer import put_history
+from speedo.exchange.vector import Layout
 from speedo.master.center import RunCenter
 from speedo.master.checkpoint_writer import CheckpointWriter
 from speedo.master.divergence import DivergenceWatch
 from speedo.master.driver import Driver, Outcome
 from speedo.messages import Event
-from speedo.monitor.export.background import Background
-from speedo.monitor.status import Status
 from speedo.run.best_model import BestFile
 from speedo.run.outputs import hand_over
 from speedo.run.result import RunResult, accuracy_of
@@ -25,8 +25,8 @@ from speedo.run_dir.checkpoint_file import checkpoints_in
 from speedo.run_dir.directory import CHECKPOINTS
 from speedo.run_dir.metrics_log import MetricsLog
 from speedo.system.disk_calls import hangs
-from speedo.vectors.transfer import put_history
-from speedo.vectors.vector import Layout
+from speedo.watch.export.background import Background
+from speedo.watch.status import Status
 
 NOTHING_LEARNED: Final = (
     0.95  # of the loss of guessing: noise of batches is smaller after a few steps of learning

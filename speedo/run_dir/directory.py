@@ -12,10 +12,9 @@ from typing import Any, Final
 
 import yaml
 
-from speedo.errors import ConfigError
-from speedo.json_lines import plain
-from speedo.redaction import HIDDEN
+from speedo.errors import HIDDEN, ConfigError
 from speedo.system.files import written_whole
+from speedo.system.json_lines import plain
 
 # What a run leaves.
 METRICS: Final = "metrics.jsonl"

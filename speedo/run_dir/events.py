@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from speedo.errors import DataError
-from speedo.foreign_text import MOST_NAME, clean_text
-from speedo.json_lines import values_of
 from speedo.messages import Records
 from speedo.run_dir.checkpoint_file import checkpoint_path
 from speedo.run_dir.directory import CHECKPOINTS, METRICS
@@ -28,6 +26,8 @@ from speedo.run_dir.read_back import (
     text_of,
 )
 from speedo.system.appended import AppendedLines
+from speedo.system.foreign_text import MOST_NAME, clean_text
+from speedo.system.json_lines import values_of
 
 # Parts of a turn: what its worker measures, and what the master does.
 WORKER_PARTS: Final = ("fetch", "compute", "team", "publish")

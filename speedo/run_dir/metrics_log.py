@@ -13,7 +13,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from speedo.json_lines import line_of, values_of
 from speedo.messages import (
     Action,
     Checkpointed,
@@ -36,6 +35,7 @@ from speedo.run_dir.checkpoint_file import Counters
 from speedo.run_dir.directory import METRICS
 from speedo.run_dir.read_back import number_of
 from speedo.system.files import read_bytes
+from speedo.system.json_lines import line_of, values_of
 from speedo.system.line_file import LineFile
 
 MOST_RESULTS: Final = (

@@ -13,11 +13,10 @@ from dataclasses import dataclass, is_dataclass
 from functools import cache, cached_property
 from typing import Any, Protocol, get_args, get_type_hints
 
-from speedo.bounds import Option
-from speedo.messages import Decision, Result
+from speedo.messages import Decision, Kind, Result
 from speedo.sgd_modes.rules import AddDelta, Elastic, MergeRule
 from speedo.sgd_modes.turn_length import Length as Length
-from speedo.vectors.vector import Kind
+from speedo.system.bounds import Option
 
 
 class Strategy(Protocol):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from speedo.bounds import Option
 from speedo.messages import NOTHING, Decision, Result
 from speedo.sgd_modes.base import Length
 from speedo.sgd_modes.rules import MergeRule
 from speedo.sgd_modes.turn_counts import TurnCounts
+from speedo.system.bounds import Option
 
 CATCH_UP = Option(
     "When a worker is --max-advance turns ahead, all others finish their turns, and then all start together.",

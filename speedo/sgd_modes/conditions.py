@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import isnan
 from typing import Final
 
-from speedo.bounds import said
+from speedo.system.bounds import said
 
 _FORM: Final = re.compile(r"\s*([^\s<>=:]+)\s*(>=|<=|>|<)\s*(\S+)\s*")
 _COMPARE: Final[dict[str, Callable[[float, float], bool]]] = {

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from speedo.bounds import Option, said
 from speedo.sgd_modes.foreign import look_in
 from speedo.sgd_modes.turn_length import Steps, as_steps, check_sync_when, most_steps
+from speedo.system.bounds import Option, said
 
 
 class ModeOptions(BaseModel):

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from speedo.bounds import LARGEST_INT32, Option, Whole
 from speedo.messages import Decision, Result
 from speedo.sgd_modes.base import Length, Mode, Strategy
 from speedo.sgd_modes.catch_up import CATCH_UP, CatchUp
 from speedo.sgd_modes.rules import AddDelta, Elastic, MergeRule, ServerGradient
 from speedo.sgd_modes.turn_counts import TurnCounts
+from speedo.system.bounds import LARGEST_INT32, Option, Whole
 
 MAX_ADVANCE = Option(
     "Turns that a worker may be ahead of the slowest.",

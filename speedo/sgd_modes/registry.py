@@ -18,9 +18,9 @@ from pydantic import BeforeValidator, create_model
 from pydantic_core import PydanticCustomError
 
 from speedo import sgd_modes
-from speedo.bounds import Option, declared
 from speedo.errors import ConfigError
-from speedo.messages import Tuning
+from speedo.exchange.vector import Vector
+from speedo.messages import Kind, Tuning
 from speedo.sgd_modes import rules as rule_files
 from speedo.sgd_modes.base import Mode, OwnOption, Strategy, options_of
 from speedo.sgd_modes.conditions import parse_condition
@@ -45,7 +45,7 @@ from speedo.sgd_modes.rules import (
     ServerGradient,
 )
 from speedo.sgd_modes.turn_length import AdaptiveLength, LengthState, most_steps, turn_length
-from speedo.vectors.vector import Kind, Vector
+from speedo.system.bounds import Option, declared
 
 Update = Callable[[Vector, Vector, int], None]
 Adjust = Callable[[Tuning], None]

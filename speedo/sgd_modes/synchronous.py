@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from speedo.bounds import LARGEST_COUNT, Option, Whole
 from speedo.messages import NOTHING, Decision, Result
 from speedo.sgd_modes.base import Length, Mode
 from speedo.sgd_modes.rules import AverageDeltas, MergeRule, ServerGradient
+from speedo.system.bounds import LARGEST_COUNT, Option, Whole
 
 BACKUP_WORKERS = Option(
     "A round closes when all but N workers have reported.", Whole(0, LARGEST_COUNT),

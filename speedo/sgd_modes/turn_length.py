@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 from pydantic_core import PydanticCustomError
 
-from speedo.bounds import LARGEST_COUNT, LARGEST_INT32, digits, said, whole_number
+from speedo.system.bounds import LARGEST_COUNT, LARGEST_INT32, digits, said, whole_number
 
 WINDOW: Final = 100  # iterations; the mean loss of so many batches of usual size is steady
 _NORM: Final = re.compile(r"\s*norm\s*>\s*(\S+)\s*")

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from speedo.bounds import LARGEST_INT32, Option, Whole
 from speedo.messages import NOTHING, Decision, Result
 from speedo.sgd_modes.base import Length, Mode
 from speedo.sgd_modes.rules import AddDelta, Elastic, MergeRule, ServerGradient
+from speedo.system.bounds import LARGEST_INT32, Option, Whole
 
 WINDOW = Option(
     "Staleness from which a result is discarded; max(window, workers) is in force.",

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from speedo.errors import ConfigError
-from speedo.vectors.vector import Blob, Layout, Vector
+from speedo.exchange.vector import Blob, Layout, Vector
 
 Array = npt.NDArray[Any]
 

@@ -6,7 +6,7 @@ behind the gradients; they meet again, and each steps with the mean. So all come
 these are those of one process with the whole batch. Only the leader publishes.
 
 A team over several hosts does this in each of them. The first member of each host fetches the center for it, and
-exchanges with those of the other hosts (`speedo.transport.host_exchange`): what the members say, then the hosts' means.
+exchanges with those of the other hosts (`speedo.exchange.host_exchange`): what the members say, then the hosts' means.
 
 Who comes to a meeting says why: for a step, or because it has nothing to train. If nobody comes for a step, those who
 have no records are dealt new ones, by the leader. Else who comes for none takes part with the weight 0.
@@ -24,12 +24,12 @@ import numpy as np
 import numpy.typing as npt
 
 from speedo.errors import NOT_FINITE, NotFiniteError, TeamBrokenError
-from speedo.failpoints import reached
-from speedo.leases.lease import Dealt, Lease, NoLease
+from speedo.exchange.host_exchange import HostExchange
+from speedo.exchange.lease import Dealt, Lease, NoLease
+from speedo.exchange.vector import Vector
 from speedo.messages import Team, Train
 from speedo.sgd_modes.rules import Contribution, mean_into
-from speedo.transport.host_exchange import HostExchange
-from speedo.vectors.vector import Vector
+from speedo.system.failpoints import reached
 from speedo.worker.driven_turn import DrivenWorker
 from speedo.worker.team_space import (
     BAD,

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from speedo.failpoints import reached
+from speedo.exchange.vector import Vector
 from speedo.messages import Records, Train, Trained
-from speedo.vectors.vector import Vector
+from speedo.system.failpoints import reached
 from speedo.worker.participant import Participant
 
 

@@ -18,11 +18,11 @@ import numpy as np
 
 from speedo.engines.base import Engine
 from speedo.errors import PayloadError
-from speedo.failpoints import reached
-from speedo.messages import Train, Trained
+from speedo.exchange.transfer import Seen
+from speedo.exchange.vector import Blob, Layout, Vector
+from speedo.messages import Kind, Train, Trained
 from speedo.sgd_modes.rules import add_scaled
-from speedo.vectors.transfer import Seen
-from speedo.vectors.vector import Blob, Kind, Layout, Vector
+from speedo.system.failpoints import reached
 from speedo.worker.participant import Participant
 from speedo.worker.turn import Worker
 

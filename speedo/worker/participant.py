@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from speedo.messages import Train
+from speedo.exchange.codecs import NO_COMPRESSION, Compression
+from speedo.exchange.host_centers import HostCenters
+from speedo.exchange.served_vectors import PATIENCE_S, Exchange, Sender, Stores
+from speedo.exchange.vector import Blob, Vector
+from speedo.messages import Kind, Train
 from speedo.sgd_modes.rules import pull_towards
 from speedo.storage.base import Store
-from speedo.vectors.codecs import NO_COMPRESSION, Compression
-from speedo.vectors.exchange import PATIENCE_S, Exchange, Sender, Stores
-from speedo.vectors.host_centers import HostCenters
-from speedo.vectors.vector import Blob, Kind, Vector
 from speedo.worker.weights import Weights, subtract_center
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from speedo.errors import ConfigError
-from speedo.leases.lease import Lease, LeaseRequest, NoLease, join_ranges, order_of
+from speedo.exchange.lease import Lease, LeaseRequest, NoLease, join_ranges, order_of
 from speedo.worker.record_source import Indices, Numbers, RecordSource, record_source
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from speedo.vectors.vector import Vector
+from speedo.exchange.vector import Vector
 from speedo.worker.team_turn import ALIGNED
 
 MOST_DEALT: Final = 64  # rounds at once

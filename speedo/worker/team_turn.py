@@ -8,7 +8,7 @@ fetches the center and publishes.
 
 The order of summing is fixed and each value is summed by one member, so the outcome is the same to the bit whoever is
 first. `team_rounds` is a generator that stops at each meeting: processes carry it on over sockets
-(`speedo.transport.team_meeting`), the simulator steps all members together.
+(`speedo.exchange.team_meeting`), the simulator steps all members together.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Final, Protocol
 import numpy as np
 
 from speedo.errors import NOT_FINITE, NotFiniteError, TeamBrokenError
-from speedo.failpoints import reached
-from speedo.messages import Team, Train, Trained
+from speedo.exchange.vector import Vector
+from speedo.messages import Kind, Team, Train, Trained
 from speedo.sgd_modes.rules import AverageDeltas, Contribution
-from speedo.vectors.vector import Kind, Vector
+from speedo.system.failpoints import reached
 from speedo.worker.turn import Worker
 
 ALIGNED: Final = 16  # float32 values of a cache line: no two members write to the same

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from speedo.engines.base import Engine
-from speedo.failpoints import reached
-from speedo.messages import NO_TUNING, Train, Trained, Tuning
-from speedo.vectors.vector import Kind, Vector
+from speedo.exchange.vector import Vector
+from speedo.messages import NO_TUNING, Kind, Train, Trained, Tuning
+from speedo.system.failpoints import reached
 from speedo.worker.participant import Participant
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from speedo.vectors.vector import Blob, Layout, Vector
+from speedo.exchange.vector import Blob, Layout, Vector
 
 
 class Weights(Protocol):

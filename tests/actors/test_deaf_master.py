@@ -18,8 +18,7 @@ from speedo.actors.worker_actor import Ready
 from speedo.actors.worker_host import WorkerHost
 from speedo.actors.worker_process import WorkerProcess
 from speedo.master.fetch_pacing import Pace
-from speedo.messages import Evaluate, Joined, Left, Pause, RunsAt, StopAsked, Train, Trained
-from speedo.vectors.vector import Kind
+from speedo.messages import Evaluate, Joined, Kind, Left, Pause, RunsAt, StopAsked, Train, Trained
 
 WAIT_S = 10.0
 TRAIN = Train(0, 1, 7, 0, 0, 1, 1, Kind.DELTA)

@@ -9,12 +9,12 @@ import pytest
 from speedo.actors.host_manager import HostManager
 from speedo.actors.host_orders import End
 from speedo.actors.ray_cluster import RayCluster
-from speedo.bounds import DataShare
+from speedo.engines.solver.holding import Holding
 from speedo.errors import ClusterError, ConfigError
 from speedo.master.sharding import Sharding
 from speedo.master.slots import Roster
-from speedo.monitor.status import StatusBoard
-from speedo.solver.holding import Holding
+from speedo.system.bounds import DataShare
+from speedo.watch.status import StatusBoard
 
 
 class Desk:

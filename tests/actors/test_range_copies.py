@@ -14,14 +14,15 @@ import pytest
 from speedo.actors import range_copies
 from speedo.actors.range_copies import Place, RangeCopies
 from speedo.errors import StoreError
+from speedo.exchange.ranges import ranges_of
+from speedo.exchange.vector import Blob, Layout, as_bytes, header_for
 from speedo.master.slots import ServerAddress
+from speedo.messages import Kind
 from speedo.run.host_memory import HostCopies
 from speedo.storage import PrivateRedis, RedisStore, keys
 from speedo.storage.redis.users import Access
 from speedo.storage.shared_memory.folder import SharedMemory
 from speedo.storage.shared_memory.store import SharedMemoryStore
-from speedo.vectors.ranges import ranges_of
-from speedo.vectors.vector import Blob, Kind, Layout, as_bytes, header_for
 
 pytestmark = pytest.mark.redis
 RUN = "ab:0"

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from speedo.actors.worker_actor import WorkerActor, scratch_of
-from speedo.config.run_config import make_config
 from speedo.engines.base import Engine
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.make import CAFFE
 from speedo.engines.native_failures import restore_stderr
 from speedo.engines.pycaffe import PycaffeEngine
+from speedo.engines.solver import read_solver
 from speedo.master.sharding import Sharding
 from speedo.master.slots import Roster
+from speedo.run.config.run_config import make_config
 from speedo.run.prepare import run_settings
-from speedo.solver import read_solver
 from tests.support.nets import net_text, write_data, write_solver
 
 pytestmark = pytest.mark.caffe

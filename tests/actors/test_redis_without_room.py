@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from speedo.errors import StoreError
-from speedo.monitor.status import NO_WORKER_WAITS
 from speedo.storage.redis.server import PrivateRedis
 from speedo.storage.redis.store import RedisStore
+from speedo.watch.status import NO_WORKER_WAITS
 from tests.support.commands import Commands, wait_for_line
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]

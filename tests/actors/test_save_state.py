@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from speedo.actors.worker_actor import WorkerActor, scratch_of
-from speedo.config.run_config import make_config
 from speedo.engines.make import CAFFE
 from speedo.engines.native_failures import restore_stderr
+from speedo.engines.solver import read_solver
+from speedo.exchange.vector import Layout, as_bytes, header_for
 from speedo.master.slots import Assignment
-from speedo.messages import OwnResults, SaveState, StateSaved, Train
+from speedo.messages import Kind, OwnResults, SaveState, StateSaved, Train
+from speedo.run.config.run_config import make_config
 from speedo.run.prepare import run_settings
 from speedo.run.settings import RunSettings
-from speedo.solver import read_solver
 from speedo.storage import PrivateRedis, RedisStore, keys
-from speedo.vectors.vector import Kind, Layout, as_bytes, header_for
 from tests.support.nets import net_text, write_data, write_solver
 
 pytestmark = [pytest.mark.caffe, pytest.mark.redis]

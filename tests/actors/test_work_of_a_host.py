@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from speedo.actors.join.host_link import Offer
+from speedo.engines.solver import read_solver
 from speedo.errors import ConfigError
 from speedo.run.script_job import ScriptJob
-from speedo.solver import read_solver
 from tests.support.nets import net_text, write_solver
 
 SCRIPTS = ScriptJob(Path("each host's own script"))

@@ -14,8 +14,8 @@ from bench.support.bare_socket import bare_socket
 from bench.support.figures import Measured, MeasureError
 from bench.support.runs import free_running, iterations_for
 from bench.support.throughput import Variant
+from speedo.exchange.vector import Blob, Layout
 from speedo.storage import MemoryStore
-from speedo.vectors.vector import Blob, Layout
 from tests.support.bundled_nets import Bench
 
 

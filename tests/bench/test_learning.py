@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.learning import BARS, PARTS, Bar, figures_table, held, quick_solver
 from speedo.cli.compare import compare
-from speedo.solver import read_solver
+from speedo.engines.solver import read_solver
 
 
 def row(mode: str, workers: int, **fields: Any) -> dict[str, Any]:

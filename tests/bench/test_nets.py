@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from speedo.solver import check_solver, read_solver
+from speedo.engines.solver import check_solver, read_solver
 from tests.support.bundled_nets import SHAPES, Bench
 
 pytestmark = pytest.mark.caffe

@@ -6,10 +6,9 @@ from io import StringIO
 
 from rich.console import Console
 
-from speedo.messages import Joined, Left, RunsAt, Train
-from speedo.monitor.console import Progress, plain_line
-from speedo.monitor.status import StatusBoard
-from speedo.vectors.vector import Kind
+from speedo.messages import Joined, Kind, Left, RunsAt, Train
+from speedo.watch.console import Progress, plain_line
+from speedo.watch.status import StatusBoard
 
 SIGNAL = "killed by SIGKILL"
 

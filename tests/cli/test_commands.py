@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 import speedo
 from speedo.cli.main import main
-from speedo.config.run_config import RunConfig
 from speedo.errors import ConfigError
+from speedo.run.config.run_config import RunConfig
 from speedo.run.prepare import prepare
 from speedo.run.result import RunResult
 from tests.data.makers import idx_folder

@@ -21,7 +21,6 @@ from rich.console import Console
 from speedo import messages
 from speedo.cli.main import main
 from speedo.cli.say import say
-from speedo.foreign_text import MOST_TEXT, clean_lines, clean_text, clean_values
 from speedo.launch.cluster import Access
 from speedo.launch.commands import Plan
 from speedo.launch.connection import Connection, Happened
@@ -32,17 +31,18 @@ from speedo.launch.protocol import EventError, event, read_event
 from speedo.launch.read_cluster import cluster_of
 from speedo.launch.remote import Command, Remote, failures, greeting_problem
 from speedo.messages import AT_MAX_ITER, Finish, Left
-from speedo.monitor.console import Progress
-from speedo.monitor.export.caffe_log import CaffeLog
-from speedo.monitor.status import StatusBoard, WorkerStatus
-from speedo.monitor.status_text import lines_of
-from speedo.report.run_history import RunHistory, _Reader
 from speedo.run_dir.directory import METRICS
 from speedo.run_dir.events import EventReader
+from speedo.system.foreign_text import MOST_TEXT, clean_lines, clean_text, clean_values
 from speedo.version import VERSION
-from speedo.watch.history import LogReader
-from speedo.watch.live_run import LiveRun
-from speedo.watch.terminal import one_line, view
+from speedo.watch.console import Progress
+from speedo.watch.export.caffe_log import CaffeLog
+from speedo.watch.live.history import LogReader
+from speedo.watch.live.live_run import LiveRun
+from speedo.watch.live.terminal import one_line, view
+from speedo.watch.report.run_history import RunHistory, _Reader
+from speedo.watch.status import StatusBoard, WorkerStatus
+from speedo.watch.status_text import lines_of
 from tests.support.foreign import INPUTS, Foreign, is_clean
 from tests.watch.test_history import status
 

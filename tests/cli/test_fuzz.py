@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 from speedo.actors import launch as launcher
 from speedo.actors.join import worker_command as membership
 from speedo.cli.main import main
-from speedo.doctor.base import ok
 from speedo.errors import SpeedoError
-from speedo.planning import predict as prediction
+from speedo.study.doctor.base import ok
+from speedo.study.planning import predict as prediction
 from tests.data.makers import idx_folder
 from tests.planning.test_from_run import write_run
 from tests.planning.times import calibration
@@ -144,17 +144,19 @@ def at_the_farm(farm: Farm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setattr("speedo.actors.fleet.connection.connected", stop_here)
     monkeypatch.setattr("speedo.launch.launcher.Launcher.run", stop_here)
     monkeypatch.setattr("speedo.run.prepare.check_writable", stop_here)
-    monkeypatch.setattr("speedo.remote.fetch.open_remote", stop_here)
+    monkeypatch.setattr("speedo.data.remote.fetch.open_remote", stop_here)
     monkeypatch.setattr(membership, "wait_for_master", stop_here)
     monkeypatch.setattr(membership.time, "sleep", stop_here)  # it waits for its token, as it should
     monkeypatch.setattr(prediction, "predict_all", stop_here)
-    monkeypatch.setattr("speedo.planning.calibrate_by_measuring.measure", stop_here)
-    monkeypatch.setattr("speedo.comparison.compare.make", stop_here)
-    monkeypatch.setattr("speedo.doctor.examination.pycaffe", lambda: ok("pycaffe", "not tried"))
+    monkeypatch.setattr("speedo.study.planning.calibrate_by_measuring.measure", stop_here)
+    monkeypatch.setattr("speedo.study.comparison.compare.make", stop_here)
     monkeypatch.setattr(
-        "speedo.doctor.examination.examine_master", lambda request, secret: ([], {})
+        "speedo.study.doctor.examination.pycaffe", lambda: ok("pycaffe", "not tried")
     )
-    monkeypatch.setattr("speedo.doctor.solver.check_in_subprocess", stop_here)
+    monkeypatch.setattr(
+        "speedo.study.doctor.examination.examine_master", lambda request, secret: ([], {})
+    )
+    monkeypatch.setattr("speedo.study.doctor.solver.check_in_subprocess", stop_here)
     return farm
 
 

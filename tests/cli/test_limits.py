@@ -15,10 +15,10 @@ from click.testing import CliRunner
 
 from speedo.actors import launch as launcher
 from speedo.cli.main import main
-from speedo.config.formats import read_options
-from speedo.config.run_config import make_config
+from speedo.engines.solver import read_solver
 from speedo.errors import ConfigError, SolverError
-from speedo.solver import read_solver
+from speedo.run.config.formats import read_options
+from speedo.run.config.run_config import make_config
 from tests.support.nets import net_text, write_data, write_solver
 
 

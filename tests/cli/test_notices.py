@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.console import Console
 
 from speedo.messages import Checkpointed, Joined, Left, StoreTrouble
-from speedo.monitor.console import Progress
-from speedo.monitor.status import (
+from speedo.watch.console import Progress
+from speedo.watch.status import (
     CHECKPOINTS_BACK,
     NO_WORKER_WAITS,
     NOTICES,

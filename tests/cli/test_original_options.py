@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from speedo.cli.main import main
 from speedo.cli.original_options import NAMES, for_a_run, for_a_worker
-from speedo.config.run_config import RunConfig, make_config
 from speedo.errors import ConfigError
+from speedo.run.config.run_config import RunConfig, make_config
 
 
 def parsed(command: str, line: str) -> dict[str, object]:

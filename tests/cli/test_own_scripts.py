@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from speedo.cli.own_scripts import checked_command, options_of_own
-from speedo.config.run_config import make_config
 from speedo.errors import ConfigError
+from speedo.run.config.run_config import make_config
 
 
 def test_what_a_solver_would_have_is_refused_by_its_flag() -> None:

@@ -8,8 +8,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from speedo.monitor import console as progress
-from speedo.monitor.status import Status, WorkerStatus
+from speedo.watch import console as progress
+from speedo.watch.status import Status, WorkerStatus
 
 WORKER = WorkerStatus(1, "here", "training", 3, 0, 0.5, 100.0)
 STATUS = Status(

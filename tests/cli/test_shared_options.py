@@ -12,8 +12,8 @@ from speedo.cli.doctor import doctor
 from speedo.cli.join import worker
 from speedo.cli.main import main
 from speedo.cli.plan import plan
-from speedo.config.option_table import rows
 from speedo.errors import ConfigError
+from speedo.run.config.option_table import rows
 from speedo.run.prepare import chosen_solver
 
 

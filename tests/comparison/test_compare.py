@@ -14,7 +14,7 @@ import yaml
 from click.testing import CliRunner
 
 from speedo.cli.main import main
-from speedo.report.run_history import read_history
+from speedo.watch.report.run_history import read_history
 from tests.support.commands import commands, wait_for_line
 from tests.support.nets import LENET, net_text, records, write_data, write_lmdb, write_solver
 

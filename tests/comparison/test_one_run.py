@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from speedo.comparison.one_run import Place
-from speedo.comparison.wish import Planned
-from speedo.report.figures import SEQUENTIAL
 from speedo.run_dir.checkpoint_file import SUFFIX
+from speedo.study.comparison.one_run import Place
+from speedo.study.comparison.wish import Planned
+from speedo.watch.report.figures import SEQUENTIAL
 
 
 def test_a_run_goes_on_only_from_a_checkpoint_of_its_own(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from speedo.cli.main import main
-from speedo.report.run_history import read_history
+from speedo.watch.report.run_history import read_history
 
 SCRIPT = Path(__file__).parents[1] / "script" / "scripts" / "fit.py"
 ALONE = "sync-w1-seed1"

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from speedo.comparison.compare import prepared
-from speedo.comparison.throughput import Forecasts
-from speedo.comparison.wish import Wish, keep_wish, parse_modes, parse_sweep, variants
 from speedo.errors import ConfigError
-from speedo.report.run_history import RunHistory
+from speedo.study.comparison.compare import prepared
+from speedo.study.comparison.throughput import Forecasts
+from speedo.study.comparison.wish import Wish, keep_wish, parse_modes, parse_sweep, variants
+from speedo.watch.report.run_history import RunHistory
 from tests.planning.times import calibration
 from tests.support.nets import net_text, write_data, write_solver
 from tests.support.outside import outside as outside

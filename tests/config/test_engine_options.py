@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from speedo.config.run_config import make_config
 from speedo.engines.make import EngineChoice, chosen_engine, is_installed
 from speedo.errors import ConfigError
+from speedo.run.config.run_config import make_config
 from speedo.run.engine_choice import choice_of, decided_choice, with_engine
 
 

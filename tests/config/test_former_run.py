@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from speedo.config.former_run import PLACES, options_of_run
-from speedo.config.run_config import RunConfig, make_config
+from speedo.data.remote.fetch import RECORD, now_ours
 from speedo.errors import ConfigError
-from speedo.remote.fetch import RECORD, now_ours
-from speedo.scoring.models import options_of
+from speedo.run.config.former_run import PLACES, options_of_run
+from speedo.run.config.run_config import RunConfig, make_config
+from speedo.study.scoring.models import options_of
 from tests.support.fuzz import COUNT, randoms, value
 
 EVIL = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from speedo.config.run_config import make_config
 from speedo.errors import ConfigError
+from speedo.run.config.run_config import make_config
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,15 @@ from typing import Any
 
 import pytest
 
-from speedo.bounds import said
 from speedo.cli.unforeseen import unforeseen
-from speedo.config.run_config import RunConfig, make_config
-from speedo.errors import ConfigError, DataError, SpeedoError, StoreError
-from speedo.monitor.status import StatusBoard
-from speedo.redaction import hide_secrets
-from speedo.remote.run_copy import RunCopy
-from speedo.remote.uris import open_remote, store_errors
+from speedo.data.remote.run_copy import RunCopy
+from speedo.data.remote.uris import open_remote, store_errors
+from speedo.errors import ConfigError, DataError, SpeedoError, StoreError, hide_secrets
 from speedo.run.build import config_for_people
+from speedo.run.config.run_config import RunConfig, make_config
 from speedo.run_dir.directory import write_config
+from speedo.system.bounds import said
+from speedo.watch.status import StatusBoard
 from tests.support.fuzz import randoms, text
 
 SECRET = "TheSecret"

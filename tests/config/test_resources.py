@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from speedo.config.resources import parse_resources
-from speedo.config.run_config import make_config
 from speedo.errors import ConfigError
+from speedo.run.config.resources import parse_resources
+from speedo.run.config.run_config import make_config
 
 
 def test_resources_become_a_bundle_and_options_of_an_actor() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from speedo.config.formats import parse_phase
-from speedo.config.run_config import make_config
 from speedo.errors import ConfigError
+from speedo.run.config.formats import parse_phase
+from speedo.run.config.run_config import make_config
 
 HYBRID = {"mode": "hybrid", "phases": [{"mode": "sync", "iterations": 5}]}
 

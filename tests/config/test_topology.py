@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speedo.cli.main import main
-from speedo.config.topology import (
+from speedo.errors import ConfigError
+from speedo.run.config.topology import (
     HostTopology,
     from_rank_file,
     from_yaml,
@@ -19,7 +20,6 @@ from speedo.config.topology import (
     to_rank_file,
     to_yaml,
 )
-from speedo.errors import ConfigError
 from speedo.system.cores import Bind, CoreOptions, Machine, this_machine
 
 RANK_FILE = """\

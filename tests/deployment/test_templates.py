@@ -15,8 +15,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from speedo.cli.main import main
-from speedo.deployment.templates import Training, kuberay, kubernetes, slurm, systemd
 from speedo.errors import ConfigError
+from speedo.launch.templates import Training, kuberay, kubernetes, slurm, systemd
 from tests.deployment.kuberay_fields import RAY_JOB, problems
 from tests.support.fuzz import randoms
 from tests.support.fuzz import text as awkward

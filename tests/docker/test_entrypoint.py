@@ -173,7 +173,7 @@ def test_a_master_and_a_worker_are_well_while_the_master_answers(container: Path
 
 
 def test_without_an_option_the_port_is_the_one_of_speedo(container: Path) -> None:
-    from speedo.config.run_config import DEFAULT_PORT
+    from speedo.run.config.run_config import DEFAULT_PORT
 
     for arguments in (("master", "127.0.0.1", "3"), ("worker", "127.0.0.1")):
         called_with(container, *arguments)

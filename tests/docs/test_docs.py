@@ -17,10 +17,10 @@ import yaml
 
 from speedo.cli.main import main
 from speedo.cli.original_options import NAMES
-from speedo.config.formats import parse_phase
-from speedo.config.run_config import RunConfig, make_config
 from speedo.launch.read_cluster import read_cluster
-from speedo.monitor.status import Status, WorkerStatus
+from speedo.run.config.formats import parse_phase
+from speedo.run.config.run_config import RunConfig, make_config
+from speedo.watch.status import Status, WorkerStatus
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -11,11 +11,11 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from speedo.bounds import Option, Whole
 from speedo.cli.run_options import RunCommand, options_for
-from speedo.config.option_table import markdown, markdown_of_modes, rows
-from speedo.config.run_config import WORKERS, RunConfig, make_config
 from speedo.errors import ConfigError
+from speedo.run.config.option_table import markdown, markdown_of_modes, rows
+from speedo.run.config.run_config import WORKERS, RunConfig, make_config
+from speedo.system.bounds import Option, Whole
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 BEGIN = "<!-- options: written by `pytest tests/docs/test_options.py --rewrite-tables` -->\n"

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from speedo.cli.main import main
-from speedo.doctor.base import fail, ok
-from speedo.doctor.engines import NOT_INSTALLED, Torch, engines
+from speedo.study.doctor.base import fail, ok
+from speedo.study.doctor.engines import NOT_INSTALLED, Torch, engines
 
 CAFFE = ok("pycaffe", "1.0.0 at /there")
 NO_CAFFE = fail("pycaffe", "it is not here", "build it")

@@ -17,15 +17,15 @@ from click.testing import CliRunner, Result
 import speedo
 from speedo.cli.main import main
 from speedo.data.mnist import FASHION_MNIST_SOURCE
-from speedo.doctor import Finding, Request, examine
-from speedo.doctor.base import size
-from speedo.doctor.cluster import free_ports, own_redis, token
-from speedo.doctor.cores import cores
-from speedo.doctor.engines import pycaffe, torch
-from speedo.doctor.machine import redis, temporary
-from speedo.doctor.resources import Net, disk, exchange, memory
 from speedo.storage import PrivateRedis, RedisStore
 from speedo.storage.retrying_store import Patience
+from speedo.study.doctor import Finding, Request, examine
+from speedo.study.doctor.base import size
+from speedo.study.doctor.cluster import free_ports, own_redis, token
+from speedo.study.doctor.cores import cores
+from speedo.study.doctor.engines import pycaffe, torch
+from speedo.study.doctor.machine import redis, temporary
+from speedo.study.doctor.resources import Net, disk, exchange, memory
 from speedo.system.cores import Machine
 from tests.support.commands import free_port
 from tests.support.nets import net_text, write_data, write_solver
@@ -43,8 +43,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("SPEEDO_DATA", str(tmp_path / "data-root"))
     monkeypatch.setenv("SPEEDO_TOKEN_FILE", str(tmp_path / "token"))
-    monkeypatch.setattr("speedo.doctor.examination.pycaffe", pycaffe_once)
-    monkeypatch.setattr("speedo.doctor.examination.torch", torch_once)
+    monkeypatch.setattr("speedo.study.doctor.examination.pycaffe", pycaffe_once)
+    monkeypatch.setattr("speedo.study.doctor.examination.torch", torch_once)
     for name in ("SPEEDO_TOKEN", "SPEEDO_SOLVER"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
@@ -87,12 +87,12 @@ def test_a_good_node_is_ready_and_stays_as_it_was(home: Path) -> None:
 def test_data_that_a_run_would_prepare_is_not_prepared(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("speedo.doctor.solver.FASHION_MNIST_SOURCE", home)
+    monkeypatch.setattr("speedo.study.doctor.solver.FASHION_MNIST_SOURCE", home)
     result = typed("--json")
     assert result.exit_code == 0, result.output
     assert "would be prepared on first use" in checks(result)["data"][0]["text"]
     assert not (home / "data-root").exists()
-    monkeypatch.setattr("speedo.doctor.solver.FASHION_MNIST_SOURCE", home / "nowhere")
+    monkeypatch.setattr("speedo.study.doctor.solver.FASHION_MNIST_SOURCE", home / "nowhere")
     result = typed("--json")
     assert result.exit_code == 1
     assert "apt-get install dataset-fashion-mnist" in checks(result)["data"][0]["remedy"]
@@ -129,12 +129,12 @@ def test_what_only_caffe_can_tell_is_told_in_its_words(
 def test_a_pycaffe_that_ends_the_process_is_told(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("speedo.doctor.examination.pycaffe", pycaffe)
+    monkeypatch.setattr("speedo.study.doctor.examination.pycaffe", pycaffe)
     (home / "broken" / "caffe").mkdir(parents=True)
     (home / "broken" / "caffe" / "__init__.py").write_text("import os\nos.abort()\n")
     path = os.pathsep.join([str(home / "broken"), str(Path(speedo.__file__).parents[1])])
     monkeypatch.setattr(
-        "speedo.doctor.engines.with_our_path", lambda given: {**given, "PYTHONPATH": path}
+        "speedo.study.doctor.engines.with_our_path", lambda given: {**given, "PYTHONPATH": path}
     )
     found = examine(Request(home / "solver.prototxt"))
     (caffe,) = [one for one in found if one.name == "pycaffe"]
@@ -201,8 +201,8 @@ RAISE = (
 # A doctor under a limit of its own: soft, hard and workers are its arguments.
 LIMITED = """
 import os, resource, sys
-from speedo.doctor.base import Request
-from speedo.doctor.limits import open_files
+from speedo.study.doctor.base import Request
+from speedo.study.doctor.limits import open_files
 soft, hard, workers = map(int, sys.argv[1:4])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 os.geteuid() or os.setuid(65533)
@@ -297,9 +297,9 @@ def test_a_temporary_folder_with_a_long_name_is_too_long_for_ray(
 
 def test_the_cores_of_bound_workers_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine((((0,), (2,)), ((1,), (3,))))
-    monkeypatch.setattr("speedo.doctor.cores.this_machine", lambda: machine)
-    monkeypatch.setattr("speedo.doctor.cores.quota_of", lambda: None)
-    monkeypatch.setattr("speedo.doctor.cores.socket.gethostname", lambda: "alpha")
+    monkeypatch.setattr("speedo.study.doctor.cores.this_machine", lambda: machine)
+    monkeypatch.setattr("speedo.study.doctor.cores.quota_of", lambda: None)
+    monkeypatch.setattr("speedo.study.doctor.cores.socket.gethostname", lambda: "alpha")
     assert cores(Request(workers=2)) == Finding(
         "cores", "ok", "4 for 2 workers; alpha has 0-3, 2 sockets"
     )

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from speedo.doctor import Request, require
-from speedo.doctor.limits import FILES, FILES_PER_WORKER, limits
 from speedo.errors import MachineError
+from speedo.study.doctor import Request, require
+from speedo.study.doctor.limits import FILES, FILES_PER_WORKER, limits
 from tests.support.disks import fill, small_disk
 
 HERE = Path(__file__).parents[2]

@@ -11,9 +11,9 @@ import pytest
 
 from speedo.engines.base import Engine
 from speedo.engines.quadratic import QuadraticEngine
+from speedo.engines.solver import SolverSpec, read_solver, solver_for_tester
 from speedo.errors import EngineError
-from speedo.solver import SolverSpec, read_solver, solver_for_tester
-from speedo.vectors.vector import Vector
+from speedo.exchange.vector import Vector
 from tests.support.nets import net_text, write_solver
 
 Make = Callable[[], Engine]

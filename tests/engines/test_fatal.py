@@ -19,8 +19,8 @@ from speedo.engines.native_failures import (
     restore_stderr,
 )
 from speedo.engines.net_trial import check_in_subprocess
+from speedo.engines.solver import read_solver, solver_for_tester, solver_for_worker
 from speedo.errors import EngineError, SolverError
-from speedo.solver import read_solver, solver_for_tester, solver_for_worker
 from tests.support.nets import net_text, write_lmdb, write_solver
 
 GLOG = """WARNING: Logging before InitGoogleLogging() is written to STDERR

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from speedo.engines.solver import read_solver
 from speedo.errors import EngineError
-from speedo.solver import read_solver
 from tests.support.disks import fill, small_disk
 from tests.support.nets import net_text, write_solver
 from tests.support.solvers import weights, worker

@@ -11,8 +11,8 @@ from google.protobuf import text_format
 from speedo.engines.label_rules import Classes, LabelUse, checked_for_nan, label_uses
 from speedo.engines.make import EngineChoice, make_engine
 from speedo.engines.schema import caffe_schema
+from speedo.engines.solver.lr_policies import LrPolicy
 from speedo.errors import EngineError
-from speedo.solver.lr_policies import LrPolicy
 
 SCORES = 'layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" }'
 LOSS = 'layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" '

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from speedo.engines.layer_types import CAFFE_LAYERS, layer_types, line_of_layer
+from speedo.engines.solver import SolverOverrides, check_solver, read_solver
 from speedo.errors import SolverError
-from speedo.solver import SolverOverrides, check_solver, read_solver
 from tests.support.nets import BATCH_NORM, net_text, write_data, write_solver
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,7 +18,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from speedo.engines.make import EngineChoice, make_engine, prepare_process
-from speedo.solver import SolverOverrides, check_solver, read_solver, solver_for_worker
+from speedo.engines.solver import SolverOverrides, check_solver, read_solver, solver_for_worker
 choice = EngineChoice(sys.argv[1], "cpu")
 prepare_process(choice)
 spec = read_solver(Path(sys.argv[2]), overrides=SolverOverrides(engine=choice.engine))

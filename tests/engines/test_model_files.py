@@ -21,7 +21,7 @@ from speedo.engines.pytorch.model_files import Model, StoredLayer, matched, read
 from speedo.engines.snapshot_hdf5 import write_model_hdf5
 from speedo.engines.weights_check import check_weights
 from speedo.errors import EngineError, SolverError
-from speedo.vectors.vector import Blob, Layout
+from speedo.exchange.vector import Blob, Layout
 
 NET = """
 name: "small"

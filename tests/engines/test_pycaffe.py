@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from speedo.engines.caffe_import import load_caffe
+from speedo.engines.solver import read_solver
 from speedo.errors import EngineError
-from speedo.solver import read_solver
 from tests.support.nets import (
     BATCH_NORM,
     LENET,

@@ -9,8 +9,8 @@ import pytest
 
 from speedo.engines.net_trial import check_in_subprocess
 from speedo.engines.pycaffe import PycaffeEngine
+from speedo.engines.solver import read_solver, solver_for_worker
 from speedo.errors import EngineError, SolverError
-from speedo.solver import read_solver, solver_for_worker
 from tests.support.nets import SMOOTH, net_text, write_solver
 from tests.support.solvers import worker
 

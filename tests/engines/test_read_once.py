@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from speedo.engines.make import EngineChoice, EngineName, make_engine
-from speedo.solver import read_solver, solver_for_worker
+from speedo.engines.solver import read_solver, solver_for_worker
 from tests.support.nets import write_lmdb, write_solver
 
 pytestmark = pytest.mark.caffe

@@ -22,8 +22,8 @@ from speedo.engines.net_trial import check_in_subprocess
 from speedo.engines.record_check import first_problem, is_known, remember
 from speedo.engines.record_rules import RecordRule
 from speedo.engines.record_watch import RecordWatch
+from speedo.engines.solver import read_solver, solver_for_records, solver_for_worker
 from speedo.errors import SolverError
-from speedo.solver import read_solver, solver_for_records, solver_for_worker
 from tests.support.nets import net_text, records, write_lmdb, write_solver
 
 pytestmark = pytest.mark.caffe

@@ -128,16 +128,16 @@ from speedo.engines.caffe_schema import caffe_pb2
 from speedo.engines.record_check import first_problem
 from speedo.engines.record_rules import record_rules
 from speedo.engines.weights_check import check_weights
-from speedo.planning.made_up_records import with_made_up_records
+from speedo.study.planning.made_up_records import with_made_up_records
 from speedo.run.caffe_snapshot import read_snapshot
-from speedo.solver import Draws, read_solver, solver_for_server, solver_for_tester, solver_for_worker
-from speedo.solver.bundled import bundled_names, bundled_solver
-from speedo.solver.data_layers import count_records
-from speedo.solver.holding import holding_of
-from speedo.solver.proto import caffe_proto, parse_text
-from speedo.solver.rewrite import solver_for_scoring
-from speedo.solver.scored_nets import read_tests
-from speedo.solver.source_checks import source_problems, transform_problems
+from speedo.engines.solver import Draws, read_solver, solver_for_server, solver_for_tester, solver_for_worker
+from speedo.engines.solver.bundled import bundled_names, bundled_solver
+from speedo.engines.solver.data_layers import count_records
+from speedo.engines.solver.holding import holding_of
+from speedo.engines.solver.proto import caffe_proto, parse_text
+from speedo.engines.solver.rewrite import solver_for_scoring
+from speedo.engines.solver.scored_nets import read_tests
+from speedo.engines.solver.source_checks import source_problems, transform_problems
 import speedo.run_dir.resume
 
 answer = {}
@@ -211,7 +211,7 @@ def test_without_pycaffe_solvers_records_and_weights_are_read(tmp_path: Path) ->
 def test_a_process_with_our_schema_alone_never_imports_pycaffe() -> None:
     script = (
         "import sys; from speedo.engines import schema; schema.use_own_schema(); "
-        "from speedo.solver import read_solver; from speedo.solver.bundled import bundled_solver; "
+        "from speedo.engines.solver import read_solver; from speedo.engines.solver.bundled import bundled_solver; "
         "read_solver(bundled_solver()); print(schema.caffe_schema().__name__, 'caffe' in sys.modules)"
     )
     child = subprocess.run(

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from speedo.engines.evaluation import Share, combined
+from speedo.engines.solver import read_solver
 from speedo.errors import EngineError
-from speedo.solver import read_solver
 from tests.support.nets import net_text, write_data, write_solver
 from tests.support.solvers import scorer, weights
 

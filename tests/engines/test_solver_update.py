@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from speedo.engines.solver import LrPolicy, read_solver
+from speedo.engines.solver.proto import caffe_proto, parse_text
 from speedo.engines.solver_history import history_from, solverstate_in
 from speedo.engines.solver_update import BLOCK, Multipliers, SolverUpdate, multipliers
 from speedo.engines.solverstate import read_solverstate, write_solverstate
 from speedo.engines.update_rules import RULES, SolverFields
 from speedo.errors import EngineError
-from speedo.solver import LrPolicy, read_solver
-from speedo.solver.proto import caffe_proto, parse_text
+from speedo.exchange.vector import Blob, Layout, Vector
 from speedo.system.import_order import with_our_path
-from speedo.vectors.vector import Blob, Layout, Vector
 from tests.support.nets import BATCH_NORM, SHARED, net_text, write_solver
 from tests.support.solvers import TYPES, weights, worker
 from tests.support.update_trials import (

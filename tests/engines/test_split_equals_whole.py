@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from speedo.engines.pycaffe import PycaffeEngine
-from speedo.solver import read_solver, solver_for_worker, split_batch
-from speedo.vectors.vector import Vector
+from speedo.engines.solver import read_solver, solver_for_worker, split_batch
+from speedo.exchange.vector import Vector
 from tests.support.nets import (
     LENET,
     SMOOTH,

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from speedo.config.option_checks import weights_in
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.net_trial import CaffeFacts, check_in_subprocess
+from speedo.engines.solver import Draws, SolverSpec, read_solver, solver_for_worker
 from speedo.engines.weights_check import check_weights
 from speedo.errors import ConfigError, SolverError
 from speedo.run.caffe_snapshot import read_snapshot
+from speedo.run.config.option_checks import weights_in
 from speedo.run.trained_model import first_weights
-from speedo.solver import Draws, SolverSpec, read_solver, solver_for_worker
 from tests.support.nets import net_text, write_solver
 from tests.support.solvers import worker
 

@@ -12,7 +12,7 @@ import pytest
 
 from speedo.engines.caffe_import import let_others_run, load_caffe
 from speedo.engines.pycaffe import PycaffeEngine
-from speedo.solver import read_solver
+from speedo.engines.solver import read_solver
 from tests.support.nets import LENET, SMOOTH, net_text, write_solver
 from tests.support.solvers import weights, worker
 

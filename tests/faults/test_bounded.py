@@ -14,10 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
+from speedo.exchange.channel import SOCKET, pack
 from speedo.master.checkpoint_writer import WRITE_S
 from speedo.messages import StateSaved
 from speedo.storage import keys
-from speedo.transport.channel import SOCKET, pack
 from tests.faults.rows import Finding, row
 from tests.faults.running import HANG_S, Run, stand_still
 from tests.faults.store_server import OwnRedis

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from speedo.actors.death_causes import SILENT
-from speedo.monitor.control_socket import RunSocket
-from speedo.monitor.status import LOG_BACK
+from speedo.watch.control_socket import RunSocket
+from speedo.watch.status import LOG_BACK
 from tests.faults.invariants import check_run
 from tests.faults.rows import Finding, row
 from tests.faults.running import GAP_S, HANG_S, Run

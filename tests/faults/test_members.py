@@ -11,7 +11,7 @@ import pytest
 
 from speedo.master.plan import Plan
 from speedo.messages import Action, Event, Merge
-from speedo.simulation.world import Faults
+from speedo.study.simulation.world import Faults
 from tests.faults.rows import MODES, Finding, row
 from tests.faults.running import HANG_S, OVERLAP, OVERLAPPING, Run
 from tests.support.commands import Commands

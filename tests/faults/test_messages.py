@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from speedo.master.plan import Plan
-from speedo.simulation.world import Faults
+from speedo.study.simulation.world import Faults
 from tests.faults.rows import Finding, row
 from tests.faults.running import Run
 from tests.faults.store_server import OwnRedis
@@ -120,15 +120,15 @@ def test_a_clock_that_jumps_has_no_effect(
 TELLS = {
     "actors/join/master_facts.py",
     "launch/commands.py",
-    "monitor/console.py",
-    "monitor/control_socket.py",
-    "monitor/export/caffe_log.py",
-    "monitor/export/prometheus.py",
-    "monitor/export/tensorboard.py",
+    "watch/console.py",
+    "watch/control_socket.py",
+    "watch/export/caffe_log.py",
+    "watch/export/prometheus.py",
+    "watch/export/tensorboard.py",
     "run/exports.py",
     "run/prepare.py",
     "run/run_facts.py",
-    "watch/history.py",
+    "watch/live/history.py",
 }
 WALL = {"time", "time_ns", "now", "today", "utcnow", "localtime", "strftime"}
 

@@ -15,11 +15,11 @@ from speedo.actors.join.find_master import wait_for_master
 from speedo.actors.launch import serve_master
 from speedo.actors.ray_node import session
 from speedo.actors.ray_node.ports import BLOCK, master_ports, member_ports, redis_port, resolved
-from speedo.config.run_config import make_config
-from speedo.doctor import Request
-from speedo.doctor.cluster import free_ports
 from speedo.errors import ClusterError
-from speedo.monitor.console import Quiet
+from speedo.run.config.run_config import make_config
+from speedo.study.doctor import Request
+from speedo.study.doctor.cluster import free_ports
+from speedo.watch.console import Quiet
 
 pytestmark = pytest.mark.ray
 

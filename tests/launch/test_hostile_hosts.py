@@ -23,8 +23,8 @@ from speedo.launch.picture import Picture
 from speedo.launch.protocol import EventError, read_event
 from speedo.launch.read_cluster import cluster_of
 from speedo.launch.remote import Command, Remote, failures
-from speedo.monitor.console import ErrorConsole
 from speedo.version import VERSION
+from speedo.watch.console import ErrorConsole
 
 PYTHON = ".".join(map(str, sys.version_info[:2]))
 HELLO: dict[str, Any] = {"hello": {"speedo": VERSION, "python": PYTHON, "pid": 4711}}

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from speedo.errors import FencedError
+from speedo.exchange.codecs import NO_COMPRESSION, Compression, make_codec
+from speedo.exchange.transfer import fetch_vector
+from speedo.exchange.vector import Blob, Layout, Vector, header_for
 from speedo.master.center import Center
-from speedo.messages import Drop, Merge, Part, Refused, Trained
+from speedo.messages import Drop, Kind, Merge, Part, Refused, Trained
 from speedo.sgd_modes.rules import AddDelta, Elastic
 from speedo.storage import keys
 from speedo.storage.base import Arrived
 from speedo.storage.memory_store import MemoryStore
 from speedo.storage.shared_memory.store import SharedMemoryStore
-from speedo.vectors.codecs import NO_COMPRESSION, Compression, make_codec
-from speedo.vectors.transfer import fetch_vector
-from speedo.vectors.vector import Blob, Kind, Layout, Vector, header_for
 
 LAYOUT = Layout((Blob("w/0", (4,)),))
 RULE = AddDelta(1.0)

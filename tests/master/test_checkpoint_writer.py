@@ -15,6 +15,7 @@ import pytest
 
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.errors import FencedError
+from speedo.exchange.transfer import put_history
 from speedo.master.center import Center
 from speedo.master.checkpoint_writer import (
     GATHER_S,
@@ -39,7 +40,6 @@ from speedo.run_dir.checkpoint_file import (
 from speedo.sgd_modes.rules import AverageDeltas
 from speedo.sgd_modes.synchronous import Synchronous
 from speedo.storage.memory_store import MemoryStore
-from speedo.vectors.transfer import put_history
 
 WORKERS = 2
 

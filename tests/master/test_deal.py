@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speedo.leases.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
+from speedo.exchange.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
 from speedo.master.lease_book import LeaseBook
 from speedo.master.leases import Leases
 from speedo.messages import Drop, Left, Pause, Trained

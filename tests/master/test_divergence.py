@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speedo.master.divergence import DivergenceWatch
-from speedo.vectors.vector import Kind
+from speedo.messages import Kind
 
 CLAMP = 87.3365  # Caffe: softmax_loss_layer.cpp takes the logarithm of at least FLT_MIN
 

@@ -31,9 +31,9 @@ from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.base import Strategy
 from speedo.sgd_modes.rules import AddDelta, ServerGradient
 from speedo.sgd_modes.synchronous import Synchronous
-from speedo.simulation.simulator import SimulatedCluster
-from speedo.simulation.world import World
 from speedo.storage.memory_store import MemoryStore
+from speedo.study.simulation.simulator import SimulatedCluster
+from speedo.study.simulation.world import World
 
 BATCH = 10
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from speedo.master.fetch_pacing import AGAIN, LEAST_S, READS, SETTLING, Pace, covered
-from speedo.planning.shared_resources import Shared
+from speedo.study.planning.shared_resources import Shared
 
 TRANSFER_S, COMPUTE_S = 0.015, 0.024
 

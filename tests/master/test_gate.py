@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from speedo.master.norm_gate import NormGate
-from speedo.messages import Refused
+from speedo.messages import Kind, Refused
 from speedo.sgd_modes.rules import AddDelta, Elastic, MergeRule
-from speedo.vectors.vector import Kind
 from tests.master.test_center import EVENT, KEY, make_center, merge, send
 
 

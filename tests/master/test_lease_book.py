@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from speedo.errors import CheckpointError, ConfigError
-from speedo.leases.lease import Lease, LeaseRequest, NoLease
+from speedo.exchange.lease import Lease, LeaseRequest, NoLease
 from speedo.master.lease_book import LeaseBook
 
 Position = tuple[int, int]  # epoch, place in its order

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from speedo.errors import ConfigError
-from speedo.leases.lease import Lease, LeaseRequest, NoLease
+from speedo.exchange.lease import Lease, LeaseRequest, NoLease
 from speedo.master.coordinator import Coordinator
 from speedo.master.plan import Plan
 from speedo.master.script_tests import ScriptTests

@@ -7,9 +7,12 @@ from functools import partial
 import numpy as np
 import pytest
 
+from speedo.engines.solver.lr_policies import LrPolicy
 from speedo.engines.solver_update import Multipliers, Recipe
 from speedo.engines.update_rules import SolverFields
 from speedo.errors import TrainingStopped
+from speedo.exchange.served_vectors import Exchange, Sender, Stores
+from speedo.exchange.vector import Blob, Layout, Vector, as_bytes
 from speedo.master.range_server import RangeServer
 from speedo.master.server_requests import (
     NOT_LOADED,
@@ -20,12 +23,9 @@ from speedo.master.server_requests import (
     Restore,
     TakeIn,
 )
-from speedo.messages import Merge, Part, Trained
+from speedo.messages import Kind, Merge, Part, Trained
 from speedo.sgd_modes.rules import ServerGradient, by_servers
-from speedo.solver.lr_policies import LrPolicy
 from speedo.storage.memory_store import MemoryStore
-from speedo.vectors.exchange import Exchange, Sender, Stores
-from speedo.vectors.vector import Blob, Kind, Layout, Vector, as_bytes
 
 LAYOUT = Layout((Blob("w/0", (4,)),))
 RULE = ServerGradient(by_servers)

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from speedo.engines.solver.holding import Holding
 from speedo.master.sharding import Resharding, Shard, Sharding, sharding_for
 from speedo.master.slots import Roster
 from speedo.run_dir.checkpoint_file import WorkerState
-from speedo.solver.holding import Holding
 
 SLOTS = st.frozensets(st.integers(0, 40), min_size=1, max_size=20)
 # What may happen to a cluster: seconds pass, a worker of this slot comes or goes.

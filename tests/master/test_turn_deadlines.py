@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from speedo.master.turn_deadlines import FEWEST_TURNS, HEARTBEAT_S, TurnDeadlines, TurnUnderWay
-from speedo.messages import Train
-from speedo.vectors.vector import Kind
+from speedo.messages import Kind, Train
 
 FIRST_S = 100.0
 

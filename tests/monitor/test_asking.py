@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from speedo.actors.control_answers import Control
 from speedo.errors import ClusterError
-from speedo.monitor.control_socket import ControlServer, RunSocket
+from speedo.watch.control_socket import ControlServer, RunSocket
 
 
 class Asked(Control):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from speedo.errors import ClusterError
-from speedo.monitor.control_socket import (
+from speedo.watch.control_socket import (
     MOST_ASKED_BYTES,
     Asked,
     ControlServer,
@@ -27,7 +27,7 @@ from speedo.monitor.control_socket import (
 
 LEADER = """
 import sys, time
-from speedo.monitor.control_socket import ControlServer
+from speedo.watch.control_socket import ControlServer
 with ControlServer(sys.argv[1], lambda asked: {}):
     print("served", flush=True)
     time.sleep(60)

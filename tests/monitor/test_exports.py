@@ -20,20 +20,21 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from speedo import messages
-from speedo.config.run_config import make_config
 from speedo.errors import ConfigError
+from speedo.exchange.vector import Blob, Layout
 from speedo.messages import (
+    Kind,
     Merge,
     Part,
     Train,
 )
-from speedo.monitor.export.background import Background, Told
-from speedo.monitor.export.caffe_log import CaffeLog, by_net, display_of
-from speedo.monitor.export.tensorboard import PREFIX, TensorBoardFile
+from speedo.run.config.run_config import make_config
 from speedo.run.exports import check_exports
 from speedo.run_dir.checkpoint_file import Counters
 from speedo.storage.memory_store import MemoryStore
-from speedo.vectors.vector import Blob, Kind, Layout
+from speedo.watch.export.background import Background, Told
+from speedo.watch.export.caffe_log import CaffeLog, by_net, display_of
+from speedo.watch.export.tensorboard import PREFIX, TensorBoardFile
 from tests.runs.local import train_here
 from tests.support.disks import fill, small_disk
 from tests.support.nets import net_text, write_data, write_solver
@@ -379,7 +380,7 @@ def test_what_does_not_go_together_is_refused(options: dict[str, Any], problem: 
 
 def test_histograms_are_of_the_weights_as_they_were(tmp_path: Path) -> None:
     from speedo.messages import Evaluate
-    from speedo.monitor.export.background import CenterCopies
+    from speedo.watch.export.background import CenterCopies
 
     file = TensorBoardFile(tmp_path, lambda iteration: 0.1, LAYOUT)
     weights = np.zeros(6, np.float32)

@@ -22,6 +22,7 @@ from speedo.messages import (
     Event,
     Finish,
     Joined,
+    Kind,
     Left,
     Merge,
     Part,
@@ -31,15 +32,14 @@ from speedo.messages import (
     Train,
     Trained,
 )
-from speedo.monitor.console import plain_line
-from speedo.monitor.status import RECENT_S, StatusBoard
 from speedo.run_dir.directory import METRICS, RESULT, create_run_dir, write_result, write_whole
 from speedo.run_dir.metrics_log import MetricsLog
 from speedo.sgd_modes.rules import AddDelta
 from speedo.sgd_modes.weed_out import WeedOut
-from speedo.simulation.simulator import simulate
-from speedo.simulation.world import Faults, World
-from speedo.vectors.vector import Kind
+from speedo.study.simulation.simulator import simulate
+from speedo.study.simulation.world import Faults, World
+from speedo.watch.console import plain_line
+from speedo.watch.status import RECENT_S, StatusBoard
 
 
 def part(worker: int, ticket: int, samples: int = 10, loss: float = 0.5) -> Part:

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from speedo.cli.main import main
 from speedo.errors import ClusterError
-from speedo.monitor.control_socket import Asked, ControlServer
+from speedo.watch.control_socket import Asked, ControlServer
 
 WORKER = {
     "worker": 0, "host": "node-a:1f2e", "state": "training", "merged": 1200, "dropped": 3, "loss": 0.5,

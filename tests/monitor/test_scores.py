@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from speedo.monitor.scores import short_scores
+from speedo.watch.scores import short_scores
 
 
 def test_outputs_of_many_values_are_shown_by_their_mean() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from speedo.monitor.status_text import table_of_servers
+from speedo.watch.status_text import table_of_servers
 
 
 def test_servers_have_a_row_each_with_the_size_of_their_range() -> None:

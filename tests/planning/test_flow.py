@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from speedo.planning.shared_resources import Job, Queue, Shared, chain, pause, together
+from speedo.study.planning.shared_resources import Job, Queue, Shared, chain, pause, together
 
 
 class Clock:

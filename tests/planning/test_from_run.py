@@ -10,16 +10,16 @@ import pytest
 import yaml
 
 from speedo.errors import ConfigError
-from speedo.planning.calibrate_from_run import check_run, from_run, with_run
-from speedo.planning.calibration import (
+from speedo.study.planning.calibrate_from_run import check_run, from_run, with_run
+from speedo.study.planning.calibration import (
     HANDLE_S,
     MEETING_S,
     StepTime,
     read_calibration,
     write_calibration,
 )
-from speedo.planning.predict import predict
-from speedo.planning.site import Site
+from speedo.study.planning.predict import predict
+from speedo.study.planning.site import Site
 from tests.planning.times import calibration, passage
 
 NBYTES = 4_000_000

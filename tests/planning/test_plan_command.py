@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from speedo.cli.main import main
-from speedo.planning.calibration import read_calibration, write_calibration
+from speedo.study.planning.calibration import read_calibration, write_calibration
 from tests.planning.test_from_run import write_run
 from tests.planning.times import calibration, passage
 from tests.support.nets import net_text, write_data, write_solver

@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import pytest
 
-from speedo.config.run_config import MODES
-from speedo.planning.calibration import StepTime, shape_of
-from speedo.planning.predict import Prediction, Wish, best_of, predict, predict_all
-from speedo.planning.site import PAYLOAD_SHARE, Site
+from speedo.run.config.run_config import MODES
+from speedo.study.planning.calibration import StepTime, shape_of
+from speedo.study.planning.predict import Prediction, Wish, best_of, predict, predict_all
+from speedo.study.planning.site import PAYLOAD_SHARE, Site
 from tests.planning.times import calibration, passage
 
 ONE = Site(cores=8)

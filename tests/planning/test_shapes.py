@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from speedo.planning.calibrate_by_measuring import crowding_of
-from speedo.planning.calibration import StepTime, shape_of, with_step_time, with_threads
-from speedo.planning.predict import predict
-from speedo.planning.site import PAYLOAD_SHARE, Site
+from speedo.study.planning.calibrate_by_measuring import crowding_of
+from speedo.study.planning.calibration import StepTime, shape_of, with_step_time, with_threads
+from speedo.study.planning.predict import predict
+from speedo.study.planning.site import PAYLOAD_SHARE, Site
 from tests.planning.times import calibration, passage
 
 ONE = Site(cores=8)

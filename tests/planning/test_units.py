@@ -14,7 +14,7 @@ from speedo.cli.units import (
     parse_workers,
 )
 from speedo.errors import ConfigError
-from speedo.planning.site import rate
+from speedo.study.planning.site import rate
 
 
 @pytest.mark.parametrize(

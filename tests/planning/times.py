@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from speedo.planning.calibration import Calibration, Passage, StepTime, Transport
+from speedo.study.planning.calibration import Calibration, Passage, StepTime, Transport
 
 NOTHING = Passage(seconds=0.0, client=0.0, server=0.0)
 FREE = Transport(read=NOTHING, write=NOTHING, small=0.0)

@@ -20,9 +20,9 @@ import pytest
 from speedo.data.base import Shape
 from speedo.data.database import raw_record, record_key, write_database
 from speedo.data.mean import MeanImage, write_mean
+from speedo.engines.solver import bundled
+from speedo.engines.solver.bundled import bundled_names, bundled_solver
 from speedo.errors import SolverError
-from speedo.solver import bundled
-from speedo.solver.bundled import bundled_names, bundled_solver
 
 NAMES = ("alexnet", "cifar10_full", "cifar10_quick", "googlenet", "lenet")
 IMAGES: Mapping[str, Shape] = {

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from speedo.data.remote.fetch import fetch
+from speedo.data.remote.run_copy import LONGEST_WAIT_S, RunCopy, check_writable, send
+from speedo.data.remote.uris import open_remote, problem_with, uri_of
 from speedo.errors import ConfigError, DataError
-from speedo.remote.fetch import fetch
-from speedo.remote.run_copy import LONGEST_WAIT_S, RunCopy, check_writable, send
-from speedo.remote.uris import open_remote, problem_with, uri_of
 from tests.support.stores import S3, Http, Sftp, Site
 
 FILES = {"a.bin": b"x" * 1_200_000, "below/b.txt": b"two\n", "empty": b""}

@@ -11,12 +11,12 @@ from typing import Any
 import aiohttp
 import pytest
 
+from speedo.data.remote import fetch as fetching
+from speedo.data.remote.fetch import fetch
+from speedo.data.remote.uris import Remote, local_name, problem_with, uri_of
+from speedo.engines.solver import read_solver
 from speedo.errors import DataError, SolverError, SpeedoError
-from speedo.remote import fetch as fetching
-from speedo.remote.fetch import fetch
-from speedo.remote.uris import Remote, local_name, problem_with, uri_of
 from speedo.run.remote_inputs import fetch_run, fetch_sources, located
-from speedo.solver import read_solver
 from speedo.storage.redis.certificate import CERTIFICATE, KEY, make_certificate
 from tests.support.fuzz import files_outside, randoms, text
 from tests.support.nets import net_text, write_solver

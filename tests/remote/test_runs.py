@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speedo.config.former_run import options_of_run
-from speedo.remote.fetch import fetch
+from speedo.data.remote.fetch import fetch
+from speedo.run.config.former_run import options_of_run
 from tests.remote.test_fetch_and_copy import put_at, read
 from tests.runs.local import model_made_here, weights_in
 from tests.support.commands import Commands, free_port, wait_for_line

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from speedo.comparison.sequential import main as train_alone
-from speedo.report.run_history import RunHistory, read_history
 from speedo.storage.memory_store import MemoryStore
+from speedo.study.comparison.sequential import main as train_alone
+from speedo.watch.report.run_history import RunHistory, read_history
 from tests.runs.local import train_here
 from tests.support.nets import LENET, net_text, write_data, write_solver
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speedo.report.equal_loss import (
+from speedo.watch.report.equal_loss import (
     Curve,
     Interval,
     interval_of,
@@ -18,8 +18,8 @@ from speedo.report.equal_loss import (
     smoothed,
     window_of,
 )
-from speedo.report.figures import SEQUENTIAL, Forecast, figures_of
-from speedo.report.run_history import RunHistory, TestPoint
+from speedo.watch.report.figures import SEQUENTIAL, Forecast, figures_of
+from speedo.watch.report.run_history import RunHistory, TestPoint
 
 
 def run(

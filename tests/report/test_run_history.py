@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from speedo.errors import DataError
-from speedo.report.run_history import RunHistory, read_history
+from speedo.watch.report.run_history import RunHistory, read_history
 
 
 def merged(time: float, version: int, **fields: Any) -> dict[str, Any]:

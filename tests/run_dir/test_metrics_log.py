@@ -13,14 +13,14 @@ from speedo.master.coordinator import Coordinator
 from speedo.master.driver import Driver
 from speedo.master.plan import Plan
 from speedo.messages import Command, Drop, Evaluate, Merge, Part, StoreTrouble, Trained
-from speedo.monitor.status import StatusBoard
 from speedo.run_dir.directory import METRICS
 from speedo.run_dir.metrics_log import MetricsLog
 from speedo.sgd_modes.rules import AverageDeltas
 from speedo.sgd_modes.synchronous import Synchronous
-from speedo.simulation.simulator import SimulatedCluster
-from speedo.simulation.world import World
 from speedo.storage.memory_store import MemoryStore
+from speedo.study.simulation.simulator import SimulatedCluster
+from speedo.study.simulation.world import World
+from speedo.watch.status import StatusBoard
 
 
 def test_a_late_repetition_does_not_take_the_timings_of_the_result(tmp_path: Path) -> None:

@@ -13,9 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speedo.errors import CheckpointError, ConfigError, DataError
-from speedo.monitor.status_text import lines_of, outcome_of
-from speedo.planning.calibrate_from_run import from_run
-from speedo.planning.calibration import read_calibration
 from speedo.run_dir.checkpoint_file import MAGIC, latest, read_checkpoint, write_checkpoint
 from speedo.run_dir.events import (
     CheckpointWritten,
@@ -31,6 +28,9 @@ from speedo.run_dir.events import (
     read_events,
 )
 from speedo.run_dir.metrics_log import MetricsLog
+from speedo.study.planning.calibrate_from_run import from_run
+from speedo.study.planning.calibration import read_calibration
+from speedo.watch.status_text import lines_of, outcome_of
 from tests.planning.test_from_run import write_run as write_timed_run
 from tests.run_dir.test_checkpoint_file import checkpoint
 

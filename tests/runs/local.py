@@ -12,10 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from speedo.config.run_config import RunConfig, make_config
 from speedo.engines.base import ModelEngine
 from speedo.engines.make import make_engine, prepare_to_read
 from speedo.engines.schema import caffe_schema
+from speedo.engines.solver import SolverOverrides, read_solver, solver_for_tester, solver_for_worker
+from speedo.exchange.ranges import ranges_of
+from speedo.exchange.served_vectors import Exchange, Stores
+from speedo.exchange.transfer import put_history
+from speedo.exchange.vector import Vector
 from speedo.master.center import RunCenter
 from speedo.master.driver import Cluster
 from speedo.master.local_servers import LocalServers
@@ -33,6 +37,7 @@ from speedo.messages import (
 )
 from speedo.run.build import build_training
 from speedo.run.caffe_snapshot import read_snapshot
+from speedo.run.config.run_config import RunConfig, make_config
 from speedo.run.prepare import run_settings
 from speedo.run.result import RunResult
 from speedo.run.run_parts import run_parts
@@ -40,14 +45,9 @@ from speedo.run.settings import RunSettings
 from speedo.run.trained_model import CaffeModel
 from speedo.run_dir.checkpoint_file import Checkpoint
 from speedo.run_dir.directory import create_run_dir
-from speedo.simulation.simulated_team import train_together
-from speedo.solver import SolverOverrides, read_solver, solver_for_tester, solver_for_worker
 from speedo.storage.base import Store
 from speedo.storage.memory_store import MemoryStore
-from speedo.vectors.exchange import Exchange, Stores
-from speedo.vectors.ranges import ranges_of
-from speedo.vectors.transfer import put_history
-from speedo.vectors.vector import Vector
+from speedo.study.simulation.simulated_team import train_together
 from speedo.worker.turn import Worker
 
 NO_OVERRIDES = SolverOverrides()

@@ -17,18 +17,18 @@ import h5py
 import numpy as np
 import pytest
 
-from speedo.config.run_config import make_config
 from speedo.engines.batch_division import try_division
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.make import EngineName, make_engine
 from speedo.engines.parameters import Parameters
+from speedo.engines.solver import Draws, SolverOverrides, read_solver, solver_for_worker
+from speedo.engines.solver.data_layers import count_records
 from speedo.errors import EngineError, SolverError
+from speedo.exchange.vector import Vector
+from speedo.run.config.run_config import make_config
 from speedo.run.division import with_division
 from speedo.run.prepare import Prepared, check_nets, run_settings
-from speedo.solver import Draws, SolverOverrides, read_solver, solver_for_worker
-from speedo.solver.data_layers import count_records
 from speedo.storage.memory_store import MemoryStore
-from speedo.vectors.vector import Vector
 from tests.runs.local import train_as
 from tests.support.nets import relative_difference, write_solver
 from tests.support.random_nets_in_parts import random_net

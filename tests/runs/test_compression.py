@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from speedo.engines.pycaffe import PycaffeEngine
-from speedo.solver import read_solver, solver_for_tester
+from speedo.engines.solver import read_solver, solver_for_tester
 from speedo.storage.memory_store import MemoryStore
 from tests.runs.local import train_here
 from tests.support.nets import BATCH_NORM, LENET, net_text, write_data, write_solver

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from speedo.solver import SolverOverrides
+from speedo.engines.solver import SolverOverrides
 from speedo.storage.memory_store import MemoryStore
 from tests.runs.local import train_here
 from tests.runs.test_resume import smooth_solver, weights

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from speedo.config.run_config import make_config
+from speedo.run.config.run_config import make_config
 from speedo.run.headline import headline
 from speedo.run.prepare import prepare
 from tests.support.nets import net_text, write_data, write_solver

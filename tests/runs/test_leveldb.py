@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from speedo.config.run_config import make_config
+from speedo.run.config.run_config import make_config
 from speedo.run.prepare import prepare
 from speedo.storage.memory_store import MemoryStore
 from tests.runs.local import train_here

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from speedo.config.run_config import make_config
+from speedo.engines.solver.proto import caffe_proto, parse_text
+from speedo.run.config.run_config import make_config
 from speedo.run.headline import headline
 from speedo.run.prepare import prepare
-from speedo.solver.proto import caffe_proto, parse_text
 from tests.support.nets import net_text, write_data, write_solver
 
 pytestmark = pytest.mark.caffe

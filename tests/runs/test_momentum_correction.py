@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from speedo.config.run_config import make_config
 from speedo.errors import ConfigError
+from speedo.run.config.run_config import make_config
 from speedo.run.headline import headline
 from speedo.run.prepare import Prepared, prepare
 from speedo.sgd_modes.asynchronous import Asynchronous

@@ -13,14 +13,14 @@ import pytest
 
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.parameters import Parameters
+from speedo.engines.solver import SolverOverrides
+from speedo.exchange.transfer import take_history
+from speedo.exchange.vector import Vector
 from speedo.run_dir.checkpoint_file import Counters, checkpoints_in, read_checkpoint
 from speedo.run_dir.resume import Resumed
-from speedo.solver import SolverOverrides
 from speedo.storage.memory_store import MemoryStore
 from speedo.storage.redis.server import PrivateRedis
 from speedo.storage.redis.store import RedisStore
-from speedo.vectors.transfer import take_history
-from speedo.vectors.vector import Vector
 from tests.runs.local import train_here
 from tests.support.commands import commands, wait_for_line
 from tests.support.nets import (

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from speedo.engines.solver import SolverOverrides
+from speedo.exchange.vector import Vector
 from speedo.run_dir.checkpoint_file import Checkpoint, latest
 from speedo.run_dir.directory import CHECKPOINTS
 from speedo.sgd_modes.rules import State
-from speedo.solver import SolverOverrides
 from speedo.storage.memory_store import MemoryStore
-from speedo.vectors.vector import Vector
 from tests.runs.local import train_here
 from tests.support.outside import outside as outside
 

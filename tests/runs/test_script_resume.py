@@ -16,17 +16,17 @@ from click.testing import CliRunner
 
 from speedo.cli.main import main
 from speedo.cli.own_scripts import options_of_own
-from speedo.config.former_run import former_script
-from speedo.config.run_config import make_config
 from speedo.errors import CheckpointError, ClusterError, ConfigError
-from speedo.leases.lease import LeaseRequest
+from speedo.exchange.lease import LeaseRequest
+from speedo.exchange.transfer import take_history
+from speedo.exchange.vector import Blob
 from speedo.master.lease_book import LeaseBook
+from speedo.run.config.former_run import former_script
+from speedo.run.config.run_config import make_config
 from speedo.run.prepare_script import prepare_script
 from speedo.run.script_job import FirstModel, ScriptJob
 from speedo.run.script_resume import read_former_run, state_bytes
 from speedo.run_dir.checkpoint_file import Checkpoint, Counters, WorkerState, write_checkpoint
-from speedo.vectors.transfer import take_history
-from speedo.vectors.vector import Blob
 from tests.runs.test_script_runs import ScriptRun
 
 MODEL = FirstModel((Blob("w", (2, 3)), Blob("mean", (4,), True, True)), 8)

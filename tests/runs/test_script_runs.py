@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from speedo.config.run_config import RunConfig, make_config
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.errors import ClusterError, TrainingStopped
+from speedo.exchange.transfer import put_history
+from speedo.exchange.vector import Blob, Layout, Vector
 from speedo.master.lease_book import LeaseBook
 from speedo.master.leases import Leases
 from speedo.master.script_tests import ScriptTests
 from speedo.messages import Command, Event, Joined, Left, Train
-from speedo.monitor.console import plain_line
+from speedo.run.config.run_config import RunConfig, make_config
 from speedo.run.open_store import this_machine
 from speedo.run.run_parts import RunParts, run_parts
 from speedo.run.script_job import FirstModel, ScriptJob
@@ -30,8 +31,7 @@ from speedo.run.trained_model import ScriptModel
 from speedo.run.training import Training
 from speedo.run_dir.directory import create_run_dir
 from speedo.storage.memory_store import MemoryStore
-from speedo.vectors.transfer import put_history
-from speedo.vectors.vector import Blob, Layout, Vector
+from speedo.watch.console import plain_line
 from speedo.worker.turn import Worker
 from tests.runs.local import LocalCluster
 from tests.support.disks import small_disk

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from speedo.config.run_config import make_config
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.errors import ConfigError
+from speedo.exchange.npz import write_arrays
+from speedo.exchange.vector import Blob, Layout
+from speedo.run.config.run_config import make_config
 from speedo.run.script_weights import check_script_weights, first_arrays, weights_of
-from speedo.vectors.npz import write_arrays
-from speedo.vectors.vector import Blob, Layout
 from tests.runs.test_script_runs import SIZE, ScriptRun, join_all
 
 LAYOUT = Layout((Blob("file", (2, 3)), Blob("b", ()), Blob("mean", (2,), True, True)))

@@ -13,14 +13,14 @@ import pytest
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.parameters import Parameters
 from speedo.engines.snapshot_hdf5 import read_hdf5
+from speedo.engines.solver import read_solver
 from speedo.engines.solver_history import history_from
 from speedo.engines.solverstate import read_state, write_solverstate
 from speedo.errors import EngineError, SolverError
+from speedo.exchange.vector import Blob, Layout, Vector
 from speedo.run.snapshot_files import mean_solverstate
 from speedo.run_dir.directory import link_or_copy
-from speedo.solver import read_solver
 from speedo.storage.memory_store import MemoryStore
-from speedo.vectors.vector import Blob, Layout, Vector
 from tests.runs.local import train_here
 from tests.support.commands import commands
 from tests.support.nets import net_text, write_data, write_solver

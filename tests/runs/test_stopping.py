@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from speedo.config.run_config import make_config
+from speedo.engines.solver import SolverOverrides, read_solver
 from speedo.errors import ConfigError
+from speedo.exchange.vector import Vector
+from speedo.run.config.run_config import make_config
 from speedo.run.prepare import check_nets, prepare
 from speedo.run_dir.checkpoint_file import checkpoints_in, read_checkpoint
-from speedo.solver import SolverOverrides, read_solver
 from speedo.storage.memory_store import MemoryStore
-from speedo.vectors.vector import Vector
 from tests.runs.local import train_here
 from tests.support.commands import commands
 from tests.support.nets import Sequential, net_text, relative_difference, write_data, write_solver

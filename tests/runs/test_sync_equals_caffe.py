@@ -17,17 +17,17 @@ import numpy as np
 import pytest
 
 import speedo
-from speedo.config.run_config import make_config
 from speedo.data import ensure_bundled
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.parameters import Parameters
+from speedo.engines.solver import split_batch
+from speedo.engines.solver.bundled import bundled_solver
+from speedo.exchange.vector import Vector
+from speedo.run.config.run_config import make_config
 from speedo.run.prepare import prepare
-from speedo.solver import split_batch
-from speedo.solver.bundled import bundled_solver
 from speedo.storage.memory_store import MemoryStore
 from speedo.storage.redis.server import PrivateRedis
 from speedo.storage.redis.store import RedisStore
-from speedo.vectors.vector import Vector
 from tests.runs.local import train_here
 from tests.support.nets import (
     SMOOTH,

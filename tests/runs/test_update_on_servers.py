@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from speedo.exchange.vector import Vector
 from speedo.run_dir.checkpoint_file import Checkpoint, latest
 from speedo.run_dir.directory import CHECKPOINTS, METRICS
 from speedo.storage.memory_store import MemoryStore
-from speedo.vectors.vector import Vector
 from tests.runs.local import train_here
 from tests.support.nets import net_text, write_data, write_solver
 from tests.support.solvers import TYPES

@@ -14,12 +14,12 @@ from click.testing import CliRunner, Result
 from speedo.cli.main import main
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.make import EngineChoice
+from speedo.engines.solver.scored_nets import check_tests, read_tests
 from speedo.errors import ConfigError, SolverError
 from speedo.run_dir.directory import MODEL
-from speedo.scoring.models import Model, models_of
-from speedo.scoring.score import score_models
-from speedo.solver.scored_nets import check_tests, read_tests
 from speedo.storage.memory_store import MemoryStore
+from speedo.study.scoring.models import Model, models_of
+from speedo.study.scoring.score import score_models
 from tests.runs.local import train_here
 from tests.support.nets import net_text, write_data, write_solver
 

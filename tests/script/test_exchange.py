@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import speedo
-from speedo.config.run_config import make_config
 from speedo.errors import ConfigError
 from speedo.master.slots import Assignment
+from speedo.run.config.run_config import make_config
 from speedo.run.prepare_script import prepare_script
+from speedo.run.script.gradients import exchanges_gradients
 from speedo.run.script_link import Start
-from speedo.script.gradients import exchanges_gradients
 
 HAS_OPTIMIZER = object()
 

@@ -9,12 +9,12 @@ import pytest
 
 import speedo
 from speedo.errors import ConfigError, EngineError, PayloadError
+from speedo.exchange.packed import pack
+from speedo.exchange.transfer import take_history
 from speedo.master.slots import Assignment
 from speedo.messages import SaveState, StateSaved
-from speedo.script.kept_state import KeptState
+from speedo.run.script.kept_state import KeptState
 from speedo.storage.memory_store import MemoryStore
-from speedo.vectors.packed import pack
-from speedo.vectors.transfer import take_history
 
 
 class Thing:

@@ -139,7 +139,7 @@ def test_a_missing_library_is_named_with_the_packages_to_install(
     (packages,) = (tmp_path / "own" / "lib").glob("python3*/site-packages")
     folders = [tmp_path, ROOT, *(path for path in sys.path if path.endswith("-packages"))]
     (packages / "own.pth").write_text("".join(f"{folder}\n" for folder in folders))
-    check = "from speedo.doctor.engines import pycaffe; found = pycaffe(); print(found.level, found.text)"
+    check = "from speedo.study.doctor.engines import pycaffe; found = pycaffe(); print(found.level, found.text)"
     doctor = run(tmp_path / "own" / "bin" / "python", "-P", "-c", check, folder=tmp_path)
     assert doctor.returncode == 0, doctor.stderr
     level, text = doctor.stdout.split(" ", 1)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from speedo.exchange.vector import Blob, Layout, Vector, as_bytes, header_for
 from speedo.master.center import Center
 from speedo.messages import Merge, Part, Trained
 from speedo.sgd_modes.rules import (
@@ -21,7 +22,6 @@ from speedo.sgd_modes.rules import (
 )
 from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
-from speedo.vectors.vector import Blob, Layout, Vector, as_bytes, header_for
 
 LAYOUT = Layout((Blob("w", (2,)), Blob("bn/var", (3,), True, True), Blob("v", (1,))))
 PLACE = LAYOUT.averages[0]

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from speedo.config.run_config import make_config
+from speedo.exchange.vector import Vector
 from speedo.master.plan import Plan
 from speedo.messages import Drop, Merge
+from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
-from speedo.simulation.simulator import Simulation, simulate
-from speedo.simulation.world import World
-from speedo.vectors.vector import Vector
+from speedo.study.simulation.simulator import Simulation, simulate
+from speedo.study.simulation.world import World
 from tests.support.replica import GRADIENT_LR
 
 WORKERS, ITERATIONS = 8, 200

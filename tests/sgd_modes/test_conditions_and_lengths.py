@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from speedo.config.formats import parse_phase
-from speedo.config.run_config import make_config
 from speedo.errors import ConfigError
 from speedo.messages import Result
+from speedo.run.config.formats import parse_phase
+from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.conditions import Condition, Watched, parse_condition, watched_of
 from speedo.sgd_modes.hybrid import Hybrid
 from speedo.sgd_modes.registry import make_strategy

@@ -7,16 +7,16 @@ import math
 import numpy as np
 import pytest
 
-from speedo.config.run_config import make_config
 from speedo.errors import ConfigError
+from speedo.exchange.vector import Vector
 from speedo.master.plan import Plan
+from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
 from speedo.sgd_modes.rules import BLOCK, AddDelta, Contribution
 from speedo.sgd_modes.rules.delay_compensated import DelayCompensated
-from speedo.simulation.simulator import simulate
-from speedo.simulation.world import World
+from speedo.study.simulation.simulator import simulate
+from speedo.study.simulation.world import World
 from speedo.testing import check_rule
-from speedo.vectors.vector import Vector
 
 
 def vector(*values: float) -> Vector:

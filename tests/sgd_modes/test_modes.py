@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from speedo.config.run_config import make_config
 from speedo.messages import NOTHING, Decision, Result
+from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.catch_up import CatchUp
 from speedo.sgd_modes.easgd import easgd

@@ -12,11 +12,11 @@ from typing import ClassVar
 
 import pytest
 
-from speedo.config.run_config import make_config
 from speedo.errors import ConfigError
+from speedo.exchange.vector import Vector
+from speedo.run.config.run_config import make_config
 from speedo.sgd_modes import registry
 from speedo.sgd_modes.rules import NO_STATE, AverageDeltas, Contribution, State
-from speedo.vectors.vector import Vector
 
 MODE = '''
 """Every other result is discarded: a mode for this test."""
@@ -24,7 +24,7 @@ MODE = '''
 from dataclasses import dataclass
 from typing import Annotated
 
-from speedo.bounds import Option, Whole
+from speedo.system.bounds import Option, Whole
 from speedo.messages import NOTHING, Decision, Result
 from speedo.sgd_modes.base import Mode
 from speedo.sgd_modes.rules import AddDelta, MergeRule
@@ -65,13 +65,13 @@ sgd_modes.__path__.append(sys.argv[1])
 from click.testing import CliRunner
 
 from speedo.cli.main import main
-from speedo.config.formats import parse_phase
-from speedo.config.option_table import markdown
-from speedo.config.run_config import make_config
+from speedo.run.config.formats import parse_phase
+from speedo.run.config.option_table import markdown
+from speedo.run.config.run_config import make_config
 from speedo.errors import ConfigError
 from speedo.master.plan import Plan
 from speedo.sgd_modes.registry import MODES, make_strategy
-from speedo.simulation.simulator import simulate
+from speedo.study.simulation.simulator import simulate
 
 
 def trained(options):

@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from speedo.config.run_config import make_config
 from speedo.errors import ConfigError
+from speedo.exchange.vector import Vector
 from speedo.master.plan import Plan
 from speedo.messages import Action, Event, Train
+from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
 from speedo.sgd_modes.rules import BLOCK, Contribution, MergeRule, State
 from speedo.sgd_modes.rules.outer_momentum import OuterMomentum
-from speedo.simulation.simulator import simulate
-from speedo.simulation.world import World
+from speedo.study.simulation.simulator import simulate
+from speedo.study.simulation.world import World
 from speedo.testing import check_rule
-from speedo.vectors.vector import Vector
 
 
 def merged(rule: MergeRule, center: Vector, state: State, *deltas: tuple[list[float], int]) -> None:

@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from speedo.config.formats import parse_phase
-from speedo.config.run_config import make_config
 from speedo.errors import ConfigError, TrainingStopped
 from speedo.master.plan import Plan
+from speedo.run.config.formats import parse_phase
+from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import (
     folders_outside,
     make_strategy,
     parts_outside,
     rules_outside,
 )
-from speedo.simulation.simulator import Simulation, simulate
-from speedo.simulation.world import World
+from speedo.study.simulation.simulator import Simulation, simulate
+from speedo.study.simulation.world import World
 from tests.support.outside import outside as outside
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from speedo.exchange.codecs.int8 import Int8
 from speedo.master import center
 from speedo.master.center import Center
 from speedo.master.coordinator import Coordinator
@@ -21,7 +22,6 @@ from speedo.sgd_modes.rules import AddDelta, AverageDeltas
 from speedo.sgd_modes.synchronous import Synchronous
 from speedo.sgd_modes.turn_length import AdaptiveLength
 from speedo.sgd_modes.weed_out import WeedOut
-from speedo.vectors.codecs.int8 import Int8
 from tests.support.rules_of_a_run import Violation
 from tests.support.schedules import check
 

@@ -14,11 +14,11 @@ from speedo.errors import FencedError
 from speedo.master.center import RunCenter
 from speedo.master.checkpoint_writer import WRITE_S, CheckpointWriter, Written
 from speedo.messages import Action, Checkpointed, Event
-from speedo.simulation.simulator import SimulatedCluster
-from speedo.simulation.trace import Trace
 from speedo.storage import keys
 from speedo.storage.base import remove_run
 from speedo.storage.memory_store import MemoryStore
+from speedo.study.simulation.simulator import SimulatedCluster
+from speedo.study.simulation.trace import Trace
 from tests.support.schedules import MODES, make_schedule, run
 
 SEEDS = range(10)

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from speedo.config.run_config import make_config
 from speedo.master.driver import Limits
 from speedo.master.plan import Plan
 from speedo.messages import Event, Trained
+from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
-from speedo.simulation.simulator import SimulatedCluster, simulate
-from speedo.simulation.world import World
+from speedo.study.simulation.simulator import SimulatedCluster, simulate
+from speedo.study.simulation.world import World
 
 FOLDER = Path(__file__).parent / "golden"
 LINES = 60

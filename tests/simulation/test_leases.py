@@ -11,20 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from speedo.config.run_config import make_config
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.errors import TrainingStopped
-from speedo.leases.lease import Lease, LeaseRequest, NoLease
+from speedo.exchange.lease import Lease, LeaseRequest, NoLease
 from speedo.master.driver import Limits
 from speedo.master.lease_book import LeaseBook
 from speedo.master.leases import Leases
 from speedo.master.observers import Observer, Observers
 from speedo.master.plan import Plan
 from speedo.messages import Action, Event, Merge, Train, Trained
+from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
-from speedo.simulation import simulator
-from speedo.simulation.simulator import SimulatedCluster, simulate
-from speedo.simulation.world import Faults, World
+from speedo.study.simulation import simulator
+from speedo.study.simulation.simulator import SimulatedCluster, simulate
+from speedo.study.simulation.world import Faults, World
 from speedo.worker.driven_turn import DrivenWorker
 from speedo.worker.share import Share
 from tests.support.every_mode import MODES, options_of

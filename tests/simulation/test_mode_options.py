@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from speedo.config.run_config import make_config
 from speedo.master.plan import Plan
 from speedo.messages import Action, Event, Merge, Train, Trained
+from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
 from speedo.sgd_modes.turn_length import AdaptiveLength
-from speedo.simulation.simulator import SimulatedCluster, Simulation, simulate
-from speedo.simulation.world import World
+from speedo.study.simulation.simulator import SimulatedCluster, Simulation, simulate
+from speedo.study.simulation.world import World
 from tests.support.seen import Seen
 
 BATCH = 10

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from speedo.exchange.codecs import Compression
 from speedo.master.coordinator import Coordinator
 from speedo.master.plan import Plan
 from speedo.master.turn_deadlines import (
@@ -16,15 +17,24 @@ from speedo.master.turn_deadlines import (
     TurnsUnderWay,
     TurnUnderWay,
 )
-from speedo.messages import Action, Event, Joined, Left, Merge, OwnResults, Refused, Train, Trained
+from speedo.messages import (
+    Action,
+    Event,
+    Joined,
+    Kind,
+    Left,
+    Merge,
+    OwnResults,
+    Refused,
+    Train,
+    Trained,
+)
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.base import Strategy
 from speedo.sgd_modes.easgd import easgd
 from speedo.sgd_modes.rules import AddDelta
-from speedo.simulation.simulator import SimulatedCluster, simulate
-from speedo.simulation.world import World
-from speedo.vectors.codecs import Compression
-from speedo.vectors.vector import Kind
+from speedo.study.simulation.simulator import SimulatedCluster, simulate
+from speedo.study.simulation.world import World
 from tests.support.receiving import handle
 
 BATCH = 10

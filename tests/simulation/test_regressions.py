@@ -27,10 +27,10 @@ from speedo.sgd_modes.easgd import easgd
 from speedo.sgd_modes.hybrid import Hybrid, Phase
 from speedo.sgd_modes.rules import AddDelta, AverageDeltas
 from speedo.sgd_modes.synchronous import Synchronous
-from speedo.simulation.simulator import SimulatedCluster, Simulation, simulate
-from speedo.simulation.trace import Trace
-from speedo.simulation.world import Faults, World
 from speedo.storage import keys
+from speedo.study.simulation.simulator import SimulatedCluster, Simulation, simulate
+from speedo.study.simulation.trace import Trace
+from speedo.study.simulation.world import Faults, World
 from tests.support.receiving import handle
 
 

@@ -12,9 +12,13 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from speedo.engines.solver.lr_policies import LrPolicy
 from speedo.engines.solver_update import Multipliers, Recipe
 from speedo.engines.update_rules import RULES, SolverFields
 from speedo.errors import StoreError
+from speedo.exchange.codecs import Compression
+from speedo.exchange.transfer import put_range_history
+from speedo.exchange.vector import Blob, Layout, Vector
 from speedo.master.local_servers import LocalServers
 from speedo.master.plan import Plan
 from speedo.master.range_server import RangeServer
@@ -34,13 +38,9 @@ from speedo.sgd_modes.rules import (
     by_servers,
 )
 from speedo.sgd_modes.synchronous import Synchronous
-from speedo.simulation.simulator import Simulation, simulate
-from speedo.simulation.world import Faults, World
-from speedo.solver.lr_policies import LrPolicy
 from speedo.storage.memory_store import MemoryStore
-from speedo.vectors.codecs import Compression
-from speedo.vectors.transfer import put_range_history
-from speedo.vectors.vector import Blob, Layout, Vector
+from speedo.study.simulation.simulator import Simulation, simulate
+from speedo.study.simulation.world import Faults, World
 from tests.support import schedules
 from tests.support.seen import Seen
 

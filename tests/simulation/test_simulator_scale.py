@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import pytest
 
-from speedo.config.run_config import make_config
 from speedo.master.plan import Plan
 from speedo.messages import Action, Drop, Event, Merge, Trained
+from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
-from speedo.simulation.simulator import Simulation, simulate
-from speedo.simulation.world import Faults, World
+from speedo.study.simulation.simulator import Simulation, simulate
+from speedo.study.simulation.world import Faults, World
 from tests.support.every_mode import MODES, options_of
 
 BATCH = 10

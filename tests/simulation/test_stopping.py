@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from speedo import messages
-from speedo.config.run_config import make_config
 from speedo.master.plan import Plan
 from speedo.master.stopping import Stopping, StopRules
 from speedo.messages import Evaluate, Event, Finish, KeepBest, Merge, Train
+from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
-from speedo.simulation.simulator import SimulatedCluster, Simulation, simulate
-from speedo.simulation.world import World
+from speedo.study.simulation.simulator import SimulatedCluster, Simulation, simulate
+from speedo.study.simulation.world import World
 from tests.support.seen import Seen
 
 BATCH = 10

@@ -21,8 +21,8 @@ from speedo.messages import (
 )
 from speedo.sgd_modes.rules import AverageDeltas
 from speedo.sgd_modes.synchronous import Synchronous
-from speedo.simulation.simulator import SimulatedCluster, Simulation, simulate
-from speedo.simulation.world import Faults, World
+from speedo.study.simulation.simulator import SimulatedCluster, Simulation, simulate
+from speedo.study.simulation.world import Faults, World
 from tests.support.seen import Seen
 
 WORLD = World(step_s=0.01)

@@ -8,21 +8,21 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from speedo.exchange.served_vectors import Exchange, Sender, Stores
+from speedo.exchange.vector import Blob, Layout, Vector
 from speedo.master.center import Center
 from speedo.master.coordinator import Coordinator
 from speedo.master.driver import Driver
 from speedo.master.plan import Plan
-from speedo.messages import Command, Drop, Event, Joined, Merge, Train, Trained
+from speedo.messages import Command, Drop, Event, Joined, Kind, Merge, Train, Trained
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.base import Strategy
 from speedo.sgd_modes.easgd import easgd
 from speedo.sgd_modes.rules import AddDelta
 from speedo.sgd_modes.weed_out import WeedOut
-from speedo.simulation.simulator import Simulation, simulate
-from speedo.simulation.world import World
 from speedo.storage.memory_store import MemoryStore
-from speedo.vectors.exchange import Exchange, Sender, Stores
-from speedo.vectors.vector import Blob, Kind, Layout, Vector
+from speedo.study.simulation.simulator import Simulation, simulate
+from speedo.study.simulation.world import World
 from tests.support.seen import Seen
 
 WORKERS, BATCH = 5, 4

@@ -8,9 +8,9 @@ from typing import Any
 import lmdb
 import pytest
 
+from speedo.engines.solver import SolverOverrides, check_solver, read_solver, split_batch
+from speedo.engines.solver.proto import caffe_proto
 from speedo.errors import SolverError
-from speedo.solver import SolverOverrides, check_solver, read_solver, split_batch
-from speedo.solver.proto import caffe_proto
 from tests.support.nets import LOSS, SMOOTH, net_text, write_solver
 
 pytestmark = pytest.mark.caffe

@@ -8,10 +8,10 @@ import h5py
 import numpy as np
 import pytest
 
+from speedo.engines.solver import SolverSpec, read_solver
+from speedo.engines.solver.data_layers import count_records
+from speedo.engines.solver.holding import holding_of
 from speedo.errors import ClusterError
-from speedo.solver import SolverSpec, read_solver
-from speedo.solver.data_layers import count_records
-from speedo.solver.holding import holding_of
 from tests.actors.test_host_manager import Desk
 from tests.support.nets import LOSS, SMOOTH, write_solver
 

@@ -10,8 +10,8 @@ from typing import Final
 
 import pytest
 
+from speedo.engines.solver.proto import caffe_proto, read_text
 from speedo.errors import SolverError
-from speedo.solver.proto import caffe_proto, read_text
 
 pytestmark = pytest.mark.caffe
 SOLVER: Final = b"""net: "net.prototxt"

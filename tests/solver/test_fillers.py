@@ -8,10 +8,10 @@ import pytest
 from google.protobuf import text_format
 
 from speedo.engines.net_trial import check_in_subprocess
+from speedo.engines.solver import Draws, read_solver, solver_for_worker
+from speedo.engines.solver.fillers import is_doubtful
+from speedo.engines.solver.proto import caffe_proto
 from speedo.errors import SolverError
-from speedo.solver import Draws, read_solver, solver_for_worker
-from speedo.solver.fillers import is_doubtful
-from speedo.solver.proto import caffe_proto
 from tests.support.nets import net_text, write_solver
 
 pytestmark = pytest.mark.caffe

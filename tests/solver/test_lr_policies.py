@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from speedo.engines.caffe_import import load_caffe
-from speedo.solver import LrPolicy, read_solver
+from speedo.engines.solver import LrPolicy, read_solver
 from tests.support.nets import net_text, write_solver
 
 NET = """ layer { name: "data" type: "DummyData" top: "x" top: "y" dummy_data_param { shape { dim: 1
@@ -96,7 +96,7 @@ def test_sigmoid_far_from_its_step_neither_overflows_nor_stops() -> None:
 
 @pytest.mark.caffe
 def test_an_overridden_rate_is_the_base_of_the_policy(home: Path) -> None:
-    from speedo.solver import SolverOverrides
+    from speedo.engines.solver import SolverOverrides
 
     path = write_solver(home, net_text(), lr_policy='"exp"', gamma=0.5)
     spec = read_solver(path, overrides=SolverOverrides(lr=8.0))

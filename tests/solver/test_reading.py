@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from speedo.engines.pycaffe import PycaffeEngine
+from speedo.engines.solver import SolverOverrides, SolverSpec, read_solver, solver_for_worker
+from speedo.engines.solver.proto import caffe_proto, parse_text
 from speedo.errors import SolverError
-from speedo.solver import SolverOverrides, SolverSpec, read_solver, solver_for_worker
-from speedo.solver.proto import caffe_proto, parse_text
 from tests.support.nets import LENET, LOSS, Sequential, net_text, write_solver
 
 pytestmark = pytest.mark.caffe
@@ -196,7 +196,7 @@ def test_the_old_layer_format_trains_as_caffe_reads_it(home: Path) -> None:
 
 def test_every_old_layer_type_has_its_name_of_today(home: Path) -> None:
     from speedo.engines.caffe_import import load_caffe
-    from speedo.solver.upgrade import upgrade_net
+    from speedo.engines.solver.upgrade import upgrade_net
 
     proto = caffe_proto()
     net = proto.NetParameter()
@@ -210,7 +210,7 @@ def test_every_old_layer_type_has_its_name_of_today(home: Path) -> None:
 
 
 def test_old_input_fields_become_an_input_layer() -> None:
-    from speedo.solver.upgrade import upgrade_net
+    from speedo.engines.solver.upgrade import upgrade_net
 
     net = parse_text(
         'input: "a" input: "b" input_dim: [1, 2, 3, 4, 5, 6, 7, 8] layer { name: "x" }',

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from speedo.engines.pycaffe import PycaffeEngine
-from speedo.errors import SolverError
-from speedo.solver import (
+from speedo.engines.solver import (
     Draws,
     check_solver,
     read_solver,
@@ -20,8 +19,9 @@ from speedo.solver import (
     solver_for_tester,
     solver_for_worker,
 )
-from speedo.solver.proto import caffe_proto, parse_text
-from speedo.solver.rewrite import solver_for_scoring
+from speedo.engines.solver.proto import caffe_proto, parse_text
+from speedo.engines.solver.rewrite import solver_for_scoring
+from speedo.errors import SolverError
 from tests.support.nets import LOSS, SMOOTH, Sequential, net_text, write_solver
 
 pytestmark = pytest.mark.caffe

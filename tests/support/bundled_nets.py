@@ -10,7 +10,7 @@ import numpy as np
 
 from speedo.data.database import raw_record, record_key, write_database
 from speedo.data.mean import MeanImage, write_mean
-from speedo.solver.bundled import bundled_solver
+from speedo.engines.solver.bundled import bundled_solver
 
 RECORDS = 5000
 LARGE_RECORDS = 64  # of ImageNet's size: 10 MB, and a step of AlexNet takes a second

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from speedo.leases.lease import Lease, LeaseRequest, NoLease
+from speedo.exchange.lease import Lease, LeaseRequest, NoLease
 from speedo.master.lease_book import LeaseBook
 from speedo.worker.share import Share
 

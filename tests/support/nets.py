@@ -11,7 +11,7 @@ import numpy as np
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.parameters import Parameters
 from speedo.engines.schema import caffe_schema
-from speedo.vectors.vector import Vector
+from speedo.exchange.vector import Vector
 
 DATA = """
 layer {{ name: "data" type: "Data" top: "data" top: "label" include {{ phase: TRAIN }}

@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from speedo.bounds import Interval, Option
+from speedo.system.bounds import Interval, Option
 from speedo.sgd_modes.rules import Contribution, MergeRule, State, mean_into
 
 
@@ -96,7 +96,7 @@ import time
 from dataclasses import dataclass
 from typing import Annotated
 
-from speedo.bounds import Option, Whole
+from speedo.system.bounds import Option, Whole
 from speedo.messages import NOTHING, Decision
 
 

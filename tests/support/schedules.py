@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from speedo.config.run_config import make_config
+from speedo.engines.solver.lr_policies import LrPolicy
 from speedo.engines.solver_update import Multipliers, Recipe
 from speedo.engines.update_rules import SolverFields
+from speedo.exchange.codecs import NO_COMPRESSION, Compression
+from speedo.exchange.vector import Blob, Layout, Vector
 from speedo.master.driver import Limits
 from speedo.master.local_servers import LocalServers
 from speedo.master.plan import Plan
@@ -21,14 +23,12 @@ from speedo.master.range_server import RangeServer
 from speedo.master.server_requests import Servers
 from speedo.master.turn_deadlines import HEARTBEAT_S
 from speedo.messages import Event, Left, StateSaved, StopAsked
+from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
 from speedo.sgd_modes.turn_length import most_steps
-from speedo.simulation.simulator import SimulatedCluster, simulate
-from speedo.simulation.trace import Trace
-from speedo.simulation.world import Faults, World
-from speedo.solver.lr_policies import LrPolicy
-from speedo.vectors.codecs import NO_COMPRESSION, Compression
-from speedo.vectors.vector import Blob, Layout, Vector
+from speedo.study.simulation.simulator import SimulatedCluster, simulate
+from speedo.study.simulation.trace import Trace
+from speedo.study.simulation.world import Faults, World
 from tests.support.checker import Checker
 from tests.support.replica import (
     GRADIENT_CLIP,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from speedo.engines.pycaffe import PycaffeEngine
-from speedo.solver import SolverSpec, solver_for_tester, solver_for_worker
-from speedo.vectors.vector import Vector
+from speedo.engines.solver import SolverSpec, solver_for_tester, solver_for_worker
+from speedo.exchange.vector import Vector
 
 TYPES: dict[str, dict[str, Any]] = {
     "SGD": {},

@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 
 from speedo.engines.pycaffe import PycaffeEngine
+from speedo.engines.solver import SolverSpec, read_solver
+from speedo.engines.solver.proto import caffe_proto, parse_text
 from speedo.engines.solver_history import solverstate_in
 from speedo.engines.solver_update import SolverUpdate, multipliers
 from speedo.engines.solverstate import read_solverstate
 from speedo.engines.update_rules import RULES, SolverFields
-from speedo.solver import SolverSpec, read_solver
-from speedo.solver.proto import caffe_proto, parse_text
-from speedo.vectors.vector import Layout, Vector
+from speedo.exchange.vector import Layout, Vector
 from tests.support.nets import net_text, write_solver
 from tests.support.solvers import TYPES, weights, worker
 

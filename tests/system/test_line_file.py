@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from speedo.json_lines import line_of
 from speedo.messages import Drop
 from speedo.run_dir.metrics_log import MetricsLog
+from speedo.system.json_lines import line_of
 from speedo.system.line_file import AGAIN_S, LineFile
 from tests.support.disks import fill, small_disk
 

@@ -9,12 +9,12 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from speedo.exchange.vector import Vector
 from speedo.messages import NOTHING, Decision, Result
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.registry import PLAIN, RULES
 from speedo.sgd_modes.rules import NO_STATE, Contribution, MergeRule, State, mean_into
 from speedo.testing import BrokenStrategyError, check_rule, check_strategy
-from speedo.vectors.vector import Vector
 
 
 @pytest.mark.parametrize("mode", PLAIN)

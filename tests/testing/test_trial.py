@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from speedo.config.run_config import make_config
 from speedo.errors import ConfigError
 from speedo.master.plan import Plan
+from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
 from speedo.sgd_modes.rules import AddDelta, Elastic
-from speedo.simulation.simulator import simulate
+from speedo.study.contracts.trial import require_sound
+from speedo.study.simulation.simulator import simulate
 from speedo.testing import trial
-from speedo.testing.trial import require_sound
 from tests.support.outside import outside as outside
 
 REPOSITORY = Path(__file__).parents[2]

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from speedo.errors import EngineError, MissingKeyError, StoreUnavailableError
-from speedo.messages import OwnResults, Refused, SaveState, StateSaved, Train, Trained
-from speedo.transport.channel import (
+from speedo.exchange.channel import (
     SOCKET,
     Channels,
     Message,
@@ -20,9 +19,9 @@ from speedo.transport.channel import (
     refusal,
     unpack,
 )
-from speedo.transport.core_affinity import DriverCore, DriverThread
-from speedo.transport.event_queue import EventQueue
-from speedo.vectors.vector import Kind
+from speedo.exchange.core_affinity import DriverCore, DriverThread
+from speedo.exchange.event_queue import EventQueue
+from speedo.messages import Kind, OwnResults, Refused, SaveState, StateSaved, Train, Trained
 
 WAIT_S = 10.0
 TRAIN = Train(3, 2, 17, 5, 400, 10, 2, Kind.DELTA, 0.1 + 0.2, True, OwnResults(15, 16, 0.5))

@@ -6,10 +6,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from speedo.messages import Refused, SaveState, StateSaved, Train
-from speedo.transport.channel import WorkerChannel
-from speedo.transport.channel_relay import ChannelRelay
-from speedo.vectors.vector import Kind
+from speedo.exchange.channel import WorkerChannel
+from speedo.exchange.channel_relay import ChannelRelay
+from speedo.messages import Kind, Refused, SaveState, StateSaved, Train
 from tests.support.left_behind import short_folder
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from speedo.errors import ConfigError, TeamBrokenError
-from speedo.transport.collective import Collective
+from speedo.exchange.collective import Collective
 
 LIMIT_S = 60.0
 BEGIN = """
@@ -22,8 +22,8 @@ import os, random, sys, time
 from pathlib import Path
 import numpy as np
 from speedo.errors import ConfigError, TeamBrokenError
-from speedo.transport import collective, member_memory
-from speedo.transport.collective import Collective
+from speedo.exchange import collective, member_memory
+from speedo.exchange.collective import Collective
 folder, rank, size, patience_s = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
 
 def join():

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from speedo.messages import Train, Trained
-from speedo.transport.channel import Channels, Message, WorkerChannel
-from speedo.transport.core_affinity import Draw, DriverCore, DriverThread
-from speedo.transport.event_queue import EventQueue
-from speedo.vectors.vector import Kind
+from speedo.exchange.channel import Channels, Message, WorkerChannel
+from speedo.exchange.core_affinity import Draw, DriverCore, DriverThread
+from speedo.exchange.event_queue import EventQueue
+from speedo.messages import Kind, Train, Trained
 
 WAIT_S = 10.0
 CORES = sorted(os.sched_getaffinity(0))

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from speedo.exchange.host_exchange import HostExchange
 from speedo.storage.memory_store import MemoryStore
-from speedo.transport.host_exchange import HostExchange
 
 LIMIT_S = 90.0
 BEGIN = """
@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 from speedo.errors import ConfigError, TeamBrokenError
 from speedo.storage.shared_memory.store import SharedMemoryStore
-from speedo.transport.host_exchange import HostExchange
-from speedo.transport.spread_collective import SpreadCollective
+from speedo.exchange.host_exchange import HostExchange
+from speedo.exchange.spread_collective import SpreadCollective
 folder, rank, patience_s = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[4])
 hosts = [[int(one) for one in host.split(",")] for host in sys.argv[3].split("/")]
 size = sum(map(len, hosts))

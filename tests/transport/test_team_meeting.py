@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from speedo.errors import TeamBrokenError
+from speedo.exchange.team_meeting import TeamMeeting
 from speedo.messages import Team
-from speedo.transport.team_meeting import TeamMeeting
 
 
 def team_of(*workers: int, formed: int = 7, patience_s: float = 5.0) -> Team:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speedo.errors import ConfigError, PayloadError
-from speedo.vectors.codecs import bytes_of, is_fraction, make_codec
-from speedo.vectors.vector import Blob, Layout, Vector
+from speedo.exchange.codecs import bytes_of, is_fraction, make_codec
+from speedo.exchange.vector import Blob, Layout, Vector
 from tests.support.errors import refused
 
 LOSSY = ("bfloat16", "int8", "topk:0.01", "topk:0.5", "sparse:0.01", "sparse:0.5")

@@ -6,13 +6,13 @@ from functools import cache
 
 import pytest
 
-from speedo.config.run_config import make_config
 from speedo.engines.quadratic import QuadraticEngine
+from speedo.exchange.codecs import Compression
 from speedo.master.plan import Plan
+from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
-from speedo.simulation.simulator import simulate
-from speedo.simulation.world import World
-from speedo.vectors.codecs import Compression
+from speedo.study.simulation.simulator import simulate
+from speedo.study.simulation.world import World
 
 SIZE, BATCH, ITERATIONS = 500, 4, 600
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speedo.vectors.codecs import make_codec
-from speedo.vectors.vector import Blob, Layout
+from speedo.exchange.codecs import make_codec
+from speedo.exchange.vector import Blob, Layout
 
 LOSSY = ("bfloat16", "int8", "topk:0.01", "topk:0.3", "sparse:0.01", "sparse:0.3")
 LAYOUT = Layout((Blob("ip/0", (1500,)), Blob("bn/0", (7,), statistic=True), Blob("ip/1", (493,))))

@@ -17,6 +17,14 @@ import numpy as np
 import pytest
 
 from speedo.errors import MissingKeyError
+from speedo.exchange import host_centers
+from speedo.exchange.codecs import Compression, make_codec
+from speedo.exchange.host_centers import HostCenters, newest_copy, versions_of
+from speedo.exchange.ranges import ranges_of, whole
+from speedo.exchange.served_vectors import Exchange, Stores
+from speedo.exchange.transfer import fetch_vector
+from speedo.exchange.vector import Blob, Layout, Vector, as_bytes, header_for
+from speedo.messages import Kind
 from speedo.run.host_memory import HostCopies, open_range
 from speedo.storage import PrivateRedis, RedisStore, keys
 from speedo.storage.base import Arrived, Store
@@ -24,13 +32,6 @@ from speedo.storage.memory_store import MemoryStore
 from speedo.storage.shared_memory.folder import SharedMemory
 from speedo.storage.shared_memory.locks import SharedLocks
 from speedo.storage.shared_memory.store import SharedMemoryStore
-from speedo.vectors import host_centers
-from speedo.vectors.codecs import Compression, make_codec
-from speedo.vectors.exchange import Exchange, Stores
-from speedo.vectors.host_centers import HostCenters, newest_copy, versions_of
-from speedo.vectors.ranges import ranges_of, whole
-from speedo.vectors.transfer import fetch_vector
-from speedo.vectors.vector import Blob, Kind, Layout, Vector, as_bytes, header_for
 
 SIZE = 40_000  # 160 KB: files of shared memory are mapped and used again
 LAYOUT = Layout((Blob("w/0", (SIZE,)),))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from speedo.errors import ConfigError
-from speedo.vectors.packed import pack, unpack
+from speedo.exchange.packed import pack, unpack
 
 
 @pytest.mark.parametrize(

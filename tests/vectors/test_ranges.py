@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from speedo.errors import MissingKeyError, PayloadError
+from speedo.exchange.ranges import ranges_of, whole
+from speedo.exchange.served_vectors import Exchange, Sender, Stores
+from speedo.exchange.vector import Blob, Layout
+from speedo.messages import Kind
 from speedo.storage.memory_store import MemoryStore
-from speedo.vectors.exchange import Exchange, Sender, Stores
-from speedo.vectors.ranges import ranges_of, whole
-from speedo.vectors.vector import Blob, Kind, Layout
 
 LAYOUT = Layout((Blob("a/0", (4, 10)), Blob("bn/0", (20,), statistic=True), Blob("b/0", (40,))))
 

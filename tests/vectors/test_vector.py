@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speedo.errors import PayloadError
-from speedo.vectors.vector import (
+from speedo.exchange.vector import (
     HEADER_BYTES,
     Blob,
     DType,
     Header,
-    Kind,
     Layout,
     RunningChecksum,
     as_bytes,
@@ -26,6 +25,7 @@ from speedo.vectors.vector import (
     checksum,
     header_for,
 )
+from speedo.messages import Kind
 from tests.support.errors import refused
 
 LAYOUT = Layout((Blob("ip/0", (2, 3)), Blob("bn/0", (2,), statistic=True), Blob("bn/1", ())))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speedo.watch.curves import MOST, Curve, Point, Rate, Sent
+from speedo.watch.live.curves import MOST, Curve, Point, Rate, Sent
 
 
 def test_a_short_curve_is_kept_as_it_is() -> None:

@@ -12,16 +12,16 @@ import pytest
 
 from speedo.errors import ClusterError
 from speedo.master.plan import Plan
-from speedo.monitor.control_socket import ControlServer
 from speedo.run_dir.checkpoint_file import Counters
 from speedo.run_dir.directory import METRICS, write_result
 from speedo.run_dir.metrics_log import MetricsLog
 from speedo.sgd_modes.rules import AddDelta
 from speedo.sgd_modes.weed_out import WeedOut
-from speedo.simulation.simulator import simulate
-from speedo.simulation.world import Faults, World
-from speedo.watch.history import MOST_STALENESS, History, LogReader
-from speedo.watch.live_run import LiveRun
+from speedo.study.simulation.simulator import simulate
+from speedo.study.simulation.world import Faults, World
+from speedo.watch.control_socket import ControlServer
+from speedo.watch.live.history import MOST_STALENESS, History, LogReader
+from speedo.watch.live.live_run import LiveRun
 
 
 def simulated(folder: Path) -> None:
@@ -151,7 +151,7 @@ def test_farewells_after_the_end_are_no_deaths(tmp_path: Path) -> None:
 
 
 def test_a_long_log_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("speedo.watch.history.MOST_BYTES", 1000)
+    monkeypatch.setattr("speedo.watch.live.history.MOST_BYTES", 1000)
     write(tmp_path, *(result(0, one, one / 10) for one in range(1, 101)))
     reader = LogReader(tmp_path)
     assert reader.read()

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from selenium.webdriver.common.by import By
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from speedo.monitor.control_socket import RUNTIME_VARIABLE, ControlServer
+from speedo.watch.control_socket import RUNTIME_VARIABLE, ControlServer
 from tests.support.browser import Browser, chromium
 from tests.support.commands import Commands, free_port, how_loaded, interrupt
 from tests.support.processes import lines_of

@@ -17,11 +17,10 @@ from click.testing import CliRunner
 
 from speedo.cli.main import main
 from speedo.errors import ClusterError
-from speedo.monitor.control_socket import Asked, ControlServer
-from speedo.monitor.own_names import is_loopback
-from speedo.watch import server
-from speedo.watch.live_run import LiveRun
-from speedo.watch.server import (
+from speedo.watch.control_socket import Asked, ControlServer
+from speedo.watch.live import server
+from speedo.watch.live.live_run import LiveRun
+from speedo.watch.live.server import (
     CONNECTIONS,
     FILES,
     MOST_OF_ADDRESS,
@@ -30,6 +29,7 @@ from speedo.watch.server import (
     server_of,
     url_of,
 )
+from speedo.watch.own_names import is_loopback
 from tests.watch.test_history import result, status, write
 
 TOKEN = "the-token-of-this-test"

@@ -9,10 +9,10 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from speedo.cli.main import main
-from speedo.monitor.control_socket import ControlServer
 from speedo.run_dir.directory import write_result
-from speedo.watch.live_run import LiveRun
-from speedo.watch.terminal import plot, view, watch
+from speedo.watch.control_socket import ControlServer
+from speedo.watch.live.live_run import LiveRun
+from speedo.watch.live.terminal import plot, view, watch
 from tests.watch.test_history import result, simulated, status, write
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from speedo.errors import ConfigError
-from speedo.vectors.vector import Blob, Layout, Vector
+from speedo.exchange.vector import Blob, Layout, Vector
 from speedo.worker.array_weights import ArrayWeights
 from speedo.worker.weights import Weights, subtract_center
 

@@ -14,14 +14,14 @@ import numpy.typing as npt
 import pytest
 
 from speedo.errors import NotFiniteError, TeamBrokenError
-from speedo.leases.lease import Dealt, Lease, NoLease
-from speedo.messages import Team, Train
+from speedo.exchange.host_exchange import HostExchange
+from speedo.exchange.lease import Dealt, Lease, NoLease
+from speedo.exchange.team_meeting import TeamMeeting
+from speedo.exchange.vector import Vector, as_bytes, header_for
+from speedo.messages import Kind, Team, Train
 from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
 from speedo.storage.shared_memory.store import SharedMemoryStore
-from speedo.transport.host_exchange import HostExchange
-from speedo.transport.team_meeting import TeamMeeting
-from speedo.vectors.vector import Kind, Vector, as_bytes, header_for
 from speedo.worker.array_weights import ArrayWeights
 from speedo.worker.driven_team import Comes, DrivenTeam
 from speedo.worker.driven_turn import DrivenWorker

@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from speedo.config.run_config import make_config
 from speedo.engines.quadratic import QuadraticEngine
+from speedo.exchange.codecs import Compression
+from speedo.exchange.vector import Blob, Layout, Vector
 from speedo.master.plan import Plan
-from speedo.messages import Train, Trained
+from speedo.messages import Kind, Train, Trained
+from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
-from speedo.simulation import simulator
-from speedo.simulation.simulator import SimulatedCluster, simulate
-from speedo.simulation.world import World
 from speedo.storage.memory_store import MemoryStore
-from speedo.vectors.codecs import Compression
-from speedo.vectors.vector import Blob, Kind, Layout, Vector
+from speedo.study.simulation import simulator
+from speedo.study.simulation.simulator import SimulatedCluster, simulate
+from speedo.study.simulation.world import World
 from speedo.worker.driven_turn import DrivenWorker
 from tests.support.every_mode import MODES, options_of
 from tests.worker.test_turn import BATCH, Clock, RecordingEngine, command, payload, publish

@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from speedo.config.run_config import make_config
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.errors import MissingKeyError, PayloadError
+from speedo.exchange.codecs import Compression
+from speedo.exchange.vector import Vector
 from speedo.master.plan import Plan
-from speedo.messages import OwnResults, Train, Trained
+from speedo.messages import Kind, OwnResults, Train, Trained
+from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
-from speedo.simulation import simulator
-from speedo.simulation.simulator import SimulatedCluster, simulate
-from speedo.simulation.world import World
 from speedo.storage.memory_store import MemoryStore
-from speedo.vectors.codecs import Compression
-from speedo.vectors.vector import Kind, Vector
+from speedo.study.simulation import simulator
+from speedo.study.simulation.simulator import SimulatedCluster, simulate
+from speedo.study.simulation.world import World
 from speedo.worker.overlapping_driven_turn import OverlappingDrivenWorker
 from tests.worker.test_driven_turn import EngineWithAverages
 from tests.worker.test_turn import Clock, RecordingEngine, command, payload, publish

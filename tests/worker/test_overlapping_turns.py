@@ -12,14 +12,14 @@ import pytest
 
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.errors import PayloadError
-from speedo.messages import OwnResults, Train
+from speedo.exchange.codecs import NO_COMPRESSION, Compression
+from speedo.exchange.transfer import fetch_vector
+from speedo.exchange.vector import Blob, Layout, Vector, as_bytes, header_for
+from speedo.messages import Kind, OwnResults, Train
 from speedo.storage import keys
 from speedo.storage.base import Store
 from speedo.storage.memory_store import MemoryStore
 from speedo.storage.shared_memory.store import SharedMemoryStore
-from speedo.vectors.codecs import NO_COMPRESSION, Compression
-from speedo.vectors.transfer import fetch_vector
-from speedo.vectors.vector import Blob, Kind, Layout, Vector, as_bytes, header_for
 from speedo.worker.overlapping_turns import OverlappingWorker, TurnBuffer, TurnBuffers
 
 BATCH = 10

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from speedo.errors import ConfigError
-from speedo.leases.lease import Lease, order_of
+from speedo.exchange.lease import Lease, order_of
 from speedo.master.lease_book import LeaseBook
 from speedo.worker.share import Share
 from tests.support.leased_run import SEED, Run

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from speedo.errors import ConfigError
-from speedo.leases.lease import Lease, order_of
+from speedo.exchange.lease import Lease, order_of
 from tests.support.leased_run import SEED, Run
 
 if TYPE_CHECKING:

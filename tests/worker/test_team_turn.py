@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from speedo.engines.quadratic import QuadraticEngine
-from speedo.messages import Refused, Team, Train, Trained
+from speedo.exchange.transfer import fetch_vector
+from speedo.exchange.vector import Vector, as_bytes, header_for
+from speedo.messages import Kind, Refused, Team, Train, Trained
 from speedo.sgd_modes.rules import AverageDeltas, Contribution
-from speedo.simulation.simulated_team import train_together
 from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
-from speedo.vectors.transfer import fetch_vector
-from speedo.vectors.vector import Kind, Vector, as_bytes, header_for
+from speedo.study.simulation.simulated_team import train_together
 from speedo.worker.team_turn import stretch_of
 from speedo.worker.turn import Worker
 

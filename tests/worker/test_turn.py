@@ -10,14 +10,14 @@ import pytest
 
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.errors import MissingKeyError, PayloadError
-from speedo.messages import Train
+from speedo.exchange.codecs import NO_COMPRESSION, Compression, make_codec
+from speedo.exchange.served_vectors import PAYLOAD_EXPIRY_S
+from speedo.exchange.transfer import fetch_vector
+from speedo.exchange.vector import Blob, DType, Header, Vector, as_bytes, header_for
+from speedo.messages import Kind, Train
 from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
 from speedo.storage.shared_memory.store import SharedMemoryStore
-from speedo.vectors.codecs import NO_COMPRESSION, Compression, make_codec
-from speedo.vectors.exchange import PAYLOAD_EXPIRY_S
-from speedo.vectors.transfer import fetch_vector
-from speedo.vectors.vector import Blob, DType, Header, Kind, Vector, as_bytes, header_for
 from speedo.worker.turn import Worker
 from tests.support.errors import refused
 

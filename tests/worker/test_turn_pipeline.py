@@ -12,11 +12,11 @@ import pytest
 
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.errors import MissingKeyError, PayloadError
-from speedo.messages import OwnResults, Train, Trained
+from speedo.exchange.transfer import fetch_vector
+from speedo.exchange.vector import Vector, as_bytes, header_for
+from speedo.messages import Kind, OwnResults, Train, Trained
 from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
-from speedo.vectors.transfer import fetch_vector
-from speedo.vectors.vector import Kind, Vector, as_bytes, header_for
 from speedo.worker import overlapping_turns
 from speedo.worker.overlapping_turns import OverlappingWorker, TurnPipeline
 

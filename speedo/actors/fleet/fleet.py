@@ -21,11 +21,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from speedo.actors.fleet.keeper import News, NodeKeeper
 from speedo.actors.fleet.seats import OfferedHosts, Seat, Seats
 from speedo.actors.ray_node.spawn import spawn
-from speedo.config.resources import parse_resources
+from speedo.data.remote.uris import uri_of
 from speedo.errors import ClusterError, SpeedoError
-from speedo.remote.uris import uri_of
+from speedo.exchange.channel import first_line
+from speedo.run.config.resources import parse_resources
 from speedo.run.prepare import Prepared
-from speedo.transport.channel import first_line
 from speedo.version import VERSION
 
 LOOK_S: Final = 0.25

@@ -21,12 +21,12 @@ from speedo.actors.join.host_link import Failed, HostLink, Over, Stopped
 from speedo.actors.ray_node.ports import server_port
 from speedo.actors.server_host import ServerHost
 from speedo.actors.worker_host import WorkerHost
-from speedo.bounds import DataShare
-from speedo.config.resources import Resources
 from speedo.data import default_data_root
 from speedo.engines.make import EngineChoice, prepare_process
+from speedo.engines.solver import SolverSpec, check_solver
+from speedo.engines.solver.data_layers import count_records
 from speedo.errors import ClusterError, EngineError, SpeedoError
-from speedo.monitor.status import Status
+from speedo.run.config.resources import Resources
 from speedo.run.datasets import make_dataset, preparable_dataset
 from speedo.run.host_memory import with_host_memory
 from speedo.run.open_store import this_machine
@@ -35,10 +35,10 @@ from speedo.run.scratch import scratch_folder
 from speedo.run.script_job import ScriptJob
 from speedo.run.settings import RunSettings
 from speedo.run_dir.directory import LOGS
-from speedo.solver import SolverSpec, check_solver
-from speedo.solver.data_layers import count_records
 from speedo.system.appended import AppendedLines
+from speedo.system.bounds import DataShare
 from speedo.version import VERSION
+from speedo.watch.status import Status
 
 ANSWER_S: Final = 60.0
 FAREWELL_S: Final = 5.0

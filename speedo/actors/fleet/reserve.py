@@ -20,9 +20,9 @@ from ray.exceptions import GetTimeoutError, RayError
 from speedo.actors.fleet.connection import connected
 from speedo.actors.fleet.seats import Seats
 from speedo.actors.ray_node.spawn import spawn
-from speedo.config.resources import parse_resources
 from speedo.errors import ClusterError, SpeedoError
-from speedo.transport.channel import first_line
+from speedo.exchange.channel import first_line
+from speedo.run.config.resources import parse_resources
 
 PATIENCE_S: Final = 10.0  # for the first place
 REST_S: Final = 4.0

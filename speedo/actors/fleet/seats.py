@@ -16,8 +16,8 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from speedo.actors.join.host_link import RESOURCE
-from speedo.config.resources import Resources
 from speedo.errors import ClusterError
+from speedo.run.config.resources import Resources
 
 WAIT_S: Final = 2.0  # within which Ray places what fits
 SLOW_S: Final = 3.0

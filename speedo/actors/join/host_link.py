@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from speedo.engines.make import EngineChoice
+from speedo.engines.solver import SolverSpec
 from speedo.errors import ConfigError, SpeedoError
-from speedo.monitor.status import Status
 from speedo.run.engine_choice import require_engine
 from speedo.run.script_job import ScriptJob
-from speedo.solver import SolverSpec
 from speedo.system.cores import Bind, Core, CoreOptions
+from speedo.watch.status import Status
 
 FOLDER: Final = "SPEEDO_HOST_FOLDER"
 SOCKET: Final = "host"

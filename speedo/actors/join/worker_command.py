@@ -29,14 +29,14 @@ from speedo.actors.ray_node.node import START_S, Node
 from speedo.actors.signals import stop_signals
 from speedo.actors.token import load_token
 from speedo.data import default_data_root
+from speedo.data.remote.uris import uri_of
 from speedo.errors import ClusterError, ConfigError, EngineError
-from speedo.monitor.console import Watch
-from speedo.monitor.status import Status
-from speedo.remote.uris import uri_of
 from speedo.run_dir.directory import make_own_folders
 from speedo.system.cores import Bind, Core
 from speedo.system.private_folders import make_private_folder
 from speedo.system.workplace import check_names, working_folder
+from speedo.watch.console import Watch
+from speedo.watch.status import Status
 
 LOOK_S: Final = 0.2
 HOST_LOG: Final = "host.log"  # what Ray's command said

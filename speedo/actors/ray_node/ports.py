@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Final
 
-from speedo.bounds import said
 from speedo.errors import ClusterError
+from speedo.system.bounds import said
 
 BLOCK: Final = 100  # ports from the base on that a node may listen at
 _SERVICES: Final = range(3)  # offsets of GCS, node manager, object manager

@@ -35,8 +35,8 @@ from speedo.engines.solver_update import multipliers
 from speedo.engines.solverstate import read_solverstate, write_solverstate
 from speedo.engines.update_rules import SolverFields, float32
 from speedo.errors import EngineError
+from speedo.exchange.vector import Blob, Layout, Vector
 from speedo.system.kept_memory import keep_freed_memory
-from speedo.vectors.vector import Blob, Layout, Vector
 
 PRECISIONS = ("float32", "bfloat16")
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from speedo.vectors.vector import Blob, Layout, Vector
+from speedo.exchange.vector import Blob, Layout, Vector
 
 
 class FlatParameters:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from speedo.engines.pytorch.optimizer_state import read_state, state_bytes
 from speedo.errors import ConfigError, EngineError
-from speedo.vectors.vector import Layout, Vector
+from speedo.exchange.vector import Layout, Vector
 
 
 class ModuleGradients:

@@ -19,8 +19,8 @@ from speedo.engines.pytorch.module_gradients import ModuleGradients
 from speedo.engines.pytorch.optimizer_state import read_state, state_bytes
 from speedo.engines.pytorch.packed_tensors import TENSORS
 from speedo.errors import ConfigError
-from speedo.vectors.packed import pack, unpack
-from speedo.vectors.vector import Blob, Layout, Vector
+from speedo.exchange.packed import pack, unpack
+from speedo.exchange.vector import Blob, Layout, Vector
 
 TYPES: Final = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 

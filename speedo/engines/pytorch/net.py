@@ -32,7 +32,7 @@ from speedo.engines.pytorch.wiring import (
     split_outputs,
 )
 from speedo.errors import EngineError
-from speedo.vectors.vector import Blob, Layout
+from speedo.exchange.vector import Blob, Layout
 
 _CONVOLUTIONS = frozenset({"Convolution", "Deconvolution"})
 _PERMISSIVE = 1  # ParamSpec.DimCheckMode

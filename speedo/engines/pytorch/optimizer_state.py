@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from speedo.engines.pytorch.packed_tensors import TENSORS
 from speedo.errors import EngineError
-from speedo.vectors.packed import pack, unpack
+from speedo.exchange.packed import pack, unpack
 
 
 def state_bytes(optimizer: Optimizer) -> bytes:

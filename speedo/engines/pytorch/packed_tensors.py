@@ -1,4 +1,4 @@
-"""PyTorch's tensors for `speedo.vectors.packed`: of any type and device; they come back in the host's memory."""
+"""PyTorch's tensors for `speedo.exchange.packed`: of any type and device; they come back in the host's memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from speedo.vectors.packed import ArrayKind
+from speedo.exchange.packed import ArrayKind
 
 
 def _describe(tensor: Tensor) -> tuple[list[Any], bytes]:

@@ -17,7 +17,7 @@ from speedo.engines.pytorch.net import Net
 from speedo.engines.pytorch.test_nets import TestNets
 from speedo.engines.schema import caffe_schema
 from speedo.errors import EngineError, SolverError
-from speedo.vectors.vector import Vector
+from speedo.exchange.vector import Vector
 
 Check = Callable[[Path, str, int, Vector], None]
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from speedo.engines.solver_update import BLOCK, Multipliers
 from speedo.engines.update_rules import RULES as NUMPY_RULES
 from speedo.engines.update_rules import SolverFields, float32
-from speedo.vectors.vector import Layout, Vector
+from speedo.exchange.vector import Layout, Vector
 
 
 @dataclass(frozen=True, slots=True)

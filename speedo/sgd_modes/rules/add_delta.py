@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import Annotated, ClassVar
 
-from speedo.bounds import Interval, Option
+from speedo.exchange.vector import Vector
 from speedo.sgd_modes.rules.arithmetic import add_scaled
 from speedo.sgd_modes.rules.base import Contribution, MergeRule
 from speedo.sgd_modes.rules.state import NO_STATE, State
-from speedo.vectors.vector import Vector
+from speedo.system.bounds import Interval, Option
 
 DELTA_SCALE = Option(
     "Factor on every merged delta.",

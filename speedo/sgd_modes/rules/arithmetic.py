@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from speedo.exchange.vector import Vector
 from speedo.sgd_modes.rules.base import Contribution
-from speedo.vectors.vector import Vector
 
 BLOCK = 1 << 18  # float32 values: 1 MiB; `bench.store_speed` tells what a size is worth
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from speedo.exchange.vector import Vector
 from speedo.sgd_modes.rules.add_delta import DELTA_SCALE
 from speedo.sgd_modes.rules.arithmetic import add_mean
 from speedo.sgd_modes.rules.base import Contribution, MergeRule
 from speedo.sgd_modes.rules.state import NO_STATE, State
-from speedo.vectors.vector import Vector
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from typing import Annotated, ClassVar, Final
 
 import numpy as np
 
-from speedo.bounds import Interval, Option
+from speedo.exchange.vector import Vector
 from speedo.sgd_modes.rules.add_delta import AddDelta
 from speedo.sgd_modes.rules.arithmetic import blocks, scratch_blocks
 from speedo.sgd_modes.rules.base import Contribution
 from speedo.sgd_modes.rules.state import NO_STATE, State
-from speedo.vectors.vector import Vector
+from speedo.system.bounds import Interval, Option
 
 EPSILON: Final = np.float32(1e-11)  # the paper's 1e-7 of a gradient, at a learning rate of 0.01
 

@@ -11,11 +11,12 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from speedo.bounds import Interval, Option
+from speedo.exchange.vector import Vector
+from speedo.messages import Kind
 from speedo.sgd_modes.rules.arithmetic import blocks, scratch_blocks
 from speedo.sgd_modes.rules.base import Contribution, MergeRule
 from speedo.sgd_modes.rules.state import NO_STATE, State
-from speedo.vectors.vector import Kind, Vector
+from speedo.system.bounds import Interval, Option
 
 MOVING_RATE = Option(
     "Alpha of elastic averaging.",

@@ -14,11 +14,11 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from speedo.bounds import Interval, Option
+from speedo.exchange.vector import Vector
 from speedo.sgd_modes.rules.arithmetic import blocks, mean_into, scratch_blocks
 from speedo.sgd_modes.rules.base import Contribution, MergeRule
 from speedo.sgd_modes.rules.state import NO_STATE, State
-from speedo.vectors.vector import Vector
+from speedo.system.bounds import Interval, Option
 
 OUTER_LR = Option(
     "The outer learning rate.", Interval("(0, 10]", "use a rate above 0, usually at most 1"),

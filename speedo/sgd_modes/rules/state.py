@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from speedo.errors import PayloadError
-from speedo.vectors.vector import Vector
+from speedo.exchange.vector import Vector
 
 MOST_NAMES: Final = 64
 MOST_HEAD_BYTES: Final = 1 << 20

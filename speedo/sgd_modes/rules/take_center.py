@@ -8,9 +8,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from speedo.exchange.vector import Vector
+from speedo.messages import Kind
 from speedo.sgd_modes.rules.base import Contribution, MergeRule
 from speedo.sgd_modes.rules.state import NO_STATE, State
-from speedo.vectors.vector import Kind, Vector
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from speedo.errors import MissingKeyError, PayloadError, StoreError
-from speedo.failpoints import reached
 from speedo.storage import keys
 from speedo.storage.base import MAX_HEAD_BYTES, Arrived
 from speedo.storage.redis.resp import (
@@ -27,6 +26,7 @@ from speedo.storage.redis.resp import (
     command,
     set_command,
 )
+from speedo.system.failpoints import reached
 
 SENT_BYTES: Final = 16 << 20
 """How much is sent before its replies are read."""

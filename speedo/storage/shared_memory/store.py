@@ -21,10 +21,10 @@ from typing import Final, NamedTuple
 from urllib.parse import unquote
 
 from speedo.errors import MissingKeyError, PayloadError, StoreError, StoreUnavailableError
-from speedo.failpoints import reached
 from speedo.storage.base import MAX_HEAD_BYTES, Arrived, View, address_of, check_blob
 from speedo.storage.shared_memory.files import FILE_MODE, MappedFiles, file_name, kind_of
 from speedo.storage.shared_memory.folder import MEMORY
+from speedo.system.failpoints import reached
 
 _NEVER: Final = float("inf")
 _PASSING: Final = "."  # begins the name of a file that is not whole yet

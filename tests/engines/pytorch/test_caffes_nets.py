@@ -18,9 +18,9 @@ import pytest
 from google.protobuf import text_format
 
 from speedo.engines.caffe_import import load_caffe, prepare_environment
+from speedo.engines.solver.state import filter_net
+from speedo.engines.solver.upgrade import upgrade_net
 from speedo.errors import EngineError
-from speedo.solver.state import filter_net
-from speedo.solver.upgrade import upgrade_net
 
 pytestmark = [pytest.mark.torch, pytest.mark.caffe]
 

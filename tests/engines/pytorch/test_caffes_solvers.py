@@ -18,12 +18,12 @@ from google.protobuf import text_format
 
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.make import EngineChoice, make_engine
+from speedo.engines.solver.checks import check_solver
+from speedo.engines.solver.reading import read_solver
+from speedo.engines.solver.rewrite import Draws, solver_for_worker
+from speedo.engines.solver.spec import SolverOverrides, SolverSpec
+from speedo.engines.solver.upgrade import upgrade_net
 from speedo.errors import SolverError
-from speedo.solver.checks import check_solver
-from speedo.solver.reading import read_solver
-from speedo.solver.rewrite import Draws, solver_for_worker
-from speedo.solver.spec import SolverOverrides, SolverSpec
-from speedo.solver.upgrade import upgrade_net
 from tests.data.leveldbs import write_leveldb
 from tests.engines.pytorch.test_caffes_nets import CACHE
 from tests.support.nets import relative_difference

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from speedo.engines.solver.hdf5_shares import write_shares
+from speedo.engines.solver.lr_policies import LrPolicy
 from speedo.errors import EngineError, SolverError
-from speedo.solver.hdf5_shares import write_shares
-from speedo.solver.lr_policies import LrPolicy
 from tests.support.data_layers import assert_same, by_caffe, by_torch, source_of
 
 pytestmark = [pytest.mark.torch, pytest.mark.caffe]

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from speedo.engines.base import Engine
+from speedo.engines.solver import SolverSpec, read_solver, solver_for_tester, solver_for_worker
 from speedo.errors import EngineError
-from speedo.solver import SolverSpec, read_solver, solver_for_tester, solver_for_worker
-from speedo.vectors.vector import Vector
+from speedo.exchange.vector import Vector
 from tests.support.bundled_nets import Bench
 from tests.support.nets import (
     BATCH_NORM,

@@ -93,7 +93,7 @@ def test_clipping_makes_no_tensor_of_a_number(
     from speedo.engines.pytorch.updates import ParameterUpdate
     from speedo.engines.solver_update import Multipliers
     from speedo.engines.update_rules import SolverFields
-    from speedo.vectors.vector import Blob, Layout
+    from speedo.exchange.vector import Blob, Layout
 
     layout, flat = Layout((Blob("a/0", (2,), False),)), torch.zeros(2)
     fields = SolverFields(type="SGD", clip_gradients=0.5)

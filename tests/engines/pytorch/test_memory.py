@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from speedo.engines.solver import read_solver, solver_for_tester
 from speedo.errors import EngineError
-from speedo.solver import read_solver, solver_for_tester
 from tests.support.nets import net_text, write_data, write_solver
 
 pytestmark = [pytest.mark.torch, pytest.mark.caffe]

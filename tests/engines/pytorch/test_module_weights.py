@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from speedo.errors import ConfigError, EngineError
-from speedo.vectors.vector import Blob, Vector
+from speedo.exchange.vector import Blob, Vector
 
 if TYPE_CHECKING:
     import torch

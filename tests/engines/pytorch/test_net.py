@@ -10,8 +10,8 @@ import pytest
 from google.protobuf import text_format
 
 from speedo.engines.caffe_import import load_caffe
+from speedo.engines.solver.proto import caffe_proto
 from speedo.errors import EngineError
-from speedo.solver.proto import caffe_proto
 
 if TYPE_CHECKING:
     from speedo.engines.pytorch.net import Net

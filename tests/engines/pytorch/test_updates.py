@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from speedo.engines.solver import LrPolicy, read_solver
 from speedo.engines.solver_update import BLOCK, Multipliers, SolverUpdate
 from speedo.engines.update_rules import RULES, SolverFields
-from speedo.solver import LrPolicy, read_solver
-from speedo.vectors.vector import Blob, Layout, Vector
+from speedo.exchange.vector import Blob, Layout, Vector
 from tests.support.nets import net_text, write_solver
 from tests.support.update_trials import (
     NET,

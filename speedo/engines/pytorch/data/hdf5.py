@@ -23,7 +23,7 @@ class HDF5Data(BatchSource):
     Shards as in `Data`. The rows of all files, one file after the other, are one sequence, which begins again after
     the last; a batch may hold rows of two files, and rows twice if there are fewer than it needs. `shuffle` changes the
     order of the files before every epoch and of the rows in each, by the place's seed and rank; then rank and count
-    are not looked at, since a worker's list has its rows alone (`speedo.solver.hdf5_shares`).
+    are not looked at, since a worker's list has its rows alone (`speedo.engines.solver.hdf5_shares`).
     """
 
     @property

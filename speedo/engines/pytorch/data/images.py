@@ -23,8 +23,8 @@ _LABEL: Final = re.compile(r"\s*([+-]?\d+)")
 class ImageData(BatchSource):
     """Caffe's ImageData layer: tops (N, C, H, W) and labels (N,), float32.
 
-    Like Caffe it does not look at rank and count: a worker's list has its lines alone (`speedo.solver.rewrite`). With
-    `shuffle` the lines change their order before every epoch, by the place's seed and rank.
+    Like Caffe it does not look at rank and count: a worker's list has its lines alone
+    (`speedo.engines.solver.rewrite`). With `shuffle` the lines change their order before every epoch, by the place's seed and rank.
     """
 
     tops: ClassVar[tuple[int, int | None]] = (2, 2)

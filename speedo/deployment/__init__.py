@@ -1,1 +1,0 @@
-"""Ready files for schedulers and service managers: Slurm, Kubernetes, KubeRay, systemd."""

@@ -1,0 +1,134 @@
+"""Reads and writes Caffe's protobuf text, with errors that name file, line and remedy."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from google.protobuf import text_format
+from google.protobuf.descriptor import FieldDescriptor
+
+from speedo.engines.schema import caffe_schema
+from speedo.engines.solver.dialect import caffes_text
+from speedo.engines.solver.forks import about_field
+from speedo.errors import SolverError
+
+_PLACE: Final = re.compile(r"^(\d+):(\d+) : (.*)$", re.DOTALL)
+_FIELD: Final = re.compile(r'Message type "([\w.]+)" has no field named "(\w+)"')
+_ENUM: Final = re.compile(r'Enum type "([\w.]+)" has no value named (\S*?)\.?$')
+_NUMBER: Final = re.compile(
+    r"(\w+)\s*:\s*(-?[\w.+-]+)[^:]*'?: (?:Value out of range|Couldn't parse integer): \2", re.ASCII
+)
+_INTEGERS: Final = {
+    FieldDescriptor.TYPE_INT32: (-(2**31), 2**31 - 1),
+    FieldDescriptor.TYPE_INT64: (-(2**63), 2**63 - 1),
+    FieldDescriptor.TYPE_UINT32: (0, 2**32 - 1),
+    FieldDescriptor.TYPE_UINT64: (0, 2**64 - 1),
+}
+
+
+def caffe_proto() -> Any:
+    """Caffe's generated module `caffe_pb2`; the first call imports pycaffe, if it is there."""
+    return caffe_schema()
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for the closest known word, or nothing."""
+    names = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word.lower(), list(names), n=1, cutoff=0.6)
+    return f"; did you mean {names[close[0]]!r}?" if close else ""
+
+
+def read_text(path: Path, message: Any) -> None:
+    """Parse the file into `message`; raises `SolverError` with file, line and a suggestion."""
+    try:
+        text = caffes_text(path)
+    except OSError as error:
+        raise SolverError(
+            f"{path}: cannot be read ({error.strerror or error}): correct the path or its permissions"
+        ) from error
+    try:
+        text_format.Parse(text, message)
+    except text_format.ParseError as error:
+        raise SolverError(f"{path}{_explain(str(error), message)}") from error
+
+
+def set_field(message: Any, field: str, value: Any) -> None:
+    """Set a field; raises `SolverError` for a value that Caffe's definition of it cannot hold."""
+    try:
+        setattr(message, field, value)
+    except (ValueError, TypeError):
+        kind = type(message).__name__
+        raise SolverError(
+            f"{field} is {value!a}, which {kind} in caffe.proto cannot hold: use a value of its type and range"
+        ) from None
+
+
+def parse_text(text: str, message: Any) -> Any:
+    """Parse text that was written by `to_text`; returns `message`."""
+    text_format.Parse(text, message)
+    return message
+
+
+def to_text(message: Any) -> str:
+    """The message as text that Caffe reads back to the same values."""
+    return str(text_format.MessageToString(message))
+
+
+def _explain(error: str, message: Any) -> str:
+    """`, line 3: ...` from protobuf's `3:1 : ...`, with the closest known name."""
+    match = _PLACE.match(error)
+    where, what = (f", line {match[1]}: ", match[3]) if match else (": ", error)
+    pool = message.DESCRIPTOR.file.pool
+    if (field := _FIELD.search(what)) is not None:
+        known = pool.FindMessageTypeByName(field[1]).fields_by_name
+        owner = field[1].rpartition(".")[2]
+        other = about_field(owner, field[2])
+        hint = f": {other}" if other else did_you_mean(field[2], known)
+        return f"{where}{owner} has no field {field[2]!r}{hint}"
+    if (value := _ENUM.search(what)) is not None:
+        known = pool.FindEnumTypeByName(value[1]).values_by_name
+        word = value[2].strip("\"'")
+        hint = "; leave the quotes out" if word != value[2] else did_you_mean(word, known)
+        return f"{where}{word!r} is not one of {', '.join(known)}{hint}"
+    if (number := _NUMBER.search(what)) is not None:
+        if problem := _whole(number[2]):
+            return f"{where}{number[1]} is {_cut(number[2])}: {problem}"
+        bound = _bound(number[1], message)
+        return f"{where}{number[1]} is {_cut(number[2])}{bound or ', too far: use a smaller one'}"
+    return f"{where}{_cut(' '.join(what.split())).rstrip('.')}: correct the text there"
+
+
+def _whole(number: str) -> str:
+    """What to write instead of a text that is no integer; nothing for one that is too large."""
+    try:
+        int(number, 0)
+        return ""
+    except ValueError:
+        pass
+    try:
+        whole = int(float(number))
+    except (ValueError, OverflowError):
+        return "use a whole number"
+    same = f"write {whole}" if whole == float(number) else "use one"
+    return f"Caffe reads a whole number there only without point and exponent: {same}"
+
+
+def _bound(field: str, message: Any) -> str:
+    """The bounds of a field of this name, in any message of the file."""
+    kinds = {
+        _INTEGERS[found.type]
+        for kind in message.DESCRIPTOR.file.message_types_by_name.values()
+        if (found := kind.fields_by_name.get(field)) is not None and found.type in _INTEGERS
+    }
+    if len(kinds) != 1:
+        return ""
+    least, most = kinds.pop()
+    return f", but {field} holds {least} to {most}: use one of these"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:190]}..."

@@ -1,0 +1,94 @@
+"""Reads what a model is scored by: the test nets of a solver, or the net of a file in Caffe's TEST phase."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from google.protobuf import text_format
+
+from speedo.engines.make import EngineName
+from speedo.engines.solver.data_layers import data_layers, source_of
+from speedo.engines.solver.dialect import caffes_text
+from speedo.engines.solver.net_checks import problems_of_tests
+from speedo.engines.solver.paths import SearchPath
+from speedo.engines.solver.proto import caffe_proto, parse_text, read_text, to_text
+from speedo.engines.solver.reading import read_solver, spec_of
+from speedo.engines.solver.spec import SolverOverrides, SolverSpec
+from speedo.engines.solver.state import filter_net
+from speedo.engines.solver.upgrade import upgrade_net
+from speedo.errors import SolverError
+
+USUAL_ITERATIONS: Final = 50  # of a net, which names none: those of `caffe test`
+
+
+def read_tests(
+    path: Path,
+    *,
+    data_root: Path | None = None,
+    iterations: int | None = None,
+    cpu: bool = False,
+    engine: EngineName = "caffe",
+) -> SolverSpec:
+    """The test nets of the solver or net in this file; in the train net's place is the first of them, too.
+
+    `iterations` are the batches of each test instead of the solver's `test_iter`. Raises `SolverError`.
+    """
+    path = path.absolute()
+    if _is_net(path):
+        spec = _read_net(path, data_root, iterations or USUAL_ITERATIONS)
+    else:
+        spec = read_solver(
+            path, overrides=SolverOverrides(cpu=cpu, engine=engine), data_root=data_root
+        )
+        if not spec.has_test:
+            raise SolverError(
+                f"{path}: has no test net: add test_iter, or give the file of a net with --iterations"
+            )
+    parameter = parse_text(spec.text, caffe_proto().SolverParameter())
+    tests = list(parameter.test_net_param)
+    parameter.train_net_param.CopyFrom(tests[0])
+    if iterations is not None:
+        parameter.test_iter[:] = [iterations] * len(tests)
+    sources = [source for layer in data_layers(tests[0]) if (source := source_of(layer))]
+    named = spec.net_files[-len(tests) :]
+    return replace(
+        spec,
+        text=to_text(parameter),
+        net_files=(named[0], *named),
+        test_iter=tuple(int(count) for count in parameter.test_iter),
+        train_source=sources[0] if sources else None,
+        engine=engine,
+    )
+
+
+def check_tests(spec: SolverSpec) -> None:
+    """Raise one `SolverError` with every problem of the test nets that can be found without building them."""
+    parameter = parse_text(spec.text, caffe_proto().SolverParameter())
+    problems = problems_of_tests(parameter, spec.search, spec.net_files[1:], spec.engine)
+    if problems:
+        raise SolverError(problems)
+
+
+def _is_net(path: Path) -> bool:
+    """Whether the file holds a net and no solver; what cannot be read is left to who reads a solver."""
+    try:
+        net = text_format.Parse(caffes_text(path), caffe_proto().NetParameter())
+    except (OSError, SolverError, text_format.ParseError):
+        return False
+    return bool(net.layer or net.layers)
+
+
+def _read_net(path: Path, data_root: Path | None, iterations: int) -> SolverSpec:
+    search = SearchPath(path.parent, Path.cwd(), data_root.absolute() if data_root else None)
+    proto: Any = caffe_proto()
+    net, parameter = proto.NetParameter(), proto.SolverParameter()
+    read_text(path, net)
+    upgrade_net(net, str(path))
+    parameter.test_net_param.add().CopyFrom(filter_net(net, proto.TEST, None, str(path)))
+    parameter.train_net_param.CopyFrom(parameter.test_net_param[0])
+    parameter.test_iter.append(iterations)
+    parameter.solver_mode = parameter.CPU
+    return spec_of(parameter, path, search, (os.fspath(path),) * 2)

@@ -1,0 +1,193 @@
+"""The newest centers that a host has in its memory: fetched once for all its workers, and there if a server is lost.
+
+A worker that has fetched a version leaves it in memory that the processes of its host share, as it travelled: header,
+checksum, encoding. Another worker that wants the same version reads it there; one that comes while it is being fetched
+waits for that. Before such a copy is used its server says that it still has this version with the same header, so a
+copy is never older than the store, and its checksum is checked as always. What cannot be had here is fetched.
+
+With servers the same memory saves a range that a server lost together with its store (`newest_copy`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from speedo.errors import MissingKeyError, PayloadError, StoreError
+from speedo.exchange.codecs import Codec
+from speedo.exchange.ranges import Range
+from speedo.exchange.transfer import fetch_vector
+from speedo.exchange.vector import Header, Vector
+from speedo.messages import Kind
+from speedo.storage import keys
+from speedo.storage.base import Store
+
+KEPT: Final = 2  # versions of a range
+WAIT_S: Final = 5.0  # for the fetch of another worker, at most
+WAIT_FETCHES: Final = 3.0  # nor longer than so many fetches of one's own
+KEEP_S: Final = 1.0  # for a lock that is held only as long as a copy takes
+SELDOM: Final = 100.0  # a copy that no other worker waits for takes at most this part of the time
+_KEEPING: Final = 0  # the lock of whoever changes what is kept; those of versions follow
+
+
+class Locks(Protocol):
+    """Locks between the processes of a host, as `speedo.storage.shared_memory.locks.SharedLocks`."""
+
+    def have_others(self) -> bool: ...
+
+    def held(self, number: int, patience_s: float) -> AbstractContextManager[bool]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class HostCenters:
+    """How a worker reaches its host's memory: `open` gives the store and the locks of the range that begins there.
+
+    `far` says of each range whether it comes over a cable; only such are shared. With `saves` a copy of each
+    range is left at times even if nobody shares it, for a server that may be lost.
+    """
+
+    open: Callable[[int], tuple[Store, Locks]]
+    far: Sequence[bool]
+    saves: bool = False
+    clock: Callable[[], float] = time.monotonic
+
+
+class HostRange:
+    """One range of the center in the memory of this host, for one thread at a time."""
+
+    def __init__(self, host: HostCenters, index: int, run: str, place: Range, codec: Codec) -> None:
+        self._shares, self._saves, self._clock = host.far[index], host.saves, host.clock
+        self._run, self._range, self._codec = run, place, codec
+        self._store, self._locks = host.open(place.place.start)
+        self._fetch_s = WAIT_S  # of the last fetch from the server
+        self._keep_s, self._kept_at = 0.0, float("-inf")
+
+    def fetch(
+        self,
+        version: int,
+        into: Vector,
+        from_server: Callable[[], Header],
+        head: Callable[[], bytes],
+        *,
+        alone: bool = False,
+    ) -> None:
+        """Fill `into` with this version, from here or else `from_server`, which fills it; `head` asks for its header.
+
+        `alone`: no other worker of this host wants it. Raises what these two raise.
+        """
+        if alone or not self._shares or not self._locks.have_others():
+            header = from_server()
+            if self._saves and self._clock() >= self._kept_at + SELDOM * self._keep_s:
+                self._keep(header, into)
+            return
+        if self._read(version, into, head):
+            return
+        with self._locks.held(1 + version, min(WAIT_S, WAIT_FETCHES * self._fetch_s)):
+            if self._read(version, into, head):
+                return
+            began = self._clock()
+            header = from_server()
+            self._fetch_s = self._clock() - began
+            self._keep(header, into)
+
+    def close(self) -> None:
+        """Let go of the memory; what was left in it stays."""
+        self._store.close()
+        self._locks.close()
+
+    def _read(self, version: int, into: Vector, head: Callable[[], bytes]) -> bool:
+        """Whether it was here, undamaged, and is what the server has under this version."""
+        key = keys.copy(self._run, self._range.place.start, version)
+        try:
+            found = fetch_vector(
+                self._store, key, self._range.layout, Kind.CENTER, into, self._codec
+            )
+        except (StoreError, PayloadError):
+            return False
+        return found.version == version and found.pack() == head()
+
+    def _keep(self, header: Header, vector: Vector) -> None:
+        """Leave it for the others, unless newer ones are there. Memory that is full is no reason to fail."""
+        began = self._clock()
+        start = self._range.place.start
+        with suppress(StoreError), self._locks.held(_KEEPING, KEEP_S) as mine:
+            if not mine:
+                return
+            kept = versions_of(self._store, self._run, start)
+            newer = [one for one in kept if one >= header.version]
+            if len(newer) < KEPT:
+                old = kept[: max(0, len(kept) - KEPT + 1)]
+                self._store.delete(*(keys.copy(self._run, start, one) for one in old))
+                body = self._codec.body_for(vector)
+                key = keys.copy(self._run, start, header.version)
+                self._store.write(key, header.pack(), body)
+        self._kept_at = self._clock()
+        self._keep_s = self._kept_at - began
+
+
+def versions_of(store: Store, run: str, start: int) -> list[int]:
+    """The versions of this range that a host has in its memory, the oldest first. Raises `StoreError`."""
+    stem = keys.copies(run, start)
+    return sorted(int(key.removeprefix(stem)) for key in store.keys(stem))
+
+
+def newest_of_each(store: Store, run: str) -> dict[int, int]:
+    """The newest version of every range in a host's memory, by the value at which it begins. Raises `StoreError`."""
+    stem, newest = keys.all_copies(run), dict[int, int]()
+    for key in store.keys(stem):
+        start, version = map(int, key.removeprefix(stem).split(":"))
+        newest[start] = max(version, newest.get(start, 0))
+    return newest
+
+
+@dataclass(frozen=True, slots=True)
+class RangeCopy:
+    """A range as the memory of a host had it, and which host that was."""
+
+    version: int
+    vector: Vector
+    host: str
+
+
+def newest_copy(
+    hosts: dict[str, Store], run: str, place: Range, codec: Codec, after: int
+) -> RangeCopy | None:
+    """The newest undamaged copy of a range above version `after` in the memory of these hosts. Raises `StoreError`."""
+    start = place.place.start
+    found = [
+        (version, host)
+        for host, store in hosts.items()
+        for version in versions_of(store, run, start)
+        if version > after
+    ]
+    for version, host in sorted(found, key=lambda one: one[0], reverse=True):
+        vector, key = place.layout.zeros(), keys.copy(run, start, version)
+        with suppress(MissingKeyError, PayloadError):
+            header = fetch_vector(hosts[host], key, place.layout, Kind.CENTER, vector, codec)
+            if header.version == version:
+                return RangeCopy(version, vector, host)
+    return None
+
+
+class Alone:
+    """Implements `Locks` where all workers take their turns in one thread: every lock is free."""
+
+    def __init__(self, *, others: bool = True) -> None:
+        self._others = others
+
+    def have_others(self) -> bool:
+        """See `Locks.have_others`."""
+        return self._others
+
+    @contextmanager
+    def held(self, number: int, patience_s: float) -> Iterator[bool]:
+        """See `Locks.held`."""
+        yield True
+
+    def close(self) -> None:
+        """See `Locks.close`."""

@@ -1,0 +1,153 @@
+"""Writes and reads vectors and solver histories in the store, copied or in place; everything is checked when read."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import xxhash
+
+from speedo.errors import MissingKeyError, PayloadError
+from speedo.exchange.codecs import Codec, make_codec
+from speedo.exchange.ranges import history_layout
+from speedo.exchange.vector import (
+    Header,
+    Layout,
+    RunningChecksum,
+    Vector,
+    as_bytes,
+    check_body,
+    check_header,
+    check_sum,
+    header_for,
+)
+from speedo.messages import Kind
+from speedo.storage import keys
+from speedo.storage.base import Store
+
+HISTORY_EXPIRY_S: Final = 900.0  # a history that nobody fetched leaves the store by itself
+MOST_HISTORY_BYTES: Final = 16 << 30
+_HISTORY_HEAD: Final = struct.Struct("<4sIQQ")  # magic, slot, version, xxh3 of the body
+_HISTORY_MAGIC: Final = b"SPH1"
+_STATE_MAGIC: Final = b"SPR1"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A vector in the store's own memory: read-only, and valid until its blob is deleted.
+
+    `check` raises `MissingKeyError` if it was deleted: what was computed from the vector is then invalid.
+    """
+
+    header: Header
+    vector: Vector
+    check: Callable[[], None]
+
+
+def fetch_vector(
+    store: Store, key: str, layout: Layout, kind: Kind, into: Vector, codec: Codec | None = None
+) -> Header:
+    """Read a vector into `into`; refuses one of another kind or layout, or a damaged one.
+
+    `codec` is the expected encoding, raw by default. Raises `MissingKeyError`, `StoreError`, `PayloadError`.
+    """
+    codec = codec or make_codec("none", layout)
+    try:
+        body = codec.body_for(into)
+        running = RunningChecksum(body)
+        header = Header.unpack(store.read(key, body, running))
+        check_header(header, layout, kind, codec.dtype)
+        check_sum(header, running.whole())
+        codec.decode(body, into)
+    except PayloadError as error:
+        text = str(error)
+        raise PayloadError(text if key in text else f"{key}: {text}", error.fault) from None
+    return header
+
+
+def look_at_vector(store: Store, key: str, layout: Layout, kind: Kind, codec: Codec) -> Seen | None:
+    """As `fetch_vector`, but without a copy; None if the store, or the codec, needs one."""
+    view = store.view(key, layout.nbytes) if codec.is_exact else None
+    if view is None:
+        return None
+    try:
+        header = Header.unpack(view.head)
+        check_header(header, layout, kind, codec.dtype)
+        check_body(header, view.body)
+    except PayloadError as error:
+        view.check()
+        raise PayloadError(f"{key}: {error}", error.fault) from None
+    return Seen(header, np.frombuffer(view.body, np.float32), view.check)
+
+
+def put_range_history(
+    store: Store, run: str, layout: Layout, version: int, epoch: int, flat: Vector, updates: int
+) -> None:
+    """Write the history of a range beside its center of this version: its vectors, end to end. Raises `StoreError`."""
+    body, own = as_bytes(flat), history_layout(layout, flat.size // layout.size)
+    header = header_for(body, own, Kind.HISTORY, version=version, epoch=epoch, ticket=updates)
+    store.write(keys.history(run, version), header.pack(), body)
+
+
+def fetch_range_history(store: Store, run: str, layout: Layout, version: int, into: Vector) -> int:
+    """Read a history of a range into `into`; returns the updates. Raises what `fetch_vector` raises."""
+    key, own = keys.history(run, version), history_layout(layout, into.size // layout.size)
+    header = fetch_vector(store, key, own, Kind.HISTORY, into)
+    if header.version != version:
+        raise PayloadError(f"{key} holds version {header.version}")
+    return header.ticket
+
+
+def put_state(store: Store, run: str, version: int, state: bytes) -> None:
+    """Write what the merge rule keeps of a range beside its center of this version. Raises `StoreError`."""
+    head = _HISTORY_HEAD.pack(_STATE_MAGIC, 0, version, xxhash.xxh3_64_intdigest(state))
+    store.write(keys.rule_state(run, version), head, memoryview(state))
+
+
+def fetch_state(store: Store, run: str, version: int) -> bytes:
+    """Read it; empty if there is none. Raises `StoreError`; `PayloadError` if it is damaged."""
+    try:
+        return _read_checked(store, keys.rule_state(run, version), (_STATE_MAGIC, 0, version))
+    except MissingKeyError:
+        return b""
+
+
+def put_history(
+    store: Store,
+    run: str,
+    worker: int,
+    version: int,
+    history: bytes,
+    *,
+    expire_s: float | None = HISTORY_EXPIRY_S,
+) -> None:
+    """Write the history of slot `worker` at `version`; None keeps it until it is taken. Raises `StoreError`."""
+    head = _HISTORY_HEAD.pack(_HISTORY_MAGIC, worker, version, xxhash.xxh3_64_intdigest(history))
+    key = keys.state(run, worker, version)
+    store.write(key, head, memoryview(history), expire_s=expire_s)
+
+
+def take_history(store: Store, run: str, worker: int, version: int) -> bytes:
+    """Read a history and remove it. Raises `MissingKeyError`, `StoreError`; `PayloadError` if it is damaged."""
+    key = keys.state(run, worker, version)
+    try:
+        return _read_checked(store, key, (_HISTORY_MAGIC, worker, version))
+    finally:
+        store.delete(key)
+
+
+def _read_checked(store: Store, key: str, expected: tuple[bytes, int, int]) -> bytes:
+    """The body of a blob whose head has this magic, slot and version, and the body's checksum."""
+    _, size = store.read_head(key)
+    if size > MOST_HISTORY_BYTES:
+        raise PayloadError(f"{key} has {size} bytes, more than any history")
+    body = bytearray(size)
+    head = store.read(key, memoryview(body))
+    if len(head) != _HISTORY_HEAD.size:
+        raise PayloadError(f"{key} is no solver history")
+    if _HISTORY_HEAD.unpack(head) != (*expected, xxhash.xxh3_64_intdigest(body)):
+        raise PayloadError(f"{key} is damaged, or of another vector")
+    return bytes(body)

@@ -1,1 +1,0 @@
-"""Status, console, control socket and plot of a run."""

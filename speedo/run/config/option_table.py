@@ -1,0 +1,184 @@
+"""The table of all options of a run, collected from their declarations; `--help` and docs/ are generated from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from inspect import isfunction
+from pathlib import Path
+from typing import Any, Final, Literal, get_args, get_origin
+
+from speedo.run.config.run_config import MERGING, RunConfig
+from speedo.sgd_modes.base import options_of
+from speedo.sgd_modes.registry import PLAIN, RULES, rules_with, takers
+from speedo.system.bounds import Option, Seconds, declared
+
+FIRST: Final = ("mode", "workers")
+_METAVARS: Final = {int: "N", float: "F", Path: "PATH", str: "TEXT"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """An option of a run. `kind` is int, float, bool, str, Path, tuple, or the words to choose from.
+
+    `modes` are the modes that use it; empty for an option of the run.
+    """
+
+    name: str
+    kind: Any
+    default: Any
+    option: Option
+    modes: tuple[str, ...]
+
+    @property
+    def group(self) -> str:
+        return self.option.group or MERGING
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it is a flag without a value that is off by default."""
+        return self.default is False
+
+    @property
+    def flags(self) -> str:
+        """Its names on the command line: `--name`, or `--name/--no-name`."""
+        name = self.name.replace("_", "-")
+        two = f"--{name}/--no-{name}" if self.kind is bool and not self.is_switch else f"--{name}"
+        return self.option.flags or two
+
+    @property
+    def metavar(self) -> str | None:
+        if self.kind is bool or isinstance(self.kind, tuple):
+            return None
+        usual = "S" if isinstance(self.option.bound, Seconds) else _METAVARS.get(self.kind, "VALUE")
+        return self.option.metavar or usual
+
+    @property
+    def values(self) -> str:
+        """The values that can be given, as text."""
+        if isinstance(self.kind, tuple):
+            return ", ".join(self.kind)
+        bound = self.option.bound
+        return "" if bound is None or isfunction(bound) else str(bound)
+
+    @property
+    def usual(self) -> str:
+        """The default as text; for an option of modes, the default in each mode."""
+        if self.option.usual or not self.modes:
+            return self.option.usual or self._said(self.default)
+        return _by_mode({mode: self.usual_in(mode) for mode in self.modes})
+
+    @property
+    def source(self) -> str:
+        """Where the default comes from."""
+        return self.option.source or _by_mode({mode: self.source_in(mode) for mode in self.modes})
+
+    @property
+    def meaning(self) -> str:
+        """Its help; if only some modes use it, their names come first."""
+        text = self.option.help
+        rules = rules_with(self.name)
+        if not rules and (not self.modes or len(self.modes) == len(PLAIN)):
+            return text
+        whose = f"rule {', '.join(rules)}" if rules else ", ".join(self.modes)
+        return f"{whose}: {text[:1].lower()}{text[1:]}"
+
+    @property
+    def help(self) -> str:
+        """The same with the default, as the command line shows it."""
+        return f"{self.meaning}  [default: {self.usual}]" if self.usual else self.meaning
+
+    def usual_in(self, mode: str) -> str:
+        """The default in this mode, in words."""
+        own, rule = PLAIN[mode].own.get(self.name), PLAIN[mode].rules[0]
+        own = next((options_of(RULES[one])[self.name] for one in rules_with(self.name)), own)
+        if self.option.usual or own or self.default is not None:
+            return self.option.usual or self._said(own.default if own else self.default)
+        return rule.usual if self.name in options_of(rule) else "not set"
+
+    def source_in(self, mode: str) -> str:
+        """Where the default in this mode comes from; empty for an option that is not set there."""
+        rule = PLAIN[mode].rules[0]
+        return self.option.source or (rule.source if self.name in options_of(rule) else "")
+
+    def _said(self, value: Any) -> str:
+        if value is None or value == () or value is False:
+            return ""
+        if value is True:
+            return self.flags.split("/")[0]
+        return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def rows(model: type[RunConfig] = RunConfig) -> tuple[Row, ...]:
+    """Every option in the order of `--help`: by group, within a group in the order of declaration."""
+    found = [
+        Row(name, _kind(field.annotation), field.default, declared(field.metadata), takers(name))
+        for name, field in model.model_fields.items()
+        if any(isinstance(one, Option) for one in field.metadata)
+    ]
+    made = sorted(found, key=lambda row: (*FIRST, row.name).index(row.name))
+    groups = list(dict.fromkeys(row.group for row in made))
+    return tuple(sorted(made, key=lambda row: groups.index(row.group)))
+
+
+def markdown(model: type[RunConfig] = RunConfig) -> str:
+    """The tables of docs/options.md, one for each group."""
+    table, lines = rows(model), list[str]()
+    for group in dict.fromkeys(row.group for row in table):
+        lines += [
+            f"### {group}",
+            "",
+            "| option | meaning | values | default | source of the default |",
+        ]
+        lines += ["|---|---|---|---|---|"]
+        for row in table:
+            if row.group == group:
+                cells = (_name(row), row.meaning, row.values, row.usual, row.source)
+                lines.append(f"| {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def markdown_of_modes() -> str:
+    """The tables of docs/modes.md: the sources of modes and rules, and their options with default and source."""
+    lines = ["| mode | after |", "|---|---|"]
+    lines += [f"| `{mode.name}` | {mode.paper} {mode.year} |" for mode in PLAIN.values()]
+    lines += ["", "| rule | modes | after |", "|---|---|---|"]
+    for name, rule in RULES.items():
+        fitting = ", ".join(f"`{mode.name}`" for mode in PLAIN.values() if mode.fits(rule))
+        lines.append(f"| `{name}` | {fitting} | {rule.paper} {rule.year} |")
+    lines += ["", "| option | modes | default | source of the default |", "|---|---|---|---|"]
+    for row in rows():
+        alike: dict[tuple[str, str], list[str]] = {}
+        for mode in row.modes:
+            alike.setdefault((row.usual_in(mode), row.source_in(mode)), []).append(mode)
+        for (usual, source), modes in alike.items():
+            those = ", ".join(modes) if len(modes) < len(PLAIN) else "all"
+            lines.append(f"| {_name(row)} | {those} | {usual} | {source} |")
+    return "\n".join([*lines, ""])
+
+
+def _name(row: Row) -> str:
+    if row.name == "solver":
+        return "`SOLVER`"
+    metavar = f" {row.metavar}".replace("|", "\\|") if row.metavar else ""  # it ends no cell
+    return ", ".join(f"`{flag}{metavar}`" for flag in row.flags.split("/"))
+
+
+def _by_mode(words: dict[str, str]) -> str:
+    """One text for all modes, or the modes of each: `sync: 1; async, partial: min(1, 2 / workers)`."""
+    modes: dict[str, list[str]] = {}
+    for mode, text in words.items():
+        modes.setdefault(text, []).append(mode)
+    if len(modes) == 1:
+        return next(iter(modes))
+    return "; ".join(f"{', '.join(those)}: {text}" for text, those in modes.items() if text)
+
+
+def _kind(annotation: Any) -> Any:
+    """The type without None; the words of a Literal."""
+    kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
+    if get_origin(annotation) is Literal:
+        return tuple(kinds)
+    if get_origin(annotation) is tuple:
+        return tuple
+    return _kind(kinds[0]) if kinds else annotation

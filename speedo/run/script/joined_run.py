@@ -1,0 +1,344 @@
+"""`speedo.join`: the user's own loop trains, and is a worker of a run; started by itself it is a run of one worker."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from speedo.errors import ConfigError
+from speedo.exchange.npz import write_arrays
+from speedo.run.script.alone import OwnBook
+from speedo.run.script.collectives import Collectives
+from speedo.run.script.events import ScriptEvents
+from speedo.run.script.gathering import gather
+from speedo.run.script.gradients import check_exchange
+from speedo.run.script.kept_state import KeptState
+from speedo.run.script.script_turns import ScriptTurns
+from speedo.run.script.shared_test import batches_to_test
+from speedo.run.script.testing import Measure, in_words, measured
+from speedo.run.script_link import VARIABLE, Start, address_in
+from speedo.run_dir.events import (
+    CheckpointWritten,
+    ModelTested,
+    ResultMerged,
+    WorkerJoined,
+    WorkerLeft,
+)
+from speedo.system.kept_memory import keep_freed_memory
+from speedo.watch.callbacks import Callbacks
+from speedo.worker.array_weights import ArrayWeights
+from speedo.worker.share import Share
+from speedo.worker.weights import Weights
+
+_NO_MORE: Final = object()
+_now: JoinedRun | None = None
+
+
+def join(
+    model: Any,
+    optimizer: Any = None,
+    *,
+    exchange: str | None = None,
+    on_result: Callable[[ResultMerged], object] | None = None,
+    on_test: Callable[[ModelTested], object] | None = None,
+    on_join: Callable[[WorkerJoined], object] | None = None,
+    on_leave: Callable[[WorkerLeft], object] | None = None,
+    on_checkpoint: Callable[[CheckpointWritten], object] | None = None,
+) -> JoinedRun:
+    """Train `model` in this script as one worker of a run, inside `with speedo.join(...) as run:`.
+
+    `model` is a torch.nn.Module, with its `optimizer`, each of whose steps counts; or a mapping of names to NumPy
+    arrays, which are changed in place, and `run.step()` says that a step was made. Run by itself the script is a run of
+    one worker; `speedo run --workers 4 train.py` has four. `exchange` is what the workers average: "gradients" before
+    each step of the optimizer, or "deltas", how far their weights came; None is gradients in sync with one local step,
+    else deltas; it is the same in all workers. The functions `on_...` are called by worker 0 between its steps, for all
+    workers; by a script that runs by itself only `on_result` is, after each step. What one raises ends the run, which
+    exports its model, and comes out of the step then. Raises `ConfigError` for what cannot be trained.
+    """
+    events = ScriptEvents(Callbacks(on_result, on_test, on_join, on_leave, on_checkpoint))
+    if _now is not None:
+        raise ConfigError("speedo.join is called inside another: a script has one run at a time")
+    check_exchange(exchange, has_optimizer=not isinstance(model, Mapping))
+    if isinstance(model, Mapping):
+        if optimizer is not None:
+            raise ConfigError(
+                "an optimizer is for a torch.nn.Module: leave it out, and call run.step()"
+            )
+        return JoinedRun(ArrayWeights(model), None, events)
+    if not hasattr(model, "named_parameters"):
+        raise ConfigError(
+            f"speedo.join takes a torch.nn.Module or a mapping of names to NumPy arrays, not {type(model).__name__}"
+        )
+    if optimizer is None:
+        raise ConfigError(
+            "give the optimizer, too: speedo.join(model, optimizer); each of its steps counts"
+        )
+    from speedo.engines.pytorch.module_weights import ModuleWeights
+
+    weights = ModuleWeights(model, optimizer)
+    return JoinedRun(weights, weights, events, exchange)
+
+
+def current() -> JoinedRun:
+    """The run that this script has joined, for code deep in it. Raises `ConfigError` outside of `with speedo.join`."""
+    if _now is None:
+        raise ConfigError("no run is joined here: call it inside `with speedo.join(...)`")
+    return _now
+
+
+class JoinedRun(AbstractContextManager["JoinedRun"]):
+    """One worker's part of a run. Its turns begin and end in `step`, in the script's own thread.
+
+    `rank` is the worker's number from 0 on, `size` how many workers are wanted. `should_stop` says that the run is
+    over: what is trained then reaches nobody.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        stepped: Any,
+        events: ScriptEvents,
+        exchange: str | None = None,
+    ) -> None:
+        """`stepped.on_step(callback)` tells of an optimizer's steps; None where the script calls `step` itself."""
+        self.rank, self.size = 0, 1
+        self._weights, self._stepped, self._events = weights, stepped, events
+        self._exchange = exchange
+        self._hooks: list[Any] = []
+        self._turns: ScriptTurns | None = None  # none where the script runs by itself
+        self._own = OwnBook()
+        self._collectives = Collectives()
+        self._kept = KeptState(stepped)
+        self._share = Share(self._own.lease, lambda: None, 0)
+        self._epochs, self._steps, self._first_epoch = 0, 0, 0
+        self._shares = False  # `share` was called
+        self._tested = 0  # calls of `test`
+        self._loss: float | None = None
+
+    # ------------------------------------------------------------ the script's side
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the run is over."""
+        return self._turns is not None and self._turns.over
+
+    @property
+    def iteration(self) -> int:
+        """Steps of all workers so far, as the run counts them."""
+        worker = None if self._turns is None else self._turns.worker
+        return self._steps if worker is None else worker.iteration
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The numbers of so many epochs; of a run that is resumed those that are not trained to their end.
+
+        Ends early once the run is over.
+        """
+        if count < 1:
+            raise ConfigError(f"run.epochs({count}): a run has at least 1 epoch")
+        self._epochs, first = count, self._first_epoch
+        self._share.epoch = max(self._share.epoch, first)
+        if first >= count:
+            self._shares = True  # a loop that does not begin is no mistake
+            print(f"speedo: the run has trained {count} epochs, all that are asked for", flush=True)
+        for epoch in range(first, count):
+            if self.should_stop:
+                return
+            yield epoch
+
+    def share(
+        self, data: Any, batch: int | None = None, shuffle: bool | None = None
+    ) -> Iterator[Any]:
+        """This worker's batches of one epoch of `data`: each record is trained by one worker, once.
+
+        `data` is a PyTorch DataLoader, which has its own batch and order. Or a Dataset, a sequence, or a tuple of
+        arrays of equal length: `batch` of its records are an item, without it each by itself, in the order of their
+        numbers or in another one for each epoch (`shuffle`). Raises `ConfigError` for what has no numbered records.
+        """
+        items, turns = self._share.batches(data, batch, shuffle, epochs=self._epochs), self._turns
+        self._shares = True
+        if turns is None:
+            yield from items
+            return
+        turns.hello(self._share.batch)
+        # Records are leased within a turn: so those of a round follow each other, as in a batch of one process.
+        while turns.has_turn() and (item := next(items, _NO_MORE)) is not _NO_MORE:
+            if turns.has_turn():  # after a wait it is a new one
+                yield item
+
+    def step(self, loss: float | None = None, samples: int | None = None) -> None:
+        """A step was made, on so many records: those that `share` gave since the last one, if it is not said.
+
+        With an optimizer it is not called: its steps are noticed. `loss` is the mean loss of the step.
+        """
+        turns = self._turns
+        gradients = None if turns is None else turns.gradients
+        if gradients is not None and gradients.lost:
+            return
+        is_idle = gradients is not None and gradients.idle
+        if gradients is not None:
+            gradients.after_step()
+        if is_idle:
+            samples = 0  # a batch that the script has in hand is of its next step
+        else:
+            given, self._share.given = self._share.given, 0
+            samples = given or 1 if samples is None else samples
+        loss = self._loss if loss is None else float(loss)
+        self._loss = None
+        self._steps += 1
+        if turns is None:
+            self._own.trained(self._share.taken()[0])
+        elif not turns.stepped(samples, loss):
+            return
+        elif not self._shares and not is_idle:  # the next step may follow at once
+            turns.has_turn()
+        self._events.stepped(self._steps, math.nan if loss is None else loss, samples)
+
+    def report(self, loss: float) -> None:
+        """Say the loss of the step that follows, for the log: with an optimizer, before its step. May be a tensor."""
+        self._loss = float(
+            getattr(loss, "detach", lambda: loss)()
+        )  # PyTorch warns of one with gradients
+
+    def test(
+        self, measure: Measure, data: Any = None, batch: int | None = None
+    ) -> dict[str, float] | None:
+        """Test the center: `measure` is called with its weights, a module in eval mode, without gradients.
+
+        It returns numbers by their names, as `{"accuracy": 0.9}`; they are in the log, and returned. The first worker
+        that comes to its n-th call begins the n-th test, of the newest center, and has `--timeout` seconds for it.
+
+        With `data`, which is what `share` takes, it is `measure(batches)`, and returns means over the records of these
+        batches. Workers that come to the same test before all records are given out take part: each record is tested
+        by one of them, and all get the means over all records. Else one worker makes the test. The others get None at
+        once, and go on. Raises `ConfigError` for what is no finite number.
+        """
+        number, self._tested = self._tested, self._tested + 1
+        if self._turns is not None:
+            return self._turns.test(number, measure, data, batch)
+        if data is None:
+            metrics = measured(measure, self._stepped)
+        else:
+            share = Share(OwnBook().lease, lambda: None, 0)
+            metrics = measured(measure, self._stepped, batches_to_test(share, data, batch))
+            share.close()
+        print(f"test at iteration {self.iteration}: {in_words(metrics)}", flush=True)
+        return metrics
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the present weights to an .npz file, an array for each name; worker 0 alone does."""
+        if self.rank == 0:
+            vector = self._weights.layout.zeros()
+            self._weights.read_weights(vector)
+            write_arrays(Path(path), self._weights.layout, vector)
+
+    def keep(self, name: str, thing: Any) -> None:
+        """Keep an object in checkpoints, by its `state_dict()`; of a run that is resumed its state is given back now.
+
+        Numbers, text, arrays and tensors in lists and dictionaries can be kept. Raises `ConfigError` for others.
+        """
+        self._kept.keep(name, thing)
+
+    # ------------------------------------------------------------ collectives
+
+    def all_reduce(self, x: Any, op: str = "sum") -> Any:
+        """The `sum`, `mean` or `max` of all workers' arrays or tensors `x`, in place; the same to the bit everywhere.
+
+        All workers make the same collective calls in the same order. Raises `TeamBrokenError` if one of them ends or
+        does not come within `--timeout`, `ConfigError` in all if they call different things. The next call is of those
+        that are there then; one that is started again, or comes in addition, takes part in it from its first call on.
+        """
+        with self._between():
+            return self._collectives.all_reduce(x, op)
+
+    def broadcast(self, x: Any, root: int = 0) -> Any:
+        """Worker `root`'s `x` in everybody's, in place. Raises `TeamBrokenError` if it is not there."""
+        with self._between():
+            return self._collectives.broadcast(x, root)
+
+    def all_gather(self, x: Any) -> Any:
+        """All workers' `x` that are there, by rank, as an array or tensor with one dimension more."""
+        with self._between():
+            return self._collectives.all_gather(x)
+
+    def barrier(self) -> None:
+        """Return once all workers are here."""
+        with self._between():
+            self._collectives.barrier()
+
+    def _between(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._turns is None else self._turns.between()
+
+    # ------------------------------------------------------------ the context
+
+    def __enter__(self) -> Self:
+        global _now
+        if _now is not None:
+            raise ConfigError(
+                "speedo.join is called inside another: a script has one run at a time"
+            )
+        keep_freed_memory()
+        if folder := os.environ.get(VARIABLE):
+            self._enter_run(folder)
+        if self._stepped is not None:
+            self._hooks.append(self._stepped.on_step(self.step))
+        _now = self
+        return self
+
+    def _enter_run(self, folder: str) -> None:
+        made = socket.socket(socket.AF_UNIX)
+        try:
+            with address_in(folder) as address:
+                made.connect(address)
+        except OSError:
+            made.close()
+            raise ConfigError(
+                "speedo.join is called once more: this script's part of the run is over; train in one "
+                "`with speedo.join(...)`"
+            ) from None
+        link = Connection(made.detach())
+        start: Start = link.recv()
+        self.rank, self.size = start.place.worker, start.settings.workers
+        self._first_epoch = start.job.first_epoch
+        self._turns = turns = ScriptTurns(
+            start, link, self._weights, self._stepped, self._exchange, self._kept
+        )
+        self._share = turns.share
+        self._events.join(start, turns.source)
+        self._collectives = Collectives(partial(gather, start, turns.source, turns.paused))
+        if turns.gradients is not None:
+            self._hooks.append(self._stepped.before_step(turns.before_step))
+        if start.settings.epoch > 0:  # of a master that has resumed the run
+            turns.go_on()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        global _now
+        _now = None
+        for hook in self._hooks:
+            hook.remove()
+        self._share.close()
+        self._collectives.close()
+        if self._turns is None:
+            return
+        try:
+            if error is None:
+                if self._turns.worker is None and not self._shares:
+                    raise ConfigError(
+                        "the script left `with speedo.join(...)` without a step: train inside of it, with run.step() "
+                        "or steps of the optimizer"
+                    )
+                self._turns.done(self._events.look)
+        finally:
+            self._turns.close(error)

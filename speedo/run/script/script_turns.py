@@ -1,0 +1,366 @@
+"""The turns of a script in a run: they begin and end in the script's own thread, between two of its steps."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from speedo.errors import (
+    ConfigError,
+    MissingKeyError,
+    PayloadError,
+    SpeedoError,
+    StoreUnavailableError,
+    TeamBrokenError,
+)
+from speedo.exchange.channel import refusal
+from speedo.exchange.lease import Lease, LeaseRequest, NoLease
+from speedo.exchange.transfer import put_history, take_history
+from speedo.exchange.vector import Blob, Vector
+from speedo.messages import SaveState, StateSaved
+from speedo.run.host_memory import host_centers, too_little_memory
+from speedo.run.open_store import is_near, overlaps, run_store, server_stores
+from speedo.run.script.gathering import between_hosts
+from speedo.run.script.gradients import GradientTurns, exchanges_gradients
+from speedo.run.script.kept_state import KeptState
+from speedo.run.script.publisher import Publisher
+from speedo.run.script.shared_test import SharedTest
+from speedo.run.script.testing import Measure, center_tested, measured
+from speedo.run.script.turns import TurnSource
+from speedo.run.script_link import VARIABLE, Hello, Start
+from speedo.worker.driven_turn import DrivenWorker
+from speedo.worker.overlapping_driven_turn import OverlappingDrivenWorker
+from speedo.worker.share import Share
+from speedo.worker.weights import Weights
+
+LOOK_S: Final = 0.2  # between two looks whether records came back
+LOST: Final = (MissingKeyError, PayloadError, StoreUnavailableError, TeamBrokenError)
+FIRST: Final = 0  # the version of the first weights in the store
+
+
+class ScriptTurns:
+    """Those of one worker. `over` says that the run is over: what is trained then reaches nobody.
+
+    There is no turn before the `hello`. Each method that needs one waits for it.
+    """
+
+    def __init__(
+        self,
+        start: Start,
+        link: Connection,
+        weights: Weights,
+        stepped: Any,
+        exchange: str | None,
+        kept: KeptState,
+    ) -> None:
+        """`stepped` is a module with its optimizer, None where arrays are trained; `exchange` as in `speedo.join`."""
+        place = start.place
+        self.over = False
+        self.worker: DrivenWorker | None = None
+        self._start, self._weights, self._kept = start, weights, kept
+        self._module = stepped
+        self._asked: LeaseRequest | None = None
+        self._pauses = False
+        self._publisher: Publisher | None = None  # of results, where turns overlap
+        self.share = Share(
+            self._lease,
+            self._wait,
+            start.settings.seed,
+            workers=start.settings.workers,
+            ahead=not start.in_rounds,
+        )
+        self.source = TurnSource(link, place.worker, place.incarnation, self._save_state)
+        # The weights at the beginning, until the master has them.
+        self._first: Vector | None = weights.layout.zeros()
+        weights.read_weights(self._first)
+        self.gradients: GradientTurns | None = None
+        try:
+            by_gradients = exchanges_gradients(exchange, stepped, start)
+        except ConfigError as error:
+            self.source.raised(error)
+            raise
+        if by_gradients:
+            self.gradients = GradientTurns(
+                stepped, self.has_turn, self.end, self._lose, self.source, self.share
+            )
+
+    # ------------------------------------------------------------ begin and end of the script's part
+
+    def hello(self, batch: int) -> None:
+        """Tell the master what is trained, with so many records in a step, once; the steps before are kept."""
+        if self.worker is not None or self.over:
+            return
+        settings, place, layout = self._start.settings, self._start.place, self._weights.layout
+        assert self._first is not None
+        store = run_store(place.redis_url, settings)
+        if place.worker == 0:
+            problem = too_little_memory(settings, layout.nbytes)
+            if problem and not place.redis_url:
+                raise ConfigError(f"{problem}: make room there, or install redis-server")
+            put_history(store, settings.keyspace, 0, FIRST, self._first.tobytes())
+        try:
+            servers = self.source.begin(Hello(layout.blobs, batch, self.gradients is not None))
+        except EOFError:  # the run has ended before it began
+            self.over = True
+            return
+        # A relay may swap two turns that are under way at once.
+        ahead = overlaps(settings) and is_near(settings.near)
+        self.worker = (OverlappingDrivenWorker if ahead else DrivenWorker)(
+            settings.keyspace,
+            place.worker,
+            place.incarnation,
+            self._weights,
+            store,
+            time.monotonic,
+            settings.epoch,
+            compression=settings.compression,
+            outgoing=run_store(place.redis_url, settings) if ahead else None,
+            servers=server_stores(servers, settings, both_ways=ahead),
+            host=host_centers(settings, replace(place, servers=servers), layout),
+        )
+        if self.gradients is not None:
+            reach = partial(between_hosts, self._start, self.source)
+            self.gradients.open(self.worker, Path(os.environ[VARIABLE]).parent, reach)
+        if isinstance(self.worker, OverlappingDrivenWorker):
+            self.source.read_ahead(self.worker.fetch_ahead)
+            self._publisher = Publisher(self.source, self.share)
+        present = layout.zeros()
+        self._weights.read_weights(present)
+        present -= self._first
+        self._first = None
+        if np.any(present) and self.has_turn():
+
+            def add(blob: Blob, part: slice, weights: Vector) -> None:
+                weights += present[part]
+
+            self._weights.change_weights(add)
+
+    def go_on(self) -> None:
+        """Of a run that is resumed get what it has come to, before the first step: weights, and the worker's state."""
+        place, keyspace = self._start.place, self._start.settings.keyspace
+        self.hello(self._start.job.batch)
+        if self.worker is not None and place.history is not None:
+            self._kept.restore(
+                take_history(self.worker.store, keyspace, place.worker, place.history)
+            )
+        self.has_turn()
+
+    def done(self, meanwhile: Callable[[], None]) -> None:
+        """Publish what is left of the turn, wait for the end of the run, and take over what it came to."""
+        self.hello(1)  # there were no records left for it
+        worker = self.worker
+        if worker is not None and worker.command is not None and worker.steps:
+            self.end()
+        if self._publisher is not None:
+            self._publisher.close()
+        if self.gradients is not None:
+            self.gradients.close()  # others may wait for this worker
+        version = self.source.done(meanwhile)
+        meanwhile()
+        if version is None:
+            print("speedo: the run is gone; these are this worker's own weights", file=sys.stderr)
+        if version is None or worker is None:
+            return
+        center = self._weights.layout.zeros()
+        worker.exchange.fetch_center(version, center, exact=True)
+        self._weights.load_weights(center)
+
+    def close(self, error: BaseException | None) -> None:
+        """Take no more turns; `error` is what the script raised in its part of the run."""
+        if error is not None:
+            self.source.raised(error)
+        if self.gradients is not None:
+            self.gradients.close()
+        if error is None:  # else the channel ends with the process, whose end is the cause
+            self.source.close()
+        if self.worker is not None:
+            self.worker.close()
+
+    # ------------------------------------------------------------ turns
+
+    def has_turn(self) -> bool:
+        """Whether a turn goes on, or begins now: the next is waited for. False once the run is over."""
+        if self.over:
+            return False
+        assert self.worker is not None
+        if self._publisher is not None:
+            self._publisher.give_back_what_is_lost()
+        while self.worker.command is None:
+            command = self.source.next()
+            if command is None:
+                self.over = True
+                return False
+            try:
+                begin = self.worker.begin if self.gradients is None else self.gradients.begin
+                begin(command)
+                self.share.steps = command.steps
+            except LOST as problem:
+                if self.gradients is not None:
+                    self.gradients.part()
+                self.source.answer(refusal(command, problem))
+        return True
+
+    def before_step(self, closure: bool) -> None:
+        """The optimizer will make a step, whose gradients are exchanged before."""
+        assert self.gradients is not None
+        given = self.share.given or 1
+        self.hello(given)
+        self.gradients.before_step(given, closure=closure)
+
+    def stepped(self, samples: int, loss: float | None) -> bool:
+        """A step was made, on so many records; whether it was one of a turn."""
+        self.hello(samples)
+        if not self.has_turn():
+            return False
+        assert self.worker is not None
+        is_last = self.worker.stepped(samples, loss)
+        if is_last or (self.gradients is not None and self.gradients.turn_ends):
+            self.end()
+        return True
+
+    def end(self) -> None:
+        """Publish what the turn has come to."""
+        worker = self.worker
+        assert worker is not None
+        command = worker.command
+        assert command is not None
+        taken = self.share.taken()[0]
+        records = tuple((one.epoch, one.start, one.stop) for one in taken)
+        if isinstance(worker, OverlappingDrivenWorker):
+            assert self._publisher is not None
+            return self._publisher.publish(worker.end_later(records), command, taken)
+        try:
+            done = worker.end(records)
+            self.source.answer(
+                replace(done, pauses=self.gradients is not None and self.gradients.leaves)
+            )
+        except LOST as problem:
+            self.share.give_back(taken)
+            self._lose(problem)
+
+    def _lose(self, problem: SpeedoError) -> None:
+        """Nothing comes of the turn: what it trained is trained once more."""
+        assert self.worker is not None
+        command = self.worker.command
+        assert command is not None
+        self._drop()
+        self.source.answer(refusal(command, problem))
+
+    def _drop(self) -> None:
+        assert self.worker is not None
+        self.worker.command = None
+        self.share.give_back(self.share.taken()[0])
+        self.share.given = 0
+        if self.gradients is not None:
+            self.gradients.part()
+
+    # ------------------------------------------------------------ between turns
+
+    def between(self) -> AbstractContextManager[object]:
+        """In a collective: the others may need a round more to come to it, which must not wait for this worker."""
+        worker = self.worker
+        begun = worker is not None and worker.command is not None and not worker.steps
+        # The members of a team come together, and where turns overlap there are no rounds.
+        waits = begun and not self._in_team and self._publisher is None
+        return self.paused() if waits else nullcontext()
+
+    def test(
+        self, number: int, measure: Measure, data: Any, batch: int | None
+    ) -> dict[str, float] | None:
+        """Make the test of this number with the center, or take part in it; see `JoinedRun.test`."""
+        if self.worker is None:
+            raise ConfigError("run.test is called before the first run.share or run.step")
+        part = None
+        if data is not None:
+            part = SharedTest(self.source, data, batch, self._start.settings.workers)
+        records = 0 if part is None else part.records
+        turn = self.source.test_turn(number, records, pauses=False)
+        if self.over or not turn.takes_part:
+            return None
+        with self.paused(tests=turn.begins) as say_again:
+            turn = self.source.test_turn(number, records, pauses=True)
+            if not turn.takes_part:
+                return None
+            once = partial(measured, measure, self._module)
+            whole = once if part is None else partial(part.metrics, once, say_again)
+            alone = part is None
+            return center_tested(self.worker, self.source, turn.version, whole, alone=alone)
+
+    @property
+    def _in_team(self) -> bool:
+        return self.gradients is not None and self.gradients.in_team
+
+    @contextmanager
+    def paused(self, *, tests: bool = False) -> Iterator[Callable[[], None]]:
+        """Publish what was trained, and let the others go on without this worker.
+
+        Longer than a part of the timeout only if what is yielded is called now and then.
+        """
+        worker = self.worker
+        if worker is not None and worker.command is not None and worker.steps and not self._in_team:
+            self.end()
+        if self._pauses or worker is None or not self.has_turn():
+            yield lambda: None
+            return
+        if self.gradients is None or not self._in_team or not self.gradients.leave():
+            self._drop()
+        if self._publisher is not None:
+            self._publisher.finish()  # results come before the pause
+        self.source.pause(tests=tests)
+        self._pauses = True
+        try:
+            yield self.source.pause
+        finally:
+            self._pauses = False
+            self.source.pause(over=True)
+
+    def _save_state(self, command: SaveState) -> StateSaved:
+        """Put this worker's state into the store, for a checkpoint."""
+        assert self.worker is not None
+        place, settings = self._start.place, self._start.settings
+        store = run_store(place.redis_url, settings)  # the worker's may just fetch the next center
+        try:
+            return self._kept.put(command, place, store, settings.keyspace, self.worker.samples)
+        finally:
+            store.close()
+
+    # ------------------------------------------------------------ records
+
+    def _lease(self, request: LeaseRequest) -> Lease | NoLease:
+        self._asked = request
+        try:
+            if self.gradients is None or request.waits:
+                answer = self.source.lease(request)
+                # With a turn ahead, which a pause makes late, it waits only for the last records of the run.
+                waits = answer is NoLease.WAIT and (self._publisher is None or request.epochs > 0)
+                return answer if waits or isinstance(answer, Lease) else NoLease.OVER
+            return self.gradients.lease(request)
+        except (EOFError, OSError):
+            print("speedo: the run is gone", file=sys.stderr)
+            self.over = True
+            return NoLease.OVER
+
+    def _wait(self) -> None:
+        """Nothing is left but what others hold: it comes back if one of them dies."""
+        if self.gradients is not None and self.gradients.trains_first:
+            return
+        with self.paused() as say_again:
+            if self.share.has_kept:  # its last result is lost: they are trained once more
+                return
+            assert self._asked is not None
+            request = replace(self._asked, skipped=(), waits=True)
+            while (answer := self._lease(request)) is NoLease.WAIT:
+                time.sleep(LOOK_S)
+                say_again()
+        if isinstance(answer, Lease):
+            self.share.give_back((answer,))

@@ -1,0 +1,209 @@
+"""Where the turns of a script come from: the master's channel or, on another machine, the link to its actor.
+
+What else it asks goes to its actor, by the link.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Final
+
+from speedo.errors import ConfigError, TeamBrokenError
+from speedo.exchange.channel import WorkerChannel, first_line
+from speedo.exchange.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
+from speedo.exchange.served_vectors import PATIENCE_S
+from speedo.master.slots import ServerAddress
+from speedo.messages import Pause, Records, Refused, SaveState, StateSaved, Tested, Train, Trained
+from speedo.run.script_link import (
+    Done,
+    Failed,
+    FromScript,
+    Hello,
+    Meet,
+    Met,
+    Missing,
+    Raised,
+    RunOver,
+    Serve,
+    StopRun,
+    TestLease,
+    TestPart,
+    TestPoint,
+    TestTurn,
+    ToScript,
+)
+
+LOOK_S: Final = 0.2  # between two calls of what is done while the end of the run is waited for
+
+
+class TurnSource:
+    """The commands of one worker, and the answers to what it asks."""
+
+    def __init__(
+        self,
+        link: Connection,
+        worker: int,
+        incarnation: int,
+        save: Callable[[SaveState], StateSaved],
+    ) -> None:
+        """`save` puts the worker's state into the store."""
+        self._link, self._who, self._save = link, (worker, incarnation), save
+        self._channel: WorkerChannel | None = None
+        self._commands: Iterator[Train | SaveState] = iter(())
+        self._final: int | None = None
+        self._reader: threading.Thread | None = None
+
+    def begin(self, hello: Hello) -> tuple[ServerAddress, ...]:
+        """Say what is trained, and open the channel; where the servers of the center are, if it has any.
+
+        Raises `EOFError` if the run is over.
+        """
+        answer = self._ask(hello)
+        assert isinstance(answer, Serve)
+        self._channel = WorkerChannel(answer.folder, *self._who)
+        self._commands = self._channel.commands()
+        return answer.servers
+
+    def lease(self, request: LeaseRequest) -> Lease | NoLease:
+        """Records to train. Raises `ConfigError` with what the master has against it, `EOFError` as `begin`."""
+        answer = self._ask(request)
+        assert isinstance(answer, Lease | NoLease)
+        return answer
+
+    def deal(self, request: DealRequest) -> Dealt:
+        """Records of the whole team; raises as `lease`."""
+        answer = self._ask(request)
+        assert isinstance(answer, Dealt)
+        return answer
+
+    def meet(self, meet: Meet) -> Met:
+        """The next group of workers for collectives, or how the present one is. Raises `TeamBrokenError`."""
+        try:
+            answer = self._ask(meet)
+        except (EOFError, OSError):
+            raise TeamBrokenError("the run is over") from None
+        assert isinstance(answer, Met)
+        if answer.broken:
+            raise TeamBrokenError(answer.broken)
+        return answer
+
+    def missing(self, members: tuple[tuple[int, int], ...]) -> str:
+        """Which of these workers and incarnations is gone, as a sentence; empty while all are there."""
+        try:
+            answer = self._ask(Missing(members))
+        except (EOFError, OSError):
+            return "the run is over"
+        assert isinstance(answer, Met)
+        return answer.broken
+
+    def _ask(self, question: FromScript) -> ToScript:
+        self._link.send(question)
+        answer: ToScript = self._link.recv()
+        if isinstance(answer, Failed):
+            raise ConfigError(answer.problem)
+        if isinstance(answer, RunOver):
+            self._final = answer.version
+            raise EOFError
+        return answer
+
+    def next(self) -> Train | None:
+        """The next turn; None once the run is over."""
+        for command in self._commands:
+            if isinstance(command, Train):
+                return command
+            self.answer(self._save(command))
+        return None
+
+    def read_ahead(self, prepare: Callable[[Train], None]) -> None:
+        """From now on commands are taken in a thread, where `prepare` is called for each turn."""
+        commands, there = self._commands, SimpleQueue[Train | SaveState | None]()
+
+        def read() -> None:
+            with suppress(OSError):  # the script has left, and the channel is closed
+                for command in commands:
+                    if isinstance(command, Train):
+                        prepare(command)
+                    there.put(command)
+            there.put(None)
+
+        self._reader = threading.Thread(target=read, name="ahead", daemon=True)
+        self._reader.start()
+        self._commands = iter(there.get, None)
+
+    def answer(self, message: Trained | Refused | StateSaved | Pause) -> None:
+        """What came of the turn, or of the order to save the state."""
+        assert self._channel is not None
+        self._channel.answer(message)
+
+    def pause(self, *, over: bool = False, tests: bool = False) -> None:
+        """Give back the turn that was begun, and get no other until the pause is over."""
+        self.answer(Pause(*self._who, over, tests))
+
+    def test_turn(self, number: int, records: int, *, pauses: bool) -> TestTurn:
+        """Whether this worker takes part in the test of this number; in the pause for it also of which version."""
+        with suppress(EOFError, OSError):
+            answer = self._ask(TestPoint(number, records, pauses))
+            assert isinstance(answer, TestTurn)
+            return answer
+        return TestTurn(takes_part=False)
+
+    def lease_to_test(self, request: LeaseRequest) -> Lease | NoLease:
+        """Records to test; raises as `lease`."""
+        answer = self._ask(TestLease(request))
+        assert isinstance(answer, Lease | NoLease)
+        return answer
+
+    def test_part(
+        self, metrics: Mapping[str, float] | None = None, records: Records = ()
+    ) -> Tested | TestTurn:
+        """Say the metrics of these records, or ask how far the test is; see `TestPart`. Raises as `lease`."""
+        answer = self._ask(TestPart(metrics or {}, records))
+        assert isinstance(answer, Tested | TestTurn)
+        return answer
+
+    def tested(self, version: int, metrics: Mapping[str, float], problem: str = "") -> None:
+        """What came of the test."""
+        with suppress(OSError):
+            self._link.send(Tested(version, metrics, problem))
+
+    def stop(self, cause: str) -> None:
+        """Have the run end; `cause` completes "stopped by"."""
+        with suppress(OSError):
+            self._link.send(StopRun(cause))
+
+    def done(self, meanwhile: Callable[[], None] = lambda: None) -> int | None:
+        """Say that nothing more is trained, and wait for the end of the run; `meanwhile` is called now and then.
+
+        The version of the center that it came to; None if the run is gone.
+        """
+        with suppress(OSError):
+            self._link.send(Done())
+        while self._final is None:
+            try:
+                message: ToScript | None = self._link.recv() if self._link.poll(LOOK_S) else None
+            except (EOFError, OSError):
+                break
+            if message is None:
+                meanwhile()
+            elif isinstance(message, SaveState):
+                with suppress(OSError):
+                    self._link.send(self._save(message))
+            elif isinstance(message, RunOver):
+                self._final = message.version
+        if self._reader is not None:  # it may still fetch
+            self._reader.join(PATIENCE_S)
+        return self._final
+
+    def raised(self, error: BaseException) -> None:
+        """Say that the script leaves by this exception: its process may take a while to end."""
+        with suppress(OSError):
+            self._link.send(Raised(f"{type(error).__name__}: {first_line(error)}"))
+
+    def close(self) -> None:
+        """Take no more turns."""
+        if self._channel is not None:
+            self._channel.__exit__(None, None, None)

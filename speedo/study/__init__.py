@@ -1,0 +1,1 @@
+"""Studies of runs: examination, comparison, planning, scoring, simulation, contracts of strategies."""

@@ -1,0 +1,200 @@
+"""One run of a comparison, in a process of its own that ends with this one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import yaml
+
+from speedo.errors import ConfigError
+from speedo.messages import AT_MAX_ITER
+from speedo.run_dir.checkpoint_file import checkpoints_in
+from speedo.run_dir.directory import CHECKPOINTS, CONFIG, METRICS, RESULT
+from speedo.run_dir.read_back import read_result
+from speedo.study.comparison.wish import Planned
+from speedo.system.json_lines import values_of
+from speedo.watch.report.figures import SEQUENTIAL
+
+FAREWELL_S: Final = 120.0  # for a run that is asked to end: its checkpoint, a last test, its model
+LOOK_S: Final = 0.5
+TAIL_BYTES: Final = 8192
+STOPPED: Final = "stopped by"  # how the reason of a run begins that a signal ended
+
+State = Literal["new", "broken", "finished"]
+Look = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The files of a run in the comparison's folder."""
+
+    folder: Path
+    name: str
+
+    @property
+    def run_dir(self) -> Path:
+        return self.folder / "runs" / self.name
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "configs" / f"{self.name}.yaml"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "logs" / f"{self.name}.log"
+
+    def state(self, max_iter: int) -> State:
+        """`finished` is also a run that a stopping rule ended, or that diverged: it would do so again."""
+        if not self.run_dir.exists():
+            return "new"
+        result = read_result(self.run_dir / RESULT)
+        if result is None:
+            return "broken"
+        reason = str(result["reason"])
+        by_a_rule = not reason.startswith(AT_MAX_ITER)
+        complete = result.get("complete") is True and (result["iteration"] >= max_iter or by_a_rule)
+        return "finished" if complete or "diverge" in reason else "broken"
+
+    def has_checkpoint(self, run: Planned) -> bool:
+        """Whether the run can go on where it was broken off; Caffe alone keeps nothing to do so."""
+        if run.mode == SEQUENTIAL or not (self.run_dir / CONFIG).is_file():
+            return False
+        return bool(checkpoints_in(self.run_dir / CHECKPOINTS))
+
+    def ended_early(self) -> str:
+        """Why a run that is over ended before its last iteration; empty if it did not."""
+        result = read_result(self.run_dir / RESULT)
+        return "" if result is None or result.get("complete") is True else str(result["reason"])
+
+    def iteration(self) -> int:
+        """How far the run has come, by the end of its log; 0 where that does not say."""
+        try:
+            with (self.run_dir / METRICS).open("rb") as file:
+                file.seek(0, os.SEEK_END)
+                file.seek(max(0, file.tell() - TAIL_BYTES))
+                lines = file.read().splitlines()
+        except OSError:
+            return 0
+        for line in reversed(lines):
+            with suppress(ValueError, AttributeError, TypeError):
+                found = values_of(line)
+                if found.get("event") == "result" and found.get("decision") == "merged":
+                    return int(found["iteration"])
+        return 0
+
+    def last_words(self) -> str:
+        """The last line that the process wrote."""
+        try:
+            lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return "it said nothing"
+        said = [line.strip() for line in lines if line.strip()]
+        return said[-1].removeprefix("speedo: ") if said else "it said nothing"
+
+
+def make(place: Place, run: Planned, command: list[str], look: Look) -> str:
+    """Make the run by this command; returns what went wrong, or nothing.
+
+    `look` is called with the iteration from time to time. On Ctrl-C the run is asked to end, which keeps a checkpoint.
+    """
+    try:
+        place.log.parent.mkdir(parents=True, exist_ok=True)
+        with place.log.open("ab") as log:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+            try:
+                while True:
+                    with suppress(subprocess.TimeoutExpired):
+                        status = process.wait(LOOK_S)
+                        break
+                    look(place.iteration())
+            finally:
+                _end(process)
+    except OSError as error:
+        raise ConfigError(
+            f"{place.log} cannot be written: {error.strerror}; make room there"
+        ) from None
+    if place.state(run.max_iter) == "finished":
+        return ""
+    return f"status {status}: {place.last_words()}"
+
+
+def beginning() -> list[str]:
+    """The first words of a command that ends with this process; the name of a module follows."""
+    # The kernel's own way to end it if this process is killed; it is part of util-linux.
+    words = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
+    return [*words, sys.executable, "-P", "-m"]
+
+
+def remove_former(place: Place) -> None:
+    """Remove what an earlier try has left of the run. Raises `ConfigError`."""
+    try:
+        if place.run_dir.exists():
+            shutil.rmtree(place.run_dir)
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename} cannot be removed: {error.strerror}; remove it, or give another --out"
+        ) from None
+
+
+def command_of(place: Place, run: Planned) -> list[str]:
+    """Of a run with the options of `run`; a broken one goes on from its last checkpoint. Raises `ConfigError`."""
+    words = beginning()
+    if place.has_checkpoint(run):
+        return [
+            *words,
+            "speedo",
+            "train",
+            "--resume",
+            str(place.run_dir),
+            "--max-iter",
+            str(run.max_iter),
+        ]
+    remove_former(place)
+    try:
+        place.config.parent.mkdir(parents=True, exist_ok=True)
+        place.config.write_text(
+            yaml.safe_dump(dict(run.options), sort_keys=False), encoding="utf-8"
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename} cannot be written: {error.strerror}; make room there"
+        ) from None
+    if run.mode == SEQUENTIAL:
+        return [*words, "speedo.study.comparison.sequential", str(place.config), str(place.run_dir)]
+    return [
+        *words,
+        "speedo",
+        "train",
+        "--config",
+        str(place.config),
+        "--run-dir",
+        str(place.run_dir),
+    ]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask a process that is still there to end, and wait; a second Ctrl-C cuts that short."""
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            process.send_signal(signal.SIGINT)
+        deadline = time.monotonic() + FAREWELL_S
+        try:
+            while process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.1)
+        finally:
+            if process.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

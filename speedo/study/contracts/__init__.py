@@ -1,0 +1,1 @@
+"""The contract tests of strategies and rules; `speedo.testing` is their public name."""

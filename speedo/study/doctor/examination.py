@@ -1,0 +1,52 @@
+"""Runs every check of the doctor that applies."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from speedo.engines.make import prepare_to_read
+from speedo.study.doctor.base import Finding, Request
+from speedo.study.doctor.cluster import examine_master, free_ports, own_redis, token
+from speedo.study.doctor.cores import cores, running_workers
+from speedo.study.doctor.engines import engines, pycaffe, torch
+from speedo.study.doctor.limits import limits
+from speedo.study.doctor.machine import python, ray, redis, temporary
+from speedo.study.doctor.resources import disk, exchange, memory
+from speedo.study.doctor.solver import choice_of, examine_solver
+
+
+def examine(request: Request) -> list[Finding]:
+    """All findings, in the order in which a run would meet the problems. Changes nothing on the node.
+
+    The master is asked while Caffe is tried, each in a child process: both take seconds.
+    """
+    with ThreadPoolExecutor(3) as pool:
+        trying = None if request.own else (pool.submit(pycaffe), pool.submit(torch))
+        found_token, secret = token(request)
+        asking = pool.submit(examine_master, request, secret)
+        installed = [python(), ray(), redis(request)]
+        room = [cores(request), *running_workers(), *temporary(request), *limits(request)]
+        answers, facts = asking.result()
+        about_engines, about_solver, net = list[Finding](), list[Finding](), None
+        if trying is not None and "script" not in facts:  # scripts need no engine
+            choice = choice_of(request, facts)
+            caffe, about_torch = trying
+            about_engines = engines(
+                caffe.result(), about_torch.result(), choice.engine, choice.device
+            )
+            if about_engines[-1].level == "ok":  # it checks the layers, and builds the net
+                prepare_to_read(choice.engine)
+                about_solver, net = examine_solver(request, facts, choice)
+    return [
+        *installed,
+        *about_engines,
+        *found_token,
+        *answers,
+        *free_ports(request),
+        *own_redis(request),
+        *about_solver,
+        *room,
+        *(memory(request, net) if about_engines else ()),
+        *exchange(request, net),
+        *disk(request, net),
+    ]

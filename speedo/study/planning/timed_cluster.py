@@ -1,0 +1,448 @@
+"""A simulated cluster in which everything takes time: compute, transfers through the store, messages, the master.
+
+Driver, coordinator, strategies, center, the worker's turn and the team's turn are the real ones, with a model of a few
+parameters; the times of the real model come from a calibration. While the master works, the workers continue, and what
+reaches it meanwhile waits.
+
+Each server has a Redis, a process that does one thing after another, and an equal range of the center, on the machine
+of a worker. All ranges of a model travel at the same time. The master waits for no server; what it sends and receives
+takes it time.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict, deque
+from collections.abc import Callable, Container, Sequence
+from dataclasses import replace
+from functools import partial
+
+from speedo.engines.quadratic import QuadraticEngine
+from speedo.master.fetch_pacing import Pace
+from speedo.messages import Command, Event, Team, Train, Trained
+from speedo.storage.memory_store import MemoryStore
+from speedo.storage.redis.store import RECORD_BYTES
+from speedo.study.planning.calibration import Calibration, Passage, Transport
+from speedo.study.planning.shared_resources import (
+    Job,
+    Keeper,
+    Queue,
+    Shared,
+    Then,
+    aside,
+    chain,
+    pause,
+    side_by_side,
+    together,
+)
+from speedo.study.planning.site import Site
+from speedo.study.planning.timed_team import TimedTeam
+from speedo.study.simulation.simulated_team import train_together
+from speedo.study.simulation.simulator import SimulatedCluster
+from speedo.study.simulation.world import World
+from speedo.worker.turn import Worker
+
+
+class TimedCluster(SimulatedCluster):
+    """A `SimulatedCluster` whose turns take the times that the calibration gives for this site."""
+
+    def __init__(
+        self,
+        calibration: Calibration,
+        site: Site,
+        store: MemoryStore,
+        engine: Callable[[int], QuadraticEngine],
+        seed: int,
+        spread: float = 0.0,
+        part: tuple[int, int] = (0, 1),
+        overlap: Container[int] = (),
+        servers: Sequence[int] = (),
+    ) -> None:
+        """`servers` are the machines of the servers, one entry each.
+
+        `spread` is the longest time in seconds that a worker waits before its first step, different for each worker.
+        Workers that begin at the same time drift apart slowly; the wait saves simulating that. In run `part` of n, each
+        waits for a time from the part-th of n equal parts of `spread`.
+        """
+        super().__init__(World(), store, "planned", engine, seed, overlap)
+        self._engines: defaultdict[int, Queue] = defaultdict(lambda: Queue(self))
+        self.calibration, self.site = calibration, site
+        self.places = lambda worker: f"machine {site.machine_of(worker)}"
+        self._spread, self._part, self._begun = spread, part, set[int]()
+        shared = calibration.shared_memory if site.same_node == "shared-memory" else None
+        here = calibration.near if shared is None or servers else shared
+        self.workers_store = here if site.link is None else calibration.far
+        self.masters_store = here if site.link is None else calibration.near
+        self._twice = shared if site.link is not None and not servers else None
+        self._inbox: deque[Event] = deque()
+        self._machines: dict[int, Shared] = {}
+        self._ports: dict[tuple[int, str], Shared] = {}
+        self._master = Keeper(0, Queue(self), Queue(self))
+        self.priced_servers = tuple(
+            Keeper(machine, Queue(self), Queue(self)) for machine in servers
+        )
+        self._keepers = self.priced_servers or (self._master,)
+        self._pace = Pace(site.gap(calibration.center_bytes, len(servers)), known=True)
+        self._version = 0  # the newest that all servers have
+        self._waiting: list[tuple[int, Then]] = []
+        self._unheard: set[int] = set()  # tickets of results with which a message came
+        self._sent: set[int] = set()  # tickets of payloads that no server was asked to take in
+        self._load = calibration.load_on(far=site.link is not None)
+        self._master_busy = self._computing = 0.0
+
+    # ------------------------------------------------------------ Cluster
+
+    def send(self, command: Command) -> None:
+        self.work(self._handle(0.5))
+        super().send(command)
+
+    def next_event(self, timeout_s: float) -> Event | None:
+        limit = self.now + timeout_s
+        while True:
+            while not self._inbox:
+                if not self._heap or self._heap[0][0] > limit:
+                    self.now = limit
+                    return None
+                self._go_on()
+            known = self._known([self._inbox.popleft()])
+            if known:
+                return known[0]
+
+    def waiting(self, most: int) -> list[Event]:
+        return self._known([self._inbox.popleft() for _ in range(min(most, len(self._inbox)))])
+
+    def _known(self, events: list[Event]) -> list[Event]:
+        """Those that the driver may have now; servers are asked for the payloads of the others first, in one call."""
+        known, new = list[Event](), list[Trained]()
+        for event in events:
+            if isinstance(event, Trained) and self.priced_servers and event.ticket in self._sent:
+                self._sent.discard(event.ticket)
+                new.append(event)
+            else:
+                known.append(event)
+        if new:
+
+            def take_in(server: Keeper) -> Job:
+                return chain(*(self._take_in(server) for _ in new))
+
+            self.work(self.ask(take_in, lambda: self._taken_in(new)))
+        for event in known:
+            if isinstance(event, Trained):
+                if event.ticket in self._unheard:
+                    self._unheard.discard(event.ticket)
+                    self.work(self.hear())
+                self.work(self._handle(0.5))
+        return known
+
+    def _taken_in(self, events: list[Trained]) -> None:
+        """All servers have answered: the first of these stands for the message with all answers."""
+        self._unheard.add(events[0].ticket)
+        self._inbox.extend(events)
+
+    def post(self, event: Event) -> None:
+        """The event reaches the driver now."""
+        self._inbox.append(event)
+
+    # ------------------------------------------------------------ the master's time
+
+    def work(self, job: Job) -> None:
+        """The master does this job; everybody else continues."""
+        over = False
+
+        def then() -> None:
+            nonlocal over
+            over = True
+
+        began = self.now
+        job(then)
+        while not over:
+            self._go_on()
+        self._master_busy += self.now - began
+
+    def compute_on(self, machine: int, seconds: float) -> Job:
+        """A job of processor time."""
+        return self._cores(machine).job(seconds)
+
+    def read(self, store: Transport, machine: int, nbytes: float, keeper: Keeper) -> Job:
+        """A job that reads this many bytes from the keeper's store, on this machine."""
+        costs = store.of(store.read, self._share(nbytes))
+        return self._passage(costs, machine, nbytes, keeper, out=True)
+
+    def write(self, store: Transport, machine: int, nbytes: float, keeper: Keeper) -> Job:
+        """A job that writes this many bytes into the keeper's store."""
+        costs = store.of(store.write, self._share(nbytes))
+        return self._passage(costs, machine, nbytes, keeper, out=False)
+
+    def take_payload(self, keeper: Keeper | None = None) -> Job:
+        """The master reads a payload, or a server its range of one."""
+        keeper = keeper or self._master
+        nbytes = self.calibration.payload_bytes / len(self._keepers)
+        return self.read(self.masters_store, keeper.machine, nbytes, keeper)
+
+    def put_center(self, keeper: Keeper | None = None) -> Job:
+        """The master writes a version: raw and, if that differs, in the form that workers fetch.
+
+        It writes to both shared memory and Redis if some workers cannot use shared memory. A server writes its range.
+        """
+        costs, keeper = self.calibration, keeper or self._master
+        forms = {costs.nbytes, costs.center_bytes}
+        stores = [store for store in (self._twice, self.masters_store) if store is not None]
+        return chain(
+            *(
+                self.write(store, keeper.machine, form / len(self._keepers), keeper)
+                for form in sorted(forms)
+                for store in stores
+            )
+        )
+
+    def ask(self, work: Callable[[Keeper], Job], then: Then = lambda: None) -> Job:
+        """The master asks all servers, one after another, and waits for none; `then` once all have answered."""
+        own, left = self._actor_call_work(0), len(self.priced_servers)
+
+        def one_is_done() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                then()
+
+        def asked(one: Keeper) -> Job:
+            answer = chain(self._way(one), self._in_server(one, work(one)), self._way(one))
+            return chain(own, aside(lambda _: answer(one_is_done)))
+
+        return chain(*(asked(one) for one in self.priced_servers))
+
+    def hear(self) -> Job:
+        """The master takes the answers of all servers, which have come."""
+        return chain(*(self._actor_call_work(0) for _ in self.priced_servers))
+
+    def published(self, version: int) -> None:
+        """All servers have this version now."""
+        self._version = version
+        waiting, self._waiting = self._waiting, []
+        for needed, then in waiting:
+            self._until(needed)(then)
+
+    # ------------------------------------------------------------ what was busy, in seconds up to now
+
+    def busy(self) -> dict[str, float]:
+        """Busy seconds by resource: `link` is the busiest direction of any port, `compute` the sum of the workers.
+
+        `store` and `server` are the busiest Redis and the busiest server process.
+        """
+        links = [port.busy() for port in self._ports.values()]
+        found = {
+            "compute": self._computing,
+            "link": max(links, default=0.0),
+            "store": max(keeper.redis.busy() for keeper in self._keepers),
+            "master": self._master_busy,
+        }
+        if self.priced_servers:
+            found["server"] = max(server.process.busy() for server in self.priced_servers)
+        return found
+
+    # ------------------------------------------------------------ inside
+
+    def _go_on(self) -> None:
+        self.now, _, happening = heapq.heappop(self._heap)
+        event = happening()
+        if event is not None:
+            self._inbox.append(event)
+
+    def _cores(self, machine: int) -> Shared:
+        number = 0 if self.site.one_processor else machine
+        if number not in self._machines:
+            costs = self.calibration
+            crowding = 1.0 + (costs.crowding - 1.0) * self._fullness()
+            taken = costs.background if number == 0 else 0.0
+            self._machines[number] = Shared(self, self.site.cores, crowding, taken)
+        return self._machines[number]
+
+    def _fullness(self) -> float:
+        """The share of the measured crowding that applies to a machine of the site when all of its cores work."""
+        measured = self.calibration.cores - 1
+        return (self.site.cores - 1) / measured if measured else 0.0
+
+    def _handle(self, share: float) -> Job:
+        return self.compute_on(0, share * self.calibration.handle)
+
+    def _serve(self, seconds: float, keeper: Keeper) -> Job:
+        """Work of Redis's single thread; shared memory has none."""
+        if seconds <= 0.0:
+            return pause(self, 0.0)
+        return keeper.redis.job(self.compute_on(keeper.machine, seconds))
+
+    def _share(self, nbytes: float) -> float:
+        return nbytes / self.calibration.nbytes
+
+    def _passage(
+        self, costs: Passage, machine: int, nbytes: float, keeper: Keeper, *, out: bool
+    ) -> Job:
+        """Both sides work at the same time, as far as the whole takes less than the sum of both."""
+        both = max(0.0, costs.client + costs.server - costs.seconds)
+        both = min(both, costs.client, costs.server)
+        idle = max(0.0, costs.seconds - costs.client - costs.server)
+        client = self.compute_on(machine, costs.client - both)
+        server = self._serve(costs.server - both, keeper)
+        job = chain(client, server, pause(self, idle))
+        if both:
+            at_once = self.compute_on(machine, both), self._serve(both, keeper)
+            job = chain(together(*at_once), job)
+        bytes_per_s, there = self.site.bytes_per_s, keeper.machine
+        if machine == there or bytes_per_s is None:
+            return job
+        trips = 2 if nbytes > RECORD_BYTES else 1  # Redis is asked twice for a longer one
+        ways = ((there, "out"), (machine, "in")) if out else ((machine, "out"), (there, "in"))
+        travel = together(*(self._port(way).job(nbytes / bytes_per_s) for way in ways))
+        packets = self.compute_on(0, self.site.packet_work * nbytes)
+        return chain(pause(self, trips * self.site.round_trip), together(job, travel, packets))
+
+    def _port(self, way: tuple[int, str]) -> Shared:
+        if way not in self._ports:
+            self._ports[way] = Shared(self)
+        return self._ports[way]
+
+    def _message(self, sender: int, receiver: int) -> Job:
+        """Three quarters of a message's time are work, at both ends; the rest is the wait for a wake-up."""
+        far = sender != receiver
+        seconds = self.calibration.far_message if far else self.calibration.message
+        way = 0.5 * self.site.round_trip if far else 0.0
+        return chain(
+            self.compute_on(sender, 0.375 * seconds),
+            pause(self, 0.25 * seconds + way),
+            self.compute_on(receiver, 0.375 * seconds),
+        )
+
+    def _send_train(self, command: Train) -> None:
+        if command.team is not None:
+            return self._send_to_team(command, command.team)
+        worker = self._workers.get(command.worker)
+        if worker is None or worker.incarnation != command.incarnation:
+            return
+        machine, costs = self.site.machine_of(command.worker), self.calibration
+        own = self._load + (costs.pull if command.moving_rate is not None else 0.0)
+        train = chain(self.compute_on(machine, own), self._steps(worker, command, machine))
+        if command.worker in self.overlap:
+            train = self._engines[command.worker].job(train)
+        chain(
+            pause(self, self._pace.start(self.now) - self.now),
+            self._message(0, machine),
+            self._until(command.version),
+            self._fetch(machine),
+            train,
+            self.compute_on(machine, costs.seal),
+            self._publish(machine),
+            self._message(machine, 0),
+        )(lambda: self._finish_turn(worker, command))
+
+    def _until(self, version: int) -> Job:
+        """Until all servers have this version; the master publishes before it sends commands."""
+
+        def begin(then: Then) -> None:
+            if not self.priced_servers or version <= self._version:
+                then()
+            else:
+                self._waiting.append((version, then))
+
+        return begin
+
+    def _take_in(self, server: Keeper) -> Job:
+        """A server reads its range of a payload, and checks it."""
+        check = self.calibration.check / len(self.priced_servers)
+        return chain(self.take_payload(server), self.compute_on(server.machine, check))
+
+    def _fetch(self, machine: int) -> Job:
+        """A worker reads a center, all ranges side by side."""
+        share = self.calibration.center_bytes / len(self._keepers)
+        ranges = (self.read(self.workers_store, machine, share, one) for one in self._keepers)
+        return side_by_side(ranges)
+
+    def _publish(self, machine: int) -> Job:
+        """A worker writes a payload, all ranges side by side."""
+        share = self.calibration.payload_bytes / len(self._keepers)
+        ranges = (self.write(self.workers_store, machine, share, one) for one in self._keepers)
+        return side_by_side(ranges)
+
+    def _actor_call_work(self, machine: int) -> Job:
+        """One end of a message between master and server, which are Ray's on one machine, too."""
+        return self.compute_on(machine, 0.375 * self.calibration.far_message)
+
+    def _way(self, server: Keeper) -> Job:
+        far = 0.5 * self.site.round_trip if server.machine else 0.0
+        return pause(self, 0.25 * self.calibration.far_message + far)
+
+    def _in_server(self, server: Keeper, work: Job) -> Job:
+        call = self._actor_call_work(server.machine)
+        return server.process.job(chain(call, work, call))
+
+    def _send_to_team(self, command: Train, team: Team) -> None:
+        """Members wait for each other and for the leader, who fetches; only the leader publishes."""
+        first = command.ticket - team.workers.index(command.worker)
+        commands = self._teams.setdefault(first, {})
+        commands[command.worker] = command
+        if len(commands) < len(team.members):
+            return
+        del self._teams[first]
+        machine, costs = self.site.machine_of(team.leader), self.calibration
+        timed = TimedTeam(len(commands), lambda seconds: self.compute_on(machine, seconds), costs)
+        began = self.now
+
+        def steps() -> list[Job]:
+            return [self._steps(self._workers[worker], one, machine) for worker, one in commands.items()]  # fmt: skip
+
+        def summed() -> None:
+            answers = train_together(team, self._workers, commands, {})
+            for worker, answer in answers.items():
+                assert isinstance(answer, Trained)
+                told = replace(answer, timings={"team": self.now - began})
+                seal = self.compute_on(machine, costs.seal)
+                leads = worker == team.leader
+                if leads:
+                    self._sent.add(answer.ticket)
+                last = chain(seal, self._publish(machine)) if leads else pause(self, 0.0)
+                chain(last, self._message(machine, 0))(partial(self.post, told))
+
+        arrivals = [self._message(0, machine) for _ in commands]
+        arrivals[0] = chain(
+            pause(self, self._pace.start(self.now) - self.now),
+            arrivals[0],
+            self._until(command.version),
+            self._fetch(machine),
+        )
+        rounds = timed.rounds(team.rounds, steps, self._load)
+        chain(together(*arrivals), rounds)(summed)
+
+    def _steps(self, worker: Worker, command: Train, machine: int) -> Job:
+        one = self.calibration.step_seconds(worker.engine.samples_per_step)
+        drawn = (self.calibration.at(self.random.random()) for _ in range(command.steps))
+        seconds = one * sum(drawn)
+        late = 0.0
+        if self._spread > 0.0 and worker.worker not in self._begun:
+            self._begun.add(worker.worker)
+            number, count = self._part
+            late = self._spread * (worker.worker * number % count + self.random.random()) / count
+
+        def begin(then: Then) -> None:
+            began = self.now
+
+            def done() -> None:
+                self._computing += self.now - began
+                then()
+
+            self._computed(machine, seconds)(done)
+
+        return chain(pause(self, late), begin) if late else begin
+
+    def _computed(self, machine: int, seconds: float) -> Job:
+        """Steps that last so long when nothing else computes on this machine."""
+        costs = self.calibration
+        if costs.offloaded:
+            return pause(self, seconds)
+        if costs.threads == 1:
+            return self.compute_on(machine, seconds)
+        # Its threads have slowed each other down where it was measured.
+        each = seconds / self._cores(machine).slowed(costs.threads)
+        return together(*(self.compute_on(machine, each) for _ in range(costs.threads)))
+
+    def _finish_turn(self, worker: Worker, command: Train) -> None:
+        self._sent.add(command.ticket)
+        self.post(worker.turn(command))

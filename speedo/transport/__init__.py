@@ -1,1 +1,0 @@
-"""Messages between processes of one machine, without Ray."""
