@@ -14,8 +14,8 @@ import click
 from speedo.cli.launch import check_options
 from speedo.cli.page import output_option
 from speedo.cli.say import put
-from speedo.launch import templates
-from speedo.launch.templates import Training
+from speedo.launch.job_files import templates
+from speedo.launch.job_files.templates import Training
 from speedo.run.config.run_config import LARGEST_WORKERS
 
 Make = Callable[..., Any]

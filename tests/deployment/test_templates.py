@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from speedo.cli.main import main
 from speedo.errors import ConfigError
-from speedo.launch.templates import Training, kuberay, kubernetes, slurm, systemd
+from speedo.launch.job_files.templates import Training, kuberay, kubernetes, slurm, systemd
 from tests.deployment.kuberay_fields import RAY_JOB, problems
 from tests.support.fuzz import randoms
 from tests.support.fuzz import text as awkward

@@ -18,8 +18,8 @@ class Request:
     """A node to examine: as the worker of the master at host:port, or alone or as a master's if `master` is None.
 
     `host` and `port` are where a master here would listen. `facts` are the master's
-    (`speedo.study.doctor.solver.facts_of`), for a node that is examined before its master runs; empty if they are not known. `own`: for scripts, without solver
-    or engine.
+    (`speedo.study.doctor.solver.facts_of`), for a node that is examined before its master runs;
+    empty if they are not known. `own`: for scripts, without solver or engine.
     """
 
     solver: Path | None = None

@@ -1,8 +1,8 @@
 """Scores its share of the batches of test nets in a process of its own, for one model after another.
 
 `python -m speedo.study.scoring.scoring_process` reads one line of JSON, builds the nets, and then reads the path of a
-model a line. Its answers begin with a marker, because a Python layer may print, too: the records of each batch, and at the end
-the sums. It ends when its input ends.
+model a line. Its answers begin with a marker, because a Python layer may print, too: the records of each batch, and
+at the end the sums. It ends when its input ends.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ class ImageData(BatchSource):
     """Caffe's ImageData layer: tops (N, C, H, W) and labels (N,), float32.
 
     Like Caffe it does not look at rank and count: a worker's list has its lines alone
-    (`speedo.engines.solver.rewrite`). With `shuffle` the lines change their order before every epoch, by the place's seed and rank.
+    (`speedo.engines.solver.rewrite`). With `shuffle` the lines change their order
+    before every epoch, by the place's seed and rank.
     """
 
     tops: ClassVar[tuple[int, int | None]] = (2, 2)

@@ -1,0 +1,1 @@
+"""Ready files for Slurm, Kubernetes, KubeRay and systemd."""
