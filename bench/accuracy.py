@@ -48,7 +48,7 @@ print(sum(float(net.forward()["accuracy"]) for _ in range(100)) / 100)
 def plain_score(model: Path) -> float:
     """Accuracy of a model over the 10,000 test images, by pycaffe alone."""
     from bench.support.runs import plain_terms
-    from speedo.data import default_data_root
+    from speedo.data.roots import default_data_root
     from speedo.engines.solver.bundled import bundled_solver
 
     net = bundled_solver("lenet").with_name("train_test.prototxt")

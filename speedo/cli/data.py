@@ -19,7 +19,7 @@ from speedo.system.workplace import check_names, check_workplace
 from speedo.watch.console import ErrorConsole
 
 if TYPE_CHECKING:
-    from speedo.data import Prepared
+    from speedo.data.base import Prepared
 
 FOLDER = click.Path(path_type=Path, file_okay=False)
 LIST = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -65,7 +65,7 @@ def fashion_mnist(folder: Path, source: Path | None, force: bool) -> None:
 
     The package is dataset-fashion-mnist; --source names another folder with the four IDX files.
     """
-    from speedo.data import prepare_fashion_mnist
+    from speedo.data.mnist import prepare_fashion_mnist
 
     make(prepare_fashion_mnist, folder, source=source, force=force)
 
@@ -79,7 +79,7 @@ def mnist(folder: Path, source: Path | None, force: bool) -> None:
 
     They are downloaded without --source; checksums are verified.
     """
-    from speedo.data import prepare_mnist
+    from speedo.data.mnist import prepare_mnist
 
     make(prepare_mnist, folder, source=source, force=force)
 
@@ -94,7 +94,7 @@ def cifar10(folder: Path, source: Path | None, force: bool, seed: int) -> None:
 
     It is downloaded without --source; the checksum is verified.
     """
-    from speedo.data import prepare_cifar10
+    from speedo.data.cifar10 import prepare_cifar10
 
     make(prepare_cifar10, folder, source=source, seed=seed, force=force)
 
@@ -131,7 +131,7 @@ def images(list_file: Path, folder: Path, size: str | None, **options: Any) -> N
     Labels count from 0; paths start from the list's folder or --root. Give train and test a list and a
     --database name each.
     """
-    from speedo.data import prepare_images
+    from speedo.data.images import prepare_images
 
     make(partial(prepare_images, list_file), folder, size=size_of(size), **options)
 

@@ -17,7 +17,7 @@ from speedo.cli.say import say
 from speedo.system.workplace import check_names, check_workplace
 
 if TYPE_CHECKING:
-    from speedo.data import Checked
+    from speedo.data.check import Checked
 
 MOST_PARTS: Final = 10_000
 SHOWN_LABELS: Final = 20
@@ -64,7 +64,7 @@ def split(database: Path, folder: Path, parts: int, **options: Any) -> None:
     Each record is in exactly one part. Without --shuffle a part keeps the order and the keys of the records. Every
     part has a dataset.json with its count and checksum, which `speedo data check` compares; DIR has one for all.
     """
-    from speedo.data import split as split_database
+    from speedo.data.split import split as split_database
 
     _check(database, folder)
     with bar() as progress:
@@ -89,7 +89,7 @@ def check(databases: tuple[Path, ...], as_json: bool) -> None:
 
     Exit status: 0 if all is well, 1 if a record or a database is bad.
     """
-    from speedo.data import check as check_databases
+    from speedo.data.check import check as check_databases
 
     check_workplace()
     found: list[Checked] = []
@@ -138,7 +138,7 @@ def convert(source: Path, folder: Path, size: str | None, **options: Any) -> Non
     The database gets its name when it is complete. One that is there is kept, and with another source or other
     options refused, unless --force is given.
     """
-    from speedo.data import convert as convert_source
+    from speedo.data.convert import convert as convert_source
 
     _check(source, folder)
     make(partial(convert_source, source), folder, size=size_of(size), **options)

@@ -143,7 +143,7 @@ def _tests(
     note: Callable[[str], None],
 ) -> SolverSpec:
     """The test nets, with their data on this machine."""
-    from speedo.data import default_data_root
+    from speedo.data.roots import default_data_root
     from speedo.engines.solver.conversion import convert_databases
     from speedo.engines.solver.scored_nets import check_tests, read_tests
     from speedo.run.config.run_config import make_config

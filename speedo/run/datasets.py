@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from speedo.data import ensure_bundled
+from speedo.data.roots import ensure_bundled
 from speedo.engines.solver import SolverSpec
 
 PREPARABLE: Final = ("fashion-mnist", "mnist", "cifar10")

@@ -10,9 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from speedo.data import default_data_root
 from speedo.data.remote.run_copy import check_writable
-from speedo.data.roots import cache_root
+from speedo.data.roots import cache_root, default_data_root
 from speedo.engines.make import prepare_to_read
 from speedo.engines.net_trial import CaffeFacts, check_in_subprocess
 from speedo.engines.solver import (

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from speedo.data import default_data_root
+from speedo.data.roots import default_data_root
 from speedo.engines.solver import read_solver
 from speedo.engines.solver.data_layers import count_records
 from speedo.errors import SpeedoError

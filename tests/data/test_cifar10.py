@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speedo.data import cifar10, prepare_cifar10
+from speedo.data import cifar10
+from speedo.data.cifar10 import prepare_cifar10
 from speedo.data.download import file_sha256
 from speedo.errors import DataError
 from tests.data.makers import Bytes, cifar_archive, cifar_files, datum_image, mean_in, read_database

@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 
 from speedo.data import folder as folder_module
-from speedo.data import mnist, prepare_fashion_mnist, prepare_mnist
+from speedo.data import mnist
 from speedo.data.database import record_key, write_database
 from speedo.data.lock import locked
+from speedo.data.mnist import prepare_fashion_mnist, prepare_mnist
 from speedo.data.wire import Datum
 from speedo.errors import DataError
 from tests.data.makers import idx_folder, read_database
@@ -112,7 +113,8 @@ def test_an_exception_in_the_middle_leaves_nothing(
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from speedo.data import mnist, prepare_fashion_mnist
+from speedo.data import mnist
+from speedo.data.mnist import prepare_fashion_mnist
 mnist.write_mean = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 prepare_fashion_mnist(Path(sys.argv[1]), source=Path(sys.argv[2]))
 """

@@ -18,9 +18,12 @@ from pathlib import Path
 
 import pytest
 
-from speedo.data import cifar10, prepare_cifar10, prepare_fashion_mnist, prepare_images
+from speedo.data import cifar10
+from speedo.data.cifar10 import prepare_cifar10
 from speedo.data.download import file_sha256
 from speedo.data.idx import read_idx
+from speedo.data.images import prepare_images
+from speedo.data.mnist import prepare_fashion_mnist
 from speedo.errors import DataError
 from tests.data.makers import cifar_archive, cifar_files, idx_folder
 
@@ -28,7 +31,9 @@ from tests.data.makers import cifar_archive, cifar_files, idx_folder
 CHILD = """
 import resource, sys
 from pathlib import Path
-from speedo.data import cifar10, prepare_cifar10, prepare_fashion_mnist
+from speedo.data import cifar10
+from speedo.data.cifar10 import prepare_cifar10
+from speedo.data.mnist import prepare_fashion_mnist
 from speedo.data.download import file_sha256
 from speedo.errors import DataError
 from dataclasses import replace

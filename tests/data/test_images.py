@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from speedo.data import prepare_images
+from speedo.data.images import prepare_images
 from speedo.data.wire import Datum
 from speedo.errors import DataError
 from tests.data.makers import datum_image, mean_in, read_database

@@ -12,16 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speedo.data import (
-    Prepared,
-    default_data_root,
-    download,
-    ensure_bundled,
-    mnist,
-    prepare_fashion_mnist,
-    prepare_mnist,
-)
+from speedo.data import download, mnist
+from speedo.data.base import Prepared
 from speedo.data.download import file_sha256
+from speedo.data.mnist import prepare_fashion_mnist, prepare_mnist
+from speedo.data.roots import default_data_root, ensure_bundled
 from speedo.errors import DataError
 from tests.data.makers import IDX_NAMES, datum_image, idx_bytes, idx_folder, mean_in, read_database
 

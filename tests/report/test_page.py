@@ -161,7 +161,7 @@ def test_the_picture_alone_is_drawn_in_the_form_of_its_name(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nowhere"], "is not a run directory"),
+        (["nowhere"], "is no running run"),
         (["RUN", "-o", "page.txt"], "give a name that ends in .html or .htm"),
         (["RUN", "--png", "-o", "page.html"], "give a name that ends in .png or .pdf or .svg"),
         (["RUN", "--png", "-o", "/nowhere/run.png"], "cannot be written"),

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import speedo
-from speedo.data import ensure_bundled
+from speedo.data.roots import ensure_bundled
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.parameters import Parameters
 from speedo.engines.solver import split_batch

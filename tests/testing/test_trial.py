@@ -15,9 +15,9 @@ from speedo.master.plan import Plan
 from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
 from speedo.sgd_modes.rules import AddDelta, Elastic
+from speedo.study.contracts import trial
 from speedo.study.contracts.trial import require_sound
 from speedo.study.simulation.simulator import simulate
-from speedo.testing import trial
 from tests.support.outside import outside as outside
 
 REPOSITORY = Path(__file__).parents[2]
@@ -134,7 +134,7 @@ def test_an_installed_package_has_its_modes_and_rules_in_the_help(
         f"[speedo.modes]\nevery-other = {outside}:EveryOther\n\n"
         f"[speedo.rules]\nheavy = {outside}:Heavy\nlost = {outside}:Lost\nelastic = {outside}:Added\n"
     )
-    told = speedo("train", "--help", folder=tmp_path, path=tmp_path)
+    told = speedo("train", "--help-all", folder=tmp_path, path=tmp_path)
     text = " ".join(told.stdout.split())
     assert "every-other|" in text.replace("| ", "|")
     assert "every-other: merge each N-th result." in text

@@ -329,7 +329,7 @@ def test_a_port_in_use_and_an_address_of_others_are_told(page: Served) -> None:
     ("arguments", "told"),
     [
         (("watch",), "you have no run on this machine"),
-        (("watch", "nonsense"), "nonsense is not a running run"),
+        (("watch", "nonsense"), "nonsense is no running run"),
         (("watch", "."), "it has no metrics.jsonl"),
         (("watch", "--port", "80"), "give --web, too"),
         (("watch", ".", "--web", "--host", "203.0.113.7"), "203.0.113.7:0 cannot be served"),

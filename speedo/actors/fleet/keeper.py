@@ -21,7 +21,7 @@ from speedo.actors.join.host_link import Failed, HostLink, Over, Stopped
 from speedo.actors.ray_node.ports import server_port
 from speedo.actors.server_host import ServerHost
 from speedo.actors.worker_host import WorkerHost
-from speedo.data import default_data_root
+from speedo.data.roots import default_data_root
 from speedo.engines.make import EngineChoice, prepare_process
 from speedo.engines.solver import SolverSpec, check_solver
 from speedo.engines.solver.data_layers import count_records

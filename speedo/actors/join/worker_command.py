@@ -28,8 +28,8 @@ from speedo.actors.ray_node.folder import ray_folder
 from speedo.actors.ray_node.node import START_S, Node
 from speedo.actors.signals import stop_signals
 from speedo.actors.token import load_token
-from speedo.data import default_data_root
 from speedo.data.remote.uris import uri_of
+from speedo.data.roots import default_data_root
 from speedo.errors import ClusterError, ConfigError, EngineError
 from speedo.run_dir.directory import make_own_folders
 from speedo.system.cores import Bind, Core

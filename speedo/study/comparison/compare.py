@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from speedo.data import default_data_root
+from speedo.data.roots import default_data_root
 from speedo.engines.solver import SolverSpec, check_solver
 from speedo.engines.solver.data_layers import count_records
 from speedo.errors import ConfigError, SolverError

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from speedo.data import default_data_root
+from speedo.data.roots import default_data_root
 from speedo.engines.make import CAFFE, EngineChoice, make_engine
 from speedo.engines.solver import (
     SolverOverrides,

@@ -8,9 +8,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
-from speedo.data import default_data_root
 from speedo.data.mnist import FASHION_MNIST, FASHION_MNIST_PACKAGE, FASHION_MNIST_SOURCE
 from speedo.data.remote.uris import uri_of
+from speedo.data.roots import default_data_root
 from speedo.engines.make import CAFFE, EngineChoice, chosen_engine, prepare_to_read
 from speedo.engines.net_trial import CaffeFacts, check_in_subprocess
 from speedo.engines.solver import (

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from speedo.data import default_data_root
+from speedo.data.roots import default_data_root
 from speedo.engines.child import PROBLEM, Child, started
 from speedo.engines.make import CAFFE, EngineChoice
 from speedo.engines.solver import (
