@@ -197,6 +197,26 @@ def test_gradients_between_hosts_make_the_model_of_one_process(
 
 
 @pytest.mark.torch
+def test_a_worker_that_tests_ends_the_turn_of_all_hosts_with_the_step_and_nothing_is_lost(
+    speedo: Commands, hosts: list[Host], tmp_path: Path
+) -> None:
+    """No batch is trained twice: a team that breaks would leave discarded results."""
+    chief, *others = hosts
+    first = speedo.start(*master(chief, "--workers", "3"), inside=chief.inside)
+    some = [
+        speedo.start(*worker(chief, count, "tested_torch.py", "one"), inside=host.inside)
+        for count, host in zip((1, 2), others, strict=True)
+    ]
+    for process in (first, *some):
+        ended(process)
+    lines = lines_of(tmp_path)
+    assert [line for line in lines if line.get("decision") == "discarded"] == []
+    assert trained(lines) == Counter({(e, r): 1 for e in range(2) for r in range(600)})
+    assert [line["problem"] for line in lines if line["event"] == "test"] == [None] * 2
+    assert max(line["steps"] for line in lines if line.get("decision") == "merged") > 1
+
+
+@pytest.mark.torch
 @pytest.mark.parametrize("leads", [False, pytest.param(True, marks=pytest.mark.matrix)])
 def test_a_host_that_is_killed_breaks_the_step_of_the_others_which_train_its_records(
     speedo: Commands, hosts: list[Host], tmp_path: Path, leads: bool
