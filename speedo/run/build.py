@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import astuple
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -271,7 +272,10 @@ def _stopping(config: RunConfig, progress: Progress | None) -> Stopping:
 
 def _run_log(run_dir: Path, board: StatusBoard, *, resumed: bool) -> MetricsLog:
     try:
-        return MetricsLog(run_dir, time.monotonic(), resumed=resumed, tell=board.trouble_with_log)
+        now = time.monotonic()
+        log = MetricsLog(run_dir, now, resumed=resumed, tell=board.trouble_with_log)
+        log.clock(datetime.now(UTC), now)
+        return log
     except OSError as error:
         what = f"{run_dir / METRICS} cannot be copied to continue"
         raise CheckpointError(f"{what}: {error.strerror}; make room or make it writable") from None

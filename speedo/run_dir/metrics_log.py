@@ -1,7 +1,8 @@
 """What a run leaves behind: its directory with configuration, metrics, result and model.
 
 `metrics.jsonl` has a line for every result that reached the master, with what became of it, and one for every
-test, join and leave. `time` is seconds since the run began, on a clock that never jumps.
+test, join and leave. `time` is seconds since the run began, on a clock that never jumps; the line `clock` of each
+master says which date and time that is.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -90,6 +92,10 @@ class MetricsLog:
         self._results: dict[tuple[int, int], Trained] = {}  # that are held
         self._merged = (0, 0)  # the last version, and its iteration
         self._iterations: dict[int, int] = {}  # of the versions that are being tested
+
+    def clock(self, at: datetime, now: float) -> None:
+        """Write what a clock on the wall shows at `now`, so that the log can be laid beside other logs."""
+        self._write(now, "clock", at=at.isoformat(timespec="milliseconds"))
 
     def resume(self, epoch: int, counters: Counters, now: float) -> None:
         """The run goes on from this checkpoint: what was merged after it is undone."""

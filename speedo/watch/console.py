@@ -32,6 +32,7 @@ SAME_LINE_S: Final = 30.0  # seconds until a line is said again that has not cha
 CLOSE_S: Final = 10.0  # for the last lines to be written; a disk that hangs is not waited for
 LEFT: Final = ("host", "state", "last death")  # columns of text
 KEPT_BYTES: Final = 1 << 20  # of lines that the disk does not take, at most
+STAMP: Final = "%Y-%m-%d %H:%M:%S%z"  # before each line of train.log
 
 
 class Watch(Protocol):
@@ -244,12 +245,12 @@ class Progress:
         if self._log is None:
             self._kept.append(text)
         else:
-            line = f"{time.strftime('%H:%M:%S')} {clean_text(text)}\n".encode()
+            line = f"{time.strftime(STAMP)} {clean_text(text)}\n".encode()
             self._writer.submit(partial(self._log.write, line))
 
 
 def _gap(lines: int) -> bytes:
-    return f"{time.strftime('%H:%M:%S')} ({lines} lines are missing here: the disk was full)\n".encode()
+    return f"{time.strftime(STAMP)} ({lines} lines are missing here: the disk was full)\n".encode()
 
 
 def workers_in_words(there: int, wanted: int) -> str:

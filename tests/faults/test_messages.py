@@ -125,6 +125,7 @@ TELLS = {
     "watch/export/caffe_log.py",
     "watch/export/prometheus.py",
     "watch/export/tensorboard.py",
+    "run/build.py",
     "run/exports.py",
     "run/prepare.py",
     "run/run_facts.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from datetime import UTC, datetime
 from pathlib import Path
 
 from speedo import messages
@@ -14,6 +15,7 @@ from speedo.master.driver import Driver
 from speedo.master.plan import Plan
 from speedo.messages import Command, Drop, Evaluate, Merge, Part, StoreTrouble, Trained
 from speedo.run_dir.directory import METRICS
+from speedo.run_dir.events import OtherLine, read_events
 from speedo.run_dir.metrics_log import MetricsLog
 from speedo.sgd_modes.rules import AverageDeltas
 from speedo.sgd_modes.synchronous import Synchronous
@@ -34,6 +36,20 @@ def test_a_late_repetition_does_not_take_the_timings_of_the_result(tmp_path: Pat
     lines = [json.loads(line) for line in (tmp_path / METRICS).read_text().splitlines()]
     assert [line["decision"] for line in lines] == ["late", "merged"]
     assert lines[1]["timings"] == {"compute": 0.25}
+
+
+def test_each_master_says_what_a_clock_on_the_wall_shows(tmp_path: Path) -> None:
+    for start, resumed in ((100.0, False), (7.0, True)):
+        log = MetricsLog(tmp_path, start=start, resumed=resumed)
+        log.clock(datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC), start + 1.5)
+        log.close()
+    lines = [json.loads(line) for line in (tmp_path / METRICS).read_text().splitlines()]
+    at = "2026-01-02T03:04:05.678+00:00"
+    assert lines == [
+        {"time": 1.5, "event": "clock", "at": at},
+        {"time": 3.0, "event": "clock", "at": at},
+    ]
+    assert [type(event) for event in read_events(tmp_path)] == [OtherLine, OtherLine]
 
 
 def test_what_json_has_no_word_for_does_not_end_the_run(tmp_path: Path) -> None:
