@@ -24,7 +24,7 @@ from speedo.engines.native_failures import capture_stderr, describe_exit
 from speedo.errors import EngineError
 from speedo.exchange.channel import first_line
 from speedo.exchange.channel_relay import ChannelRelay
-from speedo.exchange.lease import DealRequest, LeaseRequest
+from speedo.exchange.lease import DealRequest, LeaseRequest, NotDealt
 from speedo.exchange.vector import Layout
 from speedo.master.slots import Assignment, ServerAddress
 from speedo.messages import RunsAt, SaveState, StateSaved, Tested, Train
@@ -271,6 +271,7 @@ class ScriptActor:
             case (
                 LeaseRequest()
                 | DealRequest()
+                | NotDealt()
                 | TestPoint()
                 | TestLease()
                 | TestPart()

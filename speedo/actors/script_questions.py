@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from speedo.errors import SpeedoError, TeamBrokenError
 from speedo.exchange.channel import first_line
-from speedo.exchange.lease import DealRequest, LeaseRequest
+from speedo.exchange.lease import DealRequest, LeaseRequest, NoLease, NotDealt
 from speedo.master.leases import Leases
 from speedo.master.meeting import Meeting
 from speedo.master.script_tests import ScriptTests
@@ -22,7 +22,17 @@ from speedo.run.script_link import (
     ToScript,
 )
 
-Question = LeaseRequest | DealRequest | TestPoint | TestLease | TestPart | Tested | Meet | Missing
+Question = (
+    LeaseRequest
+    | DealRequest
+    | NotDealt
+    | TestPoint
+    | TestLease
+    | TestPart
+    | Tested
+    | Meet
+    | Missing
+)
 
 
 class ScriptQuestions:
@@ -42,7 +52,10 @@ class ScriptQuestions:
                 case LeaseRequest():
                     return self._leases.lease(*who, question)
                 case DealRequest():
-                    return self._leases.deal(*who, question)
+                    return self._leases.deal(question)
+                case NotDealt(number):
+                    self._leases.not_dealt(*who, number)
+                    return NoLease.WAIT
                 case TestPoint(number, records, pauses=False):
                     begins = self._tests.claim(*who, number, records)
                     return TestTurn(begins is not None, begins=bool(begins))

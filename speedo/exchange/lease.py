@@ -58,16 +58,27 @@ class LeaseRequest:
 
 @dataclass(frozen=True, slots=True)
 class DealRequest:
-    """A team asks for the records of its next `rounds`, in each of them at most `request.count` for each member.
+    """A team's leader asks for the records of its next `rounds`, in each at most `request.count` for each member.
 
-    `members` are worker and incarnation. With `drop_last` what is left at the end of an epoch for less than a whole
-    batch is not trained.
+    `number` is `Team.formed`, and which deal of that team this is. `members` are worker and incarnation. With
+    `drop_last` what is left at the end of an epoch for less than a whole batch is not trained.
     """
 
+    number: tuple[int, int]
     request: LeaseRequest
     members: tuple[tuple[int, int], ...]
     rounds: int
     drop_last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NotDealt:
+    """A member has parted from its team, and did not get its part of the deal of this `number`, the team's next.
+
+    The leader may have asked for that deal, and died before it handed it out. Its request may also come later.
+    """
+
+    number: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,9 @@ class _Holder:
     incarnation: int
     leases: tuple[Lease, ...] = ()
     waits: bool = False  # it trains none of them
+    deal: tuple[int, int] = (0, 0)  # the number of the last one
+    dealt: tuple[Lease, ...] = ()  # its part of that
+    missed: tuple[int, int] = (0, 0)  # the last deal that it said it did not get
 
 
 @dataclass
@@ -96,11 +99,33 @@ class LeaseBook:
         holder.leases, holder.waits = join_ranges((*holder.leases, found)), False
         return found
 
-    def deal(self, worker: int, incarnation: int, deal: DealRequest) -> Dealt:
-        """Leases to all members of this worker's team, round after round; see `lease`."""
-        request, rounds = deal.request, list[tuple[Lease | None, ...]]()
-        if any(self._holder(*member) is None for member in deal.members):
+    def deal(self, deal: DealRequest) -> Dealt:
+        """Leases to all members of a team, round after round; see `lease`.
+
+        None if the team is broken: a member is not in the run, or parted before this deal.
+        """
+        holders = [self._holder(*member) for member in deal.members]
+        if any(holder is None or holder.missed >= deal.number for holder in holders):
             return Dealt((), NoLease.WAIT)
+        found = self._deal(deal)
+        for holder, part in zip(holders, zip(*found.rounds, strict=True), strict=False):
+            if holder is not None:
+                holder.deal, holder.dealt = deal.number, tuple(one for one in part if one)
+        return found
+
+    def not_dealt(self, worker: int, incarnation: int, number: tuple[int, int]) -> None:
+        """What this deal gave to the worker is free again; if it was not made yet, it is not made."""
+        holder = self._holder(worker, incarnation)
+        if holder is None:
+            return
+        holder.missed = number
+        if holder.deal == number:
+            holder.leases = without(holder.leases, holder.dealt)
+            self._take_back(holder.dealt)
+            holder.dealt = ()
+
+    def _deal(self, deal: DealRequest) -> Dealt:
+        request, rounds = deal.request, list[tuple[Lease | None, ...]]()
         while len(rounds) < deal.rounds:
             dealt: list[Lease | None] = []
             for member in deal.members:

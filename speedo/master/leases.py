@@ -40,14 +40,21 @@ class Leases:
             waits = request.waits and (worker, incarnation) in self._pausing
             return self._book.lease(worker, incarnation, replace(request, waits=waits))
 
-    def deal(self, worker: int, incarnation: int, deal: DealRequest) -> Dealt:
-        """What the members of this worker's team may train in their next rounds. Raises as `lease`."""
+    def deal(self, deal: DealRequest) -> Dealt:
+        """What the members of a team may train in their next rounds. Raises as `lease`."""
         with self._lock:
             for member in deal.members:
                 if member in self._gone:
                     return Dealt((), NoLease.WAIT)  # the team will break
                 self._book.joined(*member)
-            return self._book.deal(worker, incarnation, deal)
+            return self._book.deal(deal)
+
+    def not_dealt(self, worker: int, incarnation: int, number: tuple[int, int]) -> None:
+        """See `LeaseBook.not_dealt`."""
+        with self._lock:
+            if (worker, incarnation) not in self._gone:
+                self._book.joined(worker, incarnation)
+                self._book.not_dealt(worker, incarnation, number)
 
     def state(self) -> dict[str, Any]:
         """See `LeaseBook.state`."""

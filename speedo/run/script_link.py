@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from speedo.exchange.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
+from speedo.exchange.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease, NotDealt
 from speedo.exchange.vector import Blob
 from speedo.master.meeting import Group
 from speedo.master.slots import Assignment, ServerAddress
@@ -190,6 +190,7 @@ FromScript = (
     Hello
     | LeaseRequest
     | DealRequest
+    | NotDealt
     | TestPoint
     | TestLease
     | TestPart

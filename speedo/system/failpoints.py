@@ -16,6 +16,7 @@ POINTS: Final = (
     "worker-fetched",  # before it computes
     "worker-pushing",  # chunks are in the store, their record is not
     "team-summed",  # its stretch of a round is summed, the others may not have theirs
+    "team-dealt",  # the leader has the records of all, the others do not have theirs
     "worker-pushed",  # the payload is in the store, the master does not know yet
     "master-merging",  # a result is taken, nothing is merged
     "master-merged",  # merged, and not published

@@ -98,6 +98,7 @@ class DrivenTeam:
         self._here: tuple[int, ...] = (0,)  # the places of those of its host
         self._times = 0  # that all came
         self._epoch = 0
+        self._deals = 0  # that this one got, since all met anew
         self.all_ask = False  # all came to the last meeting to ask for records
         self.deal_follows = False  # the leader will deal records after the last meeting
         self.ends = (
@@ -160,7 +161,7 @@ class DrivenTeam:
         self._rank = rank = team.workers.index(who)
         everywhere = tuple(range(len(team.members)))
         self._here = next((ranks for ranks in team.spread if rank in ranks), everywhere)
-        self._times = 0
+        self._times = self._deals = 0
         if team.spread and self._rank == self._here[0]:
             self._exchange = self._reach(team)
         numbers = len(team.members), len(self._here), self._worker.weights.layout.size
@@ -302,6 +303,11 @@ class DrivenTeam:
         """How many are left of the turn."""
         return 0 if self.team is None else self.team.rounds - self._worker.steps
 
+    @property
+    def next_deal(self) -> tuple[int, int] | None:
+        """The number of the next deal of its team, as in `DealRequest`; None if it is in no team."""
+        return None if self._team is None else (self._team.formed, self._deals + 1)
+
     def dealt(self, deal: Callable[[int], Dealt]) -> tuple[list[Row], NoLease | None]:
         """This member's records of the next rounds, and why there are no more.
 
@@ -315,6 +321,7 @@ class DrivenTeam:
         table = space.dealt
         if rank == 0:
             answer = deal(self._epoch)
+            reached("team-dealt")
             table[:] = 0
             for number, leases in enumerate(answer.rounds):
                 for member, lease in enumerate(leases):
@@ -323,6 +330,7 @@ class DrivenTeam:
             space.deal[LENGTH] = len(answer.rounds)
             space.deal[SHORT] = _SHORT_AS.index(answer.short)
         self._spread(space.deal, 0)
+        self._deals += 1
         rows = [
             Lease(*map(int, one)) if one[2] else None for one in table[: space.deal[LENGTH], rank]
         ]

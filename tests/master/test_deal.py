@@ -17,10 +17,16 @@ MEMBERS = ((0, 1), (1, 1))
 
 
 def deal(
-    book: LeaseBook, records: int, rounds: int, *, epochs: int = 2, drop_last: bool = False
+    book: LeaseBook,
+    records: int,
+    rounds: int,
+    *,
+    epochs: int = 2,
+    drop_last: bool = False,
+    number: tuple[int, int] = (1, 1),
 ) -> Dealt:
     request = LeaseRequest(records, False, 4, 0, epochs)
-    return book.deal(0, 1, DealRequest(request, MEMBERS, rounds, drop_last))
+    return book.deal(DealRequest(number, request, MEMBERS, rounds, drop_last))
 
 
 def book_of(*members: tuple[int, int]) -> LeaseBook:
@@ -55,9 +61,42 @@ def test_a_member_that_is_gone_is_dealt_nothing() -> None:
     assert deal(book_of((0, 1)), 10, 3) == Dealt((), NoLease.WAIT)
     leases = Leases(LeaseBook(seed=1), pytest.fail)
     leases.saw(Left(1, 1, "killed"), 0.0)
-    request = DealRequest(LeaseRequest(10, False, 4, 0, 2), MEMBERS, 3)
-    assert leases.deal(0, 1, request) == Dealt((), NoLease.WAIT)
+    request = DealRequest((1, 1), LeaseRequest(10, False, 4, 0, 2), MEMBERS, 3)
+    assert leases.deal(request) == Dealt((), NoLease.WAIT)
     assert leases.lease(0, 1, request.request) == Lease(0, 0, 4)
+
+
+def test_what_a_member_was_dealt_and_did_not_get_is_free_again() -> None:
+    """The leader was killed before it handed it out: nobody knew of it, and nobody trained it."""
+    book = book_of(*MEMBERS)
+    assert deal(book, 24, 1, number=(5, 1)).rounds == ((Lease(0, 0, 4), Lease(0, 4, 8)),)
+    assert deal(book, 24, 1, number=(5, 2)).rounds == ((Lease(0, 8, 12), Lease(0, 12, 16)),)
+    for _ in range(2):
+        book.not_dealt(1, 1, (5, 2))
+    book.left(0, 1)
+    book.joined(0, 2)
+    again = DealRequest((9, 1), LeaseRequest(24, False, 4, 0, 2), ((0, 2), (1, 1)), 3)
+    assert book.deal(again).rounds == (
+        (Lease(0, 0, 4), Lease(0, 8, 12)),
+        (Lease(0, 12, 16), Lease(0, 16, 20)),
+        (Lease(0, 20, 24), None),
+    )
+    book.trained(1, 1, 7, [Lease(0, 4, 8)])  # which it got
+    book.merged(7)
+    assert book.settled(0) == 4
+
+
+def test_a_deal_that_a_member_did_not_wait_for_is_not_made() -> None:
+    """The request of a leader that was killed came late."""
+    leases = Leases(LeaseBook(seed=1), pytest.fail)
+    leases.not_dealt(1, 1, (5, 2))
+    request = DealRequest((5, 2), LeaseRequest(10, False, 4, 0, 2), MEMBERS, 3)
+    assert leases.deal(request) == Dealt((), NoLease.WAIT)
+    found = leases.deal(replace(request, number=(9, 1), rounds=1))
+    assert found.rounds == ((Lease(0, 0, 4), Lease(0, 4, 8)),)
+    leases.saw(Left(1, 1, "killed"), 0.0)
+    leases.not_dealt(1, 1, (9, 1))
+    assert leases.lease(0, 1, request.request) == Lease(0, 4, 8)  # once
 
 
 def test_a_worker_waits_once_its_pause_is_known_with_what_it_trained_before() -> None:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -20,6 +21,7 @@ from tests.support.processes import environment_of
 pytestmark = [pytest.mark.torch, pytest.mark.ray, pytest.mark.redis]
 SCRIPT = Path(__file__).parent / "scripts" / "fit_torch.py"
 RECORDS, WHOLE, STEPS = 1190, 48, 50  # the batch of one process, and its steps
+EACH_ONCE = Counter({(epoch, position): 1 for epoch in range(2) for position in range(RECORDS)})
 
 
 @pytest.mark.parametrize(
@@ -87,12 +89,35 @@ def test_records_of_a_torch_script_that_is_killed_are_trained_by_others(
     _, errors = process.communicate(timeout=WAIT_S)
     assert (process.returncode, to_kill) == (0, []), errors
     lines = lines_of(tmp_path)
-    each_once = {(epoch, position): 1 for epoch in range(2) for position in range(RECORDS)}
-    assert trained(lines) == Counter(each_once)
-    causes = [line["cause"] for line in lines if line["event"] == "left"]
-    assert sum("killed by SIGKILL" in cause for cause in causes) == len(killed), causes
+    assert trained(lines) == EACH_ONCE
+    assert killed_in(lines) == len(killed)
     steps = max(line["steps"] for line in lines if line.get("decision") == "merged")
     assert (steps > 1) == (exchange == "gradients")
+
+
+def test_records_that_a_leader_was_dealt_for_others_and_did_not_hand_out_are_trained(
+    speedo: Commands, tmp_path: Path
+) -> None:
+    """The master had leased them to members that lived on and did not know: they were in no result."""
+    process = speedo.start(
+        *("run", "--run-dir", "run", "--workers", "3", "--restarts", "0"),
+        *(str(SCRIPT), "5", "adam", "gradients"),
+        environment={
+            "SPEEDO_FAILPOINT": "team-dealt@2",
+            "SPEEDO_FAILPOINT_DONE": str(tmp_path / "done"),
+        },
+    )
+    _, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0, errors
+    lines = lines_of(tmp_path)
+    assert trained(lines) == EACH_ONCE
+    assert killed_in(lines) == 1
+
+
+def killed_in(lines: list[dict[str, Any]]) -> int:
+    """How many workers were killed."""
+    causes = [line["cause"] for line in lines if line["event"] == "left"]
+    return sum("killed by SIGKILL" in cause for cause in causes)
 
 
 def script_of(speedo: Commands, worker: int) -> psutil.Process:

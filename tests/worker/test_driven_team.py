@@ -15,9 +15,11 @@ import pytest
 
 from speedo.errors import NotFiniteError, TeamBrokenError
 from speedo.exchange.host_exchange import HostExchange
-from speedo.exchange.lease import Dealt, Lease, NoLease
+from speedo.exchange.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
 from speedo.exchange.team_meeting import TeamMeeting
 from speedo.exchange.vector import Vector, as_bytes, header_for
+from speedo.master.lease_book import LeaseBook
+from speedo.master.leases import Leases
 from speedo.messages import Kind, Team, Train
 from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
@@ -224,6 +226,44 @@ def test_the_leader_deals_the_records_of_all(team: Callable[[int], Members]) -> 
         ([Lease(0, 4, 8), None], NoLease.WAIT),
     ]
     assert epochs == [3]
+
+
+def test_what_a_leader_does_not_hand_out_is_taken_back_by_the_number_of_the_deal(
+    team: Callable[[int], Members],
+) -> None:
+    """It is the same for the leader, and for members that have not heard of the deal, with the records of each."""
+    members, leases = team(3), Leases(LeaseBook(seed=1), pytest.fail)
+    members.begin(7)
+    everyone = tuple((worker, 1) for worker in members.workers)
+
+    def ask(worker: int, *, dies: bool) -> list[Lease | None]:
+        team = members.teams[worker]
+        team.come(Comes.ASK)
+        number = team.next_deal
+        assert number is not None
+
+        def deal(epoch: int) -> Dealt:
+            request = LeaseRequest(100, False, 4, epoch, 1)
+            found = leases.deal(DealRequest(number, request, everyone, 1))
+            if dies:
+                raise TeamBrokenError("killed")
+            return found
+
+        try:
+            return team.dealt(deal)[0]
+        except TeamBrokenError:
+            team.part()
+            leases.not_dealt(worker, 1, number)
+            return []
+
+    first: list[list[Lease | None]] = [
+        [Lease(0, 4 * worker, 4 * worker + 4)] for worker in (0, 1, 2)
+    ]
+    assert members.all(lambda worker: ask(worker, dies=False)) == first
+    assert members.all(lambda worker: ask(worker, dies=True)) == [[]] * 3
+    members.begin(9)
+    second: list[list[Lease | None]] = [[Lease(0, start, start + 4)] for start in (12, 16, 20)]
+    assert members.all(lambda worker: ask(worker, dies=False)) == second
 
 
 def test_if_nobody_steps_and_not_all_ask_each_comes_again(team: Callable[[int], Members]) -> None:

@@ -106,7 +106,10 @@ class GradientTurns:
     def part(self) -> None:
         """The turn is lost."""
         assert self._team is not None
+        missed = self._team.next_deal
         self._team.part()
+        if missed is not None:
+            self._turns.not_dealt(missed)
         self._gradients.forget()
 
     # ------------------------------------------------------------ steps
@@ -264,12 +267,15 @@ class GradientTurns:
         """What the leader asks of the master for all."""
         team, share, request = self._in_team, self._share, self._request
         assert team is not None
+        assert team.next_deal is not None
         assert request is not None
         # Who joins has nothing to train as long as the others have rows: so they have few.
         most = MOST_DEALT if share.has_loaders else min(MOST_DEALT, team.rounds)
         asked = replace(request, count=share.batch, epoch=epoch)
         members = tuple(one[:2] for one in team.members)
         try:
-            return self._turns.deal(DealRequest(asked, members, most, share.drop_last))
+            return self._turns.deal(
+                DealRequest(team.next_deal, asked, members, most, share.drop_last)
+            )
         except (EOFError, OSError):  # the run is gone, as the end of the turn will show
             return Dealt((), NoLease.OVER)

@@ -14,7 +14,7 @@ from typing import Final
 
 from speedo.errors import ConfigError, TeamBrokenError
 from speedo.exchange.channel import WorkerChannel, first_line
-from speedo.exchange.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
+from speedo.exchange.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease, NotDealt
 from speedo.exchange.served_vectors import PATIENCE_S
 from speedo.master.slots import ServerAddress
 from speedo.messages import Pause, Records, Refused, SaveState, StateSaved, Tested, Train, Trained
@@ -79,6 +79,11 @@ class TurnSource:
         answer = self._ask(request)
         assert isinstance(answer, Dealt)
         return answer
+
+    def not_dealt(self, number: tuple[int, int]) -> None:
+        """Return once the master knows that this worker did not get its part of this deal."""
+        with suppress(EOFError, OSError):  # the run is gone
+            self._ask(NotDealt(number))
 
     def meet(self, meet: Meet) -> Met:
         """The next group of workers for collectives, or how the present one is. Raises `TeamBrokenError`."""
