@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from speedo.actors.ray_node.cleanup import kept
-from tests.support.commands import Commands, wait_for_line
+from tests.support.commands import Commands, how_loaded, wait_for_line
 
 STUBBORN = (
     "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
@@ -74,7 +74,7 @@ def test_what_is_left_of_a_killed_process_is_ended_too(tmp_path: Path) -> None:
     )
     process = subprocess.run([sys.executable, "-c", code, str(folder)], check=False)
     assert process.returncode == -signal.SIGKILL
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 40 * how_loaded()
     while folder.exists():
         assert time.monotonic() < deadline, at_work_in(str(folder))
         time.sleep(0.05)
@@ -105,7 +105,7 @@ def test_nothing_of_a_node_outlives_those_that_were_killed(
         raylet.suspend()  # it can tell nobody any more
         run.kill()
     run.communicate(timeout=120)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 120 * how_loaded()
     while Path(folder).exists():
         assert time.monotonic() < deadline, at_work_in(folder)
         time.sleep(0.05)

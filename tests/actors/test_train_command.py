@@ -107,7 +107,7 @@ def test_a_terminal_that_is_closed_stops_the_run_and_the_model_is_exported(
     process = speedo.start(*long(problem), terminal=theirs)
     os.close(theirs)
     metrics = tmp_path / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 120 * how_loaded()
     while not (metrics.exists() and '"version":10,' in metrics.read_text()):
         assert time.monotonic() < deadline
         if select.select([ours], [], [], 0.1)[0]:

@@ -43,6 +43,7 @@ from speedo.watch.live.terminal import one_line, view
 from speedo.watch.report.run_history import RunHistory, _Reader
 from speedo.watch.status import StatusBoard, WorkerStatus
 from speedo.watch.status_text import lines_of
+from tests.support.commands import how_loaded
 from tests.support.foreign import INPUTS, Foreign, is_clean
 from tests.watch.test_history import status
 
@@ -180,7 +181,7 @@ def test_any_event_of_a_host_is_taken_or_ends_that_host(tmp_path: Path) -> None:
             now = launcher._remotes["node1"]
             for text in (greeting_problem(now, "3.11"), *failures(now.commands["doctor"])):
                 assert is_clean(text), line
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 120 * how_loaded()
         while not held._events.empty() and time.monotonic() < deadline:
             time.sleep(0.05)
         held.check()

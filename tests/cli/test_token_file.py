@@ -12,11 +12,12 @@ import pytest
 
 from speedo.actors.token import load_token
 from speedo.errors import ClusterError
+from tests.support.commands import how_loaded
 
 
 def read_until_there(file: Path) -> str:
     """As a worker waits for it: only that there is none yet is no reason to give up."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 120 * how_loaded()
     while True:
         try:
             return load_token(file)

@@ -150,7 +150,7 @@ def test_ctrl_c_while_the_hosts_are_examined_ends_at_once(
     hosts: Site, small: Path, tmp_path: Path
 ) -> None:
     process = hosts.launch([*as_words(hosts, tmp_path, 2), str(small)], tmp_path)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 120 * how_loaded()
     while not any("doctor" in one for one in hosts.left()):
         assert time.monotonic() < deadline
         time.sleep(0.1)

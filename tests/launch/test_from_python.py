@@ -15,7 +15,7 @@ import pytest
 
 import speedo
 from speedo.errors import ClusterError, ConfigError, DataError, SpeedoError
-from tests.support.commands import MARK, Commands, commands
+from tests.support.commands import MARK, Commands, commands, how_loaded
 from tests.support.sabotaged_net import write_problem
 
 TWO_RUNS = """
@@ -85,7 +85,7 @@ def start(programs: Commands, text: str, solver: Path) -> subprocess.Popen[str]:
 
 
 def wait_for_training(program: subprocess.Popen[str], run_dir: Path) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 120 * how_loaded()
     metrics = run_dir / "metrics.jsonl"
     while not (metrics.exists() and '"merged"' in metrics.read_text()):
         assert program.poll() is None, program.communicate()

@@ -20,6 +20,7 @@ import pytest
 from speedo.launch.host_files import HostFiles
 from speedo.launch.protocol import order, own_speedo, read_event
 from speedo.version import VERSION
+from tests.support.commands import how_loaded
 from tests.support.processes import words_of
 
 
@@ -59,7 +60,7 @@ class End:
 
     def child(self) -> psutil.Process:
         """The command that it runs."""
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 120 * how_loaded()
         while time.monotonic() < deadline:
             for one in psutil.Process(self.process.pid).children():
                 if "worker" in words_of(one):

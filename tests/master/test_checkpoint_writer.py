@@ -40,6 +40,7 @@ from speedo.run_dir.checkpoint_file import (
 from speedo.sgd_modes.rules import AverageDeltas
 from speedo.sgd_modes.synchronous import Synchronous
 from speedo.storage.memory_store import MemoryStore
+from tests.support.commands import how_loaded
 
 WORKERS = 2
 
@@ -477,7 +478,7 @@ def test_a_disk_that_is_back_has_the_checkpoint_and_gets_the_next(tmp_path: Path
     keeper.finished(0.0)
     keeper.finished(LATE)
     disk.back.set()
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + 10.0 * how_loaded()
     found: list[Written] = []
     while not found and time.monotonic() < deadline:
         found = keeper.finished(LATE)

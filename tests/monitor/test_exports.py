@@ -36,6 +36,7 @@ from speedo.watch.export.background import Background, Told
 from speedo.watch.export.caffe_log import CaffeLog, by_net, display_of
 from speedo.watch.export.tensorboard import PREFIX, TensorBoardFile
 from tests.runs.local import train_here
+from tests.support.commands import how_loaded
 from tests.support.disks import fill, small_disk
 from tests.support.nets import net_text, write_data, write_solver
 
@@ -213,7 +214,7 @@ def test_a_full_disk_neither_ends_the_run_nor_breaks_the_file(tmp_path: Path) ->
         exports.did(train(1), 0.0)
         for version in range(1, 101):
             exports.did(merge(version), float(version))
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 120 * how_loaded()
         while not told:
             assert time.monotonic() < deadline, "nobody was told that the disk is full"
             time.sleep(0.05)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.docs.test_docs import fields_of_status
-from tests.support.commands import Commands, interrupt, wait_for_line
+from tests.support.commands import Commands, how_loaded, interrupt, wait_for_line
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 240
@@ -51,7 +51,7 @@ def test_a_run_is_looked_at_scaled_left_alone_by_ctrl_c_and_stopped_with_its_mod
     watching.communicate(timeout=120)
     assert watching.returncode == 130
     before = only_run(speedo)["iteration"]
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 120 * how_loaded()
     while only_run(speedo)["iteration"] <= before:
         assert time.monotonic() < deadline, "the run stands still"
     assert process.poll() is None

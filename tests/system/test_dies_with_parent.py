@@ -8,6 +8,8 @@ import time
 import psutil
 import pytest
 
+from tests.support.commands import how_loaded
+
 PARENT = """
 import subprocess, sys, threading
 from speedo.system import dies_with_parent
@@ -24,7 +26,7 @@ def test_a_program_ends_with_the_process_that_started_it(end: signal.Signals) ->
     )
     assert parent.stdout is not None
     child = psutil.Process(int(parent.stdout.readline()))
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 20 * how_loaded()
     while child.name() != "sleep" and time.monotonic() < deadline:
         time.sleep(0.02)
     assert child.name() == "sleep"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import how_loaded
 from tests.support.left_behind import MARK, left_of, namespaces
 from tests.support.network import ROOT, require_namespaces
 
@@ -39,7 +40,7 @@ def test_a_test_run_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
         env={**os.environ, MARK: mark, "TOLD": str(told)},
         start_new_session=True,
     )
-    deadline = time.monotonic() + 150
+    deadline = time.monotonic() + 150 * how_loaded()
     while not told.exists():
         assert process.poll() is None
         assert time.monotonic() < deadline
@@ -55,7 +56,7 @@ def test_a_test_run_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     assert len([one for one in still_there(mark, place, folders) if "tmpfs" in one]) == 1
     process.kill()
     process.wait()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 30 * how_loaded()
     while found := still_there(mark, place, folders):
         assert time.monotonic() < deadline, found
         time.sleep(0.2)

@@ -77,7 +77,7 @@ def scrape(port: int) -> dict[str, float]:
 def until_gone(process: subprocess.Popen[str], speedo: Commands, besides: set[int]) -> None:
     """Wait for all processes of a killed command."""
     process.wait(120)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 120 * how_loaded()
     while any(one.pid not in besides for one in speedo.left()):
         assert time.monotonic() < deadline, lines_of(speedo.left())
         time.sleep(0.2)
@@ -141,7 +141,7 @@ def test_the_page_follows_a_training_through_a_death_a_resume_and_its_end(
 
     # The master dies; the same page shows it, and goes on with its successor.
     at = browser.ask(f"return {ITERATION}")
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 120 * how_loaded()
     while '"event":"checkpoint"' not in metrics.read_text():
         assert time.monotonic() < deadline
         time.sleep(0.1)

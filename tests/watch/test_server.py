@@ -30,6 +30,7 @@ from speedo.watch.live.server import (
     url_of,
 )
 from speedo.watch.own_names import is_loopback
+from tests.support.commands import how_loaded
 from tests.watch.test_history import result, status, write
 
 TOKEN = "the-token-of-this-test"
@@ -88,7 +89,7 @@ def serving(folder: Path, host: str = "127.0.0.1") -> Iterator[Served]:
             server = server_of(live, host, TOKEN)
             thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
             thread.start()
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + 120 * how_loaded()
             while not live.looks:
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
@@ -275,7 +276,7 @@ def test_only_so_many_pages_of_an_address_are_served_at_once(page: Served) -> No
     finally:
         for one in open_ones:
             one.close()
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 120 * how_loaded()
     while page.request("GET", "/events")[0] != 200:
         assert time.monotonic() < deadline, "the places of closed pages are not given back"
         time.sleep(0.1)
