@@ -79,6 +79,7 @@ class NodeKeeper:
         self._stack = ExitStack()
         self._leaving = threading.Lock()
         self._left = False
+        self._attends = False  # its command is told how the run goes
         # Of scripts alone: set once none of them is waited for any more.
         self._scripts_end: threading.Event | None = None
         self._ending = False
@@ -184,6 +185,7 @@ class NodeKeeper:
         count = link.offer.count
         role = f"with {count} worker{'s' if count > 1 else ''}" if count else "to serve"
         self._note(f"joined the master at {link.offer.address} {role}")
+        self._attends = True
         threading.Thread(target=self._attend, args=(link,), name="host", daemon=True).start()
 
     def _attend(self, link: HostLink) -> None:
@@ -211,6 +213,14 @@ class NodeKeeper:
                 )
                 self.leave("its workers died")
             time.sleep(STATUS_S)
+
+    def _tell_whether_over(self, link: HostLink) -> None:
+        """A run may end while the workers of this host start: nobody else tells its command."""
+        if self._master is not None:
+            with suppress(RayError):
+                status: Status = ray.get(self._master.status.remote(), timeout=ANSWER_S)
+                if status.over:
+                    link.tell(Over(status))
 
     def _note(self, text: str) -> None:
         """For whoever started this node: the command of this host, else that of the run."""
@@ -264,6 +274,8 @@ class NodeKeeper:
 
     def leave(self, cause: str) -> dict[str, bytes]:
         """End workers and servers, remove their files, and tell the master; returns the ends of logs by their names."""
+        if self._link is not None and not self._attends:
+            self._tell_whether_over(self._link)
         with self._leaving:
             self._left = True
             if self._host is not None:
