@@ -102,7 +102,7 @@ class LeaseBook:
     def deal(self, deal: DealRequest) -> Dealt:
         """Leases to all members of a team, round after round; see `lease`.
 
-        None if the team is broken: a member is not in the run, or parted before this deal.
+        No rounds if the team is broken: a member is not in the run, or parted before this deal.
         """
         holders = [self._holder(*member) for member in deal.members]
         if any(holder is None or holder.missed >= deal.number for holder in holders):

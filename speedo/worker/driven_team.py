@@ -98,7 +98,7 @@ class DrivenTeam:
         self._here: tuple[int, ...] = (0,)  # the places of those of its host
         self._times = 0  # that all came
         self._epoch = 0
-        self._deals = 0  # that this one got, since all met anew
+        self._deals = 0  # that this one got in this team
         self.all_ask = False  # all came to the last meeting to ask for records
         self.deal_follows = False  # the leader will deal records after the last meeting
         self.ends = (
@@ -147,6 +147,8 @@ class DrivenTeam:
         is_new = self._team is None or self._team.formed != team.formed
         space = self._enter(team) if is_new or self._space is None else self._space
         self._team = team
+        if is_new:
+            self._deals = 0
         if self._rank == self._here[0]:
             worker.exchange.fetch_center(command.version, space.mean)
         self._meet()
@@ -161,7 +163,7 @@ class DrivenTeam:
         self._rank = rank = team.workers.index(who)
         everywhere = tuple(range(len(team.members)))
         self._here = next((ranks for ranks in team.spread if rank in ranks), everywhere)
-        self._times = self._deals = 0
+        self._times = 0
         if team.spread and self._rank == self._here[0]:
             self._exchange = self._reach(team)
         numbers = len(team.members), len(self._here), self._worker.weights.layout.size

@@ -266,6 +266,21 @@ def test_what_a_leader_does_not_hand_out_is_taken_back_by_the_number_of_the_deal
     assert members.all(lambda worker: ask(worker, dies=False)) == second
 
 
+def test_the_deals_that_it_got_are_not_among_those_that_a_member_missed(
+    team: Callable[[int], Members],
+) -> None:
+    """The team would meet anew with others, who do not come."""
+    members = team(2)
+    members.begin(7)
+    members.all(lambda worker: members.teams[worker].come(Comes.ASK))
+    members.all(lambda worker: members.teams[worker].dealt(lambda epoch: Dealt(())))
+    members.teams.pop(1).close()
+    anew = Team(9, ((0, 1, 4), (1, 1, 4)), 2, patience_s=0.1)
+    with pytest.raises(TeamBrokenError):
+        members.teams[0].begin(Train(0, 1, 9, 0, 0, 1, 1, Kind.WEIGHTS, team=anew))
+    assert members.teams[0].next_deal == (7, 2)
+
+
 def test_if_nobody_steps_and_not_all_ask_each_comes_again(team: Callable[[int], Members]) -> None:
     members = team(2)
     members.begin(1)
