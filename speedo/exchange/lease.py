@@ -31,10 +31,14 @@ class Lease:
 
 
 class NoLease(Enum):
-    """`WAIT`: nothing is free, but what others hold may come back. `OVER`: all records of all epochs are settled."""
+    """`WAIT`: nothing is free, but what others hold may come back. `OVER`: all records of all epochs are settled.
+
+    `ENDED`: the run is over, whatever is left.
+    """
 
     WAIT = "wait"
     OVER = "over"
+    ENDED = "ended"
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,9 @@ class Leases:
     def lease(self, worker: int, incarnation: int, request: LeaseRequest) -> Lease | NoLease:
         """What this worker may train next. Raises `ConfigError` if its data set is another than the others'."""
         with self._lock:
-            if self._finished or (worker, incarnation) in self._gone:
+            if self._finished:
+                return NoLease.ENDED
+            if (worker, incarnation) in self._gone:
                 return NoLease.OVER
             self._book.joined(worker, incarnation)
             # What it trained before its pause is known only once the pause is.

@@ -56,7 +56,7 @@ def test_scripts_wait_for_a_redis_that_comes_back_empty(
 ) -> None:
     run = ScriptRun(speedo, mode, *BY_REDIS, "--workers", "3", str(FIT), "none", "0.5")
     run.has_begun(BEGUN)
-    (server,) = [one for one in run.processes("redis-server") if one.name() == "redis-server"]
+    (server,) = [one for one in speedo.named("redis-server") if one.name() == "redis-server"]
     server.kill()
     finding.recovered(run.recovery(time.monotonic()))
     run.ends(0)

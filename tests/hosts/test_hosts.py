@@ -55,7 +55,7 @@ def test_nothing_outlives_a_killed_worker_command_and_another_host_joins_the_nex
         _, errors = process.communicate(timeout=WAIT_S)
         assert process.returncode == 0, errors
     assert f"the master at {chief.address}:56126 is gone" in errors
-    assert errors.count("joined the master") == 2
+    assert errors.rindex("joined the master") > errors.index("is gone")
     assert json.loads((tmp_path / "second" / "result.json").read_text())["iteration"] == 40
 
 

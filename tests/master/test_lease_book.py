@@ -22,6 +22,8 @@ from hypothesis.stateful import (
 from speedo.errors import CheckpointError, ConfigError
 from speedo.exchange.lease import Lease, LeaseRequest, NoLease
 from speedo.master.lease_book import LeaseBook
+from speedo.master.leases import Leases
+from speedo.messages import Finish
 
 Position = tuple[int, int]  # epoch, place in its order
 
@@ -378,3 +380,11 @@ def test_a_damaged_state_is_refused(change: dict[str, Any]) -> None:
     assert LeaseBook.from_state(state).state() == state
     with pytest.raises(CheckpointError, match="older checkpoint"):
         LeaseBook.from_state({**state, **change})
+
+
+def test_who_asks_after_the_end_of_the_run_is_told_that_it_has_ended() -> None:
+    """It was told that nothing is left: a script took the end by a target for the end of its epochs."""
+    leases = Leases(LeaseBook(1), print)
+    assert isinstance(leases.lease(0, 1, ask()), Lease)
+    leases.did(Finish(True, "reached the target"), 1.0)
+    assert leases.lease(0, 1, ask()) is NoLease.ENDED

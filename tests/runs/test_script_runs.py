@@ -76,10 +76,8 @@ class ScriptRun:
         self.config: RunConfig = make_config(
             {"workers": workers, "split_batch": False, "final_test": False, **options}
         )
-        job, store = (
-            ScriptJob(Path("/home/user/train.py"), ("python", "/home/user/train.py")),
-            MemoryStore(),
-        )
+        command = () if self.config.own else ("python", "/home/user/train.py")
+        job, store = ScriptJob(Path("/home/user/train.py"), command), MemoryStore()
         self.settings = RunSettings(
             "here", "1", job, workers, (1,) * workers, seed=1, timeout_s=self.config.timeout,
             near=near, redis_url=redis_url,

@@ -72,6 +72,8 @@ class TurnSource:
         """Records to train. Raises `ConfigError` with what the master has against it, `EOFError` as `begin`."""
         answer = self._ask(request)
         assert isinstance(answer, Lease | NoLease)
+        if answer is NoLease.ENDED:
+            raise EOFError
         return answer
 
     def deal(self, request: DealRequest) -> Dealt:
