@@ -153,6 +153,7 @@ class Fleet:
         if self._watcher.ident is not None:
             self._watcher.join(LEAVE_S)
         with self._lock:
+            self._hear_last_news()
             keepers, self._keepers = dict(self._keepers), {}
         asked = {keeper.handle.leave.remote(cause): keeper for keeper in keepers.values()}
         if asked:
@@ -163,6 +164,14 @@ class Fleet:
             ray.kill(keeper.handle)
         for thread in self._tidying:  # they need Ray, too
             thread.join(LEAVE_S)
+
+    def _hear_last_news(self) -> None:
+        """What keepers were asked when the watcher ended: the last lines of a script may be in the answer."""
+        for node, keeper in list(self._keepers.items()):
+            if keeper.doing == "news" and keeper.asked is not None:
+                with suppress(RayError):
+                    if ray.wait([keeper.asked], timeout=NEWS_S)[0]:
+                        self._hear(node, keeper)
 
     def end(self) -> None:
         """Free all places; the last thing, and after an error, too."""
