@@ -12,13 +12,8 @@ import pytest
 
 import speedo
 from speedo.errors import ConfigError
-from speedo.run_dir.events import (
-    CheckpointWritten,
-    ResultMerged,
-    WorkerJoined,
-    WorkerLeft,
-    read_events,
-)
+from speedo.run_dir.checkpoint_file import checkpoint_path
+from speedo.run_dir.directory import CHECKPOINTS
 from tests.support.commands import Commands
 
 SCRIPT = Path(__file__).parent / "scripts" / "told.py"
@@ -43,9 +38,29 @@ def test_worker_0_is_told_everything_that_the_log_has_in_its_order(
 ) -> None:
     status, errors = run(speedo, "--mode", "async", str(SCRIPT))
     assert status == 0, errors
-    found = read_events(tmp_path / "run")
-    told_of = (WorkerJoined, WorkerLeft, CheckpointWritten, ResultMerged)
-    expected = [repr(event) for event in found if isinstance(event, told_of)]
+    expected = []
+    for text in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
+        line = json.loads(text)
+        seconds = f"seconds={line['time']}"
+        if line["event"] == "joined":
+            expected.append(
+                f"WorkerJoined(worker={line['worker']}, host={line['host']!r}, {seconds})"
+            )
+        elif line["event"] == "left":
+            cause = "its script has ended"
+            expected.append(f"WorkerLeft(worker={line['worker']}, cause={cause!r}, {seconds})")
+        elif line["event"] == "checkpoint":
+            path = checkpoint_path(tmp_path / "run" / CHECKPOINTS, 0, line["version"])
+            expected.append(
+                f"CheckpointWritten(path={path!r}, iteration={line['iteration']}, {seconds})"
+            )
+        elif line["event"] == "result" and line["decision"] == "merged":
+            records = tuple(map(tuple, line["records"]))
+            expected.append(
+                f"ResultMerged(worker={line['worker']}, iteration={line['iteration']}, version={line['version']}, "
+                f"loss={line['loss']}, samples=8, staleness={line['staleness']}, {seconds}, losses=(), "
+                f"timings={line['timings']}, records={records})"
+            )
     assert len(expected) == 2 + 90 + 2 + 1
     assert told(tmp_path, 0) == expected
     assert told(tmp_path, 1) == []

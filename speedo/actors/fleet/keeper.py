@@ -218,7 +218,7 @@ class NodeKeeper:
         """A run may end while the workers of this host start: nobody else tells its command."""
         if self._master is not None:
             with suppress(RayError):
-                status: Status = ray.get(self._master.status.remote(), timeout=ANSWER_S)
+                status: Status = ray.get(self._master.status.remote(), timeout=FAREWELL_S)
                 if status.over:
                     link.tell(Over(status))
 
