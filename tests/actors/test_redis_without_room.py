@@ -78,6 +78,7 @@ def _until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
 def server() -> Iterator[PrivateRedis]:
     with PrivateRedis(max_clients=ROOM) as running:
         yield running
+        print(running.log_file.read_text(errors="replace"))  # shown if the test has failed
 
 
 def run_of(speedo: Commands) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from speedo.storage.memory_store import MemoryStore
 from speedo.storage.redis.server import PrivateRedis
 from speedo.storage.redis.store import RedisStore
 from tests.runs.local import train_here
-from tests.support.commands import commands, wait_for_line
+from tests.support.commands import commands
 from tests.support.nets import (
     SMOOTH,
     net_text,
@@ -86,10 +86,9 @@ def test_one_worker_in_sync_is_the_same_to_the_bit_after_kill_and_resume(
         store = RedisStore(server.url)
         _, _, whole = train_here(solver, store, tmp_path / "whole", workers=1)
     with commands(tmp_path) as speedo:
-        process = speedo.start(*options, "--run-dir", "killed")
-        wait_for_line(tmp_path / "killed" / "metrics.jsonl", '"checkpoint"', 60)
-        speedo.kill_all()
-        process.wait(120)
+        killed_in_the_second = {"SPEEDO_FAILPOINT": "master-checkpointing@4"}  # two parts in each
+        process = speedo.start(*options, "--run-dir", "killed", environment=killed_in_the_second)
+        assert process.wait(120) == 1
         kept = read_checkpoint(checkpoints_in(tmp_path / "killed" / "checkpoints")[0]).counters
         process = speedo.start("train", "--resume", "killed")
         _, errors = process.communicate(timeout=120)
