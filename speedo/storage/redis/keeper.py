@@ -37,7 +37,7 @@ $tie true 2>/dev/null || tie=""
 pause=0.2
 while :; do
     born=$(date +%s)
-    $tie "$2" "$1/redis.conf" </dev/null 3<&- >>log 2>&1 &
+    $tie "$2" "$1/redis.conf" </dev/null 3<&- >log 2>&1 &
     await $!
     echo "$status" >exit
     if [ -e over ] || [ ! -e started ]; then break; fi

@@ -261,14 +261,9 @@ class PrivateRedis:
             sock.close()
             raise
 
-    @property
-    def log_file(self) -> Path:
-        """What the server has logged, across its restarts."""
-        return self._home / "log"
-
     def _log(self) -> str:
         with suppress(OSError):
-            return "\n".join(self.log_file.read_text(errors="replace").splitlines()[-8:])
+            return "\n".join((self._home / "log").read_text(errors="replace").splitlines()[-8:])
         return "(none)"
 
 
