@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
@@ -16,7 +15,7 @@ from speedo.errors import StoreError
 from speedo.storage.redis.server import PrivateRedis
 from speedo.storage.redis.store import RedisStore
 from speedo.watch.status import NO_WORKER_WAITS
-from tests.support.commands import Commands, how_loaded, wait_for_line
+from tests.support.commands import Commands, wait_for_line, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 ROOM = 24
@@ -34,7 +33,7 @@ class Members:
 
     def come(self) -> None:
         self._thread.start()
-        _until(lambda: self._is_full())
+        wait_until(lambda: self._is_full())
 
     def cut_worker(self) -> None:
         """End the connection of worker 0, and again where it was the first to take the free place."""
@@ -48,7 +47,7 @@ class Members:
                 self._held[0].administer("CLIENT", "KILL", "USER", worker)
             return len(self._held) > held
 
-        _until(is_out)
+        wait_until(is_out)
 
     def leave(self) -> None:
         self._over.set()
@@ -72,13 +71,6 @@ class Members:
             late.close()
             return False
         return True
-
-
-def _until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() < began + limit_s * how_loaded()
-        time.sleep(0.2)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.commands import Commands, wait_for_line
+from tests.support.commands import Commands, wait_for_line, wait_until
 
 pytestmark = [pytest.mark.caffe, pytest.mark.redis, pytest.mark.ray, pytest.mark.slow]
 
@@ -18,7 +18,7 @@ def test_a_tester_that_is_killed_is_replaced_and_the_last_version_is_tested(
 ) -> None:
     run = tmp_path / "run"
     process = speedo.start(
-        "train", str(tested_problem), "--max-iter", "200", "--test-interval", "50", "--run-dir", str(run),
+        "train", str(tested_problem), "--max-iter", "1000000", "--test-interval", "50", "--run-dir", str(run),
         "--testers", "2", "--workers", "1",
     )  # fmt: skip
     wait_for_line(run / "metrics.jsonl", '"event":"test"', 60)
@@ -26,12 +26,16 @@ def test_a_tester_that_is_killed_is_replaced_and_the_last_version_is_tested(
     assert len(testers) == 2  # who share each test
     testers[0].kill()
     psutil.wait_procs(testers[:1], 10)
+    wait_until(lambda: len(set(speedo.named("TesterActor")) | set(testers)) == 3)
+    process.terminate()
     out, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
+    assert process.returncode == 143, errors
     result = json.loads((run / "result.json").read_text())
     assert result["test_problem"] == ""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").open()]
-    (last,) = [one for one in lines if one["event"] == "test" and one["iteration"] == 200]
+    (last,) = [
+        one for one in lines if one["event"] == "test" and one["iteration"] == result["iteration"]
+    ]
     assert (last["problem"], last["metrics"]["accuracy"]) == (None, result["accuracy"])
     assert "test accuracy" in out
 

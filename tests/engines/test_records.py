@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from speedo.engines.record_rules import RecordRule
 from speedo.engines.record_watch import RecordWatch
 from speedo.engines.solver import read_solver, solver_for_records, solver_for_worker
 from speedo.errors import SolverError
+from tests.support.commands import wait_until
 from tests.support.nets import net_text, records, write_lmdb, write_solver
 
 pytestmark = pytest.mark.caffe
@@ -276,18 +276,11 @@ def test_a_source_that_was_found_good_is_known_until_it_changes(tmp_path: Path) 
     assert not is_known(rule, cache)
 
 
-def wait_for(done: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 def test_the_check_beside_a_run_tells_or_remembers(tmp_path: Path) -> None:
     whole = replace(RULE, source=str(database(tmp_path / "good", *good())))
     bad = replace(RULE, source=str(database(tmp_path / "bad", *good(), b"")))
     watch = RecordWatch([whole, bad], tmp_path / "cache")
-    wait_for(lambda: watch.problem() is not None)
+    wait_until(lambda: watch.problem() is not None)
     assert "record '00000500'" in str(watch.problem())
     assert watch.over
     assert is_known(whole, tmp_path / "cache")

@@ -14,7 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import Commands, commands, how_loaded, interrupt, wait_for_line
+from tests.support.commands import (
+    Commands,
+    commands,
+    how_loaded,
+    interrupt,
+    wait_for_line,
+    wait_until,
+)
 from tests.support.labelled import RECORDS, write_problem, write_records
 from tests.support.left_behind import KEEPERS
 from tests.support.network import Host, network
@@ -76,13 +83,6 @@ def lines(run: Path, text: str) -> list[dict[str, object]]:
 
 def joined(run: Path) -> list[dict[str, object]]:
     return lines(run, '"event":"joined"')
-
-
-def wait_until(there: Callable[[], bool], seconds: float) -> None:
-    began = time.monotonic()
-    while not there():
-        assert time.monotonic() < began + seconds * how_loaded()
-        time.sleep(0.2)
 
 
 def words_at(host: Host) -> Iterator[list[str]]:

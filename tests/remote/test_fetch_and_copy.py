@@ -8,9 +8,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,6 +16,7 @@ from speedo.data.remote.fetch import fetch
 from speedo.data.remote.run_copy import LONGEST_WAIT_S, RunCopy, check_writable, send
 from speedo.data.remote.uris import open_remote, problem_with, uri_of
 from speedo.errors import ConfigError, DataError
+from tests.support.commands import wait_until
 from tests.support.stores import S3, Http, Sftp, Site
 
 FILES = {"a.bin": b"x" * 1_200_000, "below/b.txt": b"two\n", "empty": b""}
@@ -188,13 +187,6 @@ class Told:
             assert self._more.wait_for(lambda: text in "\n".join(self.lines), seconds), self.lines
 
 
-def eventually(condition: Callable[[], Any], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def copy_of(store: Site, tmp_path: Path, number: int = 0) -> dict[str, bytes]:
     target = tmp_path / f"back-{number}"
     try:
@@ -209,10 +201,10 @@ def test_a_run_is_copied_at_each_checkpoint_and_at_the_end(store: Site, tmp_path
     put(run, {"config.yaml": b"x", "lock": b"", "checkpoints/1.ck": b"1" * 1000, ".part": b"no"})
     copy = RunCopy(run, store.uri, told, watched=("checkpoints",), skip=("lock",))
     copy.start()
-    eventually(lambda: "checkpoints/1.ck" in copy_of(store, tmp_path))
+    wait_until(lambda: "checkpoints/1.ck" in copy_of(store, tmp_path))
     put(run, {"checkpoints/2.ck": b"2" * 1000, "metrics.jsonl": b"{}\n"})
     (run / "checkpoints" / "1.ck").unlink()
-    eventually(lambda: "checkpoints/1.ck" not in copy_of(store, tmp_path, time.monotonic_ns()))
+    wait_until(lambda: "checkpoints/1.ck" not in copy_of(store, tmp_path, time.monotonic_ns()))
     put(run, {"result.json": b"{}", "metrics.jsonl": b"{}\n{}\n"})
     assert copy.finish(30) == ""
     assert copy_of(store, tmp_path, 99) == {
@@ -250,7 +242,7 @@ def test_a_store_that_is_away_for_6_s_holds_up_nobody_and_has_everything_afterwa
     put(run, {"config.yaml": b"x", "checkpoints/0.ck": b"0"})
     copy = RunCopy(run, s3.uri, told, watched=("checkpoints",))
     copy.start()
-    eventually(lambda: "checkpoints/0.ck" in copy_of(s3, tmp_path))
+    wait_until(lambda: "checkpoints/0.ck" in copy_of(s3, tmp_path))
     s3.stop()
     away = time.monotonic()
     number = 0

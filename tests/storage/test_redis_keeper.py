@@ -14,7 +14,8 @@ import pytest
 from speedo.errors import MissingKeyError, StoreUnavailableError
 from speedo.storage import PrivateRedis, RedisStore
 from speedo.storage.retrying_store import RetryingStore
-from tests.storage.conftest import BODY, get, is_alive, put, wait_until
+from tests.storage.conftest import BODY, get, is_alive, put
+from tests.support.commands import wait_until
 
 pytestmark = pytest.mark.redis
 

@@ -16,7 +16,8 @@ import pytest
 from speedo.errors import StoreError
 from speedo.storage import PrivateRedis, RedisStore
 from speedo.storage.redis import server as module
-from tests.storage.conftest import is_alive, wait_until
+from tests.storage.conftest import is_alive
+from tests.support.commands import wait_until
 
 pytestmark = pytest.mark.redis
 

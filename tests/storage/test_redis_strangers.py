@@ -22,7 +22,7 @@ from speedo.storage.redis import strangers as module
 from speedo.storage.redis.errors import connection_kind
 from speedo.storage.redis.url import url_by_socket
 from speedo.storage.retrying_store import RetryingStore
-from tests.storage.conftest import wait_until
+from tests.support.commands import wait_until
 
 pytestmark = pytest.mark.redis
 

@@ -11,10 +11,11 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -205,6 +206,14 @@ def still_open(addresses: set[tuple[str, int]]) -> list[tuple[str, int]]:
         with suppress(OSError), socket.create_connection((place, port), timeout=1.0):
             found.append((host, port))
     return found
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
+    """Return once it holds; within so many seconds of a machine with nothing else to do."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() < began + seconds * how_loaded()
+        time.sleep(0.05)
 
 
 def wait_for_line(

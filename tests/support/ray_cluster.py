@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support.commands import how_loaded
 from tests.support.left_behind import short_folder
 from tests.support.network import ROOT, Host
 
@@ -93,14 +94,14 @@ class UsersCluster:
 
         Ray gives the node, and its dashboard, 30 s each, which a busy machine may exceed.
         """
-        deadline, tries = time.monotonic() + 150, 1
+        began, tries = time.monotonic(), 1
         while b"--block" not in (self.folder / f"{host.address}.log").read_bytes():
             if self.nodes[host.name].poll() is not None:
                 assert tries < TRIES, self.said(host)
                 tries += 1
                 host.kill_all()
                 self._start(host)
-            assert time.monotonic() < deadline, self.said(host)
+            assert time.monotonic() < began + 150 * how_loaded(), self.said(host)
             time.sleep(0.1)
 
     def said(self, host: Host) -> str:
