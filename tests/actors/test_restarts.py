@@ -145,6 +145,7 @@ def test_a_stopped_worker_is_evicted_ended_and_started_again(
     run.stop()
 
 
+@pytest.mark.matrix
 def test_the_two_who_are_left_share_batch_and_data_anew(running: Callable[..., Running]) -> None:
     run = running(
         "--mode", "sync", "--workers", "3", "--restarts", "0", "--reshard-after", "2", "--stretch", "0"

@@ -56,6 +56,7 @@ def started_last(speedo: Commands, word: str, count: int) -> list[psutil.Process
     return sorted(found, key=lambda one: one.create_time())[-count:]
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_lenet_with_the_solvers_update_on_servers_is_that_of_the_master(
     speedo: Commands, tmp_path: Path
@@ -91,6 +92,7 @@ def test_turns_that_overlap_end_with_all_their_work(
     assert re.findall(r"rediss?://[^ ]*@", kept) == []
 
 
+@pytest.mark.matrix
 def test_a_phase_of_every_mode_ends_with_all_its_work(
     speedo: Commands, problem: Path, tmp_path: Path
 ) -> None:
@@ -116,7 +118,11 @@ def clipping(problem: Path) -> Path:
     ("points", "extra"),
     [
         (("server-merging", "server-merged", "server-published"), ()),
-        (("server-published",), ("--server-gradient",)),  # before its history is there
+        pytest.param(
+            ("server-published",),  # before its history is there
+            ("--server-gradient",),
+            marks=pytest.mark.matrix,
+        ),
     ],
     ids=["deltas", "gradients"],
 )

@@ -80,7 +80,7 @@ def jump(file: Path, seconds: int, server: OwnRedis) -> None:
                 store.delete(key)
 
 
-@row(14, "wall clock of every process jumps an hour on, then two back", usual="easgd")
+@row(14, "wall clock of every process jumps an hour on, then two back")
 @pytest.mark.ray
 @pytest.mark.redis
 @pytest.mark.caffe

@@ -49,7 +49,6 @@ def poisoned(
     "NaN in a worker's gradients",
     usual="easgd",
     torch=(*WITH_TORCH, "easgd"),
-    usual_torch="sync",
 )
 def test_nan_is_refused_before_it_is_merged(
     speedo: Commands, problem: Path, mode: str, finding: Finding

@@ -50,7 +50,7 @@ def test_hosts_of_scripts_join_a_resumed_master_and_one_more_comes(
     finding.note = f"with 3 workers after 2, from record {resumed['samples']} of 720"
 
 
-@row(5, "the run's own Redis killed, a user's script", SCRIPT_MODES, usual="partial")
+@row(5, "the run's own Redis killed, a user's script", SCRIPT_MODES)
 def test_scripts_wait_for_a_redis_that_comes_back_empty(
     speedo: Commands, mode: str, finding: Finding
 ) -> None:
@@ -127,7 +127,7 @@ def test_a_full_disk_costs_a_script_its_checkpoint_and_not_its_run(
     finding.note = "told; training went on; written when there was room"
 
 
-@row(13, "run directory on a disk that stays full, a user's script", SCRIPT_MODES, usual="weed-out")
+@row(13, "run directory on a disk that stays full, a user's script", SCRIPT_MODES)
 def test_a_disk_that_stays_full_costs_a_script_no_model(
     speedo: Commands, mode: str, finding: Finding
 ) -> None:

@@ -69,7 +69,7 @@ def test_a_member_that_hangs_is_replaced(
     assert "no result for" in left["cause"]
 
 
-@row(23, "member of a team sends numbers that are not finite", ("sync",), usual="sync")
+@row(23, "member of a team sends numbers that are not finite", ("sync",))
 def test_a_member_that_is_not_finite_is_set_aside_alone(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:

@@ -168,7 +168,13 @@ def torch_worker(chief: Host, count: int, *arguments: str) -> tuple[str, ...]:
 
 @pytest.mark.torch
 @pytest.mark.parametrize(
-    "counts", [(1, 1), pytest.param((2, 1), marks=pytest.mark.matrix), (1, 2)], ids=str
+    "counts",
+    [
+        pytest.param((1, 1), marks=pytest.mark.matrix),
+        pytest.param((2, 1), marks=pytest.mark.matrix),
+        (1, 2),
+    ],
+    ids=str,
 )
 def test_gradients_between_hosts_make_the_model_of_one_process(
     speedo: Commands, hosts: list[Host], tmp_path: Path, counts: tuple[int, int]

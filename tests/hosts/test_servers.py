@@ -109,6 +109,7 @@ def test_another_host_takes_the_range_of_one_that_is_gone_for_good(
     assert members[1].returncode == 0, errors
 
 
+@pytest.mark.matrix
 def test_a_host_that_leaves_in_order_hands_its_range_over(
     speedo: Commands, hosts: list[Host], problem: Path, tmp_path: Path
 ) -> None:

@@ -124,7 +124,7 @@ def test_the_last_records_of_a_worker_that_dies_are_trained_by_those_that_wait_f
     assert finish["reason"] == "every record of every epoch is trained"
 
 
-@pytest.mark.parametrize("overlap", ["none", "all"])
+@pytest.mark.parametrize("overlap", ["none", pytest.param("all", marks=pytest.mark.matrix)])
 def test_the_last_records_of_a_worker_that_is_set_aside_are_trained_by_the_others(
     speedo: Commands, tmp_path: Path, overlap: str
 ) -> None:

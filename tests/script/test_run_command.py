@@ -93,7 +93,10 @@ def test_ctrl_c_ends_the_run_and_the_model_so_far_is_there(
             marks=pytest.mark.matrix,
         ),
         ("never-joins", 1, "fit.py ended without a call of speedo.join"),
-        ("no-length", 1, "run.share cannot divide a zip: it needs records with numbers"),
+        pytest.param(
+            *("no-length", 1, "run.share cannot divide a zip: it needs records with numbers"),
+            marks=pytest.mark.matrix,
+        ),
         pytest.param(
             *(
                 "foreign",
@@ -103,8 +106,13 @@ def test_ctrl_c_ends_the_run_and_the_model_so_far_is_there(
             marks=[pytest.mark.matrix, pytest.mark.torch],
         ),
         ("raises", 3, "ValueError: no such column"),
-        ("never-steps", 1, "without a step: train inside of it, with run.step()"),
-        ("shape", 1, "w of shape (3,) instead of w of shape (4,)"),
+        pytest.param(
+            *("never-steps", 1, "without a step: train inside of it, with run.step()"),
+            marks=pytest.mark.matrix,
+        ),
+        pytest.param(
+            *("shape", 1, "w of shape (3,) instead of w of shape (4,)"), marks=pytest.mark.matrix
+        ),
         ("nan", 3, "it is not finite (NaN or infinity)"),
     ],
 )

@@ -78,6 +78,7 @@ def test_every_mode_trains_each_record_once_also_what_is_compressed(
     assert speedo.left() == []
 
 
+@pytest.mark.matrix
 def test_turns_that_overlap_train_each_record_once_and_all_are_merged(
     speedo: Commands, tmp_path: Path
 ) -> None:
