@@ -40,9 +40,9 @@ _STATUS_OF_SIGNAL: Final = {
 def train(token_file: Path | None, **options: Any) -> None:
     """Train on this machine. Master, workers and Redis are started and stopped for you.
 
-    SOLVER is a solver.prototxt; left out, it is $SPEEDO_SOLVER, or else the bundled LeNet on Fashion-MNIST. The last
+    SOLVER is a solver.prototxt. Without it, $SPEEDO_SOLVER is trained, or the bundled LeNet on Fashion-MNIST. The last
     line of the output is the path of the trained .caffemodel. With --host workers join from other machines, as with
-    `speedo master`. With --ray they are actors of a Ray cluster; this machine must be one of its nodes.
+    `speedo master`. With --ray workers are actors of a Ray cluster; this machine must be one of its nodes.
     """
     serves = options["host"] is not None
     if not serves:
@@ -57,7 +57,7 @@ def master(token_file: Path | None, **options: Any) -> None:
     """Train with workers that join from other machines; the same as `speedo train --host ADDRESS`.
 
     On each node run `speedo worker --master ADDRESS` with the same token file (mode 0600). With --own there is no
-    SOLVER: each node brings a script, by `speedo worker --master ADDRESS -- python train.py`.
+    SOLVER: each node starts a script, with `speedo worker --master ADDRESS -- python train.py`.
     """
     run_with(options, token_file, serves=True)
 

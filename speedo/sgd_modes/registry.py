@@ -100,7 +100,7 @@ def one_of(names: Sequence[str]) -> Any:
 
 
 RULE: Final = Option(
-    "How results are merged; a rule of your own is given as package.module:Class.",
+    "How results are merged; a rule of your own is written package.module:Class.",
     usual="the mode's",
     source="each mode's paper",
 )

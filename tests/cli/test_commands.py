@@ -133,8 +133,8 @@ def test_the_whole_page_of_train_is_by_subject() -> None:
     assert headings == [
         "How results are merged:", "How results travel:", "Instead of the solver's values:",
         "What a run starts from and writes:", "What computes:", "Data:", "Tests, and the end of a run:",
-        "Workers that come and go:", "What is recorded for other tools:",
-        "On a Ray cluster that exists already:", "How workers connect:", "Help:",
+        "Workers that join and leave:", "Output for other tools:",
+        "On an existing Ray cluster:", "How workers connect:", "Help:",
     ]  # fmt: skip
 
 
