@@ -316,7 +316,7 @@ class RayServers:
                 now = time.monotonic()
                 if now >= deadline or self._stopped:
                     raise StoreError(
-                        f"server {index} at {server.host} is lost ({cause}), and no host brought it back within "
+                        f"server {index} at {server.host} is lost ({cause}), and no host started it again within "
                         f"{self._settings.timeout_s:.0f} s"
                     )
                 if self._heard.get(server.host, 0.0) < now - SILENT_S:

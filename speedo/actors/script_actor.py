@@ -244,7 +244,7 @@ class ScriptActor:
         if not self._ended.wait(RAISED_S if self._problem else END_S):
             if self._problem:
                 return f"its script raised {self._problem}"
-            return "its script left its part of the run, and goes on"
+            return "its script left the run, and continues outside of it"
         text = f"its script {describe_exit(self._status)}"
         words = _last_line(self._log)
         if not self._status and not self._done:

@@ -229,7 +229,7 @@ def _make(
         try:
             figures = comparison.make(watch)
         except KeyboardInterrupt:
-            watch.note("stopped; the same command goes on from here")
+            watch.note("stopped; the same command continues from here")
             raise
     if figures is not None:
         from speedo.watch.report.picture import why_none

@@ -272,7 +272,7 @@ def _steps(threads: str | None, step_time: str | None) -> _Steps:
 
     if step_time is not None:
         if threads is not None:
-            raise ConfigError("--step-time is taken as it is: leave --threads out")
+            raise ConfigError("--threads does not change --step-time: leave --threads out")
         return _Steps(step_s=parse_step_time(step_time))
     return _Steps() if threads is None else _Steps(*parse_threads(threads))
 

@@ -72,7 +72,7 @@ def run_with(
 
     if serves:
         _refuse(
-            options, ("ray",), "a Ray cluster has its workers itself: leave --host or --ray out"
+            options, ("ray",), "a Ray cluster starts the workers itself: leave --host or --ray out"
         )
         options = options_of_own(options) if options["own"] else options
     file = options.pop("config_file", None)
@@ -141,8 +141,5 @@ def _how_it_ended(result: RunResult) -> str:
 
 def _why_not_complete(result: RunResult) -> str:
     if result.reason == result.test_problem:
-        return (
-            f"the last test failed: {result.test_problem}; the model is trained to its end and exported, but nobody "
-            "has tested it"
-        )
+        return f"the last test failed: {result.test_problem}; the model is trained and exported, but not tested"
     return f"the run ended early: {result.reason}"

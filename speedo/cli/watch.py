@@ -14,8 +14,8 @@ from speedo.watch.live.live_run import LiveRun
 from speedo.watch.live.terminal import watch as watch_in_terminal
 
 OPEN: Final = (
-    "warning: the page can be read and the run be stopped from other machines by whoever has this URL, and nothing is "
-    "encrypted: use it in a network that you trust, or leave --host out and use `ssh -L`"
+    "warning: anyone with this URL can read the page and stop the run from other machines, and nothing is encrypted: "
+    "use it in a network that you trust, or leave --host out and use `ssh -L`"
 )
 
 

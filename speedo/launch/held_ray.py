@@ -94,7 +94,7 @@ class HeldRay:
         try:
             return _REPORT.validate_python(clean_values(json.loads(line)))
         except (ValueError, RecursionError):
-            why = "the process that holds its places has said what cannot be read"
+            why = "the process that holds its places has sent what cannot be read"
             return Report(failures=(Failure(self._address, why, self._count),))
 
     def run(self, options: Mapping[str, Any], workers: int | None) -> RunResult:

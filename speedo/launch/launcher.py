@@ -174,7 +174,7 @@ class Launcher:
             if problem and name not in self._named:
                 self._named.add(name)
                 first = problem.splitlines()[0]
-                self._picture.note(f"{name}: {first}; waiting for what the other hosts say")
+                self._picture.note(f"{name}: {first}; waiting for the other hosts")
 
     def _lost(self) -> bool:
         return any(one.closed is not None for one in self._remotes.values())

@@ -389,7 +389,7 @@ class ServedCenter:
         if found is None:
             return False
         self.note(
-            f"warning: server {index} has lost its range with its store: it goes on from version {found.version}, "
+            f"warning: server {index} has lost its range with its store: it continues from version {found.version}, "
             f"which {found.host} has of it; merges lost in this range: {self.version - found.version}"
         )
         own = ranges_of(self.layout, len(self.servers))[index].layout
@@ -402,11 +402,11 @@ class ServedCenter:
     def _go_back(self, index: int) -> None:
         """Nobody has the range of this server: all begin again from the newest center that the master has whole."""
         version = self._whole.version
-        what = "the center goes back to what it was"
+        what = "the center is reset"
         if self.solver is not None:
-            what = "the center and the solver's history go back to what they were"
+            what = "the center and the solver's history are reset"
         self.note(
-            f"warning: server {index} has lost its range with its store: {what} at version {version}, and "
+            f"warning: server {index} has lost its range with its store: {what} to version {version}, and "
             f"{self.version - version} merges are lost"
         )
         self._spread(self._whole)

@@ -116,7 +116,7 @@ def _notes(former: FormerRun, resumed: Resumed, workers: int) -> list[str]:
     """What is restored and what is not, as lines for the user."""
     counters = resumed.counters
     had = [slot for slot in former.checkpoint.histories if slot < workers]
-    states = "; there is no worker's state in the checkpoint: optimizers begin anew"
+    states = "; there is no worker's state in the checkpoint: optimizers begin without state"
     if had:
         states = f", optimizer and run.keep of {len(had)} of {workers} workers"
     if 0 < len(had) < workers:

@@ -18,7 +18,7 @@ from speedo.system.bounds import LARGEST_COUNT, Option, Whole
 
 BACKUP_WORKERS = Option(
     "Close a round when all but N workers have reported.", Whole(0, LARGEST_COUNT),
-    source="every result counts", below_workers="a round would wait for nobody")  # fmt: skip
+    source="every result counts", below_workers="a round would wait for no worker")  # fmt: skip
 
 
 @dataclass

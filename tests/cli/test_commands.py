@@ -206,7 +206,7 @@ def test_two_devices_are_refused_before_anything_starts(asked: list[RunConfig]) 
     ("typed", "said"),
     [
         ("train --port 7000 --own", "--own, --port: give --host ADDRESS, too"),
-        ("train --host 127.0.0.1 --ray auto", "--ray: a Ray cluster has its workers itself"),
+        ("train --host 127.0.0.1 --ray auto", "--ray: a Ray cluster starts the workers itself"),
         ("worker --master 127.0.0.1 --workers 0 --threads 2", "threads: with --workers 0 no worker uses it"),
     ],
 )  # fmt: skip

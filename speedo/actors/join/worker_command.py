@@ -131,7 +131,7 @@ def serve_worker(
                 f"this host's stay in the cluster failed {crashes} times in a row, the last time: {ending.why}; "
                 f"see {logs}"
             )
-        watch.note(f"this host's stay in the cluster failed: {ending.why}; it joins again")
+        watch.note(f"this host's part of the cluster failed: {ending.why}; it joins again")
 
 
 def _made(logs: Path) -> Path:
@@ -242,7 +242,7 @@ def _follow(
             return Crashed("its Ray node died")
         was_kept = was_kept or link.is_kept
         if was_kept and not link.is_kept and now > unkept + UNKEPT_S:
-            return Crashed("the process that keeps its workers died, and no other came")
+            return Crashed("the process that keeps its workers died, and was not started again")
         if not was_kept and now > began + timeout_s:
             raise ClusterError(
                 f"there is no SpeeDO master in the Ray cluster at {offer.address}: correct --master"

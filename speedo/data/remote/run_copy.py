@@ -106,7 +106,7 @@ class RunCopy:
         except (SpeedoError, OSError) as error:
             self._remote = None  # a connection that broke is made anew
             if not self._away:
-                self._note(f"warning: {error}; the copy is tried again, training goes on")
+                self._note(f"warning: {error}; the copy is tried again, training continues")
             self._away = str(error)
             return self._away
         if self._away:

@@ -45,7 +45,7 @@ class Training:
             if (shown := hide_secrets(option)) != option:
                 raise ConfigError(
                     f"option {shown} has a secret, which everybody who sees the file or the list of processes could "
-                    "read: leave it out, and hand it to the master in a variable, as SPEEDO_REDIS_PASSWORD"
+                    "read: leave it out, and give it to the master in a variable, as SPEEDO_REDIS_PASSWORD"
                 )
 
     @property

@@ -400,7 +400,7 @@ class RunConfig(_Run):
             )
         if self.tensorboard_histograms and self.serves:
             found.append(
-                f"tensorboard_histograms is given together with servers {self.servers}, and then the master has no "
+                f"tensorboard_histograms is given together with servers {self.servers}, with which the master has no "
                 "weights; leave one of the two out"
             )
         port = self.metrics_port

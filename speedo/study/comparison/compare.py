@@ -49,7 +49,7 @@ class Comparison(ABC):
 
     @abstractmethod
     def command(self, place: Place, run: Planned) -> list[str]:
-        """The command that makes the run, or goes on with it. Raises `ConfigError`."""
+        """The command that makes the run, or continues it. Raises `ConfigError`."""
 
     @abstractmethod
     def outcome(self, forecasts: Forecasts) -> Figures | None:

@@ -284,7 +284,7 @@ def _origin(
     if "read server" in answer["far"]:
         server = "measured here"
     else:
-        server = "assumed: half of the passage, as the system does not tell the server's time"
+        server = "assumed: half of the passage, as the system does not report the server's time"
     compute = f"measured here, {len(answer['steps'])} steps of the whole batch in one process"
     if threads > 1:
         compute += f" of {threads} threads"

@@ -237,7 +237,7 @@ class SimulatedCluster:
         elif faults.late and chance() < faults.late:
             self.at(done, lambda: self._late(worker, command))
         elif faults.leave and chance() < faults.leave:
-            self.at(done, lambda: self._gone(worker.worker, "leaves of its own will"))
+            self.at(done, lambda: self._gone(worker.worker, "leaves by itself"))
         elif faults.fail and chance() < faults.fail:
             self.at(done, lambda: self._fail(worker, command))
         else:

@@ -126,7 +126,7 @@ class Background:
             call(*arguments)
         except Exception as error:  # whatever a library raises, the run goes on
             self._problems[place] = FAILED
-            self._tell(f"warning: {exporter.name} has failed and writes nothing more: {error!r}")
+            self._tell(f"warning: {exporter.name} has failed and stops writing: {error!r}")
 
 
 class CenterCopies:
