@@ -83,7 +83,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A turn is finished and its payload lies in the store. `loss` is the mean over its steps.
+    """A turn is finished and its payload is in the store. `loss` is the mean over its steps.
 
     `timings` tells where the turn's seconds went: fetch, compute, publish; in a team also `team`: waiting for the
     others, and summing. `losses` has the loss of each round, where there were several. In a team only the leader
@@ -154,7 +154,7 @@ class StopAsked:
 
 @dataclass(frozen=True, slots=True)
 class StateSaved:
-    """A worker's solver history lies in the store, for the checkpoint or snapshot of this version.
+    """A worker's solver history is in the store, for the checkpoint or snapshot of this version.
 
     `batches` of `batch_size` records were read by then of shard `rank` of `count`. With a `problem` there
     is nothing in the store.
@@ -231,7 +231,7 @@ class Team:
 
     `members` are worker, incarnation and samples of a step, in the order of summing; the first leads: it fetches the
     center and publishes the result of all. `formed` is a ticket that names this gathering: as long as it is the same,
-    the members go on with the connections that they have. `rate` is the factor of the mean after each round, where
+    the members continue with the connections that they have. `rate` is the factor of the mean after each round, where
     there are several; the team then carries its own center on, and publishes that. `patience_s` bounds each wait for
     another member, in seconds. `spread` are the places in `members` of those that share memory, host by host, the
     leader's host first; empty if all are on one.
@@ -272,7 +272,7 @@ NO_TUNING = Tuning()
 class Train:
     """Command to a worker: one turn of `steps` solver steps; in a team, of so many in each of its rounds.
 
-    Without `moving_rate` the turn starts from center `version`. With it the worker goes on from its own
+    Without `moving_rate` the turn starts from center `version`. With it the worker continues from its own
     weights (elastic averaging), after its half of the merge that made this center: that of its result `own.merged`,
     at this rate. Without one there is nothing to catch up on. Step `k` of the turn belongs to
     iteration `iteration_of(k)`: `samples` are those merged before the turn, `stride` those that one step of all

@@ -98,7 +98,7 @@ class _Asked:
 class RayServers:
     """Implements `speedo.master.server_requests.Servers`. `wanted` is as in `--servers`.
 
-    Its methods are called from several threads. `moved` is told when a server has got another address: who has the
+    Its methods are called from several threads. `moved` is notified when a server has got another address: who has the
     former one can do nothing with it. `trouble` takes what is wrong with the users of a store.
     """
 

@@ -214,7 +214,7 @@ class ScriptActor:
     def wait(self) -> str:
         """Wait until the script's process has ended; why, if what it did after the training failed.
 
-        One that ended before it knew of the end was a worker that died: that is told already, and settled.
+        One that ended before it knew of the end was a worker that died: that is reported already, and settled.
         """
         self._ended.wait()
         return self._cause() if self._status and self._knows_end else ""

@@ -66,5 +66,5 @@ class ServerActor:
 
     def _trouble(self, trouble: str | None) -> None:
         log_trouble(trouble)
-        with suppress(Exception):  # a master that cannot be told is noticed by the host
+        with suppress(Exception):  # a master that cannot be reached is noticed by the host
             self._master.trouble_of_server.remote(self._index, trouble or "")

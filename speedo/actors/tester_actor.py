@@ -160,7 +160,7 @@ class VersionTests:
         with self._telling:
             parts = self._parts.get(version)
             if parts is None:
-                return  # its problem was told
+                return  # its problem was reported
             parts[index] = found.part  # one that was asked for before, of this version, is as good
             if not found.problem and len(parts) < len(self.testers):
                 return

@@ -40,7 +40,7 @@ class WorkerHost:
     """Workers of one run on this node; their output goes to files in `logs`, their small files to `scratch`.
 
     Workers that die are restarted after growing pauses. `last_died`, once set, is the cause of the last death when no
-    worker is left and none will be restarted. `note` is told what a slow start waits for. `options_of` gives Ray's
+    worker is left and none will be restarted. `note` gets what a slow start waits for. `options_of` gives Ray's
     options for the actor of the worker with this number.
     """
 

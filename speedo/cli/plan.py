@@ -315,7 +315,7 @@ def _measured(
 
     check_workplace()
     check_names({"the solver": solver, "the data root": options.get("data_root")})
-    if run is not None:  # what is wrong with it is told before anything is measured
+    if run is not None:  # what is wrong with it is reported before anything is measured
         _must_exist(run)
         if not os.path.isdir(run):
             raise ConfigError(f"{run} holds the times of a net: leave SOLVER out, or --from")

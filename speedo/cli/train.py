@@ -20,7 +20,7 @@ from speedo.run.config.formats import parse_phase
 from speedo.run.config.run_config import make_config
 from speedo.system.standard_streams import NOBODY_READS, unread
 
-if TYPE_CHECKING:  # what a run needs takes a second to import, and a mistake is told before
+if TYPE_CHECKING:  # what a run needs takes a second to import, and a mistake is reported before
     from speedo.run.result import RunResult
 
 _OF_A_MASTER: Final = ("own", "port", "token_file")

@@ -117,7 +117,7 @@ def check_in_subprocess(
         "0"  # its notes tell which layer it was at; nobody else reads them
     )
     try:
-        # An abort leaves the engines' scratch folders: they lie in one that we remove.
+        # An abort leaves the engines' scratch folders: they are in one that we remove.
         with tempfile.TemporaryDirectory(prefix="speedo-check-") as scratch:
             child = subprocess.run(
                 [sys.executable, "-P", "-m", "speedo.engines.net_trial"],

@@ -1,7 +1,7 @@
 """The driver's event queue: filled from any thread, and from sockets that the driver's own thread reads.
 
-A socket that ends, breaks or sends what is no message is told to whoever listens, with the cause: nobody else would
-know that nothing comes from there any more.
+If a socket ends, breaks or sends something that is no message, its listener is called with the cause; otherwise the
+loss would not be noticed.
 
 With a thread per socket every message would be handed over between two threads, which costs a tenth of a millisecond.
 """

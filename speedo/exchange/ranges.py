@@ -1,6 +1,6 @@
 """Ranges of the flat vector: each is kept, merged and published by a server of its own.
 
-A range is a layout like any other, of the pieces of the blobs that lie in it; so codecs, headers and merges know
+A range is a layout like any other, of the pieces of the blobs that are in it; so codecs, headers and merges know
 nothing of ranges.
 """
 

@@ -177,7 +177,7 @@ def _read(holder: subprocess.Popen[str], answers: queue.Queue[str | None]) -> No
         for line in iter(lambda: holder.stdout.readline(MOST_LINE), ""):  # type: ignore[union-attr]
             if line.startswith("{"):
                 answers.put(line)
-    finally:  # whoever waits for an answer must hear that there will be none
+    finally:  # callers that wait for an answer must learn that there will be none
         answers.put(None)
         holder.stdout.close()
     holder.wait()

@@ -40,7 +40,7 @@ NAMED_S: Final = (
 )
 FAREWELL_S: Final = 20.0  # for workers to leave after their master
 FETCH_S: Final = 25.0  # for the logs of a host whose connection was lost
-END_S: Final = 75.0  # for commands that were told to end; the hosts force it before
+END_S: Final = 75.0  # for commands that were asked to end; the hosts force it before
 HARD_END_S: Final = 8.0
 _HOW_TO_JOIN: Final = re.compile(r"; on each node,.*")  # which is done already
 _SIGNALS: Final = {"Ctrl-C": "SIGINT", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP"}
@@ -248,7 +248,7 @@ class Launcher:
         return found
 
     def _let_go(self, seconds: float) -> None:
-        """Workers leave with their run, and all logs come; those that stay are told to end."""
+        """Workers leave with their run, and all logs come; those that stay are asked to end."""
         self._wait(self._all_filed, seconds, interruptible=False)
         for remote in self._remotes.values():
             for role, command in remote.commands.items():

@@ -1,9 +1,9 @@
 """The run loop: passes the cluster's events to the coordinator, and its actions to center, cluster and log.
 
 Time is an argument: the same loop runs on Ray with the monotonic clock and in the simulator with a virtual one. Every
-wait has a deadline; a missed deadline becomes an event with its cause. It does so in bounded time however many events
-wait: once a deadline is over, the events that are there at that moment are decided, and then it is looked at. So nobody
-is evicted whose result had come in time, and no event that comes later can put the deadline off.
+wait has a deadline; a missed deadline becomes an event with its cause, with any number of waiting events: once a
+deadline is over, the events that have arrived are decided, and then the deadline is checked. So no worker is evicted
+whose result arrived in time, and later events cannot delay the check.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ class Driver:
     # ------------------------------------------------------------ events
 
     def _take_together(self, events: list[Event]) -> None:
-        """Decide one after another. What lies between the first merge and the last turn told is not published."""
+        """Decide one after another. Versions between the first merge and the last command are not published."""
         with self.together() if len(events) > 1 else nullcontext():
             workers = set[int]()
             for event, after in zip_longest(events, events[1:]):

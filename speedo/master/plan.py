@@ -30,7 +30,7 @@ class Plan:
 
 
 def crossed(before: int, after: int, interval: int) -> bool:
-    """Whether a multiple of the interval lies in (before, after]."""
+    """Whether a multiple of the interval is in (before, after]."""
     return interval > 0 and after // interval > before // interval
 
 

@@ -1,9 +1,9 @@
 """The tests that scripts make themselves: which workers make which, and of which version of the center.
 
 The k-th call of `run.test` in a worker is test point k. The first worker that comes to a point begins the test. With a
-data set whoever comes to the point, while there are records that nobody tests yet, takes part; the numbers are the
-means over all records then. Without one nobody else does. Others go on. It is a test of the run like any other: asked
-for by `Evaluate`, answered by `Tested`.
+data set, workers that come to the point while records are left take part, and the numbers are the means over all
+records. Without a data set, the first worker tests alone. All others continue. It is a test of the run like any other:
+requested by `Evaluate`, answered by `Tested`.
 """
 
 from __future__ import annotations

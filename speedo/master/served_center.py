@@ -1,11 +1,11 @@
 """The center over servers: what the master decides is asked of all of them, each for its range.
 
 The master carries no arrays: it sums the squared norms that the servers answer, judges by them, and keeps in mind what
-every server must have: the version, who reads which older one, the payloads that are held, the merges that not every
-server has confirmed. With that a server that was replaced is brought to where the others are.
+every server must have: the version, the older versions that are read, the payloads that are held, the merges that not
+every server has confirmed. From these a replaced server is brought to the state of the others.
 
-Nobody waits for a merge: who is told to fetch the version that it makes looks for it until every server has published
-it. A payload that one server refuses is forgotten by all.
+The master does not wait for a merge: a worker that is to fetch the new version polls until every server has published
+it. A payload that one server refuses is dropped by all.
 
 Where servers apply the solver's own update, each has the history of its range. Gradients are clipped by the norm of the
 whole: only then the master asks for the parts of that norm first, and waits for them.
@@ -50,7 +50,7 @@ MOST_ORDERED: Final = 16  # merges that are not confirmed yet
 
 @dataclass(eq=False, slots=True)
 class _Ordered:
-    """Merges that servers were told to make, with their payloads; `renewed` are those that made them once more."""
+    """Merges that servers were asked to make, with their payloads; `renewed` are those that made them once more."""
 
     request: Combine
     taken: list[TakeIn]

@@ -1,6 +1,6 @@
 """When a run ends before `max_iter`: a time, a target, tests without progress. And which model is the best so far.
 
-Pure: it is told of tests and of elapsed seconds, and answers with reasons.
+Pure: it is notified of tests and of elapsed seconds, and answers with reasons.
 """
 
 from __future__ import annotations

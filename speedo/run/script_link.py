@@ -53,7 +53,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Of the script: what it trains, whose first weights lie in the store; `batch` is the records of one step.
+    """Of the script: what it trains, whose first weights are in the store; `batch` is the records of one step.
 
     With `gradients` it exchanges them before each step, with the other workers.
     """

@@ -1,4 +1,4 @@
-"""What a checkpoint has of a script's run beside weights and counters, and how a run goes on from it."""
+"""What a checkpoint has of a script's run beside weights and counters, and how a run continues from it."""
 
 from __future__ import annotations
 

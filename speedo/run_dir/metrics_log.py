@@ -64,8 +64,8 @@ LINES: Final[Mapping[type, tuple[str, tuple[str, ...]]]] = {
 class MetricsLog:
     """An observer that writes `metrics.jsonl`, a line as soon as it is known.
 
-    With `resumed` it goes on from the lines of the former master, in a copy that takes the place of the file:
-    should that master come back, what it writes goes nowhere. Times go on from the last line's.
+    With `resumed` it continues from the lines of the former master, in a copy that takes the place of the file:
+    should that master come back, what it writes goes nowhere. Times continue from the last line's.
 
     Lines that the disk does not take wait in memory until it does; `tell` hears what is wrong with it, and an empty
     text once they are all written.
@@ -98,7 +98,7 @@ class MetricsLog:
         self._write(now, "clock", at=at.isoformat(timespec="milliseconds"))
 
     def resume(self, epoch: int, counters: Counters, now: float) -> None:
-        """The run goes on from this checkpoint: what was merged after it is undone."""
+        """The run continues from this checkpoint: what was merged after it is undone."""
         self._merged = (counters.version, counters.iteration)
         self._write(
             now,

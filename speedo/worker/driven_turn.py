@@ -30,7 +30,7 @@ class DrivenWorker(Participant):
     _fetched: float = field(default=0.0, init=False)
 
     def begin(self, command: Train, load: Callable[[Train], None] | None = None) -> None:
-        """Get the center of this turn, and go on from it; `load` does that for a member of a team."""
+        """Get the center of this turn, and continue from it; `load` does that for a member of a team."""
         self._began = self.clock()
         self.command, self.steps, self._of_turn, self.with_team = None, 0, 0, 0.0
         self._losses.clear()

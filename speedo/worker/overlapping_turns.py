@@ -76,7 +76,7 @@ class TurnBuffers:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A center: where it lies in the store (`seen`), or in the turn's own memory."""
+    """A center: where it is in the store (`seen`), or in the turn's own memory."""
 
     buffer: TurnBuffer
     seen: Seen | None

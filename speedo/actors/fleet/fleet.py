@@ -52,7 +52,7 @@ class _Keeper:
 
 
 class Fleet:
-    """Has `prepared.config.workers` workers wherever the cluster has room. `note` is told what people should know.
+    """Has `prepared.config.workers` workers wherever the cluster has room. `note` gets what people should know.
 
     `last_died`, once set, says why there is no worker left and none to come.
     """

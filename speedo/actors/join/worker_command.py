@@ -44,7 +44,7 @@ CRASHES: Final = 3  # a stay that breaks is tried again so often
 HEALTHY_S: Final = 60.0  # one that lasted so long counts as a first
 LEAST_S: Final = 15.0  # for a node to start, whatever is left of the time
 SLOW_S: Final = 5.0  # a start that waits longer for the master says so
-LEAVE_S: Final = 10.0  # what a stay that is told to end may take for it
+LEAVE_S: Final = 10.0  # what a stay that is asked to end may take for it
 UNKEPT_S: Final = 20.0  # for another keeper to take the place of one that died
 
 

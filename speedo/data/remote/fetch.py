@@ -50,7 +50,7 @@ def was_fetched(folder: Path) -> bool:
 
 
 def now_ours(folder: Path) -> None:
-    """A run of ours goes on in this folder, and has written its own configuration. Raises `OSError`."""
+    """A run of ours continues in this folder, and has written its own configuration. Raises `OSError`."""
     (folder / RECORD).unlink(missing_ok=True)
 
 

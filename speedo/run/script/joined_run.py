@@ -218,7 +218,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         With `data`, which is what `share` takes, it is `measure(batches)`, and returns means over the records of these
         batches. Workers that come to the same test before all records are given out take part: each record is tested
         by one of them, and all get the means over all records. Else one worker makes the test. The others get None at
-        once, and go on. Raises `ConfigError` for what is no finite number.
+        once, and continue. Raises `ConfigError` for what is no finite number.
         """
         number, self._tested = self._tested, self._tested + 1
         if self._turns is not None:

@@ -43,7 +43,7 @@ class KeptState:
             raise ConfigError(
                 f"run.keep has another object named {name!r} already: give it another name"
             )
-        _pack_object(name, thing)  # a value that cannot be saved is told now
+        _pack_object(name, thing)  # a value that cannot be saved is reported now
         self._objects[name] = thing
         self._give_back(name)
 

@@ -189,7 +189,7 @@ class ScriptTurns:
     # ------------------------------------------------------------ turns
 
     def has_turn(self) -> bool:
-        """Whether a turn goes on, or begins now: the next is waited for. False once the run is over."""
+        """Whether a turn continues, or begins now: the next is waited for. False once the run is over."""
         if self.over:
             return False
         assert self.worker is not None
@@ -302,7 +302,7 @@ class ScriptTurns:
 
     @contextmanager
     def paused(self, *, tests: bool = False) -> Iterator[Callable[[], None]]:
-        """Publish what was trained, and let the others go on without this worker.
+        """Publish what was trained, and let the others continue without this worker.
 
         Longer than a part of the timeout only if what is yielded is called now and then.
         """

@@ -36,7 +36,7 @@ PIECE_BYTES: Final = 256 << 10
 """How much is read before the reader is told."""
 PAGE_KEYS: Final = 1000
 MAX_CHUNKS: Final = 1 << 16
-"""More than any model needs; whoever may write a record must not make its reader list more."""
+"""More than any model needs; a writer of records must not make their reader list more."""
 _PREFIX: Final = struct.Struct("<4sHHIIQ8s")
 _MAGIC: Final = b"SPB1"
 

@@ -30,12 +30,12 @@ LOCK: Final = "lock"
 
 
 class Watch(Protocol):
-    """Sees a comparison go on."""
+    """Shows the progress of a comparison."""
 
     def note(self, text: str) -> None: ...
 
     def show(self, text: str) -> None:
-        """The state of the run that goes on."""
+        """The state of the current run."""
 
 
 @dataclass(slots=True)

@@ -27,7 +27,7 @@ class TimedTeam:
         return together(*(self.compute(seconds) for _ in range(self.members)))
 
     def meeting(self) -> Job:
-        """From the last member's arrival until all go on."""
+        """From the last member's arrival until all continue."""
         return self.together(self.costs.meeting * (self.members - 1))
 
     def rounds(self, count: int, steps: Callable[[], Sequence[Job]], load: float) -> Job:

@@ -124,7 +124,7 @@ class Background:
     ) -> None:
         try:
             call(*arguments)
-        except Exception as error:  # whatever a library raises, the run goes on
+        except Exception as error:  # whatever a library raises, the run continues
             self._problems[place] = FAILED
             self._tell(f"warning: {exporter.name} has failed and stops writing: {error!r}")
 

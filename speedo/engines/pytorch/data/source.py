@@ -30,7 +30,7 @@ _To = TypeVar("_To")
 class BatchSource(SourceLayer):
     """A layer that makes batch after batch of a shard of its records.
 
-    With `pin` the batches lie in page-locked memory, for a GPU. `ahead` asks for a thread that makes them ahead, or
+    With `pin` the batches are in page-locked memory, for a GPU. `ahead` asks for a thread that makes them ahead, or
     forbids it; None leaves it to the layer. `decoders` threads decode the images of a batch; None: several for a GPU,
     else one.
     """
