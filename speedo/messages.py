@@ -85,7 +85,7 @@ class Pause:
 class Trained:
     """A turn is finished and its payload is in the store. `loss` is the mean over its steps.
 
-    `timings` tells where the turn's seconds went: fetch, compute, publish; in a team also `team`: waiting for the
+    `timings` says where the turn's seconds went: fetch, compute, publish; in a team also `team`: waiting for the
     others, and summing. `losses` has the loss of each round, where there were several. In a team only the leader
     `has_payload` in the store. A script may say no loss: it is NaN then, without `has_loss`. `records` are those that
     it trained on, where a script leases them. A script that `pauses` takes no turn after it until its `Pause` is over.
@@ -129,7 +129,7 @@ class Tested:
 
 @dataclass(frozen=True, slots=True)
 class Testing:
-    """So many of the `batches` of a version's test are done by all testers together."""
+    """This many of the `batches` of a version's test are done by all testers together."""
 
     __test__ = False  # pytest takes the name for a test's
 
@@ -140,7 +140,7 @@ class Testing:
 
 @dataclass(frozen=True, slots=True)
 class Elapsed:
-    """The run has trained for so many seconds in all, those before it was resumed included."""
+    """The run has trained for this many seconds in all, those before it was resumed included."""
 
     seconds: float
 
@@ -172,7 +172,7 @@ class StateSaved:
 
 @dataclass(frozen=True, slots=True)
 class Checkpointed:
-    """A checkpoint of so many `bytes` is on the disk, 0 if none; `problem` is why there is none, or what it lacks.
+    """A checkpoint of this many `bytes` is on the disk, 0 if none; `problem` is why there is none, or what it lacks.
 
     `histories` are the workers whose solver histories it has.
     """
@@ -270,7 +270,7 @@ NO_TUNING = Tuning()
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Command to a worker: one turn of `steps` solver steps; in a team, of so many in each of its rounds.
+    """Command to a worker: one turn of `steps` solver steps; in a team, of this many in each of its rounds.
 
     Without `moving_rate` the turn starts from center `version`. With it the worker continues from its own
     weights (elastic averaging), after its half of the merge that made this center: that of its result `own.merged`,
@@ -417,7 +417,7 @@ class KeepBest:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The run is over; `complete` tells whether its work was done."""
+    """The run is over; `complete` says whether its work was done."""
 
     complete: bool
     reason: str
@@ -446,7 +446,7 @@ class Decision:
     """What a strategy wants, worker by worker; carried out in this order.
 
     `why` is the cause of the discards, for people. `merge` names workers whose results are merged together,
-    once, into one new version. `may_wait`: who trains would do so whatever becomes of other results, and may be told
+    once, into one new version. `may_wait`: who trains would do so whatever becomes of other results, and may be sent
     after those that have come already.
     """
 

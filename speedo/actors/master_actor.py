@@ -399,7 +399,7 @@ class MasterActor:
         return tester
 
     def testing(self, tester: int, version: int, done: int, batches: int) -> None:
-        """A tester has done so many of the batches of a test."""
+        """A tester has done this many of the batches of a test."""
         self._cluster.tests.passed(tester, version, done, batches)
 
     def _store_trouble(self, problem: str | None) -> None:

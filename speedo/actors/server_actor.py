@@ -34,7 +34,7 @@ class ServerActor:
         log: Path,
         master: Any,
     ) -> int:
-        """Connect with its store, of whose troubles `master` is told; returns the process id."""
+        """Connect with its store, whose troubles are reported to `master`; returns the process id."""
         capture_stderr(log)
         failpoints.i_am_worker(order.index)
         faulthandler.enable()

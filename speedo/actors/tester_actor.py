@@ -134,7 +134,7 @@ class VersionTests:
             tester.ask(command)
 
     def passed(self, index: int, version: int, done: int, batches: int) -> None:
-        """Tester `index` has done so many of the batches of this test, of which there are `batches` for all."""
+        """Tester `index` has done this many of the batches of this test, of which there are `batches` for all."""
         with self._telling:
             own = self._done.get(version)
             if own is None:

@@ -140,7 +140,7 @@ class WorkerHost:
         return holding_of(spec.on_node(self._folders[2]), network_of_machine())
 
     def change(self, count: int, leaving: Collection[int]) -> None:
-        """From now on have so many workers; those with the numbers in `leaving` end."""
+        """From now on have this many workers; those with the numbers in `leaving` end."""
         with self._lock:
             gone = [process for process in self._processes if process.number in leaving]
             self._leave(gone, "its place in the cluster is gone")
@@ -342,7 +342,7 @@ class WorkerHost:
                 if process.place is not None and end.is_of(process.place):
                     own = process.cause() if process.is_dead() else end.reason
                     self._died(process, own, now, for_good=end.for_good)
-        if orders.round > self._round:  # somebody wants so many now, whatever happened before
+        if orders.round > self._round:  # somebody wants this many now, whatever happened before
             self._round = orders.round
             self._leave([process for process in self._processes if process.given_up], "given up")
             self.last_died = None

@@ -171,7 +171,7 @@ def make_engine(
 
 
 def use_threads(choice: EngineChoice, count: int) -> int:
-    """Have the BLAS of this process compute with so many threads; returns how many it takes."""
+    """Have the BLAS of this process compute with this many threads; returns how many it takes."""
     if choice.engine == "caffe":
         from speedo.engines import openblas_kernels
 

@@ -56,5 +56,5 @@ def _pieces(layout: Layout, place: slice) -> Layout:
 
 
 def history_layout(layout: Layout, vectors: int) -> Layout:
-    """The layout of a solver's history of this range: so many vectors of its length, end to end."""
+    """The layout of a solver's history of this range: this many vectors of its length, end to end."""
     return Layout((Blob(f"{layout.digest:016x}/history", (vectors, layout.size)),))

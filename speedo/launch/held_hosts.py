@@ -276,7 +276,7 @@ class HeldHosts:
     def wait(
         self, groups: Sequence[_Group], until: Callable[[_Group], bool], seconds: float
     ) -> bool:
-        """Whether it holds for all of them within so many seconds, or nobody would hear of it."""
+        """Whether it holds for all of them within this many seconds, or nobody would hear of it."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: self._broken is not None or all(map(until, groups)), seconds

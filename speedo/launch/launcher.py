@@ -321,7 +321,7 @@ class Launcher:
     def _wait(
         self, until: Callable[[], bool], seconds: float, *, interruptible: bool = True
     ) -> None:
-        """Return when it holds, or after so many seconds."""
+        """Return when it holds, or after this many seconds."""
         deadline = time.monotonic() + seconds
         while not until() and time.monotonic() < deadline:
             self._step()

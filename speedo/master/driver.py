@@ -55,7 +55,7 @@ from speedo.messages import (
     Trained,
 )
 
-QUIET_S = 5.0  # the store is looked at when no turn under way was heard of for so long
+QUIET_S = 5.0  # the store is looked at when no turn under way was heard of for this long
 MOST_TRIES = 3  # of the last version's test: its store may be lost just then
 MOST_TESTS = 4  # tests under way or waiting; each keeps a version in the store
 MOST_TOGETHER = 32  # events between two looks at deadlines; who trains again waits for the last
@@ -71,7 +71,7 @@ class Cluster(Protocol):
         ...
 
     def waiting(self, most: int) -> list[Event]:
-        """The events after it that are there already, at most so many."""
+        """The events after it that are there already, at most this many."""
         ...
 
     def evict(self, worker: int, incarnation: int, reason: str, *, for_good: bool = False) -> None:
@@ -295,7 +295,7 @@ class Driver:
                 self._done.append((done, self.clock()))
                 if isinstance(done, Merge) and self._checkpoint_is_due():
                     # Before the next turns are sent: in sync every worker then saves the state of this version. And
-                    # after the observers are told: some have what is kept beside it.
+                    # after the observers have been called: some have what is kept beside it.
                     self._tell_what_is_done()
                     self._checkpoint()
         finally:

@@ -47,7 +47,7 @@ class _Test:
 
 
 class ScriptTests:
-    """Asked by workers from any thread, told by the driver from its own; `put` tells the driver."""
+    """Asked by workers from any thread, notified by the driver from its own thread; `put` tells the driver."""
 
     def __init__(self, put: Callable[[Event], None]) -> None:
         self._put, self._changed = put, threading.Condition()
@@ -60,7 +60,7 @@ class ScriptTests:
         self._over = False
 
     def claim(self, worker: int, incarnation: int, point: int, records: int = 0) -> int | None:
-        """Whether this worker takes part in the test of this point, of a data set of so many records if there is one.
+        """Whether this worker takes part in the test of this point, of a data set of this many records if there is one.
 
         None if it does not. Raises `ConfigError` if the data set is another than that of the others.
         """

@@ -82,7 +82,7 @@ class ServedCenter:
     first_history: History | None = None
     first_state: State = field(default_factory=State)
     clock: Callable[[], float] = lambda: 0.0
-    outages: int = 0  # that servers told of, and replacements
+    outages: int = 0  # that servers reported, and replacements
     _gate: NormGate = field(default_factory=NormGate)
     _held: dict[tuple[int, int], TakeIn] = field(default_factory=dict)
     _uses: Counter[int] = field(default_factory=Counter)
@@ -331,7 +331,7 @@ class ServedCenter:
                 return found
 
     def _confirm(self, most: int) -> None:
-        """Look at what became of merges; wait until no more than so many are unconfirmed."""
+        """Look at what became of merges; wait until no more than this many are unconfirmed."""
         while self._ordered and (len(self._ordered) > most or self._ordered[0].pending.done()):
             first = self._ordered[0]
             lost = [

@@ -177,7 +177,7 @@ def _with_momentum_correction(config: RunConfig, spec: SolverSpec) -> tuple[RunC
 
 
 def with_workers(prepared: Prepared, workers: int) -> Prepared:
-    """The same run begun with so many workers; its mode stays that of all that are wanted."""
+    """The same run begun with this many workers; its mode stays that of all that are wanted."""
     spec, config = prepared.settings.spec, prepared.config
     if isinstance(spec, ScriptJob):
         sizes = (1,) * workers

@@ -1,6 +1,6 @@
 """Between a worker's actor and the script that is its child: a unix socket in the worker's private folder.
 
-The script gets its place, says what it trains, and is told where its turns come from. Later it asks for records and
+The script gets its place, says what it trains, and gets the address of its turns. Later it asks for records and
 tests, and says when it has done its part.
 """
 

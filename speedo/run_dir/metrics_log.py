@@ -179,7 +179,7 @@ class MetricsLog:
                 self._write_fields(action, now)
 
     def together(self) -> AbstractContextManager[None]:
-        """The lines of what is told inside are written at once, at its end."""
+        """The lines of events inside are written at once, at its end."""
         return self._file.together()
 
     def close(self) -> bytes:
@@ -198,7 +198,7 @@ class MetricsLog:
                 self._tell(self._told)
 
     def _write_fields(self, told: Event | Action, now: float, **more: Any) -> None:
-        """The line of `LINES` for what was told, and `more`; nothing for what has no line."""
+        """The line of `LINES` for this event, and `more`; nothing for what has no line."""
         if (line := LINES.get(type(told))) is not None:
             name, fields = line
             values = {field: getattr(told, field) for field in fields}

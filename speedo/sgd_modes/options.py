@@ -106,7 +106,7 @@ class ModeOptions(BaseModel):
 
 
 class PhaseOptions(ModeOptions):
-    """A phase of mode hybrid: another mode, for so many iterations or until a test fulfils `until`.
+    """A phase of mode hybrid: another mode, for this many iterations or until a test fulfils `until`.
 
     The rest takes the place of the run's solver values while the phase lasts.
     """

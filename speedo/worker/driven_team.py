@@ -248,7 +248,7 @@ class DrivenTeam:
     def come(
         self, what: Comes, samples: int = 0, epoch: int = 0, *, wants_deal: bool = False
     ) -> bool:
-        """Come for a step with the gradients of so many records, or for none, in this epoch of the script's loop.
+        """Come for a step with the gradients of this many records, or for none, in this epoch of the script's loop.
 
         Whether a step follows, with the mean of all in the gradients. If the leader `wants_deal`, one follows.
 
@@ -339,7 +339,7 @@ class DrivenTeam:
         return rows, _SHORT_AS[space.deal[SHORT]]
 
     def _require_finite(self, said: npt.NDArray[np.int64]) -> None:
-        """Of the gradients of this host: the team breaks, so other hosts need not be told which it is."""
+        """Of the gradients of this host: the team breaks, so other hosts need not know which it is."""
         assert self._team is not None
         if said[self._rank, BAD]:
             raise NotFiniteError(NOT_FINITE)

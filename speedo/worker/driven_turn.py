@@ -41,7 +41,7 @@ class DrivenWorker(Participant):
         reached("worker-fetched")
 
     def stepped(self, samples: int, loss: float | None = None) -> bool:
-        """One more step was made, on so many records; whether it was the last of the turn."""
+        """One more step was made, on this many records; whether it was the last of the turn."""
         command = self.command
         assert command is not None
         self.steps += 1

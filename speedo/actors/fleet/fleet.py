@@ -116,7 +116,7 @@ class Fleet:
         self._watcher.start()
 
     def scale(self, workers: int) -> str:
-        """Have so many workers from now on; returns a sentence for people."""
+        """Have this many workers from now on; returns a sentence for people."""
         with self._lock:
             self._wanted = workers
             self._said_full = False

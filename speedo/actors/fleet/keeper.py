@@ -231,7 +231,7 @@ class NodeKeeper:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """An error that the user can mend is told to the command of this host, too."""
+        """An error that the user can mend is sent to the command of this host, too."""
         try:
             yield
         except SpeedoError as error:

@@ -92,7 +92,7 @@ class Seats:
         return least
 
     def more(self, count: int, refused: frozenset[str]) -> None:
-        """Ask for so many more places, each by itself."""
+        """Ask for this many more places, each by itself."""
         for _ in range(count):
             self._add(1, refused)
 

@@ -54,7 +54,7 @@ class RunCopy:
         self._thread.start()
 
     def finish(self, patience_s: float) -> str:
-        """Copy what has changed to the end; returns why that was given up after so many seconds, or nothing.
+        """Copy what has changed to the end; returns why that was given up after this many seconds, or nothing.
 
         A second call does nothing.
         """

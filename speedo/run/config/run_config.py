@@ -76,7 +76,7 @@ LARGEST_WORKERS: Final = (
     10_000  # slots are small integers; beyond this a mistake is likelier than a wish
 )
 LARGEST_TESTERS: Final = 64  # each is a process of the master's machine
-SERVERS: Final = WholeOr(AUTO, 0, 64)  # each fetch and each result has so many connections
+SERVERS: Final = WholeOr(AUTO, 0, 64)  # each fetch and each result has this many connections
 THREADS: Final = WholeOr(
     AUTO, 1, 1024
 )  # more than any BLAS was built for; it takes as many as it can

@@ -115,7 +115,7 @@ class GradientTurns:
     # ------------------------------------------------------------ steps
 
     def before_step(self, samples: int, *, closure: bool) -> None:
-        """Put the mean of all workers' gradients in the place of this worker's, which are of so many records."""
+        """Put the mean of all workers' gradients in the place of this worker's, which are of this many records."""
         self.lost = False
         if self.idle:
             return

@@ -97,7 +97,7 @@ class ScriptTurns:
     # ------------------------------------------------------------ begin and end of the script's part
 
     def hello(self, batch: int) -> None:
-        """Tell the master what is trained, with so many records in a step, once; the steps before are kept."""
+        """Tell the master what is trained, with this many records in a step, once; the steps before are kept."""
         if self.worker is not None or self.over:
             return
         settings, place, layout = self._start.settings, self._start.place, self._weights.layout
@@ -218,7 +218,7 @@ class ScriptTurns:
         self.gradients.before_step(given, closure=closure)
 
     def stepped(self, samples: int, loss: float | None) -> bool:
-        """A step was made, on so many records; whether it was one of a turn."""
+        """A step was made, on this many records; whether it was one of a turn."""
         self.hello(samples)
         if not self.has_turn():
             return False

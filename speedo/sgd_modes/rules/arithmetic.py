@@ -30,7 +30,7 @@ def scratch_blocks(count: int) -> Iterator[list[Vector]]:
 
 
 def blocks(size: int) -> Iterator[slice]:
-    """The blocks of a vector of so many values."""
+    """The blocks of a vector of this many values."""
     for start in range(0, size, BLOCK):
         yield slice(start, min(start + BLOCK, size))
 

@@ -189,7 +189,7 @@ def measure(spec: SolverSpec, effort: Effort, note: Note) -> Calibration:
 
 
 def crowding_of(slower: float, threads: int, processes: int) -> float:
-    """`Calibration.crowding` of so many processes of `threads` each, which together are `slower` than one of them.
+    """`Calibration.crowding` of this many processes of `threads` each, which together are `slower` than one of them.
 
     A process alone has been slowed by its own threads already: by 1 + (crowding - 1) (threads - 1) / (cores - 1).
     """

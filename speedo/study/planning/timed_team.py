@@ -16,7 +16,7 @@ FINITE_SHARE = 0.5  # of `Calibration.check`, which is a checksum and a norm: th
 
 @dataclass(frozen=True, slots=True)
 class TimedTeam:
-    """So many `members` on one machine, whose processor time is had by `compute`; `costs` says what each part takes."""
+    """This many `members` on one machine; `compute` takes its processor time, `costs` has the cost of each part."""
 
     members: int
     compute: Callable[[float], Job]

@@ -65,7 +65,7 @@ class BatchSource(SourceLayer):
 
     @abstractmethod
     def pass_over(self, batches: int) -> None:
-        """Move on by so many batches, with the random numbers that reading them draws."""
+        """Move on by this many batches, with the random numbers that reading them draws."""
 
     def release(self) -> None:
         """Close what `open` opened; may be called twice."""
