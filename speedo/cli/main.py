@@ -35,7 +35,7 @@ GROUPS: Final = {
         "train": ("train.train", "Train on this machine, with workers on its cores."),
         "run": ("run.run", "Train with a script of your own, with workers on this machine's cores."),
         "master": ("train.master", "Train with workers that join from other machines."),
-        "worker": ("join.worker", "Join a master with workers of this machine."),
+        "worker": ("join.worker", "Join a master with workers on this machine."),
         "server": ("join.server", "Serve a range of the center of a master started with --servers, without training."),
         "launch": ("launch.launch", "Train on many hosts over ssh."),
         "scale": ("control.scale", "Change the number of workers of a run."),

@@ -51,7 +51,7 @@ def report(
 ) -> None:
     """Make one page of RUNS, which may be finished, running or failed.
 
-    RUNS are run directories, or the first characters of the ids of running runs. Prints the paths of the files.
+    RUNS are run directories, or the first characters of the ids of runs in progress. Prints the paths of the files.
 
     The page shows loss and accuracy by epoch and by time, images/s, epochs and seconds to a loss, the speed-up to equal
     loss, staleness, the parts of a turn's time, results that were not merged, and when each worker lived. Runs that

@@ -73,7 +73,7 @@ def score(
     """Score the model of RUN, or the one in --weights, and print the mean of each output.
 
     Computes all test nets of SOLVER, or NET in the TEST phase. Without SOLVER: that of the run, else $SPEEDO_SOLVER,
-    else the bundled LeNet. RUN is a run directory, or the first characters of the id of a running run.
+    else the bundled LeNet. RUN is a run directory, or the first characters of the id of a run in progress.
 
     The figures are those of one Caffe, with any number of workers: each computes some of the batches, and the sums are
     added.

@@ -39,7 +39,7 @@ def topology(
     bind: Bind | None,
     output: Path | None,
 ) -> None:
-    """Write the workers, threads and bindings of each host, as --threads and --bind would make them there.
+    """Write the workers, threads and core bindings of each host, as --threads and --bind choose them.
 
     CORES is a number, or 2x8 for two sockets with 8 cores each. For this machine it may be left out. Any other host
     without CORES is assumed to have as many cores as its workers have threads.

@@ -41,7 +41,7 @@ def watch(run: str | None, web: bool, port: int | None, host: str | None, interv
     """Watch a run: curves of loss and test outputs, each worker with its state, speed, staleness and last death.
 
     RUN is a run directory, or the first characters of the id of a run on this machine; without it, the only
-    running run. A run that has ended is shown in its last state. Ctrl-C ends only this command.
+    one in progress. A run that has ended is shown in its last state. Ctrl-C ends only this command.
 
     With --web the page continues when the run is resumed. Its buttons stop the run and change the number of workers.
     Anyone with the printed URL can use them: keep it secret.
